@@ -1,0 +1,56 @@
+# The commands that people and CI run. `make help` lists them. Settings go along: `make run QUIRE_HTTP_PORT=8100`.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test lint type protos bench gpu-check clean
+
+help:  ## List the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP)  ## Make the environment in .venv
+
+# The environment follows pyproject.toml and constraints.txt. pip itself shows how far it is.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "quire: $(PYTHON) must be Python 3.11 or later, with venv (Debian: apt install python3-venv)" >&2; \
+		exit 1; }
+	@echo "quire: making the environment in $(VENV), a few minutes the first time"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+run: $(STAMP)  ## Start everything on this machine; Ctrl-C ends it
+	@exec $(BIN)/python -m svc_common.supervisor
+
+test: $(STAMP)  ## Run all tests that need no GPU
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## Check style, contracts, their code, images and chart
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/buf lint
+	$(BIN)/python protos/generate.py --check
+	$(BIN)/hadolint deploy/docker/*.Dockerfile
+	$(BIN)/helm lint --strict --quiet deploy/helm/quire
+
+type: $(STAMP)  ## Check types
+	$(BIN)/mypy
+
+protos: $(STAMP)  ## Generate the contracts' code
+	$(BIN)/python protos/generate.py
+
+bench: $(STAMP)  ## Compare with transformers' static batches on this machine
+	$(BIN)/python benchmarks/serving.py
+
+gpu-check:  ## Run GPU tests and benchmarks with the Python at hand; installs nothing
+	$(PYTHON) benchmarks/gpu_check.py
+
+clean:  ## Remove the environment, what was built, and the embedded Redis's data
+	rm -rf $(VENV) build run *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

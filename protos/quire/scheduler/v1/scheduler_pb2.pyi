@@ -1,0 +1,189 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from quire.worker.v1 import worker_pb2 as _worker_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAILURE_REASON_UNSPECIFIED: _ClassVar[FailureReason]
+    FAILURE_REASON_KEY_IN_USE: _ClassVar[FailureReason]
+    FAILURE_REASON_DEADLINE_EXCEEDED: _ClassVar[FailureReason]
+    FAILURE_REASON_CANCELLED: _ClassVar[FailureReason]
+    FAILURE_REASON_INVALID: _ClassVar[FailureReason]
+    FAILURE_REASON_INTERNAL: _ClassVar[FailureReason]
+    FAILURE_REASON_UNAVAILABLE: _ClassVar[FailureReason]
+FAILURE_REASON_UNSPECIFIED: FailureReason
+FAILURE_REASON_KEY_IN_USE: FailureReason
+FAILURE_REASON_DEADLINE_EXCEEDED: FailureReason
+FAILURE_REASON_CANCELLED: FailureReason
+FAILURE_REASON_INVALID: FailureReason
+FAILURE_REASON_INTERNAL: FailureReason
+FAILURE_REASON_UNAVAILABLE: FailureReason
+
+class Submit(_message.Message):
+    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    HAS_STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TIME_LEFT_FIELD_NUMBER: _ClassVar[int]
+    DETACHABLE_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    submission_id: str
+    tenant: str
+    weight: float
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    n: int
+    max_tokens: int
+    sampling: _worker_pb2.SamplingParams
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    has_stop_strings: bool
+    priority: int
+    time_left: _duration_pb2.Duration
+    detachable: bool
+    cache_salt: bytes
+    traceparent: str
+    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    def __init__(self, key: _Optional[str] = ...) -> None: ...
+
+class Detach(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    def __init__(self, key: _Optional[str] = ...) -> None: ...
+
+class Finish(_message.Message):
+    __slots__ = ("key", "index", "num_tokens")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    index: int
+    num_tokens: int
+    def __init__(self, key: _Optional[str] = ..., index: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class Acknowledge(_message.Message):
+    __slots__ = ("key", "index", "num_tokens")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    index: int
+    num_tokens: int
+    def __init__(self, key: _Optional[str] = ..., index: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class SessionRequest(_message.Message):
+    __slots__ = ("submit", "cancel", "detach", "finish", "acknowledge")
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    DETACH_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
+    submit: Submit
+    cancel: Cancel
+    detach: Detach
+    finish: Finish
+    acknowledge: Acknowledge
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ...) -> None: ...
+
+class Model(_message.Message):
+    __slots__ = ("name", "tokenizer_fingerprint", "context_length", "vocab_size")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tokenizer_fingerprint: bytes
+    context_length: int
+    vocab_size: int
+    def __init__(self, name: _Optional[str] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+
+class Status(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: Model
+    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("reason", "message")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    reason: FailureReason
+    message: str
+    def __init__(self, reason: _Optional[_Union[FailureReason, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class SequenceEnd(_message.Message):
+    __slots__ = ("stop_token_id", "length")
+    STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    stop_token_id: int
+    length: Length
+    def __init__(self, stop_token_id: _Optional[int] = ..., length: _Optional[_Union[Length, _Mapping]] = ...) -> None: ...
+
+class Length(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Tokens(_message.Message):
+    __slots__ = ("index", "offset", "token_ids", "logprobs", "cached_tokens", "end")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    offset: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.TokenLogprobs]
+    cached_tokens: int
+    end: SequenceEnd
+    def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., end: _Optional[_Union[SequenceEnd, _Mapping]] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("key", "accepted", "tokens", "failed")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    accepted: Accepted
+    tokens: Tokens
+    failed: Failed
+    def __init__(self, key: _Optional[str] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+
+class SessionResponse(_message.Message):
+    __slots__ = ("epoch", "events", "status")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    status: Status
+    def __init__(self, epoch: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., status: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
