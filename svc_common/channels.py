@@ -1,0 +1,25 @@
+"""Channels between services."""
+
+import grpc
+
+from svc_common.server import INNER_MESSAGE_BYTES
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", INNER_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", INNER_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A role that was restarted is found again in the time it takes to start, not after grpc's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Services reach each other directly: a proxy named by the environment is meant for the world outside.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+def inner_channel(address: str) -> grpc.aio.Channel:
+    """A channel to a service at `host:port`. It carries 64 MiB messages and notices a dead peer in 30 s."""
+    return grpc.aio.insecure_channel(address, options=_OPTIONS)

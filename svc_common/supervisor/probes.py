@@ -1,0 +1,70 @@
+"""Asks roles whether they answer as they should. A probe is True, or False; it never raises."""
+
+import asyncio
+import http.client
+from collections.abc import Awaitable, Callable
+
+import grpc
+import redis.asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from svc_common.channels import inner_channel
+
+Probe = Callable[[], Awaitable[bool]]
+
+_TIMEOUT = 2.0
+
+
+def answers_grpc(address: str) -> Probe:
+    """A server whose health is SERVING."""
+
+    async def probe() -> bool:
+        async with inner_channel(address) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            try:
+                response = await check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT)
+            except grpc.aio.AioRpcError:
+                return False
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+    return probe
+
+
+def answers_http(address: str, path: str) -> Probe:
+    """A server that answers 200 on a path."""
+
+    def ask() -> bool:
+        connection = http.client.HTTPConnection(address, timeout=_TIMEOUT)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    async def probe() -> bool:
+        return await asyncio.to_thread(ask)
+
+    return probe
+
+
+def answers_redis(url: str) -> Probe:
+    """A Redis that has loaded its data."""
+
+    async def probe() -> bool:
+        client = redis.asyncio.from_url(
+            url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT, retry=Retry(NoBackoff(), 0)
+        )
+        try:
+            await client.ping()
+        except RedisError:
+            return False
+        finally:
+            await client.aclose()
+        return True
+
+    return probe

@@ -1,0 +1,103 @@
+"""The table of roles: what each runs, what it is told, how it is asked whether it answers."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum, auto
+
+from svc_common.supervisor.addresses import LOOPBACK, Addresses
+from svc_common.supervisor.embedded_redis import EmbeddedRedis
+from svc_common.supervisor.probes import Probe, answers_grpc, answers_http, answers_redis
+from svc_common.supervisor.settings import SupervisorSettings
+
+
+class Tier(IntEnum):
+    """What stands on what. Tiers stop from the top, each when the one above it is gone."""
+
+    STORE = 1
+    WORKER = 2
+    SCHEDULER = 3
+    GATEWAY = 4
+
+
+class Output(Enum):
+    """What becomes of a role's lines."""
+
+    SHOWN = auto()
+    KEPT = auto()
+    """The last ones are shown if the role has to be given up."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """One process. `environment` comes on top of the supervisor's own."""
+
+    name: str
+    tier: Tier
+    command: tuple[str, ...]
+    probe: Probe
+    environment: Mapping[str, str] = field(default_factory=dict)
+    output: Output = Output.SHOWN
+
+
+def redis_role(redis: EmbeddedRedis) -> Role:
+    """The embedded Redis. It writes of the machine's tuning at every start, which is for servers."""
+    return Role("redis", Tier.STORE, redis.command, answers_redis(redis.url), output=Output.KEPT)
+
+
+def service_roles(settings: SupervisorSettings, addresses: Addresses, redis_url: str) -> list[Role]:
+    """Workers, scheduler and gateways, in the order in which they start. Of several, each has its index in its name."""
+    common = {"QUIRE_LOG_LEVEL": settings.log_level}
+    if settings.model is not None:
+        common["QUIRE_MODEL"] = settings.model
+    inner = {**common, "QUIRE_HOST": LOOPBACK}
+    scheduler = Role(
+        name="scheduler",
+        tier=Tier.SCHEDULER,
+        command=(sys.executable, "-m", "scheduler_svc"),
+        probe=answers_grpc(addresses.scheduler.reached_at),
+        environment={
+            **inner,
+            "QUIRE_SCHEDULER_PORT": str(addresses.scheduler.port),
+            "QUIRE_SCHEDULER_METRICS_PORT": str(addresses.scheduler_metrics.port),
+            "QUIRE_WORKERS_AT": ",".join(worker.reached_at for worker in addresses.workers),
+            "QUIRE_REDIS_URL": redis_url,
+        },
+    )
+    workers = [
+        Role(
+            name=_name("worker", index, settings.workers),
+            tier=Tier.WORKER,
+            command=(sys.executable, "-m", "worker_svc"),
+            probe=answers_grpc(address.reached_at),
+            environment={
+                **inner,
+                "QUIRE_WORKER_PORT": str(address.port),
+                "QUIRE_WORKER_METRICS_PORT": str(metrics.port),
+            },
+        )
+        for index, (address, metrics) in enumerate(zip(addresses.workers, addresses.worker_metrics, strict=True))
+    ]
+    gateways = [
+        Role(
+            name=_name("gateway", index, settings.gateways),
+            tier=Tier.GATEWAY,
+            command=(sys.executable, "-m", "gateway_svc"),
+            # 200 once a scheduler and a worker stand behind it: the whole chain answers.
+            probe=answers_http(http.reached_at, "/health"),
+            environment={
+                **common,
+                "QUIRE_HOST": settings.host,
+                "QUIRE_HTTP_PORT": str(http.port),
+                "QUIRE_GRPC_PORT": str(grpc.port),
+                "QUIRE_SCHEDULERS_AT": addresses.scheduler.reached_at,
+                **({"QUIRE_API_KEYS": str(settings.api_keys)} if settings.api_keys else {}),
+            },
+        )
+        for index, (http, grpc) in enumerate(zip(addresses.http, addresses.grpc, strict=True))
+    ]
+    return [*workers, scheduler, *gateways]
+
+
+def _name(role: str, index: int, count: int) -> str:
+    return role if count == 1 else f"{role}-{index}"

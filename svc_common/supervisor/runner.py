@@ -1,0 +1,186 @@
+"""Keeps one role running: starts it, sees whether it answers, starts it again when it dies, and ends it."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from svc_common.supervisor.console import Console
+from svc_common.supervisor.launch import launched
+from svc_common.supervisor.roles import Output, Role
+
+_NUM_LAST_LINES = 20
+_LAST_WORDS_SECONDS = 1.0
+"""How long to read on after a process ended: a child of its own may hold the pipe open."""
+_BAD_SETTINGS = 2
+"""The exit status of a role that was told something wrong: it will not get better by starting again."""
+
+
+class RoleState(StrEnum):
+    """A role's life: starting → ready, from both → waiting (it died, and starts again soon) → starting; → ended."""
+
+    STARTING = "starting"
+    READY = "ready"
+    WAITING = "waiting"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """When a dead role starts again: at once the first time, then after waits that double. Seconds all."""
+
+    first_wait: float = 0.5
+    longest_wait: float = 10.0
+    settled_after: float = 30.0
+    """A role that was up for so long starts again at once, as if it had never died."""
+    attempts: int = 3
+    """Deaths of a role that never answered, until it is given up."""
+    probe_interval: float = 0.2
+
+    def wait(self, num_deaths: int) -> float:
+        """Seconds until the start that follows the death of this number, from 1."""
+        return 0.0 if num_deaths == 1 else min(self.first_wait * 2 ** (num_deaths - 2), self.longest_wait)
+
+
+class RoleGivenUp(Exception):  # noqa: N818
+    """A role died again and again before it ever answered, or was told something wrong."""
+
+    def __init__(self, role: str, why: str, last_lines: list[str]) -> None:
+        super().__init__(f"{role} {why}")
+        self.role = role
+        self.last_lines = last_lines
+
+
+class RoleRunner:
+    """One role. `run` ends by cancellation, by `stop`, or by RoleGivenUp; `on_change` is called at each change."""
+
+    def __init__(self, role: Role, policy: RestartPolicy, console: Console, on_change: Callable[[], None]) -> None:
+        self.role = role
+        self.state = RoleState.STARTING
+        self.num_restarts = 0
+        self.ready = asyncio.Event()
+        """Set once it has answered; a later death does not clear it."""
+        self._policy = policy
+        self._console = console
+        self._on_change = on_change
+        self._process: asyncio.subprocess.Process | None = None
+        self._relaying: asyncio.Task[None] | None = None
+        self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+
+    @property
+    def pid(self) -> int | None:
+        """The process that runs now."""
+        return self._process.pid if self._process else None
+
+    async def run(self) -> None:
+        """Starts the role, and again whenever it dies. Raises RoleGivenUp."""
+        num_deaths = 0
+        while True:
+            started = time.monotonic()
+            status = await self._run_once()
+            if time.monotonic() - started >= self._policy.settled_after:
+                num_deaths = 0
+            num_deaths += 1
+            died = f"died ({_describe(status)})"
+            if not self.ready.is_set() and (status == _BAD_SETTINGS or num_deaths >= self._policy.attempts):
+                raise RoleGivenUp(self.role.name, f"{died} and never answered", list(self._last_lines))
+            wait = self._policy.wait(num_deaths)
+            when = f"in {wait:g} s" if wait else "at once"
+            self._console.say(f"{self.role.name} {died}; starting it again {when}")
+            self.num_restarts += 1
+            self._change(RoleState.WAITING)
+            await asyncio.sleep(wait)
+
+    async def stop(self, seconds: float) -> None:
+        """Asks the process to end, and kills it with all that it started where it has not after `seconds`.
+
+        To be called when `run` was cancelled.
+        """
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), seconds)
+            except TimeoutError:
+                self._console.say(f"{self.role.name} did not end in {seconds:g} s and is killed")
+                self.kill()
+                await self._process.wait()
+        self._process = None
+        if self._relaying is not None:
+            await asyncio.wait([self._relaying], timeout=_LAST_WORDS_SECONDS)
+            self._relaying.cancel()
+        self._change(RoleState.ENDED)
+
+    def kill(self) -> None:
+        """Ends the process, and all that it started, at once."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _run_once(self) -> int:
+        """Starts the process and returns its status when it has died."""
+        process = await asyncio.create_subprocess_exec(
+            *launched(self.role.command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=os.environ | dict(self.role.environment),
+            # A group of its own: Ctrl-C reaches the supervisor alone, and all of the role can be killed as one.
+            process_group=0,
+        )
+        assert process.stdout is not None
+        self._process = process
+        self._change(RoleState.STARTING)
+        self._relaying = asyncio.create_task(self._relay(process.stdout))
+        probing = asyncio.create_task(self._probe())
+        try:
+            status = await process.wait()
+            # What it wrote last is what it died of.
+            await asyncio.wait([self._relaying], timeout=_LAST_WORDS_SECONDS)
+        finally:
+            probing.cancel()
+        self._process = None
+        return status
+
+    async def _probe(self) -> None:
+        started = time.monotonic()
+        while not await self.role.probe():  # noqa: ASYNC110 (another process cannot set an event)
+            await asyncio.sleep(self._policy.probe_interval)
+        if self.ready.is_set():
+            self._console.say(f"{self.role.name} answers again after {time.monotonic() - started:.1f} s")
+        self.ready.set()
+        self._change(RoleState.READY)
+
+    async def _relay(self, stream: asyncio.StreamReader) -> None:
+        rest = b""
+        while data := await stream.read(2**16):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._take(line)
+        if rest:
+            self._take(rest)
+
+    def _take(self, data: bytes) -> None:
+        line = data.decode(errors="replace").rstrip()
+        self._last_lines.append(line)
+        if self.role.output is Output.SHOWN:
+            self._console.relay(self.role.name, line)
+
+    def _change(self, state: RoleState) -> None:
+        self.state = state
+        self._on_change()
+
+
+def _describe(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"

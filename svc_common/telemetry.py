@@ -1,0 +1,70 @@
+"""OpenTelemetry tracing of a service: off, and free of cost, unless an OTLP endpoint is configured."""
+
+import os
+from collections.abc import Sequence
+
+import grpc
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.instrumentation.grpc import aio_server_interceptor, filters
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_EXPORT_SECONDS = 3.0
+
+_propagator = TraceContextTextMapPropagator()
+
+
+def configure_tracing(role: str) -> None:
+    """Sends spans to the OTLP endpoint that the environment names, as service `quire-<role>`, if it names one.
+
+    To be called once, before interceptors and tracers are made. A collector that is down costs only the spans.
+    """
+    if not any(os.environ.get(name) for name in _ENDPOINTS):
+        return
+    provider = TracerProvider(resource=Resource.create({SERVICE_NAME: f"quire-{role}"}))
+    # Bounds how long a collector that does not answer holds up shutdown_tracing.
+    seconds = float(os.environ.get("OTEL_EXPORTER_OTLP_TIMEOUT", _EXPORT_SECONDS))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=seconds)))
+    trace.set_tracer_provider(provider)
+
+
+def tracer() -> trace.Tracer:
+    """Makes the project's spans; they do not record where tracing is off."""
+    return trace.get_tracer("quire")
+
+
+def server_interceptors(service: str) -> Sequence[grpc.aio.ServerInterceptor]:
+    """The stock interceptor for the calls of one service; none where tracing is off.
+
+    For unary and public calls: a span around an inner stream would last as long as the process.
+    """
+    if not isinstance(trace.get_tracer_provider(), TracerProvider):
+        return ()
+    return (aio_server_interceptor(filter_=filters.service_name(service)),)  # type: ignore[no-untyped-call]
+
+
+def context_from(traceparent: str) -> Context | None:
+    """The context of a W3C traceparent, for `start_span(context=…)`; None where it is empty or not valid."""
+    context = _propagator.extract({"traceparent": traceparent}, context=Context())
+    return context if trace.get_current_span(context).get_span_context().is_valid else None
+
+
+def traceparent_of(span: trace.Span) -> str:
+    """The W3C traceparent under which other services continue this span; empty where it is not recorded."""
+    if not span.is_recording():
+        return ""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier, trace.set_span_in_context(span, Context()))
+    return carrier["traceparent"]
+
+
+def shutdown_tracing() -> None:
+    """Sends the spans that are still queued, and ends tracing. Blocks for a few seconds at most."""
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, TracerProvider):
+        provider.shutdown()

@@ -1,0 +1,59 @@
+"""Ports of many roles, and clashes told by the variable that mends them."""
+
+import socket
+
+import pytest
+
+from svc_common.addresses import AddressInUse, CannotListen
+from svc_common.supervisor.addresses import Listener, assign
+from svc_common.supervisor.settings import SupervisorSettings
+
+
+def settings(**values: object) -> SupervisorSettings:
+    ports = ("http", "grpc", "scheduler", "scheduler_metrics", "worker", "worker_metrics")
+    return SupervisorSettings.model_validate({f"{name}_port": 0 for name in ports} | values)
+
+
+def test_the_ports_of_several_follow_each_other() -> None:
+    addresses = assign(settings(gateways=2, workers=3, http_port=8000, grpc_port=50051, worker_port=50053))
+    assert [listener.port for listener in addresses.http] == [8000, 8001]
+    assert [listener.port for listener in addresses.grpc] == [50051, 50052]
+    assert [listener.port for listener in addresses.workers] == [50053, 50054, 50055]
+
+
+def test_port_zero_takes_a_free_one_for_each() -> None:
+    addresses = assign(settings(gateways=2, workers=2))
+    assert len({listener.port for listener in addresses}) == 10
+    addresses.check()
+
+
+def test_only_gateways_listen_where_they_are_told() -> None:
+    addresses = assign(settings(host="0.0.0.0"))
+    public = {*addresses.http, *addresses.grpc}
+    assert {listener.host for listener in public} == {"0.0.0.0"}
+    assert {listener.host for listener in addresses if listener not in public} == {"127.0.0.1"}
+    assert addresses.http[0].reached_at == f"127.0.0.1:{addresses.http[0].port}"
+
+
+def test_an_ipv6_address_is_reached_in_brackets() -> None:
+    assert Listener("::", 8000, "QUIRE_HTTP_PORT").reached_at == "[::1]:8000"
+
+
+def test_a_port_in_use_is_told_with_its_variable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        addresses = assign(settings(worker_metrics_port=port))
+        advice = f"^127.0.0.1:{port} is already in use .* set QUIRE_WORKER_METRICS_PORT to another port$"
+        with pytest.raises(AddressInUse, match=advice):
+            addresses.check()
+
+
+def test_two_roles_on_one_port_are_told_by_both_variables() -> None:
+    addresses = assign(settings(gateways=2, grpc_port=50051, scheduler_port=50052))
+    with pytest.raises(CannotListen, match="QUIRE_GRPC_PORT and QUIRE_SCHEDULER_PORT both come to port 50052"):
+        addresses.check()
+
+
+def test_a_host_of_another_machine_is_told() -> None:
+    with pytest.raises(CannotListen, match="QUIRE_HOST"):
+        assign(settings(host="192.0.2.1")).check()

@@ -1,0 +1,287 @@
+"""A supervisor over stand-in roles, each a real process: up, kept up, given up, and down in order."""
+
+import asyncio
+import io
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from svc_common.supervisor.console import Console
+from svc_common.supervisor.group import Group
+from svc_common.supervisor.prepare import PrepareFailed, prepare_model
+from svc_common.supervisor.roles import Output, Role, Tier
+from svc_common.supervisor.runner import RestartPolicy, RoleGivenUp
+
+POLICY = RestartPolicy(first_wait=0.05, longest_wait=0.1, probe_interval=0.02)
+
+# Answers by a file that holds its process id, and notes the order in which roles end.
+SERVES = """
+trap 'echo {name} >> ended; exit 0' TERM
+echo $$ > {name}.up
+while :; do sleep 0.02; done
+"""
+
+
+def role(name: str, tier: Tier, script: str = SERVES, *, output: Output = Output.SHOWN) -> Role:
+    async def probe() -> bool:
+        return Path(f"{name}.up").exists()
+
+    return Role(name, tier, ("sh", "-c", script.format(name=name)), probe, output=output)
+
+
+@dataclass
+class Run:
+    group: Group
+    task: "asyncio.Task[None]"
+    said: io.StringIO
+    announced: asyncio.Event
+    snapshots: list[dict[str, Any]]
+
+    async def until(self, seen: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not seen():
+                await asyncio.sleep(0.01)
+
+    def pid(self, name: str) -> int:
+        return int(self.group.snapshot()["roles"][name]["pid"])
+
+    async def kill(self, name: str) -> None:
+        """Kills a role and waits until another process of it answers."""
+        pid = self.pid(name)
+        os.kill(pid, signal.SIGKILL)
+        await self.until(lambda: self.state(name) == "ready" and self.pid(name) != pid)
+
+    def state(self, name: str) -> str:
+        return str(self.group.snapshot()["roles"][name]["state"])
+
+
+async def nothing() -> None:
+    pass
+
+
+@asynccontextmanager
+async def running(
+    roles: list[Role],
+    prepare: Callable[[], Any] = nothing,
+    stop_seconds: float = 20,
+    policy: RestartPolicy = POLICY,
+) -> AsyncIterator[Run]:
+    said = io.StringIO()
+    snapshots: list[dict[str, Any]] = []
+    announced = asyncio.Event()
+    group = Group(roles, Console(said), policy=policy, stop_seconds=stop_seconds, on_change=snapshots.append)
+    task = asyncio.create_task(group.run(prepare=prepare, announce=announced.set))
+    run = Run(group, task, said, announced, snapshots)
+    try:
+        yield run
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+ROLES = [
+    role("redis", Tier.STORE),
+    role("worker", Tier.WORKER),
+    role("scheduler", Tier.SCHEDULER),
+    role("gateway", Tier.GATEWAY),
+]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_a_signal_takes_roles_down_from_the_top(number: signal.Signals) -> None:
+    async with running(ROLES) as run:
+        await asyncio.wait_for(run.announced.wait(), 20)
+        pids = [run.pid(role.name) for role in ROLES]
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(run.task, 20)
+    assert Path("ended").read_text().split() == ["gateway", "scheduler", "worker", "redis"]
+    assert not any(alive(pid) for pid in pids)
+    assert {role["state"] for role in run.snapshots[-1]["roles"].values()} == {"ended"}
+    assert {role["pid"] for role in run.snapshots[-1]["roles"].values()} == {None}
+
+
+async def test_services_start_when_the_store_answers() -> None:
+    # The worker dies unless the store answers already.
+    worker = role("worker", Tier.WORKER, "test -f redis.up || exit 1\n" + SERVES)
+    store = role("redis", Tier.STORE, "sleep 0.3\n" + SERVES)
+    async with running([worker, store]) as run:
+        await asyncio.wait_for(run.announced.wait(), 20)
+        assert run.group.snapshot()["roles"]["worker"]["restarts"] == 0
+
+
+async def test_ready_is_told_when_every_role_answers() -> None:
+    late = role("gateway", Tier.GATEWAY, "while ! test -f go; do sleep 0.02; done\n" + SERVES)
+    async with running([role("worker", Tier.WORKER), late]) as run:
+        await run.until(lambda: run.state("worker") == "ready")
+        assert run.state("gateway") == "starting"
+        assert not run.announced.is_set()
+        Path("go").touch()
+        await asyncio.wait_for(run.announced.wait(), 20)
+    assert [snapshot["ready"] for snapshot in run.snapshots].index(True) > 0
+
+
+async def test_a_dead_role_starts_again_and_the_others_stay() -> None:
+    async with running(ROLES) as run:
+        await asyncio.wait_for(run.announced.wait(), 20)
+        gateway = run.pid("gateway")
+        await run.kill("worker")
+        assert run.pid("gateway") == gateway
+        assert run.group.snapshot()["roles"]["worker"]["restarts"] == 1
+    assert "worker died (SIGKILL); starting it again at once" in run.said.getvalue()
+    assert "worker answers again" in run.said.getvalue()
+
+
+async def test_a_role_that_was_ready_once_is_never_given_up_and_waits_longer_each_time() -> None:
+    breaks = "test -f break && exit 7\n" + SERVES
+    async with running([role("worker", Tier.WORKER, breaks)]) as run:
+        await asyncio.wait_for(run.announced.wait(), 20)
+        Path("break").touch()
+        os.kill(run.pid("worker"), signal.SIGKILL)
+        await run.until(lambda: run.group.snapshot()["roles"]["worker"]["restarts"] >= 5)
+        assert not run.task.done()
+        Path("break").unlink()
+        await run.until(lambda: run.state("worker") == "ready")
+    waits = [line.rsplit("again ", 1)[1] for line in run.said.getvalue().splitlines() if "starting it" in line]
+    assert waits[:4] == ["at once", "in 0.05 s", "in 0.1 s", "in 0.1 s"]
+
+
+async def test_a_role_that_stayed_up_starts_at_once_again() -> None:
+    settled_at_once = replace(POLICY, settled_after=0.0)
+    async with running([role("worker", Tier.WORKER)], policy=settled_at_once) as run:
+        await asyncio.wait_for(run.announced.wait(), 20)
+        for _ in range(3):
+            await run.kill("worker")
+    waits = [line.rsplit("again ", 1)[1] for line in run.said.getvalue().splitlines() if "starting it" in line]
+    assert waits == ["at once"] * 3
+
+
+async def test_a_role_that_dies_again_and_again_at_start_stops_everything() -> None:
+    broken = role("worker", Tier.WORKER, "echo no such model >&2; exit 1")
+    async with running([role("redis", Tier.STORE), broken]) as run:
+        with pytest.raises(RoleGivenUp, match=r"worker died \(exit status 1\) and never answered") as raised:
+            await asyncio.wait_for(run.task, 20)
+    assert raised.value.last_lines == ["no such model"] * 3
+    assert Path("ended").read_text().split() == ["redis"]
+    assert not run.announced.is_set()
+
+
+async def test_bad_settings_are_not_tried_again() -> None:
+    async with running([role("worker", Tier.WORKER, "echo QUIRE_DTYPE: not a dtype >&2; exit 2")]) as run:
+        with pytest.raises(RoleGivenUp) as raised:
+            await asyncio.wait_for(run.task, 20)
+    assert raised.value.last_lines == ["QUIRE_DTYPE: not a dtype"]
+
+
+async def test_a_role_that_does_not_end_is_killed_with_its_children() -> None:
+    stubborn = "trap '' TERM\nsleep 600 &\necho $! > child\necho > {name}.up\nwait"
+    async with running([role("worker", Tier.WORKER, stubborn)], stop_seconds=0.2) as run:
+        await asyncio.wait_for(run.announced.wait(), 20)
+        child = int(Path("child").read_text())
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(run.task, 20)
+        await run.until(lambda: not alive(child) or _is_zombie(child))
+    assert "worker did not end in 0.2 s and is killed" in run.said.getvalue()
+
+
+async def test_a_second_signal_kills_but_not_one_that_comes_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    stubborn = "trap 'touch asked' TERM\necho > {name}.up\nwhile :; do sleep 0.02; done"
+    clock = [0.0]
+    monkeypatch.setattr("svc_common.supervisor.group.monotonic", lambda: clock[0])
+    async with running([role("worker", Tier.WORKER, stubborn)]) as run:
+        await asyncio.wait_for(run.announced.wait(), 20)
+        worker = run.pid("worker")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await run.until(Path("asked").exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        assert alive(worker)
+        clock[0] += 2
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(run.task, 20)
+    assert not alive(worker)
+
+
+async def test_what_a_role_writes_is_shown_under_its_name() -> None:
+    talks = role("worker", Tier.WORKER, "printf 'one\\nlast'; touch {name}.up; printf ' word'; exec sleep 600")
+    whispers = role("redis", Tier.STORE, "echo secret; touch {name}.up; exec sleep 600", output=Output.KEPT)
+    async with running([whispers, talks]) as run:
+        await asyncio.wait_for(run.announced.wait(), 20)
+    assert "worker | one\nworker | last word\n" in run.said.getvalue()
+    assert "secret" not in run.said.getvalue()
+
+
+async def test_a_signal_while_preparing_kills_what_prepares() -> None:
+    async def prepare() -> None:
+        await prepare_model({"SECONDS_TO_WAIT": "600"}, ("sh", "-c", 'echo $$ > pid; exec sleep "$SECONDS_TO_WAIT"'))
+
+    async with running(ROLES, prepare) as run:
+        await run.until(lambda: Path("pid").exists() and Path("pid").read_text() != "")
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.wait_for(run.task, 20)
+    assert not alive(int(Path("pid").read_text()))
+    assert not Path("redis.up").exists()
+
+
+async def test_nothing_starts_when_preparing_fails() -> None:
+    async with running(ROLES, lambda: prepare_model({}, ("sh", "-c", "exit 3"))) as run:
+        with pytest.raises(PrepareFailed, match="exit status 3"):
+            await asyncio.wait_for(run.task, 20)
+    assert not Path("redis.up").exists()
+
+
+ORPHAN = """
+import asyncio, sys
+from svc_common.supervisor.launch import launched
+async def main():
+    process = await asyncio.create_subprocess_exec(*launched(["sleep", "600"]))
+    print(process.pid, flush=True)
+    await process.wait()
+asyncio.run(main())
+"""
+
+
+async def test_a_role_dies_with_a_supervisor_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[4]
+    monkeypatch.chdir(root)
+    supervisor = await asyncio.create_subprocess_exec(sys.executable, "-c", ORPHAN, stdout=asyncio.subprocess.PIPE)
+    assert supervisor.stdout
+    child = int(await supervisor.stdout.readline())
+    async with asyncio.timeout(20):
+        while Path(f"/proc/{child}/comm").read_text() != "sleep\n":
+            await asyncio.sleep(0.01)
+        supervisor.kill()
+        await supervisor.wait()
+        while alive(child) and not _is_zombie(child):
+            await asyncio.sleep(0.01)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_waits_double_up_to_a_bound() -> None:
+    policy = RestartPolicy(first_wait=0.5, longest_wait=10)
+    assert [policy.wait(deaths) for deaths in range(1, 9)] == [0, 0.5, 1, 2, 4, 8, 10, 10]

@@ -1,0 +1,198 @@
+"""The program as a user starts it, with the real Redis and stand-ins for the three services."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+ROOT = Path(__file__).parents[4]
+PORTS = ("HTTP", "GRPC", "SCHEDULER", "SCHEDULER_METRICS", "WORKER", "WORKER_METRICS")
+
+GRPC_SERVICE = """
+import asyncio, os
+from svc_common.server import HealthReporter, bind, create_server, run_until_signal
+
+async def main():
+    server = create_server(max_message_bytes=1024)
+    health = HealthReporter(server, [])
+    bind(server, os.environ["QUIRE_HOST"], int(os.environ["QUIRE_{role}_PORT"]))
+    await server.start()
+    await health.set_serving(True)
+    await run_until_signal(lambda: server.stop(None))
+
+asyncio.run(main())
+"""
+
+GATEWAY = """
+import os
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *args):
+        pass
+
+print("hello from the gateway", flush=True)
+HTTPServer((os.environ["QUIRE_HOST"], int(os.environ["QUIRE_HTTP_PORT"])), Handler).serve_forever()
+"""
+
+SERVICES = {
+    "worker_svc": GRPC_SERVICE.replace("{role}", "WORKER"),
+    "scheduler_svc": GRPC_SERVICE.replace("{role}", "SCHEDULER"),
+    "gateway_svc": GATEWAY,
+}
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Path:
+    """A directory from which `python -m worker_svc`, and so on, start the stand-ins."""
+    for name, code in SERVICES.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+        (tmp_path / name / "__main__.py").write_text(code)
+    (tmp_path / "worker_svc" / "prepare.py").write_text("import sys; print('converting', file=sys.stderr)")
+    return tmp_path
+
+
+@dataclass
+class Supervisor:
+    process: asyncio.subprocess.Process
+    state_file: Path
+
+    @property
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads(self.state_file.read_text())
+        return state
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {name: role["pid"] for name, role in self.state["roles"].items()}
+
+    async def line(self) -> str:
+        assert self.process.stdout
+        return (await asyncio.wait_for(self.process.stdout.readline(), 60)).decode()
+
+
+@asynccontextmanager
+async def started(directory: Path, *flags: str) -> AsyncIterator[Supervisor]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
+    environment |= {f"QUIRE_{port}_PORT": "0" for port in PORTS}
+    environment |= {"QUIRE_STATE_FILE": str(directory / "state.json"), "PYTHONPATH": str(ROOT)}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "svc_common.supervisor", *flags),
+        cwd=directory,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Supervisor(process, directory / "state.json")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def until_gone(pids: list[int]) -> None:
+    async with asyncio.timeout(20):
+        while any(map(alive, pids)):
+            await asyncio.sleep(0.01)
+
+
+async def test_everything_comes_up_and_goes_down(services: Path) -> None:
+    async with started(services) as supervisor:
+        ready = await supervisor.line()
+        state = supervisor.state
+        assert ready.startswith("quire is ready: smollm2-135m-instruct on ")
+        assert f"http://{state['http'][0]}" in ready
+        assert state["grpc"][0] in ready
+        assert "curl" in await supervisor.line()
+        assert state["supervisor"] == supervisor.process.pid
+        assert {name: role["state"] for name, role in state["roles"].items()} == dict.fromkeys(
+            ("redis", "worker", "scheduler", "gateway"), "ready"
+        )
+        client = redis.Redis.from_url(state["redis_url"])
+        assert client.ping()
+        client.close()
+
+        supervisor.process.send_signal(signal.SIGTERM)
+        out, err = await asyncio.wait_for(supervisor.process.communicate(), 60)
+        assert supervisor.process.returncode == 0
+        assert out == b""
+        assert b"converting\n" in err
+        assert b"gateway | hello from the gateway\n" in err
+        await until_gone([role["pid"] for role in state["roles"].values()])
+        assert not supervisor.state_file.exists()
+
+
+async def test_a_killed_role_comes_back_as_another_process(services: Path) -> None:
+    async with started(services) as supervisor:
+        await supervisor.line()
+        before = supervisor.pids
+        os.kill(before["redis"], signal.SIGKILL)
+        os.kill(before["scheduler"], signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while {role["state"] for role in supervisor.state["roles"].values()} != {"ready"} or any(
+                supervisor.pids[name] == before[name] for name in ("redis", "scheduler")
+            ):
+                await asyncio.sleep(0.02)
+        assert supervisor.pids["worker"] == before["worker"]
+        assert supervisor.pids["gateway"] == before["gateway"]
+
+
+async def test_nothing_outlives_a_supervisor_that_is_killed(services: Path) -> None:
+    async with started(services) as supervisor:
+        await supervisor.line()
+        pids = list(supervisor.pids.values())
+        supervisor.process.kill()
+        await until_gone(pids)
+
+
+@pytest.mark.parametrize("variable", ["HTTP", "WORKER_METRICS"])
+async def test_a_port_in_use_ends_it_with_the_variable(services: Path, variable: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        flag = f"--{variable.lower().replace('_', '-')}-port"
+        async with started(services, flag, str(port)) as supervisor:
+            out, err = await asyncio.wait_for(supervisor.process.communicate(), 60)
+    assert supervisor.process.returncode == 1
+    assert out == b""
+    assert err.decode().startswith(f"quire: 127.0.0.1:{port} is already in use")
+    assert f"QUIRE_{variable}_PORT" in err.decode()
+    assert len(err.splitlines()) == 1
+
+
+async def test_a_model_that_is_not_there_ends_it_before_anything_starts(services: Path) -> None:
+    async with started(services, "--model", "/no/such/model") as supervisor:
+        _, err = await asyncio.wait_for(supervisor.process.communicate(), 60)
+    assert supervisor.process.returncode == 1
+    assert err == b"quire: there is no model at /no/such/model\n"
+
+
+async def test_a_role_that_cannot_start_ends_it_with_its_last_words(services: Path) -> None:
+    (services / "scheduler_svc" / "__main__.py").write_text("raise SystemExit('QUIRE_REDIS_URL: no')")
+    async with started(services) as supervisor:
+        out, err = await asyncio.wait_for(supervisor.process.communicate(), 60)
+    assert supervisor.process.returncode == 1
+    assert out == b""
+    assert b"quire: scheduler died (exit status 1) and never answered; its last lines:" in err
+    assert err.endswith(b"scheduler | QUIRE_REDIS_URL: no\n")

@@ -1,0 +1,53 @@
+"""The real table of roles: each service is told what it needs, by variables that it knows."""
+
+import sys
+from pathlib import Path
+
+from svc_common.supervisor.addresses import assign
+from svc_common.supervisor.roles import Role, Tier, service_roles
+from svc_common.supervisor.settings import SupervisorSettings
+
+REDIS = "redis://:password@127.0.0.1:7000/0"
+
+
+def table(**values: object) -> dict[str, Role]:
+    settings = SupervisorSettings.model_validate(values)
+    return {role.name: role for role in service_roles(settings, assign(settings), REDIS)}
+
+
+def test_one_of_each_by_default() -> None:
+    roles = table()
+    assert {name: role.tier for name, role in roles.items()} == {
+        "worker": Tier.WORKER,
+        "scheduler": Tier.SCHEDULER,
+        "gateway": Tier.GATEWAY,
+    }
+    assert roles["scheduler"].command == (sys.executable, "-m", "scheduler_svc")
+
+
+def test_services_find_each_other() -> None:
+    roles = table(gateways=2, workers=2, grpc_port=50061, worker_port=50053, scheduler_port=50052)
+    assert set(roles) == {"worker-0", "worker-1", "scheduler", "gateway-0", "gateway-1"}
+    scheduler = roles["scheduler"].environment
+    assert scheduler["QUIRE_WORKERS_AT"] == "127.0.0.1:50053,127.0.0.1:50054"
+    assert scheduler["QUIRE_REDIS_URL"] == REDIS
+    assert roles["worker-1"].environment["QUIRE_WORKER_PORT"] == "50054"
+    assert roles["worker-1"].environment["QUIRE_WORKER_METRICS_PORT"] == "9103"
+    assert roles["gateway-1"].environment["QUIRE_SCHEDULERS_AT"] == "127.0.0.1:50052"
+    assert roles["gateway-1"].environment["QUIRE_HTTP_PORT"] == "8001"
+
+
+def test_inner_services_stay_on_the_loopback() -> None:
+    roles = table(host="0.0.0.0")
+    assert {name: role.environment["QUIRE_HOST"] for name, role in roles.items()} == {
+        "worker": "127.0.0.1",
+        "scheduler": "127.0.0.1",
+        "gateway": "0.0.0.0",
+    }
+
+
+def test_model_and_keys_given_as_flags_reach_the_services() -> None:
+    roles = table(model="/models/tiny", api_keys=Path("keys.txt"))
+    assert {role.environment["QUIRE_MODEL"] for role in roles.values()} == {"/models/tiny"}
+    assert roles["gateway"].environment["QUIRE_API_KEYS"] == "keys.txt"
+    assert "QUIRE_API_KEYS" not in roles["worker"].environment

@@ -1,0 +1,66 @@
+"""Log lines as operators and log collectors read them."""
+
+import json
+import logging
+import subprocess
+import sys
+from datetime import datetime
+
+from svc_common.logs import ConsoleFormatter, JsonFormatter, console_line
+
+SCRIPT = """
+import logging, warnings
+from svc_common.logs import configure_logging
+configure_logging("worker", "{level}")
+log = logging.getLogger("quire.worker")
+log.debug("too fine")
+log.info("step %d done", 7, extra={{"num_tokens": 32}})
+logging.getLogger("someone.else").info("chatter")
+warnings.warn("old way")
+try:
+    raise ValueError("broken")
+except ValueError:
+    log.exception("failed")
+"""
+
+
+def entries(level: str) -> list[dict[str, object]]:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(level=level)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == ""
+    return [json.loads(line) for line in done.stderr.splitlines()]
+
+
+def test_away_from_a_terminal_each_line_is_a_json_object() -> None:
+    step, warning, failure = entries("info")
+    assert datetime.fromisoformat(str(step.pop("ts"))).utcoffset() is not None
+    assert step == {
+        "level": "info",
+        "event": "step 7 done",
+        "role": "worker",
+        "logger": "quire.worker",
+        "num_tokens": 32,
+    }
+    assert warning["level"] == "warning"
+    assert "old way" in str(warning["event"])
+    assert "ValueError: broken" in str(failure["exception"])
+
+
+def test_the_level_sets_what_is_logged() -> None:
+    assert [entry["event"] for entry in entries("error")][-1] == "failed"
+    assert "step 7 done" not in {entry["event"] for entry in entries("warning")}
+    assert "too fine" in {entry["event"] for entry in entries("debug")}
+
+
+def test_on_a_terminal_a_line_is_for_people() -> None:
+    record = logging.LogRecord("quire.worker", logging.WARNING, "x.py", 1, "slow %s", ("step",), None)
+    record.num_tokens = 32
+    line = ConsoleFormatter("worker").format(record)
+    assert line.split(" ", 1)[1] == "worker    warning slow step num_tokens=32"
+
+
+def test_a_json_line_can_be_shown_as_one_for_people() -> None:
+    record = logging.LogRecord("quire.worker", logging.INFO, "x.py", 1, "hello", (), None)
+    entry = json.loads(JsonFormatter("worker").format(record))
+    assert console_line(entry) == ConsoleFormatter("worker").format(record)

@@ -1,0 +1,102 @@
+"""Tracing: off unless an endpoint is named, else spans reach a real collector under one trace."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.trace.v1 import trace_pb2
+
+from svc_common.server import bind, create_server
+from svc_common.telemetry import context_from, traceparent_of, tracer
+
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+TRACEPARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
+
+SCRIPT = f"""
+from svc_common.telemetry import *
+from svc_common.telemetry import server_interceptors
+configure_tracing("worker")
+with tracer().start_as_current_span("decode", context=context_from("{TRACEPARENT}")) as span:
+    span.set_attribute("tokens", 3)
+print(traceparent_of(span) or "none", len(server_interceptors("x.Service")))
+with tracer().start_as_current_span("open") as span:
+    print(traceparent_of(span) or "none")
+shutdown_tracing()
+"""
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, trace_pb2.Span]] = []
+
+    async def Export(self, request: Any, context: object) -> Any:
+        for resource_spans in request.resource_spans:
+            attributes = {item.key: item.value.string_value for item in resource_spans.resource.attributes}
+            for scope_spans in resource_spans.scope_spans:
+                self.spans += [(attributes["service.name"], span) for span in scope_spans.spans]
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+@pytest.fixture
+async def collector() -> AsyncIterator[tuple[Collector, str]]:
+    servicer = Collector()
+    server = create_server(max_message_bytes=2**20)
+    add_servicer: Callable[..., None] = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
+    add_servicer(servicer, server)
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+    yield servicer, f"http://127.0.0.1:{port}"
+    await server.stop(None)
+
+
+async def run_script(**variables: str) -> list[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("OTEL_")}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SCRIPT, env=environment | variables, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    return out.decode().splitlines()
+
+
+async def test_spans_reach_the_collector_under_the_callers_trace(collector: tuple[Collector, str]) -> None:
+    servicer, endpoint = collector
+    first, inner = await run_script(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
+    assert first.endswith(" 1")  # an interceptor for the calls of a service
+    assert [(service, span.name) for service, span in servicer.spans] == [
+        ("quire-worker", "decode"),
+        ("quire-worker", "open"),
+    ]
+    decode, opened = (span for _, span in servicer.spans)
+    assert decode.trace_id.hex() == TRACE_ID
+    assert decode.parent_span_id.hex() == "00f067aa0ba902b7"
+    assert inner.startswith(f"00-{opened.trace_id.hex()}-{opened.span_id.hex()}-")
+
+
+async def test_the_endpoint_for_traces_alone_turns_tracing_on(collector: tuple[Collector, str]) -> None:
+    servicer, endpoint = collector
+    await run_script(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=endpoint)
+    assert len(servicer.spans) == 2
+
+
+async def test_without_an_endpoint_nothing_is_recorded() -> None:
+    assert await run_script() == ["none 0", "none"]
+
+
+async def test_a_collector_that_is_down_is_no_failure() -> None:
+    lines = await run_script(OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", OTEL_EXPORTER_OTLP_TIMEOUT="1")
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize("bad", ["", "nonsense", f"00-{'0' * 32}-00f067aa0ba902b7-01"])
+def test_a_bad_traceparent_has_no_context(bad: str) -> None:
+    assert context_from(bad) is None
+
+
+def test_a_span_that_is_not_recorded_has_no_traceparent() -> None:
+    with tracer().start_as_current_span("x", context=context_from(TRACEPARENT)) as span:
+        assert traceparent_of(span) == ""
