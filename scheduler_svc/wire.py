@@ -1,0 +1,111 @@
+"""Between the core's values and the messages of both streams."""
+
+from collections.abc import Iterable
+from typing import cast
+
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
+from scheduler_svc.core.plan import Event, FailedEvent, Failure, MaxTokens, StepPlan, StopToken, TokensEvent
+from scheduler_svc.core.replica import ReplicaShape
+from scheduler_svc.core.sequence import Request
+
+_FAILURES = {
+    Failure.KEY_IN_USE: scheduler_v1.FAILURE_REASON_KEY_IN_USE,
+    Failure.DEADLINE_EXCEEDED: scheduler_v1.FAILURE_REASON_DEADLINE_EXCEEDED,
+    Failure.CANCELLED: scheduler_v1.FAILURE_REASON_CANCELLED,
+    Failure.INVALID: scheduler_v1.FAILURE_REASON_INVALID,
+    Failure.INTERNAL: scheduler_v1.FAILURE_REASON_INTERNAL,
+}
+
+
+def request_from_proto(submit: scheduler_v1.Submit, now: float) -> Request:
+    """A request as the core knows it; `now` is the monotonic clock, in seconds."""
+    time_left = submit.time_left.ToTimedelta().total_seconds() if submit.HasField("time_left") else None
+    return Request(
+        key=submit.key,
+        prompt=list(submit.prompt_token_ids),
+        n=submit.n,
+        max_tokens=submit.max_tokens,
+        stop_token_ids=frozenset(submit.stop_token_ids),
+        min_tokens=submit.sampling.min_tokens,
+        sampling=submit.sampling,
+        has_stop_strings=submit.has_stop_strings,
+        priority=submit.priority,
+        tenant=submit.tenant,
+        weight=submit.weight,
+        salt=submit.cache_salt,
+        deadline=None if time_left is None else now + time_left,
+        traceparent=submit.traceparent,
+    )
+
+
+def shape_from_proto(about: worker_v1.DescribeResponse) -> ReplicaShape:
+    """What scheduling needs of a worker's description."""
+    return ReplicaShape(
+        fingerprint=about.fingerprint,
+        block_size=about.block_size,
+        num_blocks=about.num_blocks,
+        context_length=about.context_length,
+        max_step_tokens=about.max_step_tokens,
+        max_sequences=about.max_sequences,
+    )
+
+
+def plan_to_proto(plan: StepPlan, epoch: int, generation: int) -> worker_v1.StepRequest:
+    """A step as the worker is told of it."""
+    return worker_v1.StepRequest(
+        epoch=epoch,
+        generation=generation,
+        step_id=plan.step_id,
+        finished_ids=plan.departed_ids,
+        new_sequences=[
+            worker_v1.NewSequence(
+                sequence_id=new.sequence.id,
+                token_ids=new.tokens,
+                prompt_length=len(new.sequence.request.prompt),
+                index=new.sequence.index,
+                sampling=cast(worker_v1.SamplingParams, new.sequence.request.sampling),
+                # One span for a request's stay at a worker, however many sequences it has.
+                traceparent=new.sequence.request.traceparent if new.sequence.index == 0 else "",
+            )
+            for new in plan.introductions
+        ],
+        scheduled=[
+            worker_v1.ScheduledSequence(
+                sequence_id=part.sequence.id,
+                start=part.start,
+                num_tokens=part.num_tokens,
+                new_block_ids=part.new_block_ids,
+                store_start=part.store_start if part.store_start > part.start else None,
+            )
+            for part in plan.scheduled
+        ],
+    )
+
+
+def event_to_proto(event: Event) -> scheduler_v1.Event:
+    """What happened to a request, as its gateway is told."""
+    if isinstance(event, FailedEvent):
+        return failed_to_proto(event.request.key, event.reason, event.message)
+    return scheduler_v1.Event(key=event.sequence.request.key, tokens=_tokens_to_proto(event))
+
+
+def failed_to_proto(key: str, reason: Failure, message: str) -> scheduler_v1.Event:
+    """That the request of this key is over, or never was."""
+    return scheduler_v1.Event(key=key, failed=scheduler_v1.Failed(reason=_FAILURES[reason], message=message))
+
+
+def _tokens_to_proto(event: TokensEvent) -> scheduler_v1.Tokens:
+    end = None
+    if isinstance(event.end, StopToken):
+        end = scheduler_v1.SequenceEnd(stop_token_id=event.end.token_id)
+    elif isinstance(event.end, MaxTokens):
+        end = scheduler_v1.SequenceEnd(length=scheduler_v1.Length())
+    return scheduler_v1.Tokens(
+        index=event.sequence.index,
+        offset=event.offset,
+        token_ids=event.token_ids,
+        logprobs=cast("Iterable[worker_v1.TokenLogprobs]", event.logprobs),
+        cached_tokens=event.sequence.num_cached if event.offset == 0 else None,
+        end=end,
+    )

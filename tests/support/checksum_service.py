@@ -1,0 +1,82 @@
+"""A worker process stand-in at the network's edge: the step stream, with a checksum for a model."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from memory_worker import next_token
+from quire.worker.v1 import worker_pb2 as worker_v1
+from quire.worker.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
+
+VOCAB = 1000
+
+
+class ChecksumService(WorkerServiceServicer):
+    """Draws `next_token` of all tokens; remembers the requests that it was sent."""
+
+    def __init__(self, num_blocks: int = 64, fingerprint: bytes = b"checksum", epoch: int = 0) -> None:
+        self.about = worker_v1.DescribeResponse(
+            model="checksum",
+            fingerprint=fingerprint,
+            tokenizer_fingerprint=b"tokens",
+            context_length=256,
+            vocab_size=VOCAB,
+            block_size=4,
+            block_bytes=64,
+            num_blocks=num_blocks,
+            max_step_tokens=64,
+            max_sequences=16,
+            epoch=epoch,
+        )
+        self.openings: list[worker_v1.StepRequest] = []
+        self.steps: list[worker_v1.StepRequest] = []
+        self.gate = asyncio.Event()  # steps wait while it is clear
+        self.gate.set()
+        self.failing: set[int] = set()  # sequence ids whose rows fail
+
+    async def Describe(self, request: worker_v1.DescribeRequest, context: Any) -> worker_v1.DescribeResponse:
+        return self.about
+
+    async def Step(
+        self, requests: AsyncIterator[worker_v1.StepRequest], context: Any
+    ) -> AsyncIterator[worker_v1.StepResponse]:
+        known: dict[int, list[int]] = {}
+        async for request in requests:
+            response = worker_v1.StepResponse(
+                epoch=request.epoch, generation=request.generation, step_id=request.step_id
+            )
+            if request.step_id == 0:
+                self.openings.append(request)
+                response.ready.SetInParent()
+            else:
+                self.steps.append(request)
+                await self.gate.wait()
+                response.result.CopyFrom(self._run(request, known))
+            yield response
+
+    def _run(self, request: worker_v1.StepRequest, known: dict[int, list[int]]) -> worker_v1.StepResult:
+        for sequence_id in request.finished_ids:
+            known.pop(sequence_id, None)
+        for new in request.new_sequences:
+            known[new.sequence_id] = list(new.token_ids)
+        result = worker_v1.StepResult()
+        for part in request.scheduled:
+            tokens = known[part.sequence_id]
+            row = result.sequences.add(sequence_id=part.sequence_id)
+            if part.sequence_id in self.failing:
+                row.failure = "told to fail"
+            elif part.start + part.num_tokens == len(tokens):
+                tokens.append(next_token(tokens, VOCAB))
+                row.token_ids.append(tokens[-1])
+        return result
+
+
+async def serve(service: ChecksumService, port: int = 0) -> tuple[grpc.aio.Server, int]:
+    """Start the service; returns its server and port."""
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    add_WorkerServiceServicer_to_server(service, server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    return server, port
