@@ -1,0 +1,92 @@
+"""Renders chats by the model's own template, as Hugging Face defines such templates, in a Jinja sandbox."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ChatRefused(Exception):  # noqa: N818
+    """The template does not take these messages. Carries no text: it might quote them."""
+
+
+class ChatTemplate:
+    """A model's template, compiled once."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Raises jinja2.TemplateError where the source is no template."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        self._template = environment.from_string(source)
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The chat as text that ends where the assistant is to speak. Raises ChatRefused."""
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+        except Exception as error:  # a template is a program: on messages it does not expect it may do anything
+            raise ChatRefused from error
+
+
+def load_chat_template(directory: Path) -> ChatTemplate | None:
+    """The template of a model directory, or None where the model has none.
+
+    Raises jinja2.TemplateError, OSError or ValueError on files that are not what they should be.
+    """
+    path = directory / "tokenizer_config.json"
+    config = json.loads(path.read_text()) if path.exists() else {}
+    source = _named_default(config.get("chat_template"))
+    # A file of its own is the newer place, and holds where both are there.
+    if (own := directory / "chat_template.jinja").exists():
+        source = own.read_text()
+    if source is None:
+        return None
+    tokens = {name: _token_text(config[name]) for name in _SPECIAL_TOKENS if config.get(name)}
+    return ChatTemplate(source, tokens)
+
+
+def _named_default(template: Any) -> str | None:
+    """The one template, or the one named "default" of a list."""
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _token_text(token: Any) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what an assistant said, for training; here it only stands aside."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+    # Jinja's own filter escapes HTML, which models were not trained on.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)

@@ -1,0 +1,89 @@
+"""Text of a sequence as its tokens come. T(k), the text due after k tokens, depends on those k tokens and the
+request alone, so that any gateway can go on from any token."""
+
+import codecs
+from collections.abc import Sequence
+from itertools import islice
+
+from gateway_svc.generation import Generation, SpecialTokens, StopText
+from gateway_svc.stop_strings import StopSearch
+from gateway_svc.vocabulary import Vocabulary
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+_BYTES_OF_A_CHARACTER = 4
+
+
+class Detokenizer:
+    """Tokens to text, a token at a time. Bytes of a character that is not whole yet are held back.
+
+    The pieces together are the tokenizer's own decoding of prompt and output, less that of the prompt.
+    """
+
+    __slots__ = ("_at_start", "_characters", "_hidden_ids", "_vocabulary")
+
+    def __init__(self, vocabulary: Vocabulary, prompt_token_ids: Sequence[int], special: SpecialTokens) -> None:
+        self._vocabulary = vocabulary
+        self._hidden_ids = vocabulary.special_ids if special is SpecialTokens.HIDDEN else frozenset()
+        self._characters = _UTF8("replace")
+        # Every token that is seen has a byte or more, and nothing before the last character matters.
+        visible = (token_id for token_id in reversed(prompt_token_ids) if token_id not in self._hidden_ids)
+        tail = list(islice(visible, _BYTES_OF_A_CHARACTER))
+        self._at_start = not tail
+        for token_id in reversed(tail):
+            self._characters.decode(vocabulary.piece(token_id))
+
+    def push(self, token_id: int) -> str:
+        """Text that this token makes whole."""
+        if token_id in self._hidden_ids:
+            return ""
+        if self._at_start:
+            self._at_start = False
+            return self._characters.decode(self._vocabulary.first_piece(token_id))
+        return self._characters.decode(self._vocabulary.piece(token_id))
+
+    def flush(self) -> str:
+        """U+FFFD where the tokens end within a character."""
+        return self._characters.decode(b"", final=True)
+
+
+class SequenceText:
+    """T(k) of one sequence, as differences: what is due, less stop strings and what may become one."""
+
+    def __init__(self, vocabulary: Vocabulary, generation: Generation) -> None:
+        self._detokenizer = Detokenizer(vocabulary, generation.prompt_token_ids, generation.special_tokens)
+        stopping = generation.stopping
+        self._search = StopSearch(stopping.stops) if stopping.stops else None
+        self._min_tokens = stopping.min_tokens
+        self._stop_text = stopping.stop_text
+        self._held = ""
+        self.num_tokens = 0
+        self.num_chars = 0
+        """Characters that the tokens so far have made whole, whether due or held."""
+        self.matched: str | None = None
+        """The stop string that was found; no token counts after that."""
+
+    def push(self, token_id: int) -> str:
+        """Text that is due with this token and was not before."""
+        self.num_tokens += 1
+        text = self._detokenizer.push(token_id)
+        self.num_chars += len(text)
+        if self._search is None or not text:
+            return text
+        pending = self._held + text
+        if self.num_tokens <= self._min_tokens:
+            self._search.skip(text)
+        elif (match := self._search.feed(text)) is not None:
+            self.matched = match.stop
+            self._held = ""
+            return pending[: match.end if self._stop_text is StopText.INCLUDED else match.start]
+        num_due = len(pending) - self._search.num_held
+        self._held = pending[num_due:]
+        return pending[:num_due]
+
+    def flush(self) -> str:
+        """What was held back, once no more tokens come; nothing after a stop string."""
+        if self.matched is not None:
+            return ""
+        text = self._held + self._detokenizer.flush()
+        self._held = ""
+        return text

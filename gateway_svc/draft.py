@@ -1,0 +1,153 @@
+"""What a client asked for, in either protocol: of the right types, not checked otherwise."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from gateway_svc.generation import SpecialTokens, StopText
+from quire.inference.v1 import inference_pb2
+
+
+class Field(StrEnum):
+    """Fields of a request, as the contract's Generation names them."""
+
+    MODEL = "model"
+    PROMPT = "prompt"
+    TEXT = "text"
+    TOKEN_IDS = "token_ids.ids"
+    MESSAGES = "chat.messages"
+    TEMPERATURE = "sampling.temperature"
+    TOP_P = "sampling.top_p"
+    TOP_K = "sampling.top_k"
+    MIN_P = "sampling.min_p"
+    PRESENCE_PENALTY = "sampling.presence_penalty"
+    FREQUENCY_PENALTY = "sampling.frequency_penalty"
+    REPETITION_PENALTY = "sampling.repetition_penalty"
+    SEED = "sampling.seed"
+    LOGIT_BIAS = "sampling.logit_bias"
+    MAX_TOKENS = "stopping.max_tokens"
+    MIN_TOKENS = "stopping.min_tokens"
+    STOP = "stopping.stop"
+    STOP_TOKEN_IDS = "stopping.stop_token_ids"
+    N = "n"
+    LOGPROBS = "logprobs"
+    REQUEST_ID = "request_id"
+    PRIORITY = "priority"
+
+
+class Spelling(Protocol):
+    """How the client's protocol spells a field, or one place of a repeated one."""
+
+    def __call__(self, which: Field, place: int | None = None) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Text to continue."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Tokens to continue."""
+
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A chat to continue: (role, content), oldest first."""
+
+    messages: Sequence[tuple[str, str]]
+
+    @classmethod
+    def from_proto(cls, chat: inference_pb2.Chat) -> "ChatPrompt":
+        """From the public contract."""
+        return cls([(message.role, message.content) for message in chat.messages])
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+class EndOfText(StrEnum):
+    """What the model's end-of-text token does."""
+
+    ENDS = "ends"
+    IGNORED = "ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A request to generate, before validation. None is what was left out."""
+
+    prompt: Prompt | None = None
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    max_tokens: int | None = None
+    default_max_tokens: int | None = None
+    """What an absent max_tokens means, as far as the context leaves room; None: all the rest of the context."""
+    min_tokens: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    end_of_text: EndOfText = EndOfText.ENDS
+    stop_text: StopText = StopText.EXCLUDED
+    n: int | None = None
+    logprobs: int | None = None
+    request_id: str | None = None
+    priority: int | None = None
+    special_tokens: SpecialTokens = SpecialTokens.HIDDEN
+
+    @classmethod
+    def from_proto(cls, generation: inference_pb2.Generation) -> "Draft":
+        """From the public contract."""
+        sampling, stopping = generation.sampling, generation.stopping
+        return cls(
+            prompt=_prompt_from_proto(generation),
+            model=_present(generation, "model"),
+            temperature=_present(sampling, "temperature"),
+            top_p=_present(sampling, "top_p"),
+            top_k=_present(sampling, "top_k"),
+            min_p=_present(sampling, "min_p"),
+            presence_penalty=_present(sampling, "presence_penalty"),
+            frequency_penalty=_present(sampling, "frequency_penalty"),
+            repetition_penalty=_present(sampling, "repetition_penalty"),
+            seed=_present(sampling, "seed"),
+            logit_bias=sampling.logit_bias,
+            max_tokens=_present(stopping, "max_tokens"),
+            min_tokens=_present(stopping, "min_tokens"),
+            stop=stopping.stop,
+            stop_token_ids=stopping.stop_token_ids,
+            end_of_text=EndOfText.IGNORED if stopping.ignore_eos else EndOfText.ENDS,
+            stop_text=StopText.INCLUDED if stopping.include_stop else StopText.EXCLUDED,
+            n=_present(generation, "n"),
+            logprobs=_present(generation, "logprobs"),
+            request_id=_present(generation, "request_id"),
+            priority=_present(generation, "priority"),
+            special_tokens=SpecialTokens.KEPT if generation.keep_special_tokens else SpecialTokens.HIDDEN,
+        )
+
+
+def _prompt_from_proto(generation: inference_pb2.Generation) -> Prompt | None:
+    match generation.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(generation.text)
+        case "token_ids":
+            return TokenPrompt(generation.token_ids.ids)
+        case "chat":
+            return ChatPrompt.from_proto(generation.chat)
+    return None
+
+
+def _present(message: Any, name: str) -> Any:
+    """The value of an optional field, or None where it was left out."""
+    return getattr(message, name) if message.HasField(name) else None

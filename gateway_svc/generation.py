@@ -1,0 +1,124 @@
+"""A request to generate, resolved: every default filled in, every value in range, the prompt as tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from gateway_svc.stop_strings import StopString
+from quire.inference.v1 import inference_pb2
+from quire.scheduler.v1 import scheduler_pb2
+from quire.worker.v1 import worker_pb2
+
+
+class SpecialTokens(Enum):
+    """What the text does with special tokens."""
+
+    HIDDEN = "hidden"
+    KEPT = "kept"
+
+
+class StopText(Enum):
+    """What the text does with the stop string that ended it."""
+
+    EXCLUDED = "excluded"
+    INCLUDED = "included"
+
+
+class OnLeave(Enum):
+    """What becomes of a request whose client is gone."""
+
+    CANCEL = "cancel"
+    DETACH = "detach"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the scheduler tells of the model that is served."""
+
+    name: str
+    context_length: int
+    vocab_size: int
+
+    @classmethod
+    def from_proto(cls, model: scheduler_pb2.Model) -> "ModelFacts":
+        """From a scheduler's status."""
+        return cls(model.name, model.context_length, model.vocab_size)
+
+    def to_proto(self) -> inference_pb2.Model:
+        """The model in the public contract."""
+        return inference_pb2.Model(name=self.name, context_length=self.context_length, vocab_size=self.vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn; ranges as the contract says, and 0 for a top_k that keeps all."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    seed: int
+    logit_bias: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """When sequences end. `eos_token_ids` is empty where the request goes on through end-of-text."""
+
+    max_tokens: int
+    min_tokens: int
+    stops: tuple[StopString, ...]
+    stop_token_ids: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
+    stop_text: StopText
+
+    @property
+    def ending_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a sequence, ascending."""
+        return tuple(sorted({*self.stop_token_ids, *self.eos_token_ids}))
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What the gateway asks a scheduler to run, and how it gives the text out."""
+
+    request_id: str
+    on_leave: OnLeave
+    model: str
+    prompt_token_ids: list[int]
+    sampling: Sampling
+    stopping: Stopping
+    n: int
+    logprobs: int | None
+    priority: int
+    special_tokens: SpecialTokens
+
+    def to_proto(self) -> scheduler_pb2.Submit:
+        """The request as a scheduler is asked to run it, less who asks, from where and until when."""
+        ending = self.stopping.ending_token_ids
+        return scheduler_pb2.Submit(
+            prompt_token_ids=self.prompt_token_ids,
+            n=self.n,
+            max_tokens=self.stopping.max_tokens,
+            sampling=worker_pb2.SamplingParams(
+                temperature=self.sampling.temperature,
+                top_p=self.sampling.top_p,
+                top_k=self.sampling.top_k,
+                min_p=self.sampling.min_p,
+                presence_penalty=self.sampling.presence_penalty,
+                frequency_penalty=self.sampling.frequency_penalty,
+                repetition_penalty=self.sampling.repetition_penalty,
+                seed=self.sampling.seed,
+                logit_bias=self.sampling.logit_bias,
+                suppressed_token_ids=ending if self.stopping.min_tokens else (),
+                min_tokens=self.stopping.min_tokens,
+                logprobs=self.logprobs,
+            ),
+            stop_token_ids=ending,
+            has_stop_strings=bool(self.stopping.stops),
+            priority=self.priority,
+            detachable=self.on_leave is OnLeave.DETACH,
+        )

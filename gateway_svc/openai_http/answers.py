@@ -1,0 +1,174 @@
+"""Answers in the shapes of the OpenAI API: whole, and as events of a stream."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from gateway_svc.generation import Generation
+from gateway_svc.output import Chunk, Finish, TokenLogprob, Usage, joined
+from gateway_svc.vocabulary import Vocabulary
+
+Json = dict[str, Any]
+
+# JSON has no infinity; this is what the OpenAI API says for a token that could not be drawn.
+_LEAST_LOGPROB = -9999.0
+
+
+class Format(Protocol):
+    """How one endpoint shapes a choice."""
+
+    id_prefix: str
+    object_name: str
+    chunk_object_name: str
+
+    def whole(self, chunk: Chunk, generation: Generation, vocabulary: Vocabulary) -> Json:
+        """What is particular of a whole choice."""
+        ...
+
+    def piece(self, chunk: Chunk, generation: Generation, vocabulary: Vocabulary, is_first: bool) -> Json:
+        """What is particular of a piece of a choice."""
+        ...
+
+
+class ChatFormat:
+    """/v1/chat/completions."""
+
+    id_prefix = "chatcmpl-"
+    object_name = "chat.completion"
+    chunk_object_name = "chat.completion.chunk"
+
+    def whole(self, chunk: Chunk, generation: Generation, vocabulary: Vocabulary) -> Json:
+        """A message."""
+        message = {"role": "assistant", "content": chunk.text, "refusal": None}
+        return {"message": message, "logprobs": self._logprobs(chunk, generation, vocabulary)}
+
+    def piece(self, chunk: Chunk, generation: Generation, vocabulary: Vocabulary, is_first: bool) -> Json:
+        """A delta of a message; the first one says who speaks."""
+        delta = {"role": "assistant", "content": chunk.text} if is_first else {"content": chunk.text}
+        return {"delta": delta, "logprobs": self._logprobs(chunk, generation, vocabulary)}
+
+    def _logprobs(self, chunk: Chunk, generation: Generation, vocabulary: Vocabulary) -> Json | None:
+        if generation.logprobs is None:
+            return None
+        return {"content": [_chat_logprob(one, vocabulary) for one in chunk.logprobs], "refusal": None}
+
+
+class CompletionFormat:
+    """/v1/completions."""
+
+    id_prefix = "cmpl-"
+    object_name = "text_completion"
+    chunk_object_name = "text_completion"
+
+    def whole(self, chunk: Chunk, generation: Generation, vocabulary: Vocabulary) -> Json:
+        """A text."""
+        return self.piece(chunk, generation, vocabulary, is_first=True)
+
+    def piece(self, chunk: Chunk, generation: Generation, vocabulary: Vocabulary, is_first: bool) -> Json:
+        """A piece of a text."""
+        logprobs = None
+        if generation.logprobs is not None:
+            logprobs = {
+                "tokens": [vocabulary.token_text(one.token_id) for one in chunk.logprobs],
+                "token_logprobs": [_finite(one.logprob) for one in chunk.logprobs],
+                "top_logprobs": [_top_by_text(one, vocabulary) for one in chunk.logprobs],
+                "text_offset": [one.text_offset for one in chunk.logprobs],
+            }
+        return {"text": chunk.text, "logprobs": logprobs}
+
+
+class Answer:
+    """The answer to one call, of one prompt or several: choices are numbered prompt by prompt."""
+
+    def __init__(self, form: Format, generations: Sequence[Generation], vocabulary: Vocabulary, created: int) -> None:
+        """`created` is in seconds since 1970."""
+        self._form = form
+        self._generations = generations
+        self._vocabulary = vocabulary
+        self._begun: set[int] = set()
+        self._head: Json = {
+            "id": form.id_prefix + generations[0].request_id,
+            "object": form.object_name,
+            "created": created,
+            "model": generations[0].model,
+        }
+        self._chunk_head = self._head | {"object": form.chunk_object_name}
+
+    def whole(self, chunks: Sequence[tuple[int, Chunk]], usage: Usage) -> Json:
+        """Everything, from all chunks with the places of their prompts."""
+        choices = []
+        for place, generation in enumerate(self._generations):
+            for chunk in joined([chunk for owner, chunk in chunks if owner == place]):
+                particular = self._form.whole(chunk, generation, self._vocabulary)
+                choices.append(self._choice(place, chunk, particular))
+        return self._head | {"choices": choices, "usage": usage_json(usage)}
+
+    def event(self, place: int, chunk: Chunk) -> Json | None:
+        """One event of a stream, or None where there is nothing to tell yet."""
+        if not (chunk.text or chunk.logprobs or chunk.finish):
+            return None
+        generation = self._generations[place]
+        index = self._index(place, chunk)
+        is_first = index not in self._begun
+        self._begun.add(index)
+        particular = self._form.piece(chunk, generation, self._vocabulary, is_first)
+        return self._chunk_head | {"choices": [self._choice(place, chunk, particular)]}
+
+    def usage_event(self, usage: Usage) -> Json:
+        """The last event of a stream that was asked for its usage."""
+        return self._chunk_head | {"choices": [], "usage": usage_json(usage)}
+
+    def _choice(self, place: int, chunk: Chunk, particular: Mapping[str, Any]) -> Json:
+        choice: Json = {"index": self._index(place, chunk), **particular, "finish_reason": None}
+        if chunk.finish is not None:
+            generation = self._generations[place]
+            choice["finish_reason"] = chunk.finish.reason.value
+            # Beyond the OpenAI API: what stopped it, as vLLM has it, and what makes the draw repeatable.
+            choice["stop_reason"] = _stop_reason(chunk.finish, generation)
+            choice["seed"] = generation.sampling.seed
+        return choice
+
+    def _index(self, place: int, chunk: Chunk) -> int:
+        return place * self._generations[0].n + chunk.index
+
+
+def usage_json(usage: Usage) -> Json:
+    """Usage as the OpenAI API has it."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _stop_reason(finish: Finish, generation: Generation) -> str | int | None:
+    """The stop string or stop token of the client's own that was met."""
+    if isinstance(finish.matched, int) and finish.matched not in generation.stopping.stop_token_ids:
+        return None
+    return finish.matched
+
+
+def _chat_logprob(logprob: TokenLogprob, vocabulary: Vocabulary) -> Json:
+    drawn = _chat_token(logprob.token_id, logprob.logprob, vocabulary)
+    drawn["top_logprobs"] = [_chat_token(token_id, value, vocabulary) for token_id, value in logprob.top]
+    return drawn
+
+
+def _chat_token(token_id: int, logprob: float, vocabulary: Vocabulary) -> Json:
+    return {
+        "token": vocabulary.token_text(token_id),
+        "logprob": _finite(logprob),
+        "bytes": list(vocabulary.piece(token_id)),
+    }
+
+
+def _top_by_text(logprob: TokenLogprob, vocabulary: Vocabulary) -> dict[str, float]:
+    """The likeliest tokens and the one that was drawn, by their text; of equal texts the likelier one stays."""
+    by_text: dict[str, float] = {}
+    for token_id, value in (*logprob.top, (logprob.token_id, logprob.logprob)):
+        by_text.setdefault(vocabulary.token_text(token_id), _finite(value))
+    return by_text
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST_LOGPROB)

@@ -1,0 +1,190 @@
+"""The HTTP edge: OpenAI-style routes, health and metrics, over the engine."""
+
+import asyncio
+import math
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp
+
+from gateway_svc.auth import Authenticator, Tenant
+from gateway_svc.engine import Call, Engine
+from gateway_svc.generation import ModelFacts
+from gateway_svc.openai_http.answers import Answer, ChatFormat, CompletionFormat, Format, Json
+from gateway_svc.openai_http.bodies import Body, Delivery, chat_body, completion_body
+from gateway_svc.openai_http.endpoint import Endpoint, Handler
+from gateway_svc.openai_http.errors import NO_ROUTE
+from gateway_svc.openai_http.exchange import Exchange, event
+from gateway_svc.output import Chunk
+from gateway_svc.running import RequestGroup
+from gateway_svc.tracing import Operation
+from gateway_svc.validation import is_request_id
+from svc_common.errors import QuireError, Reason
+
+_PING_SECONDS = 15.0
+_MAX_TIMEOUT_SECONDS = 86_400.0
+
+
+class HttpEdge:
+    """Every route's handler."""
+
+    def __init__(self, engine: Engine, authenticator: Authenticator) -> None:
+        self._engine = engine
+        self._authenticator = authenticator
+        self._started_at = int(time.time())
+
+    def app(self) -> ASGIApp:
+        """The routes as an ASGI application."""
+        routes: list[tuple[str, str, Handler]] = [
+            ("GET", "/health", self.health),
+            ("GET", "/live", self.live),
+            ("GET", "/metrics", self.metrics),
+            ("GET", "/version", self.version),
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/{model:path}", self.one_model),
+            ("POST", "/v1/completions", self.completions),
+            ("POST", "/v1/chat/completions", self.chat_completions),
+        ]
+        return Router(
+            [Route(path, self._endpoint(method, path, handle)) for method, path, handle in routes],
+            redirect_slashes=False,
+            default=self._endpoint(None, "none", no_route),
+        )
+
+    def _endpoint(self, method: str | None, path: str, handle: Handler) -> Endpoint:
+        return Endpoint(method, path, handle, self._engine.metrics)
+
+    async def health(self, exchange: Exchange) -> None:
+        """200 where a request that came now would be taken."""
+        if self._engine.is_ready:
+            await exchange.respond_json({"status": "ready"})
+        else:
+            await exchange.respond_json({"status": "not ready"}, 503)
+
+    async def live(self, exchange: Exchange) -> None:
+        """200 as long as the process answers."""
+        await exchange.respond_json({"status": "live"})
+
+    async def metrics(self, exchange: Exchange) -> None:
+        """Prometheus' text format."""
+        await exchange.respond(self._engine.metrics.exposition(), CONTENT_TYPE_LATEST)
+
+    async def version(self, exchange: Exchange) -> None:
+        """The version of this software."""
+        await exchange.respond_json({"version": software_version()})
+
+    async def models(self, exchange: Exchange) -> None:
+        """The models that are served."""
+        self._tenant(exchange)
+        await exchange.respond_json({"object": "list", "data": [self._model_json(self._engine.model)]})
+
+    async def one_model(self, exchange: Exchange) -> None:
+        """One of them."""
+        self._tenant(exchange)
+        model = self._engine.model
+        if exchange.path_params["model"] != model.name:
+            raise QuireError(Reason.MODEL_NOT_FOUND, "no such model is served", field="model")
+        await exchange.respond_json(self._model_json(model))
+
+    async def completions(self, exchange: Exchange) -> None:
+        """Text from text."""
+        call = self._call(exchange, Operation.TEXT_COMPLETION)
+        body = completion_body(await exchange.read_json(), _named(exchange))
+        await self._generate(exchange, call, body, CompletionFormat())
+
+    async def chat_completions(self, exchange: Exchange) -> None:
+        """The next message of a chat."""
+        call = self._call(exchange, Operation.CHAT)
+        body = chat_body(await exchange.read_json(), _named(exchange))
+        await self._generate(exchange, call, body, ChatFormat())
+
+    async def _generate(self, exchange: Exchange, call: Call, body: Body, form: Format) -> None:
+        engine = self._engine
+        generations = [await engine.resolve(one.draft, one.spelled, exchange.request_id) for one in body.prompts]
+        answer = Answer(form, generations, engine.tokenizer.vocabulary, int(time.time()))
+        with engine.run(call, generations) as group:
+            async with exchange.watched(group.client_left):
+                await group.accepted()
+                if body.delivery is Delivery.WHOLE:
+                    await exchange.respond_json(await _whole(answer, group))
+                else:
+                    await _stream(exchange, answer, group, body.delivery)
+
+    def _call(self, exchange: Exchange, operation: Operation) -> Call:
+        return Call(self._tenant(exchange), operation, _deadline(exchange), exchange.context)
+
+    def _tenant(self, exchange: Exchange) -> Tenant:
+        return self._authenticator.tenant(exchange.headers.get("authorization"))
+
+    def _model_json(self, model: ModelFacts) -> Json:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "quire",
+            "max_model_len": model.context_length,  # as vLLM has it
+        }
+
+
+async def no_route(exchange: Exchange) -> None:
+    """What every address that is not a route answers."""
+    await exchange.refuse(NO_ROUTE)
+
+
+def software_version() -> str:
+    """The installed version, or one that says that it is not installed."""
+    try:
+        return version("quire")
+    except PackageNotFoundError:
+        return "0+source"
+
+
+async def _whole(answer: Answer, group: RequestGroup) -> Json:
+    chunks: list[tuple[int, Chunk]] = []
+    while more := await group.next():
+        chunks += more
+    return answer.whole(chunks, group.usage)
+
+
+async def _stream(exchange: Exchange, answer: Answer, group: RequestGroup, delivery: Delivery) -> None:
+    await exchange.start_events()
+    while True:
+        try:
+            async with asyncio.timeout(_PING_SECONDS):
+                chunks = await group.next()
+        except TimeoutError:
+            await exchange.send_events(b": ping\n\n")  # keeps proxies from giving the stream up
+            continue
+        if not chunks:
+            break
+        bodies = (answer.event(place, chunk) for place, chunk in chunks)
+        # All that a step brought goes out at once.
+        if data := b"".join(event(body) for body in bodies if body is not None):
+            await exchange.send_events(data)
+    usage = event(answer.usage_event(group.usage)) if delivery is Delivery.STREAM_WITH_USAGE else b""
+    await exchange.end_events(usage + b"data: [DONE]\n\n")
+
+
+def _named(exchange: Exchange) -> str | None:
+    """The client's own name for the request, which the reply then carries."""
+    name = exchange.headers.get("idempotency-key")
+    if name is not None and is_request_id(name):
+        exchange.request_id = name
+    return name
+
+
+def _deadline(exchange: Exchange) -> float | None:
+    """The end of the time that the client gives, on the monotonic clock."""
+    header = exchange.headers.get("x-request-timeout")
+    if header is None:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _MAX_TIMEOUT_SECONDS:
+        message = f"must be a number of seconds, above 0 and at most {_MAX_TIMEOUT_SECONDS:g}"
+        raise QuireError(Reason.INVALID_FIELD, message, field="x-request-timeout")
+    return time.monotonic() + seconds

@@ -1,0 +1,229 @@
+"""Bodies of /v1/completions and /v1/chat/completions, as drafts for the validator and the way to answer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from gateway_svc.draft import ChatPrompt, Draft, EndOfText, Field, Prompt, TextPrompt, TokenPrompt
+from gateway_svc.generation import SpecialTokens, StopText
+from gateway_svc.openai_http import unserved
+from gateway_svc.openai_http.json_fields import (
+    JsonBody,
+    JsonFields,
+    as_integers,
+    as_list,
+    as_number,
+    as_string,
+    invalid,
+)
+from svc_common.errors import QuireError, Reason
+
+DEFAULT_COMPLETION_TOKENS = 16
+MAX_PROMPTS = 1_024
+
+_NAMES: Mapping[Field, str] = {
+    Field.MODEL: "model",
+    Field.PROMPT: "prompt",
+    Field.TEXT: "prompt",
+    Field.TOKEN_IDS: "prompt",
+    Field.MESSAGES: "messages",
+    Field.TEMPERATURE: "temperature",
+    Field.TOP_P: "top_p",
+    Field.TOP_K: "top_k",
+    Field.MIN_P: "min_p",
+    Field.PRESENCE_PENALTY: "presence_penalty",
+    Field.FREQUENCY_PENALTY: "frequency_penalty",
+    Field.REPETITION_PENALTY: "repetition_penalty",
+    Field.SEED: "seed",
+    Field.LOGIT_BIAS: "logit_bias",
+    Field.MAX_TOKENS: "max_tokens",
+    Field.MIN_TOKENS: "min_tokens",
+    Field.STOP: "stop",
+    Field.STOP_TOKEN_IDS: "stop_token_ids",
+    Field.N: "n",
+    Field.LOGPROBS: "logprobs",
+    Field.REQUEST_ID: "Idempotency-Key",
+    Field.PRIORITY: "priority",
+}
+
+
+class Delivery(Enum):
+    """How an answer is given."""
+
+    WHOLE = "whole"
+    STREAM = "stream"
+    STREAM_WITH_USAGE = "stream with usage"
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """Fields as a body spells them; `names` holds what this body spells in its own way."""
+
+    names: Mapping[Field, str] = field(default_factory=dict)
+    lone: frozenset[Field] = frozenset()
+    """Lists that this body gives as one value."""
+
+    def __call__(self, which: Field, place: int | None = None) -> str:
+        name = self.names.get(which, _NAMES[which])
+        return name if place is None or which in self.lone else f"{name}[{place}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One prompt of a body."""
+
+    draft: Draft
+    spelled: Spelled
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a body asks for: its prompts in their order, and how to answer."""
+
+    prompts: list[Asked]
+    delivery: Delivery
+
+
+def completion_body(body: JsonBody, request_id: str | None) -> Body:
+    """Reads a body of /v1/completions. Raises QuireError."""
+    fields = JsonFields(body.values)
+    fields.refuse_unserved(unserved.COMPLETION)
+    draft, spelled = _common(fields, request_id)
+    if fields.has("logprobs"):
+        draft = replace(draft, logprobs=fields.integer("logprobs"))
+    draft = replace(draft, default_max_tokens=DEFAULT_COMPLETION_TOKENS)
+    prompts = []
+    for prompt, name in _prompts(fields.raw("prompt")):
+        names = {**spelled.names, **dict.fromkeys((Field.PROMPT, Field.TEXT, Field.TOKEN_IDS), name)}
+        prompts.append(Asked(replace(draft, prompt=prompt), replace(spelled, names=names)))
+    delivery = _delivery(fields)
+    body.refuse_non_finite()
+    return Body(prompts, delivery)
+
+
+def chat_body(body: JsonBody, request_id: str | None) -> Body:
+    """Reads a body of /v1/chat/completions. Raises QuireError."""
+    fields = JsonFields(body.values)
+    fields.refuse_unserved(unserved.CHAT)
+    draft, spelled = _common(fields, request_id)
+    top_logprobs = fields.integer("top_logprobs")
+    if fields.flag("logprobs"):
+        draft = replace(draft, logprobs=top_logprobs or 0)
+    elif top_logprobs:
+        raise invalid("top_logprobs", "needs logprobs to be true")
+    messages = fields.objects("messages")
+    prompt = ChatPrompt([_message(message) for message in messages]) if messages is not None else None
+    names = {**spelled.names, Field.PROMPT: "messages", Field.LOGPROBS: "top_logprobs"}
+    delivery = _delivery(fields)
+    body.refuse_non_finite()
+    return Body([Asked(replace(draft, prompt=prompt), replace(spelled, names=names))], delivery)
+
+
+def _common(fields: JsonFields, request_id: str | None) -> tuple[Draft, Spelled]:
+    """What both bodies have."""
+    names: dict[Field, str] = {}
+    max_tokens = fields.integer("max_tokens")
+    if fields.has("max_completion_tokens"):
+        max_tokens = fields.integer("max_completion_tokens")
+        names[Field.MAX_TOKENS] = "max_completion_tokens"
+    n = fields.integer("n")
+    if fields.has("best_of") and fields.integer("best_of") != (n or 1):
+        raise QuireError(Reason.FEATURE_UNSUPPORTED, "is not served unless it equals n", field="best_of")
+    stop = fields.raw("stop")
+    stops = [] if stop is None else [stop] if isinstance(stop, str) else as_list("stop", stop)
+    hidden = not fields.has("skip_special_tokens") or fields.flag("skip_special_tokens")
+    draft = Draft(
+        model=fields.string("model"),
+        temperature=fields.number("temperature"),
+        top_p=fields.number("top_p"),
+        top_k=fields.integer("top_k"),
+        min_p=fields.number("min_p"),
+        presence_penalty=fields.number("presence_penalty"),
+        frequency_penalty=fields.number("frequency_penalty"),
+        repetition_penalty=fields.number("repetition_penalty"),
+        seed=fields.integer("seed"),
+        logit_bias=_logit_bias(fields),
+        max_tokens=max_tokens,
+        min_tokens=fields.integer("min_tokens"),
+        stop=[as_string(f"stop[{place}]", item) for place, item in enumerate(stops)],
+        stop_token_ids=fields.integers("stop_token_ids"),
+        end_of_text=EndOfText.IGNORED if fields.flag("ignore_eos") else EndOfText.ENDS,
+        stop_text=StopText.INCLUDED if fields.flag("include_stop_str_in_output") else StopText.EXCLUDED,
+        n=n,
+        request_id=request_id,
+        priority=fields.integer("priority"),
+        special_tokens=SpecialTokens.HIDDEN if hidden else SpecialTokens.KEPT,
+    )
+    return draft, Spelled(names, frozenset({Field.STOP}) if isinstance(stop, str) else frozenset())
+
+
+def _logit_bias(fields: JsonFields) -> dict[int, float]:
+    biases = fields.object("logit_bias")
+    read: dict[int, float] = {}
+    for name, bias in biases.items() if biases is not None else ():
+        where = "logit_bias"
+        if not (name.isascii() and name.isdigit() and len(name) < 20):
+            raise invalid(where, "must have token ids as names")
+        read[int(name)] = as_number(where, bias)
+    return read
+
+
+def _delivery(fields: JsonFields) -> Delivery:
+    stream = fields.flag("stream")
+    options = fields.object("stream_options")
+    if options is None:
+        return Delivery.STREAM if stream else Delivery.WHOLE
+    if not stream:
+        raise invalid("stream_options", "needs stream to be true")
+    options.refuse_unserved(unserved.STREAM_OPTIONS)
+    return Delivery.STREAM_WITH_USAGE if options.flag("include_usage") else Delivery.STREAM
+
+
+def _prompts(prompt: Any) -> list[tuple[Prompt | None, str]]:
+    """Prompts with the name of each: a string, token ids, or a list of either kind."""
+    match prompt:
+        case None:
+            return [(None, "prompt")]
+        case str():
+            return [(TextPrompt(prompt), "prompt")]
+        case []:
+            return [(TokenPrompt([]), "prompt")]
+        case [str() | list(), *_]:
+            if len(prompt) > MAX_PROMPTS:
+                raise invalid("prompt", f"must hold at most {MAX_PROMPTS} prompts")
+            return [(_one_of_many(f"prompt[{place}]", one), f"prompt[{place}]") for place, one in enumerate(prompt)]
+        case [*_]:
+            return [(TokenPrompt(as_integers("prompt", prompt)), "prompt")]
+    raise invalid("prompt", "must be a string, a list of strings, token ids, or a list of those")
+
+
+def _one_of_many(where: str, prompt: Any) -> Prompt:
+    if isinstance(prompt, str):
+        return TextPrompt(prompt)
+    return TokenPrompt(as_integers(where, prompt))
+
+
+def _message(message: JsonFields) -> tuple[str, str]:
+    """Role and content of a chat message."""
+    message.refuse_unserved(unserved.MESSAGE)
+    role = message.string("role")
+    if role is None:
+        raise invalid(message.spelled("role"), "must be given")
+    content = message.raw("content")
+    if content is None:
+        raise invalid(message.spelled("content"), "must be given")
+    if isinstance(content, str):
+        return role, content
+    # Templates take one text: parts stand on lines of their own, as vLLM has them.
+    return role, "\n".join(map(_text_part, message.objects("content") or ()))
+
+
+def _text_part(part: JsonFields) -> str:
+    kind = part.string("type")
+    if kind != "text":
+        raise QuireError(Reason.FEATURE_UNSUPPORTED, "only text is served", field=part.spelled("type"))
+    text = part.string("text")
+    if text is None:
+        raise invalid(part.spelled("text"), "must be given")
+    return text

@@ -1,0 +1,59 @@
+"""Errors as OpenAI's clients know them: an HTTP status and a body with message, type, param and code."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from svc_common.errors import QuireError, Reason
+
+_BY_STATUS: dict[grpc.StatusCode, tuple[int, str]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
+    grpc.StatusCode.UNAUTHENTICATED: (401, "authentication_error"),
+    grpc.StatusCode.NOT_FOUND: (404, "invalid_request_error"),
+    grpc.StatusCode.ALREADY_EXISTS: (409, "invalid_request_error"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
+    grpc.StatusCode.CANCELLED: (499, "cancelled"),
+    grpc.StatusCode.INTERNAL: (500, "server_error"),
+    grpc.StatusCode.UNAVAILABLE: (503, "service_unavailable"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (504, "timeout"),
+}
+
+_BY_REASON: dict[Reason, tuple[int, str]] = {Reason.MESSAGE_TOO_LARGE: (413, "invalid_request_error")}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """An error as it leaves. `code` is the machine-readable reason, in lower case."""
+
+    status: int
+    kind: str
+    code: str
+    message: str
+    param: str | None = None
+    retry_after: int | None = None
+    allow: str | None = None
+
+    @classmethod
+    def of(cls, error: QuireError) -> "HttpError":
+        """A QuireError by the one table; seconds to wait are rounded up."""
+        status, kind = _BY_REASON.get(error.reason) or _BY_STATUS[error.code]
+        retry_after = None if error.retry_after is None else math.ceil(error.retry_after)
+        return cls(status, kind, error.reason.value.lower(), str(error), error.field, retry_after)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON body."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers beside the usual ones."""
+        headers = {"retry-after": self.retry_after, "allow": self.allow}
+        return {name: str(value) for name, value in headers.items() if value is not None}
+
+
+NO_ROUTE = HttpError(404, "invalid_request_error", "not_found", "there is nothing at this address")
+WRONG_METHOD = HttpError(405, "invalid_request_error", "method_not_allowed", "this address takes another method")

@@ -1,0 +1,129 @@
+"""One HTTP request and its response, over ASGI: a limit on the body, JSON, server-sent events, and a client that
+leaves."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from enum import Enum
+from typing import Any
+
+from opentelemetry.context import Context
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from gateway_svc.openai_http.errors import HttpError
+from gateway_svc.openai_http.json_fields import JsonBody, parse_body
+from gateway_svc.running import ClientLeft
+from svc_common.errors import QuireError, Reason
+
+MAX_BODY_BYTES = 16 * 2**20
+
+
+class _Stage(Enum):
+    OPEN = "open"
+    STREAMING = "streaming"
+    DONE = "done"
+
+
+class Exchange:
+    """`status` is that of the response, once one has begun. `context` is that of the request's span."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.headers = Headers(scope=scope)
+        self.path_params: Mapping[str, str] = scope.get("path_params", {})
+        self.request_id = uuid.uuid4().hex
+        self.status: int | None = None
+        self.context: Context | None = None
+        self._receive = receive
+        self._send = send
+        self._stage = _Stage.OPEN
+
+    async def read_json(self) -> JsonBody:
+        """The body. Raises QuireError where it is too large or not a JSON object, and ClientLeft."""
+        # A length that is told is believed: nothing is read then, and the server throws away what comes.
+        length = self.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+            raise _too_large()
+        data = bytearray()
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            data += message.get("body", b"")
+            if len(data) > MAX_BODY_BYTES:
+                raise _too_large()
+            if not message.get("more_body", False):
+                return parse_body(bytes(data))
+
+    async def respond(
+        self, body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """A whole response."""
+        await self._start(status, content_type, {"content-length": str(len(body)), **(headers or {})})
+        self._stage = _Stage.DONE
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def respond_json(self, body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        """A whole response of JSON."""
+        await self.respond(to_json(body), "application/json", status, headers)
+
+    async def start_events(self) -> None:
+        """Begins a stream of server-sent events."""
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        await self._start(200, "text/event-stream; charset=utf-8", headers)
+        self._stage = _Stage.STREAMING
+
+    async def send_events(self, data: bytes) -> None:
+        """Sends events that are ready for the wire."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end_events(self, data: bytes = b"") -> None:
+        """Ends the stream, after some last events."""
+        self._stage = _Stage.DONE
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def refuse(self, error: HttpError) -> None:
+        """Tells of an error: as the response, or as the last event of a stream that has begun."""
+        match self._stage:
+            case _Stage.OPEN:
+                await self.respond_json(error.body, error.status, error.headers)
+            case _Stage.STREAMING:
+                await self.end_events(event(error.body))
+            case _Stage.DONE:
+                pass  # it was told already that all is well, and nothing can be added
+
+    @asynccontextmanager
+    async def watched(self, left: Callable[[], None]) -> AsyncIterator[None]:
+        """Calls `left` when the client goes away within the block. The body must have been read."""
+        watch = asyncio.create_task(self._watch(left))
+        try:
+            yield
+        finally:
+            watch.cancel()
+
+    async def _watch(self, left: Callable[[], None]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        left()
+
+    async def _start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+        self.status = status
+        every = {"content-type": content_type, "x-request-id": self.request_id, **headers}
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in every.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+def event(body: Any) -> bytes:
+    """A server-sent event of JSON."""
+    return b"data: " + to_json(body) + b"\n\n"
+
+
+def to_json(body: Any) -> bytes:
+    """JSON in UTF-8, without spaces."""
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _too_large() -> QuireError:
+    return QuireError(Reason.MESSAGE_TOO_LARGE, f"the body is larger than {MAX_BODY_BYTES} bytes")

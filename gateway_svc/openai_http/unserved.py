@@ -1,0 +1,93 @@
+"""Fields of the OpenAI and vLLM APIs that are known and not served, with the values that ask for nothing: those are
+accepted, any other is refused by name. Fields that neither API defines are ignored."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Neutral = Mapping[str, Sequence[Any]]
+
+_BOTH: Neutral = {
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "cache_salt": (),
+    "data_parallel_rank": (),
+    "early_stopping": (False,),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_json_object": (False,),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "prompt_logprobs": (),
+    "repetition_detection": (),
+    "request_id": (),  # named by the Idempotency-Key header
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "structural_tag": (),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+}
+
+COMPLETION: Neutral = {
+    **_BOTH,
+    "add_special_tokens": (True,),
+    "echo": (False,),
+    "prompt_embeds": (),
+    "suffix": ("",),
+}
+
+CHAT: Neutral = {
+    **_BOTH,
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "audio": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "include_reasoning": (True,),
+    "media_io_kwargs": ({},),
+    "metadata": ({},),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (False, True),  # means nothing without tools
+    "prediction": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "reasoning_effort": ("none",),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+MESSAGE: Neutral = {
+    "audio": (),
+    "function_call": (),
+    "name": (),
+    "reasoning": (),
+    "reasoning_content": (),
+    "refusal": (),
+    "tool_call_id": (),
+    "tool_calls": ([],),
+}
+
+STREAM_OPTIONS: Neutral = {
+    "continuous_usage_stats": (False,),
+    "include_obfuscation": (False,),
+}

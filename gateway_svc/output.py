@@ -1,0 +1,145 @@
+"""What a request yields: pieces of its sequences, their ends, and what was used."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gateway_svc.vocabulary import Vocabulary
+from quire.inference.v1 import inference_pb2
+from quire.worker.v1 import worker_pb2
+
+
+class FinishReason(Enum):
+    """Why a sequence ended; the values are OpenAI's."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+    def to_proto(self) -> inference_pb2.FinishReason:
+        """The reason in the public contract."""
+        if self is FinishReason.STOP:
+            return inference_pb2.FINISH_REASON_STOP
+        return inference_pb2.FINISH_REASON_LENGTH
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a sequence; at a stop, the string that was found or the token that was drawn."""
+
+    reason: FinishReason
+    matched: str | int | None = None
+
+    def to_proto(self) -> inference_pb2.Finish:
+        """The end in the public contract."""
+        finish = inference_pb2.Finish(reason=self.reason.to_proto())
+        match self.matched:
+            case str(stop):
+                finish.stop = stop
+            case int(token_id):
+                finish.token_id = token_id
+        return finish
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of a token that was drawn, and the likeliest (token, log-probability) at its place.
+
+    `text_offset` is where the token begins in the sequence's text, in characters.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    text_offset: int
+
+    @classmethod
+    def from_proto(cls, token_id: int, logprobs: worker_pb2.TokenLogprobs, text_offset: int) -> "TokenLogprob":
+        """From what the worker reports for `token_id`."""
+        top = tuple((other.token_id, other.logprob) for other in logprobs.top)
+        return cls(token_id, logprobs.logprob, top, text_offset)
+
+    def to_proto(self, vocabulary: Vocabulary) -> inference_pb2.TokenLogprob:
+        """The log-probabilities in the public contract."""
+        drawn = _token_to_proto(self.token_id, self.logprob, vocabulary)
+        drawn.top.extend(_token_to_proto(token_id, logprob, vocabulary) for token_id, logprob in self.top)
+        return drawn
+
+
+def _token_to_proto(token_id: int, logprob: float, vocabulary: Vocabulary) -> inference_pb2.TokenLogprob:
+    return inference_pb2.TokenLogprob(
+        token_id=token_id,
+        token=vocabulary.token_text(token_id),
+        token_bytes=vocabulary.piece(token_id),
+        logprob=logprob,
+    )
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A piece of one sequence: the tokens from `offset` on, counted from the end of the prompt, and the text that
+    is due with them. `logprobs` is one for each token where they were asked for."""
+
+    index: int
+    offset: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def to_proto(self, vocabulary: Vocabulary) -> inference_pb2.Chunk:
+        """The chunk in the public contract."""
+        return inference_pb2.Chunk(
+            index=self.index,
+            offset=self.offset,
+            text=self.text,
+            token_ids=self.token_ids,
+            logprobs=[logprob.to_proto(vocabulary) for logprob in self.logprobs],
+            finish=self.finish.to_proto() if self.finish else None,
+        )
+
+    def to_completion(self, vocabulary: Vocabulary) -> inference_pb2.Completion:
+        """A chunk that is the whole sequence, in the public contract."""
+        chunk = self.to_proto(vocabulary)
+        return inference_pb2.Completion(
+            index=chunk.index,
+            text=chunk.text,
+            token_ids=chunk.token_ids,
+            logprobs=chunk.logprobs,
+            finish=chunk.finish,
+        )
+
+
+def joined(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """All chunks of each sequence as one, by index."""
+    whole: dict[int, Chunk] = {}
+    for chunk in chunks:
+        so_far = whole.setdefault(chunk.index, Chunk(chunk.index, chunk.offset))
+        so_far.text += chunk.text
+        so_far.token_ids += chunk.token_ids
+        so_far.logprobs += chunk.logprobs
+        so_far.finish = chunk.finish
+    return [whole[index] for index in sorted(whole)]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens that were processed for a request, or for several."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
+    def to_proto(self) -> inference_pb2.Usage:
+        """The usage in the public contract."""
+        return inference_pb2.Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            cached_tokens=self.cached_tokens,
+        )

@@ -1,0 +1,195 @@
+"""quire.inference.v1.InferenceService: the public gRPC API over the engine."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import grpc
+from grpc_status import rpc_status
+from opentelemetry import context as otel
+
+from gateway_svc.auth import Authenticator, Tenant
+from gateway_svc.draft import ChatPrompt, Draft, Field, TextPrompt
+from gateway_svc.engine import Call, Engine
+from gateway_svc.generation import Generation, SpecialTokens
+from gateway_svc.output import Chunk, joined
+from gateway_svc.tracing import Operation
+from gateway_svc.validation import Checks, is_request_id
+from quire.inference.v1 import inference_pb2
+from quire.inference.v1.inference_pb2_grpc import InferenceServiceServicer
+from svc_common.errors import QuireError
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+
+_REQUEST_ID = "x-request-id"
+_ENDLESS_SECONDS = 1e9  # a deadline decades away is none
+
+
+class InferenceServicer(InferenceServiceServicer):
+    """Glue of a few lines a call. Every reply carries x-request-id: in its first metadata, in its last on errors."""
+
+    def __init__(self, engine: Engine, authenticator: Authenticator) -> None:
+        self._engine = engine
+        self._authenticator = authenticator
+
+    async def StreamGenerate(  # noqa: N802
+        self, request: inference_pb2.StreamGenerateRequest, context: _Context
+    ) -> AsyncIterator[inference_pb2.StreamGenerateResponse]:
+        """Acceptance, chunks, usage."""
+        request_id = _reply_id(request.generation.request_id)
+        async with self._answer(context, "StreamGenerate", request_id):
+            call = self._call(request.generation, context)
+            generation = await self._resolve(request.generation, request_id)
+            with self._engine.run(call, [generation]) as group:
+                await group.accepted()
+                await context.send_initial_metadata(((_REQUEST_ID, request_id),))
+                yield inference_pb2.StreamGenerateResponse(acceptance=_acceptance(generation))
+                vocabulary = self._engine.tokenizer.vocabulary
+                while chunks := await group.next():
+                    for _, chunk in chunks:
+                        yield inference_pb2.StreamGenerateResponse(chunk=chunk.to_proto(vocabulary))
+                yield inference_pb2.StreamGenerateResponse(usage=group.usage.to_proto())
+
+    async def Generate(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: _Context
+    ) -> inference_pb2.GenerateResponse:
+        """Everything at once."""
+        request_id = _reply_id(request.generation.request_id)
+        async with self._answer(context, "Generate", request_id):
+            call = self._call(request.generation, context)
+            generation = await self._resolve(request.generation, request_id)
+            with self._engine.run(call, [generation]) as group:
+                chunks: list[Chunk] = []
+                while more := await group.next():
+                    chunks += [chunk for _, chunk in more]
+                vocabulary = self._engine.tokenizer.vocabulary
+                await context.send_initial_metadata(((_REQUEST_ID, request_id),))
+        return inference_pb2.GenerateResponse(
+            acceptance=_acceptance(generation),
+            completions=[whole.to_completion(vocabulary) for whole in joined(chunks)],
+            usage=group.usage.to_proto(),
+        )
+
+    async def Cancel(  # noqa: N802
+        self, request: inference_pb2.CancelRequest, context: _Context
+    ) -> inference_pb2.CancelResponse:
+        """Passes the cancel on."""
+        async with self._answer(context, "Cancel", request_id := _reply_id(request.request_id)):
+            tenant = self._tenant(context)
+            if not is_request_id(request.request_id):
+                raise Checks(_plain).invalid(Field.REQUEST_ID, "is not the id of a request")
+            self._engine.cancel(tenant, request.request_id)
+            await context.send_initial_metadata(((_REQUEST_ID, request_id),))
+        return inference_pb2.CancelResponse()
+
+    async def Tokenize(  # noqa: N802
+        self, request: inference_pb2.TokenizeRequest, context: _Context
+    ) -> inference_pb2.TokenizeResponse:
+        """Text or chat to tokens."""
+        async with self._answer(context, "Tokenize", request_id := _reply_id("")):
+            self._tenant(context)
+            model, check = self._engine.model, Checks(_plain)
+            check.model(request.model if request.HasField("model") else None, model)
+            prompt: TextPrompt | ChatPrompt | None = None
+            match request.WhichOneof("input"):
+                case "text":
+                    prompt = TextPrompt(request.text)
+                case "chat":
+                    prompt = ChatPrompt.from_proto(request.chat)
+            token_ids = await self._engine.validator.encode(prompt, check)
+            await context.send_initial_metadata(((_REQUEST_ID, request_id),))
+        return inference_pb2.TokenizeResponse(token_ids=token_ids, context_length=model.context_length)
+
+    async def Detokenize(  # noqa: N802
+        self, request: inference_pb2.DetokenizeRequest, context: _Context
+    ) -> inference_pb2.DetokenizeResponse:
+        """Tokens to text."""
+        async with self._answer(context, "Detokenize", request_id := _reply_id("")):
+            self._tenant(context)
+            model, check = self._engine.model, Checks(_plain)
+            check.model(request.model if request.HasField("model") else None, model)
+            check.token_ids(Field.TOKEN_IDS, request.token_ids, model)
+            special = SpecialTokens.KEPT if request.keep_special_tokens else SpecialTokens.HIDDEN
+            text = await self._engine.tokenizer.decode(request.token_ids, special)
+            await context.send_initial_metadata(((_REQUEST_ID, request_id),))
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    async def ListModels(  # noqa: N802
+        self, request: inference_pb2.ListModelsRequest, context: _Context
+    ) -> inference_pb2.ListModelsResponse:
+        """The one model."""
+        async with self._answer(context, "ListModels", request_id := _reply_id("")):
+            self._tenant(context)
+            model = self._engine.model
+            await context.send_initial_metadata(((_REQUEST_ID, request_id),))
+        return inference_pb2.ListModelsResponse(models=[model.to_proto()])
+
+    @asynccontextmanager
+    async def _answer(self, context: _Context, method: str, request_id: str) -> AsyncIterator[None]:
+        """Counts a call, and ends it with the status of a QuireError.
+
+        An error is a reply without first metadata, so that a client's retry policy may act on it.
+        """
+        with self._engine.metrics.call("grpc", method, grpc.StatusCode.OK.name) as outcome:
+            try:
+                yield
+            except QuireError as error:
+                outcome.code = error.code.name
+                details = (rpc_status.GRPC_DETAILS_METADATA_KEY, error.details())
+                await context.abort(error.code, str(error), trailing_metadata=(details, (_REQUEST_ID, request_id)))
+            except (asyncio.CancelledError, GeneratorExit):
+                time_left = context.time_remaining()
+                late = time_left is not None and time_left <= 0
+                outcome.code = (grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED).name
+                raise
+            except Exception:
+                outcome.code = grpc.StatusCode.INTERNAL.name
+                raise
+
+    def _call(self, generation: inference_pb2.Generation, context: _Context) -> Call:
+        chat = generation.WhichOneof("prompt") == "chat"
+        time_left = context.time_remaining()
+        deadline = None
+        if time_left is not None and time_left < _ENDLESS_SECONDS:
+            deadline = time.monotonic() + time_left
+        return Call(
+            tenant=self._tenant(context),
+            operation=Operation.CHAT if chat else Operation.TEXT_COMPLETION,
+            deadline=deadline,
+            parent=otel.get_current(),
+        )
+
+    async def _resolve(self, generation: inference_pb2.Generation, request_id: str) -> Generation:
+        return await self._engine.resolve(Draft.from_proto(generation), in_generation, request_id)
+
+    def _tenant(self, context: _Context) -> Tenant:
+        metadata = dict(context.invocation_metadata() or ())
+        authorization = metadata.get("authorization")
+        return self._authenticator.tenant(authorization if isinstance(authorization, str) else None)
+
+
+def _reply_id(request_id: str) -> str:
+    """The id that a reply carries: the client's, where that can be one."""
+    return request_id if is_request_id(request_id) else uuid.uuid4().hex
+
+
+def _acceptance(generation: Generation) -> inference_pb2.Acceptance:
+    return inference_pb2.Acceptance(
+        request_id=generation.request_id, model=generation.model, seed=generation.sampling.seed
+    )
+
+
+def in_generation(which: Field, place: int | None = None) -> str:
+    """A field as it is spelled in a request that holds a Generation."""
+    return f"generation.{which}" if place is None else f"generation.{which}[{place}]"
+
+
+def _plain(which: Field, place: int | None = None) -> str:
+    """A field as it is spelled in the small requests."""
+    name = {Field.PROMPT: "input", Field.TOKEN_IDS: "token_ids"}.get(which, str(which))
+    return name if place is None else f"{name}[{place}]"

@@ -1,0 +1,116 @@
+"""The served model's tokenizer: text and chats to tokens and back, in threads, so that the event loop goes on."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+
+from gateway_svc.chat_template import ChatTemplate, load_chat_template
+from gateway_svc.generation import SpecialTokens
+from gateway_svc.vocabulary import Vocabulary
+
+_NUM_THREADS = 2
+
+T = TypeVar("T")
+
+
+class BadModelFiles(Exception):  # noqa: N818
+    """A model directory that does not hold what it should. The text is for the operator."""
+
+
+class PromptTooLong(Exception):  # noqa: N818
+    """A text that has more tokens than were allowed for."""
+
+
+class ModelTokenizer:
+    """Tokenizer, chat template and end-of-text tokens of one model."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        decoder: Mapping[str, Any] | None,
+        chat_template: ChatTemplate | None,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        """`decoder` is the object of that name in tokenizer.json."""
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.vocabulary = Vocabulary(tokenizer, decoder)
+        self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenize")
+
+    @classmethod
+    def load(cls, directory: Path) -> "ModelTokenizer":
+        """Reads tokenizer.json and its companions. Raises BadModelFiles."""
+        try:
+            data = (directory / "tokenizer.json").read_bytes()
+            decoder = json.loads(data).get("decoder")
+            template = load_chat_template(directory)
+            eos_token_ids = _eos_token_ids(directory)
+        except (OSError, ValueError, KeyError, TemplateError) as error:
+            raise BadModelFiles(f"{directory} holds no tokenizer that can be used: {error}") from error
+        try:
+            tokenizer = Tokenizer.from_buffer(data)
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise BadModelFiles(f"{directory / 'tokenizer.json'} cannot be used: {error}") from error
+        return cls(tokenizer, decoder, template, eos_token_ids)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chats can be rendered."""
+        return self._chat_template is not None
+
+    async def encode_text(self, text: str, max_tokens: int | None = None) -> list[int]:
+        """Tokens of a text, with the special tokens that the tokenizer adds.
+
+        Raises PromptTooLong, without tokenizing it, for a text that cannot have as few as `max_tokens`.
+        """
+        return await self._in_thread(lambda: self._encode(text, max_tokens, add_special_tokens=True))
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, str]], max_tokens: int | None = None) -> list[int]:
+        """Tokens of a chat, up to where the assistant is to speak. Raises ChatRefused, and as encode_text."""
+        template = self._chat_template
+        assert template is not None, "the caller looks at has_chat_template"
+
+        # The template writes special tokens itself.
+        return await self._in_thread(
+            lambda: self._encode(template.render(messages), max_tokens, add_special_tokens=False)
+        )
+
+    async def decode(self, token_ids: Sequence[int], special: SpecialTokens) -> str:
+        """Text of tokens."""
+        hide = special is SpecialTokens.HIDDEN
+        return await self._in_thread(lambda: self._tokenizer.decode(token_ids, skip_special_tokens=hide))
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(self, text: str, max_tokens: int | None, *, add_special_tokens: bool) -> list[int]:
+        if max_tokens is not None and len(text) > max_tokens * self._longest_token:
+            raise PromptTooLong
+        # The batched call, unlike the single one, lets other threads run meanwhile.
+        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encodings[0].ids
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _eos_token_ids(directory: Path) -> list[int]:
+    """End-of-text tokens: generation_config.json names all of them, config.json the one at least."""
+    for name in ("generation_config.json", "config.json"):
+        path = directory / name
+        config = json.loads(path.read_text()) if path.exists() else {}
+        eos = config.get("eos_token_id")
+        if eos is not None:
+            return list(eos) if isinstance(eos, list) else [int(eos)]
+    return []

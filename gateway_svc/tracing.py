@@ -1,0 +1,70 @@
+"""The span of a request to generate, with OpenTelemetry's GenAI attributes. Neither prompts nor outputs are in it."""
+
+from collections.abc import Sequence
+from enum import Enum
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Status, StatusCode
+
+from gateway_svc.generation import Generation
+from gateway_svc.output import FinishReason, Usage
+from svc_common.errors import QuireError, Reason
+from svc_common.telemetry import traceparent_of, tracer
+
+
+class Operation(Enum):
+    """gen_ai.operation.name."""
+
+    CHAT = "chat"
+    TEXT_COMPLETION = "text_completion"
+
+
+class GenerationSpan:
+    """Covers one request from its submission to its end. It is never made current, so that no context can leak
+    between the tasks that a stream passes through."""
+
+    def __init__(self, generation: Generation, operation: Operation, parent: Context | None) -> None:
+        self._span = tracer().start_span(f"{operation.value} {generation.model}", context=parent)
+        self.traceparent = traceparent_of(self._span)
+        """What the scheduler goes on from; empty where nothing is recorded."""
+        if not self._span.is_recording():
+            return
+        sampling, stopping = generation.sampling, generation.stopping
+        self._span.set_attributes(
+            {
+                "gen_ai.operation.name": operation.value,
+                "gen_ai.provider.name": "quire",
+                "gen_ai.request.model": generation.model,
+                "gen_ai.request.max_tokens": stopping.max_tokens,
+                "gen_ai.request.temperature": sampling.temperature,
+                "gen_ai.request.top_p": sampling.top_p,
+                "gen_ai.request.top_k": sampling.top_k,
+                "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+                "gen_ai.request.presence_penalty": sampling.presence_penalty,
+                "gen_ai.request.seed": sampling.seed,
+                "gen_ai.request.choice.count": generation.n,
+                "gen_ai.response.id": generation.request_id,
+                "gen_ai.response.model": generation.model,
+                "gen_ai.usage.input_tokens": len(generation.prompt_token_ids),
+            }
+        )
+
+    def first_token(self, seconds: float) -> None:
+        """Notes how long after the call the first token came."""
+        self._span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
+
+    def end(self, usage: Usage, reasons: Sequence[FinishReason], error: QuireError | None) -> None:
+        """Closes the span."""
+        if self._span.is_recording():
+            self._span.set_attributes(
+                {
+                    "gen_ai.usage.output_tokens": usage.completion_tokens,
+                    "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+                    "gen_ai.response.finish_reasons": [reason.value for reason in reasons],
+                }
+            )
+            if error is not None:
+                self._span.set_attribute("error.type", error.reason.value)
+                if error.reason is not Reason.CANCELLED:  # which is what its client wanted
+                    self._span.set_status(Status(StatusCode.ERROR))
+        self._span.end()

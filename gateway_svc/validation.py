@@ -1,0 +1,269 @@
+"""The one validator behind both protocols: what a client asked for, as typed but unchecked values, becomes a
+Generation, or an error that names the field as the client spelled it."""
+
+import math
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+
+from gateway_svc.chat_template import ChatRefused
+from gateway_svc.draft import ChatPrompt, Draft, EndOfText, Field, Prompt, Spelling, TextPrompt, TokenPrompt
+from gateway_svc.generation import Generation, ModelFacts, OnLeave, Sampling, Stopping
+from gateway_svc.stop_strings import StopString
+from gateway_svc.tokenizer import ModelTokenizer, PromptTooLong
+from svc_common.errors import QuireError, Reason
+
+MAX_SEQUENCES = 128
+MAX_STOPS = 64
+MAX_STOP_LENGTH = 1_024
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1_024
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# Roles stand in templates as they are: nothing that could end a line or begin a special token.
+_ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_DRAWN_SEED_BITS = 53  # an integer that JSON clients in any language can hold
+
+
+class Validator:
+    """Checks drafts against the documented ranges and one model."""
+
+    def __init__(self, tokenizer: ModelTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    async def generation(self, draft: Draft, model: ModelFacts, spell: Spelling, own_id: str) -> Generation:
+        """The draft resolved; `own_id` is for a request that its client did not name.
+
+        Raises QuireError; what costs least is checked first.
+        """
+        check = Checks(spell)
+        check.model(draft.model, model)
+        request_id, on_leave = _identity(draft, check, own_id)
+        sampling = _sampling(draft, model, check)
+        n = check.integer(Field.N, draft.n, 1, 1, MAX_SEQUENCES)
+        logprobs = None
+        if draft.logprobs is not None:
+            logprobs = check.integer(Field.LOGPROBS, draft.logprobs, 0, 0, MAX_LOGPROBS)
+        priority = check.integer(Field.PRIORITY, draft.priority, 0, -(2**31), 2**31 - 1)
+        _check_stops(draft, model, check)
+        if draft.max_tokens is not None and draft.max_tokens < 1:
+            raise check.invalid(Field.MAX_TOKENS, "must be at least 1")
+        prompt_token_ids = await self.prompt_tokens(draft.prompt, model, check)
+        stopping = self._stopping(draft, model, len(prompt_token_ids), check)
+        return Generation(
+            request_id=request_id,
+            on_leave=on_leave,
+            model=model.name,
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling,
+            stopping=stopping,
+            n=n,
+            logprobs=logprobs,
+            priority=priority,
+            special_tokens=draft.special_tokens,
+        )
+
+    async def prompt_tokens(self, prompt: Prompt | None, model: ModelFacts, check: "Checks") -> list[int]:
+        """Tokens of a prompt that leaves room in the context."""
+        where = prompt_field(prompt)
+        room = model.context_length - 1
+        if isinstance(prompt, TokenPrompt):
+            # Length first: the ids of a prompt that is far too long need no look at all.
+            if len(prompt.token_ids) > room:
+                raise check.too_long(where, len(prompt.token_ids), model)
+            check.token_ids(where, prompt.token_ids, model)
+            token_ids = list(prompt.token_ids)
+        else:
+            try:
+                token_ids = await self.encode(prompt, check, room)
+            except PromptTooLong:
+                raise check.too_long(where, None, model) from None
+        if not token_ids:
+            raise check.invalid(where, "must not be empty")
+        if len(token_ids) > room:
+            raise check.too_long(where, len(token_ids), model)
+        return token_ids
+
+    async def encode(
+        self, prompt: TextPrompt | ChatPrompt | None, check: "Checks", max_tokens: int | None = None
+    ) -> list[int]:
+        """Tokens of a text or chat. Raises QuireError, and PromptTooLong where `max_tokens` cannot do."""
+        if prompt is None:
+            raise check.invalid(Field.PROMPT, "must be given")
+        if isinstance(prompt, TextPrompt):
+            if not prompt.text:
+                raise check.invalid(Field.TEXT, "must not be empty")
+            check.unicode(check.spell(Field.TEXT), prompt.text)
+            return await self._tokenizer.encode_text(prompt.text, max_tokens)
+        if not prompt.messages:
+            raise check.invalid(Field.MESSAGES, "must not be empty")
+        if not self._tokenizer.has_chat_template:
+            message = "this model has no chat template"
+            raise QuireError(Reason.FEATURE_UNSUPPORTED, message, field=check.spell(Field.MESSAGES))
+        for place, (role, content) in enumerate(prompt.messages):
+            if not _ROLE.fullmatch(role):
+                message = "must be a name such as system, user or assistant"
+                raise QuireError(Reason.INVALID_FIELD, message, field=f"{check.spell(Field.MESSAGES, place)}.role")
+            check.unicode(f"{check.spell(Field.MESSAGES, place)}.content", content)
+        messages = [{"role": role, "content": content} for role, content in prompt.messages]
+        try:
+            return await self._tokenizer.encode_chat(messages, max_tokens)
+        except ChatRefused:
+            raise check.invalid(Field.MESSAGES, "the model's chat template does not take these messages") from None
+
+    def _stopping(self, draft: Draft, model: ModelFacts, prompt_length: int, check: "Checks") -> Stopping:
+        room = model.context_length - prompt_length
+        max_tokens = draft.max_tokens
+        if max_tokens is None:
+            max_tokens = room if draft.default_max_tokens is None else min(room, draft.default_max_tokens)
+        elif max_tokens > room:
+            raise QuireError(
+                Reason.CONTEXT_LENGTH_EXCEEDED,
+                f"{prompt_length} tokens of prompt and {max_tokens} more do not fit the context of "
+                f"{model.context_length} tokens",
+                field=check.spell(Field.MAX_TOKENS),
+            )
+        min_tokens = draft.min_tokens or 0
+        if not 0 <= min_tokens <= max_tokens:
+            raise check.invalid(Field.MIN_TOKENS, f"must be between 0 and max_tokens, which is {max_tokens}")
+        eos_token_ids = self._tokenizer.eos_token_ids if draft.end_of_text is EndOfText.ENDS else ()
+        return Stopping(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stops=tuple(StopString.compile(stop) for stop in dict.fromkeys(draft.stop)),
+            stop_token_ids=tuple(draft.stop_token_ids),
+            eos_token_ids=eos_token_ids,
+            stop_text=draft.stop_text,
+        )
+
+
+def prompt_field(prompt: Prompt | None) -> Field:
+    """The field that a prompt came in."""
+    match prompt:
+        case None:
+            return Field.PROMPT
+        case TextPrompt():
+            return Field.TEXT
+        case TokenPrompt():
+            return Field.TOKEN_IDS
+        case ChatPrompt():
+            return Field.MESSAGES
+
+
+def is_request_id(text: str) -> bool:
+    """Whether a client may name a request so."""
+    return _REQUEST_ID.fullmatch(text) is not None
+
+
+class Checks:
+    """Ranges, each refused in the client's own spelling."""
+
+    def __init__(self, spell: Spelling) -> None:
+        self.spell = spell
+
+    def invalid(self, which: Field, message: str) -> QuireError:
+        """The error to raise about a field."""
+        return QuireError(Reason.INVALID_FIELD, message, field=self.spell(which))
+
+    def too_long(self, which: Field, num_tokens: int | None, model: ModelFacts) -> QuireError:
+        """The error to raise about a prompt that leaves no room."""
+        length = "the prompt" if num_tokens is None else f"a prompt of {num_tokens} tokens"
+        return QuireError(
+            Reason.CONTEXT_LENGTH_EXCEEDED,
+            f"{length} leaves no room in the context of {model.context_length} tokens",
+            field=self.spell(which),
+        )
+
+    def model(self, name: str | None, model: ModelFacts) -> None:
+        """Refuses a model that is not served; None stands for the one that is."""
+        if name is not None and name != model.name:
+            message = f"no such model is served; there is {model.name}"
+            raise QuireError(Reason.MODEL_NOT_FOUND, message, field=self.spell(Field.MODEL))
+
+    def integer(self, which: Field, value: int | None, default: int, least: int, most: int) -> int:
+        """The value, from `least` to `most`."""
+        if value is None:
+            return default
+        if not least <= value <= most:
+            raise self.invalid(which, f"must be between {least} and {most}")
+        return value
+
+    def number(self, which: Field, value: float | None, default: float, least: float, most: float) -> float:
+        """The value, from `least` to `most`."""
+        if value is None:
+            return default
+        if not least <= value <= most:  # NaN is in no range
+            raise self.invalid(which, f"must be between {least:g} and {most:g}")
+        return value
+
+    def positive(self, which: Field, value: float | None, default: float, most: float) -> float:
+        """The value, above 0 and up to `most`."""
+        if value is None:
+            return default
+        if not 0 < value <= most:
+            raise self.invalid(which, f"must be above 0 and at most {most:g}")
+        return value
+
+    def token_ids(self, which: Field, token_ids: Sequence[int], model: ModelFacts) -> None:
+        """Refuses ids outside the vocabulary."""
+        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < model.vocab_size):
+            return
+        place = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < model.vocab_size)
+        message = f"must be below {model.vocab_size}, the size of the vocabulary"
+        raise QuireError(Reason.INVALID_FIELD, message, field=self.spell(which, place))
+
+    def unicode(self, where: str, text: str) -> None:
+        """Refuses half a surrogate pair, which JSON can spell and UTF-8 cannot."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise QuireError(Reason.INVALID_FIELD, "is not valid Unicode", field=where) from None
+
+
+def _identity(draft: Draft, check: Checks, own_id: str) -> tuple[str, OnLeave]:
+    if draft.request_id is None:
+        return own_id, OnLeave.CANCEL
+    if not is_request_id(draft.request_id):
+        raise check.invalid(Field.REQUEST_ID, "must be 1 to 128 letters, digits, '.', '_', ':' or '-'")
+    return draft.request_id, OnLeave.DETACH
+
+
+def _sampling(draft: Draft, model: ModelFacts, check: Checks) -> Sampling:
+    top_k = check.integer(Field.TOP_K, draft.top_k, 0, -1, 2**63 - 1)
+    return Sampling(
+        temperature=check.number(Field.TEMPERATURE, draft.temperature, 1.0, 0, 2),
+        top_p=check.positive(Field.TOP_P, draft.top_p, 1.0, 1),
+        top_k=top_k if 0 < top_k < model.vocab_size else 0,
+        min_p=check.number(Field.MIN_P, draft.min_p, 0.0, 0, 1),
+        presence_penalty=check.number(Field.PRESENCE_PENALTY, draft.presence_penalty, 0.0, -2, 2),
+        frequency_penalty=check.number(Field.FREQUENCY_PENALTY, draft.frequency_penalty, 0.0, -2, 2),
+        repetition_penalty=check.positive(Field.REPETITION_PENALTY, draft.repetition_penalty, 1.0, 10),
+        seed=check.integer(Field.SEED, draft.seed, secrets.randbits(_DRAWN_SEED_BITS), -(2**63), 2**63 - 1),
+        logit_bias=_logit_bias(draft.logit_bias, model, check),
+    )
+
+
+def _logit_bias(logit_bias: Mapping[int, float], model: ModelFacts, check: Checks) -> Mapping[int, float]:
+    if len(logit_bias) > MAX_LOGIT_BIAS:
+        raise check.invalid(Field.LOGIT_BIAS, f"must have at most {MAX_LOGIT_BIAS} entries")
+    for token_id, bias in logit_bias.items():
+        if not 0 <= token_id < model.vocab_size:
+            message = f"names a token that is not below {model.vocab_size}, the size of the vocabulary"
+            raise check.invalid(Field.LOGIT_BIAS, message)
+        if not (math.isfinite(bias) and -100 <= bias <= 100):
+            raise check.invalid(Field.LOGIT_BIAS, "must hold values between -100 and 100")
+    return dict(logit_bias)
+
+
+def _check_stops(draft: Draft, model: ModelFacts, check: Checks) -> None:
+    if len(draft.stop) > MAX_STOPS:
+        raise check.invalid(Field.STOP, f"must hold at most {MAX_STOPS} strings")
+    for place, stop in enumerate(draft.stop):
+        where = check.spell(Field.STOP, place)
+        if not 1 <= len(stop) <= MAX_STOP_LENGTH:
+            message = f"must have between 1 and {MAX_STOP_LENGTH} characters"
+            raise QuireError(Reason.INVALID_FIELD, message, field=where)
+        check.unicode(where, stop)
+    if len(draft.stop_token_ids) > MAX_STOPS:
+        raise check.invalid(Field.STOP_TOKEN_IDS, f"must hold at most {MAX_STOPS} ids")
+    check.token_ids(Field.STOP_TOKEN_IDS, draft.stop_token_ids, model)

@@ -1,0 +1,81 @@
+"""What each token of a vocabulary contributes to a text, in bytes: the ground of detokenizing and of logprobs."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import Tokenizer
+
+# Bytes that are no character of their own, as tokens for characters that a vocabulary lacks.
+_BYTE_TOKEN = re.compile(r"<0x([89A-F][0-9A-F])>")
+
+
+class Vocabulary:
+    """Token ids to bytes. Ids that the tokenizer does not know, as padded embeddings have, contribute nothing."""
+
+    def __init__(self, tokenizer: Tokenizer, decoder: Mapping[str, Any] | None) -> None:
+        """`decoder` is the object of that name in tokenizer.json: it tells how tokens spell bytes."""
+        self._tokenizer = tokenizer
+        kinds = _kinds(decoder)
+        self._byte_level = "ByteLevel" in kinds
+        self._byte_fallback = "ByteFallback" in kinds
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        # Text to stand before a token, because a decoder may treat the first token of a text differently.
+        self._anchor = tokenizer.encode("a", add_special_tokens=False).ids
+        self._anchor_text = self._decode(self._anchor)
+        self._pieces: dict[int, bytes] = {}
+
+    def piece(self, token_id: int) -> bytes:
+        """Bytes of a token that follows others; special tokens have theirs too."""
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            piece = self._spelled(token_id)
+            if piece is None:
+                text = self._decode([*self._anchor, token_id])
+                piece = text.removeprefix(self._anchor_text).encode()
+            self._pieces[token_id] = piece
+        return piece
+
+    def first_piece(self, token_id: int) -> bytes:
+        """Bytes of a token that begins a text: some tokenizers leave out its space."""
+        piece = self._spelled(token_id)
+        return self._decode([token_id]).encode() if piece is None else piece
+
+    def token_text(self, token_id: int) -> str:
+        """A token as text of its own; a part of a character reads as U+FFFD."""
+        return self.piece(token_id).decode("utf-8", "replace")
+
+    def _spelled(self, token_id: int) -> bytes | None:
+        """Bytes that the token's own name spells, or None where only the decoder can tell."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._byte_level:
+            try:
+                return bytes([_BYTE_OF[char] for char in token])
+            except KeyError:  # an added token stands for itself
+                return token.encode()
+        if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(match[1])
+        return None
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def _kinds(decoder: Mapping[str, Any] | None) -> set[str]:
+    if decoder is None:
+        return set()
+    parts = decoder.get("decoders", [])
+    return {str(decoder["type"])}.union(*map(_kinds, parts))
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable character for each byte, which byte-level tokenizers spell their tokens with."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()

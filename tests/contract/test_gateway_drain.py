@@ -1,0 +1,85 @@
+"""How a gateway goes: first it says so, then it refuses, what runs may end, and what does not is told."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gateway_harness import Harness, encoded, gateway_at, reason_of, running_gateway, scheduler_model
+from quire.inference.v1 import inference_pb2 as api
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scripted_scheduler import ScriptedScheduler, length_end, serving
+
+REQUEST = api.StreamGenerateRequest(generation=api.Generation(text="hello"))
+NAMED = api.StreamGenerateRequest(generation=api.Generation(text="hello", request_id="mine"))
+
+
+async def begun(quire: Harness, request: api.StreamGenerateRequest = REQUEST) -> tuple[Any, scheduler_v1.Submit]:
+    """A stream that is accepted, and its submission."""
+    call = quire.stub.StreamGenerate(request)
+    submit = await quire.scheduler.next("submit")
+    quire.scheduler.session.accept(submit.key)
+    await call.read()
+    return call, submit
+
+
+async def test_new_work_is_refused_and_running_work_ends(model_directory: Path) -> None:
+    async with running_gateway(model_directory, drain_grace=30) as quire:
+        call, submit = await begun(quire)
+        health = health_pb2_grpc.HealthStub(quire.channel)
+        stopping = asyncio.create_task(quire.gateway.stop())
+        await quire.wait_for_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await quire.stub.Generate(api.GenerateRequest(generation=REQUEST.generation))
+        assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert reason_of(refusal.value)[0] == "DRAINING"
+        refused = await quire.http.post("/v1/completions", json={"prompt": "a"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert refused.headers["retry-after"]
+        assert (await quire.http.get("/health")).status_code == 503
+        assert (await quire.http.get("/live")).status_code == 200
+        live = await health.Check(health_pb2.HealthCheckRequest(service="liveness"))
+        assert live.status == health_pb2.HealthCheckResponse.SERVING
+        quire.scheduler.session.tokens(submit.key, encoded("hello"), 0, end=length_end())
+        chunk, usage = await call.read(), await call.read()
+        assert (chunk.chunk.text, usage.usage.completion_tokens) == ("hello", 1)
+        await stopping
+
+
+@pytest.mark.parametrize(("request_", "kind"), [(REQUEST, "cancel"), (NAMED, "detach")])
+async def test_what_outlasts_the_grace_is_told_and_left(
+    request_: api.StreamGenerateRequest, kind: str, model_directory: Path
+) -> None:
+    async with running_gateway(model_directory, drain_grace=0.01) as quire:
+        call, submit = await begun(quire, request_)
+        stopping = asyncio.create_task(quire.gateway.stop())
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call.read()
+        assert reason_of(error.value)[0] == "DRAINING"
+        assert (await quire.scheduler.next(kind)).key == submit.key
+        await stopping
+
+
+async def test_a_stream_over_http_that_outlasts_the_grace_ends_in_an_error(model_directory: Path) -> None:
+    async with running_gateway(model_directory, drain_grace=0.01) as quire:
+        quire.scheduler.script = lambda session, submit: session.accept(submit.key)
+        async with quire.http.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as response:
+            stopping = asyncio.create_task(quire.gateway.stop())
+            text = (await response.aread()).decode()
+        assert '"code":"draining"' in text
+        assert "[DONE]" not in text
+        await stopping
+
+
+async def test_a_gateway_serves_once_a_scheduler_is_there(model_directory: Path) -> None:
+    first = ScriptedScheduler(scheduler_model(model_directory))
+    async with serving(first):
+        address = first.address
+    async with gateway_at(first, model_directory, [address]) as quire:
+        assert (await quire.http.get("/health")).status_code == 503
+        async with serving(first, int(address.rsplit(":", 1)[1])):
+            await quire.wait_for_health(health_pb2.HealthCheckResponse.SERVING)
+            assert (await quire.http.get("/health")).status_code == 200

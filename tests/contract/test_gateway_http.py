@@ -1,0 +1,302 @@
+"""The OpenAI-style API over the wire, before a scripted scheduler; also with a client that we did not write."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway_harness import Harness, encoded, running_gateway
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scripted_scheduler import answer_with
+from tiny_model import CONTEXT_LENGTH, EOS
+
+HELLO = encoded("hello world")
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def events_of(text: str) -> list[Any]:
+    """The events of a stream, parsed; comments are left out."""
+    rows = [row for row in text.split("\n\n") if row and not row.startswith(":")]
+    return [row if row == "data: [DONE]" else json.loads(row.removeprefix("data: ")) for row in rows]
+
+
+@pytest.fixture
+async def client(quire: Harness) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client."""
+    async with openai.DefaultAsyncHttpxClient(trust_env=False) as http:
+        yield openai.AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{quire.gateway.http_port}/v1", api_key="none", http_client=http, max_retries=0
+        )
+
+
+async def test_a_chat_completion(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(HELLO, stop_token_id=EOS, cached_tokens=2)
+    response = await quire.http.post("/v1/chat/completions", json={"messages": MESSAGES, "model": "tiny"})
+    assert response.status_code == 200
+    body = response.json()
+    assert body["id"] == f"chatcmpl-{response.headers['x-request-id']}"
+    assert body["choices"][0]["message"]["content"] == "hello world"
+    assert body["choices"][0]["finish_reason"] == "stop"
+    num_prompt = len(encoded("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"))
+    assert body["usage"] == {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": 3,
+        "total_tokens": num_prompt + 3,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+
+
+async def test_a_streamed_chat_completion(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(HELLO, stop_token_id=EOS)
+    response = await quire.http.post("/v1/chat/completions", json={"messages": MESSAGES, "stream": True})
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-cache"
+    *events, done = events_of(response.text)
+    assert done == "data: [DONE]"
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert deltas[0]["role"] == "assistant"
+    assert not any("role" in delta for delta in deltas[1:])
+    assert "".join(delta["content"] for delta in deltas) == "hello world"
+    assert [event["choices"][0]["finish_reason"] for event in events][-1] == "stop"
+    assert {event["id"] for event in events} == {f"chatcmpl-{response.headers['x-request-id']}"}
+
+
+async def test_usage_is_the_last_event_where_asked_for(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(HELLO)
+    body = {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 2}
+    *events, last, done = events_of((await quire.http.post("/v1/completions", json=body)).text)
+    assert done == "data: [DONE]"
+    assert (last["choices"], last["usage"]["total_tokens"]) == ([], 3)
+    assert all(event["choices"] for event in events)
+
+
+async def test_several_prompts_are_numbered_prompt_by_prompt(quire: Harness) -> None:
+    def script(session: Any, submit: scheduler_v1.Submit) -> None:
+        answer_with(list(submit.prompt_token_ids), EOS_ONLY)(session, submit)
+
+    quire.scheduler.script = script
+    body = {"prompt": ["he", "ll", encoded("or")], "n": 2, "max_tokens": 8}
+    whole = (await quire.http.post("/v1/completions", json=body)).json()
+    assert [choice["text"] for choice in whole["choices"]] == ["he", "", "ll", "", "or", ""]
+    assert [choice["index"] for choice in whole["choices"]] == list(range(6))
+    assert whole["usage"]["prompt_tokens"] == 3
+    assert whole["usage"]["completion_tokens"] == 6
+    events = events_of((await quire.http.post("/v1/completions", json=body | {"stream": True})).text)[:-1]
+    texts = dict.fromkeys(range(6), "")
+    for event in events:
+        texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert list(texts.values()) == ["he", "", "ll", "", "or", ""]
+
+
+EOS_ONLY = [EOS]
+
+
+async def test_prompts_of_one_call_are_requests_of_their_own(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(HELLO)
+    for body in ({"prompt": ["a", "a"], "seed": 5}, {"prompt": ["a", "a"]}):
+        await quire.http.post("/v1/completions", json=body)
+    given_first, given_second, drawn_first, drawn_second = quire.scheduler.all("submit")
+    assert len({submit.key for submit in quire.scheduler.all("submit")}) == 4
+    assert given_first.sampling.seed == given_second.sampling.seed == 5
+    assert drawn_first.sampling.seed != drawn_second.sampling.seed
+
+
+async def test_the_seed_of_a_choice_comes_back(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(HELLO)
+    body = (await quire.http.post("/v1/completions", json={"prompt": "a"})).json()
+    assert body["choices"][0]["seed"] == quire.scheduler.all("submit")[0].sampling.seed
+
+
+async def test_the_official_client_streams_and_counts(quire: Harness, client: openai.AsyncOpenAI) -> None:
+    quire.scheduler.script = answer_with(encoded("hello 😀 world"), stop_token_id=EOS)
+    stream = await client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "hello"}],
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": False, "min_tokens": 1, "top_k": 5},
+    )
+    text, usage = "", None
+    async for chunk in stream:
+        text += "".join(choice.delta.content or "" for choice in chunk.choices)
+        usage = chunk.usage or usage
+    assert text == "hello 😀 world"
+    assert usage is not None
+    assert usage.completion_tokens == len(encoded("hello 😀 world")) + 1
+
+
+async def test_the_official_client_reads_logprobs(quire: Harness, client: openai.AsyncOpenAI) -> None:
+    quire.scheduler.script = answer_with(HELLO)
+    chat = await client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "hello"}],
+        logprobs=True,
+        top_logprobs=2,
+        max_completion_tokens=2,
+    )
+    logprobs = chat.choices[0].logprobs
+    assert logprobs is not None
+    assert [one.token for one in logprobs.content or ()] == ["hello", " world"]
+    assert [len(one.top_logprobs) for one in logprobs.content or ()] == [2, 2]
+    completion = await client.completions.create(model="tiny", prompt="a", logprobs=1, max_tokens=2)
+    legacy = completion.choices[0].logprobs
+    assert legacy is not None
+    assert (legacy.tokens, legacy.token_logprobs, legacy.text_offset) == (["hello", " world"], [-0.5, -0.5], [0, 5])
+
+
+async def test_the_official_client_lists_models(client: openai.AsyncOpenAI) -> None:
+    models = [model async for model in await client.models.list()]
+    assert [model.id for model in models] == ["tiny"]
+    assert (await client.models.retrieve("tiny")).owned_by == "quire"
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("other")
+
+
+async def test_the_official_client_knows_our_errors(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        await client.completions.create(model="tiny", prompt="a", temperature=3)
+    assert (error.value.param, error.value.code, error.value.type) == (
+        "temperature",
+        "invalid_field",
+        "invalid_request_error",
+    )
+    with pytest.raises(openai.NotFoundError) as missing:
+        await client.completions.create(model="gpt", prompt="a")
+    assert missing.value.code == "model_not_found"
+
+
+async def test_a_failure_in_mid_stream_is_an_event_and_no_done(quire: Harness, client: openai.AsyncOpenAI) -> None:
+    def script(session: Any, submit: scheduler_v1.Submit) -> None:
+        session.accept(submit.key)
+        session.tokens(submit.key, HELLO[:1], 0)
+        session.fail(submit.key, scheduler_v1.FAILURE_REASON_INTERNAL, "secret")
+
+    quire.scheduler.script = script
+    response = await quire.http.post("/v1/completions", json={"prompt": "a", "stream": True})
+    *events, last = events_of(response.text)
+    assert "".join(event["choices"][0]["text"] for event in events) == "hello"
+    assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "internal")
+    assert "secret" not in response.text
+    stream = await client.completions.create(model="tiny", prompt="a", stream=True)
+    with pytest.raises(openai.APIError):
+        async for _ in stream:
+            pass
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("name", "kind"), [(None, "cancel"), ("mine", "detach")])
+async def test_a_client_that_leaves_is_noticed(name: str | None, kind: str, stream: bool, quire: Harness) -> None:
+    headers = {"idempotency-key": name} if name else {}
+    body = {"prompt": "a", "stream": stream}
+    asking = asyncio.create_task(quire.http.post("/v1/completions", json=body, headers=headers))
+    submit = await quire.scheduler.next("submit")
+    assert submit.detachable == (name is not None)
+    quire.scheduler.session.accept(submit.key)
+    asking.cancel()
+    assert (await quire.scheduler.next(kind)).key == submit.key
+
+
+async def test_every_prompt_is_cancelled_when_one_fails(quire: Harness) -> None:
+    asking = asyncio.create_task(quire.http.post("/v1/completions", json={"prompt": ["a", "b"]}))
+    first, second = [await quire.scheduler.next("submit") for _ in range(2)]
+    for submit in (first, second):
+        quire.scheduler.session.accept(submit.key)
+    quire.scheduler.session.fail(first.key, scheduler_v1.FAILURE_REASON_UNAVAILABLE)
+    assert (await asking).status_code == 503
+    assert (await quire.scheduler.next("cancel")).key == second.key
+
+
+async def test_the_idempotency_key_names_the_request(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(HELLO)
+    response = await quire.http.post("/v1/completions", json={"prompt": "a"}, headers={"idempotency-key": "mine"})
+    assert response.headers["x-request-id"] == "mine"
+    assert response.json()["id"] == "cmpl-mine"
+    bad = await quire.http.post("/v1/completions", json={"prompt": "a"}, headers={"idempotency-key": "not mine"})
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "Idempotency-Key")
+
+
+async def test_the_time_that_a_client_gives_is_carried_and_kept(quire: Harness) -> None:
+    headers = {"x-request-timeout": "0.05"}
+    response = await quire.http.post("/v1/completions", json={"prompt": "a"}, headers=headers)
+    assert response.status_code == 504
+    (submit,) = quire.scheduler.all("submit")
+    assert 0 < submit.time_left.ToTimedelta().total_seconds() <= 0.05
+
+
+async def test_a_model_is_found_by_its_name(quire: Harness) -> None:
+    models = (await quire.http.get("/v1/models")).json()
+    assert models["object"] == "list"
+    assert models["data"] == [(await quire.http.get("/v1/models/tiny")).json()]
+    assert models["data"][0]["max_model_len"] == CONTEXT_LENGTH
+
+
+async def test_health_is_readiness_and_live_is_life(quire: Harness) -> None:
+    assert (await quire.http.get("/health")).status_code == 200
+    quire.scheduler.session.status(None)
+    async with asyncio.timeout(10):
+        while (await quire.http.get("/health")).status_code != 503:
+            await asyncio.sleep(0.01)
+    assert (await quire.http.get("/live")).status_code == 200
+    refusal = await quire.http.post("/v1/completions", json={"prompt": "a"})
+    assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "model_not_ready")
+    assert int(refusal.headers["retry-after"]) >= 1
+
+
+async def test_version_and_metrics_are_there(quire: Harness) -> None:
+    assert (await quire.http.get("/version")).json()["version"]
+    response = await quire.http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    assert "quire_gateway_requests_in_flight 0.0" in response.text
+
+
+async def test_a_key_is_needed_where_it_should_be(model_directory: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nkey = "secret"\ntenant = "alice"\nweight = 3\n')
+    async with running_gateway(model_directory, api_keys=keys) as quire:
+        quire.scheduler.script = answer_with(HELLO)
+        for method, path in [
+            ("POST", "/v1/completions"),
+            ("POST", "/v1/chat/completions"),
+            ("GET", "/v1/models"),
+            ("GET", "/v1/models/tiny"),
+        ]:
+            response = await quire.http.request(method, path)
+            assert (response.status_code, response.json()["error"]["type"]) == (401, "authentication_error")
+        for path in ("/health", "/live", "/metrics", "/version"):
+            assert (await quire.http.get(path)).status_code == 200
+        headers = {"authorization": "Bearer secret"}
+        assert (await quire.http.get("/v1/models", headers=headers)).status_code == 200
+        await quire.http.post("/v1/completions", json={"prompt": "a"}, headers=headers)
+        (submit,) = quire.scheduler.all("submit")
+        assert (submit.tenant, submit.weight) == ("alice", 3.0)
+
+
+async def test_a_stream_that_waits_is_kept_alive(quire: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway_svc.openai_http.app._PING_SECONDS", 0.01)
+    quire.scheduler.script = lambda session, submit: session.accept(submit.key)
+    async with quire.http.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as response:
+        submit = await quire.scheduler.next("submit")
+        rows = response.aiter_lines()
+        assert await anext(rows) == ": ping"
+        quire.scheduler.session.tokens(submit.key, HELLO, 0)
+        async with asyncio.timeout(10):
+            async for row in rows:
+                if "hello world" in row:
+                    break
+
+
+async def test_text_comes_before_the_whole_is_there(quire: Harness) -> None:
+    def script(session: Any, submit: scheduler_v1.Submit) -> None:
+        session.accept(submit.key)
+        session.tokens(submit.key, HELLO[:1], 0)
+
+    quire.scheduler.script = script
+    async with (
+        asyncio.timeout(10),
+        quire.http.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as response,
+    ):
+        assert "hello" in await anext(response.aiter_text())

@@ -1,0 +1,171 @@
+"""What the OpenAI-style API refuses, and how it says so."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway_harness import Harness, encoded
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scripted_scheduler import answer_with
+from tiny_model import CONTEXT_LENGTH, EOS
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "code"),
+    [
+        (scheduler_v1.FAILURE_REASON_KEY_IN_USE, 409, "idempotency_key_reused"),
+        (scheduler_v1.FAILURE_REASON_DEADLINE_EXCEEDED, 504, "deadline_exceeded"),
+        (scheduler_v1.FAILURE_REASON_CANCELLED, 499, "cancelled"),
+        (scheduler_v1.FAILURE_REASON_UNAVAILABLE, 503, "capacity_exhausted"),
+        (scheduler_v1.FAILURE_REASON_INTERNAL, 500, "internal"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_of_the_scheduler_is_a_status_even_for_a_stream(
+    reason: scheduler_v1.FailureReason, status: int, code: str, stream: bool, quire: Harness
+) -> None:
+    quire.scheduler.script = lambda session, submit: session.fail(submit.key, reason)
+    response = await quire.http.post("/v1/completions", json={"prompt": "a", "stream": stream})
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert response.headers["x-request-id"]
+    assert ("retry-after" in response.headers) == (status == 503)
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon", "86401"])
+async def test_other_times_are_refused(seconds: str, quire: Harness) -> None:
+    headers = {"x-request-timeout": seconds}
+    response = await quire.http.post("/v1/completions", json={"prompt": "a"}, headers=headers)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-timeout")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code", "param"),
+    [
+        ("/v1/completions", {"prompt": ""}, 400, "invalid_field", "prompt"),
+        ("/v1/completions", {}, 400, "invalid_field", "prompt"),
+        ("/v1/chat/completions", {}, 400, "invalid_field", "messages"),
+        ("/v1/completions", {"prompt": "a", "model": "gpt"}, 404, "model_not_found", "model"),
+        ("/v1/completions", {"prompt": [5] * CONTEXT_LENGTH}, 400, "context_length_exceeded", "prompt"),
+        ("/v1/completions", {"prompt": [[5], [10**6]]}, 400, "invalid_field", "prompt[1][0]"),
+        ("/v1/completions", {"prompt": "a", "top_p": 0}, 400, "invalid_field", "top_p"),
+        ("/v1/completions", {"prompt": "a", "n": 0}, 400, "invalid_field", "n"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": -1}, 400, "invalid_field", "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "echo": True}, 400, "feature_unsupported", "echo"),
+        (
+            "/v1/chat/completions",
+            {"messages": MESSAGES, "max_completion_tokens": 0},
+            400,
+            "invalid_field",
+            "max_completion_tokens",
+        ),
+        ("/v1/chat/completions", {"messages": MESSAGES, "tools": [{}]}, 400, "feature_unsupported", "tools"),
+    ],
+)
+async def test_bad_input_is_refused_by_field(
+    path: str, body: dict[str, Any], status: int, code: str, param: str, quire: Harness
+) -> None:
+    response = await quire.http.post(path, json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (status, code, param)
+    assert set(error) == {"message", "type", "param", "code"}
+    assert not quire.scheduler.all("submit")
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "param"),
+    [
+        (b"\xff\xfe", "malformed_message", None),
+        (b"{", "malformed_message", None),
+        (b"[]", "malformed_message", None),
+        (b'{"prompt": "a", "temperature": NaN}', "invalid_field", "temperature"),
+        (b'{"prompt": "a", "x": NaN}', "malformed_message", None),
+        (b'{"prompt": "a", "temperature": 1e999}', "invalid_field", "temperature"),
+        (b'{"prompt": "\\ud800"}', "invalid_field", "prompt"),
+    ],
+)
+async def test_bad_json_is_refused(data: bytes, code: str, param: str | None, quire: Harness) -> None:
+    response = await quire.http.post("/v1/completions", content=data)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, code, param)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["with its length", "in chunks"])
+async def test_a_body_that_is_too_large_leaves_the_next_alone(told: bool, quire: Harness) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(40):
+            yield b" " * 2**20
+
+    content = b" " * (40 * 2**20) if told else chunks()
+    response = await quire.http.post("/v1/completions", content=content)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "message_too_large")
+    assert (await quire.http.get("/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nowhere", 404, "not_found"),
+        ("POST", "/v1/embeddings", 404, "not_found"),
+        ("GET", "/v1/completions/", 404, "not_found"),
+        ("GET", "/v1/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models/tiny", 405, "method_not_allowed"),
+        ("PATCH", "/health", 405, "method_not_allowed"),
+    ],
+)
+async def test_what_is_not_there_is_an_error_of_the_same_shape(
+    method: str, path: str, status: int, code: str, quire: Harness
+) -> None:
+    response = await quire.http.request(method, path)
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert ("allow" in response.headers) == (status == 405)
+
+
+async def test_no_value_of_a_client_becomes_a_label(quire: Harness) -> None:
+    await quire.http.request("EVIL", "/evil")
+    await quire.http.get("/v1/models/evil")
+    await quire.http.post("/v1/completions", json={"prompt": "a", "model": "evil"})
+    text = (await quire.http.get("/metrics")).text
+    assert "evil" not in text.lower()
+    labels = '{code="404",method="/v1/models/{model:path}",protocol="http"}'
+    assert await quire.metric(f"quire_gateway_requests_total{labels}") == 1
+
+
+async def test_a_request_that_is_no_http_ends_only_its_connection(quire: Harness) -> None:
+    with socket.create_connection(("127.0.0.1", quire.gateway.http_port)) as raw:
+        raw.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(raw, b"\x00\x01 garbage\r\n\r\n")
+        async with asyncio.timeout(10):
+            assert b"400" in await loop.sock_recv(raw, 1_000)
+    assert (await quire.http.get("/live")).status_code == 200
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+KNOWN = ["prompt", "messages", "stop", "n", "max_tokens", "logit_bias", "stream", "temperature", "seed", "top_k"]
+bodies = st.dictionaries(st.sampled_from(KNOWN) | st.text(max_size=5), json_values, max_size=4)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    data=st.binary(max_size=40) | bodies.map(lambda body: json.dumps(body | {"prompt": "a"}).encode()),
+    path=st.sampled_from(["/v1/completions", "/v1/chat/completions"]),
+)
+async def test_any_body_is_answered_or_refused_as_documented(data: bytes, path: str, quire: Harness) -> None:
+    quire.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
+    response = await quire.http.post(path, content=data)
+    if response.status_code != 200:
+        assert response.status_code in (400, 404)
+        code = response.json()["error"]["code"]
+        assert code in ("malformed_message", "invalid_field", "context_length_exceeded", "feature_unsupported")

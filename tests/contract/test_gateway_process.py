@@ -1,0 +1,155 @@
+"""The gateway as a process: how it starts, what it traces, how it stops."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2
+
+from collector import collecting
+from gateway_harness import Harness, encoded, scheduler_model
+from quire.inference.v1 import inference_pb2 as api
+from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
+from scripted_scheduler import ScriptedScheduler, answer_with, serving
+from tiny_model import EOS
+
+ROOT = Path(__file__).parents[2]
+TRACE = "0123456789abcdef0123456789abcdef"
+TRACEPARENT = f"00-{TRACE}-0123456789abcdef-01"
+
+
+async def start(*flags: str, **variables: str) -> Process:
+    """A gateway process."""
+    paths = [str(ROOT), str(ROOT / "protos")]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "OTEL_"))}
+    environment = inherited | {"PYTHONPATH": os.pathsep.join(paths)} | variables
+    command = [sys.executable, "-m", "gateway_svc", *flags]
+    return await asyncio.create_subprocess_exec(*command, env=environment, stdout=DEVNULL, stderr=PIPE)
+
+
+@asynccontextmanager
+async def gateway_process(directory: Path, **variables: str) -> AsyncIterator[tuple[Process, Harness]]:
+    """A ready gateway process, killed at the end if it still runs."""
+    async with serving(ScriptedScheduler(scheduler_model(directory))) as scheduler:
+        process = await start(
+            "--http-port=0",
+            "--grpc-port=0",
+            f"--schedulers-at={scheduler.address}",
+            f"--model={directory}",
+            **variables,
+        )
+        try:
+            assert process.stderr is not None
+            entry = json.loads(await process.stderr.readline())
+            async with (
+                grpc.aio.insecure_channel(f"127.0.0.1:{entry['grpc_port']}") as channel,
+                httpx.AsyncClient(base_url=f"http://127.0.0.1:{entry['http_port']}", trust_env=False) as http,
+            ):
+                harness = Harness(None, scheduler, channel, InferenceServiceStub(channel), http)  # type: ignore[arg-type]
+                await harness.wait_for_health(health_pb2.HealthCheckResponse.SERVING)
+                yield process, harness
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+async def ended(process: Process) -> tuple[int, str]:
+    """Exit status, and what stood on stderr and was not read."""
+    async with asyncio.timeout(30):
+        _, stderr = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, stderr.decode()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_it_cleanly(number: signal.Signals, model_directory: Path) -> None:
+    async with gateway_process(model_directory) as (process, _):
+        process.send_signal(number)
+        status, _ = await ended(process)
+        assert status == 0
+
+
+async def test_a_second_signal_ends_it_at_once(model_directory: Path) -> None:
+    async with gateway_process(model_directory) as (process, quire):
+        quire.scheduler.script = lambda session, submit: session.accept(submit.key)
+        call = quire.stub.StreamGenerate(api.StreamGenerateRequest(generation=api.Generation(text="a")))
+        await call.read()
+        process.send_signal(signal.SIGTERM)
+        await quire.wait_for_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        process.send_signal(signal.SIGTERM)
+        status, _ = await ended(process)
+        assert status == -signal.SIGTERM
+
+
+async def test_calls_of_both_protocols_are_traced_in_the_callers_trace(model_directory: Path) -> None:
+    async with collecting() as (collector, endpoint):
+        variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_INSECURE": "true"}
+        async with gateway_process(model_directory, **variables) as (process, quire):
+            quire.scheduler.script = answer_with(encoded("hello"), stop_token_id=EOS)
+            request = api.StreamGenerateRequest(generation=api.Generation(text="a"))
+            metadata = (("traceparent", TRACEPARENT),)
+            assert [message async for message in quire.stub.StreamGenerate(request, metadata=metadata)]
+            await quire.http.post("/v1/completions", json={"prompt": "a"}, headers=dict(metadata))
+            # A stream that is left must not upset what keeps the current span.
+            quire.scheduler.script = lambda session, submit: session.accept(submit.key)
+            left = quire.stub.StreamGenerate(request, metadata=metadata)
+            await left.read()
+            left.cancel()
+            await quire.scheduler.next("cancel")
+            process.terminate()
+            status, stderr = await ended(process)
+            assert (status, "detach" in stderr) == (0, False)
+            traceparents = [submit.traceparent for submit in quire.scheduler.all("submit")]
+    spans = {span.span_id.hex(): span for _, span in collector.spans}
+    assert {span.trace_id.hex() for span in spans.values()} == {TRACE}
+    servers = ["quire.inference.v1.InferenceService/StreamGenerate", "POST /v1/completions"]
+    for traceparent, server in zip(traceparents, [*servers, servers[0]], strict=True):
+        span = spans[traceparent.split("-")[2]]
+        assert span.name == "text_completion tiny"
+        assert spans[span.parent_span_id.hex()].name.strip("/") == server
+        assert spans[span.parent_span_id.hex()].parent_span_id.hex() == "0123456789abcdef"
+    assert len(spans) == 6, "neither health checks nor tokens make spans"
+
+
+async def refused_start(**settings: Any) -> tuple[int, str]:
+    """Exit status and message of a gateway that cannot start."""
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    return await ended(await start(*flags))
+
+
+async def test_what_prevents_a_start_is_told_in_one_line(model_directory: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text("[[keys]]\n")
+    ports = {"http_port": 0, "grpc_port": 0}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        attempts = await asyncio.gather(
+            refused_start(model=model_directory, http_port=port, grpc_port=0),
+            refused_start(model=model_directory, http_port=0, grpc_port=port),
+            refused_start(model=model_directory, api_keys=keys, **ports),
+            refused_start(model=tmp_path, **ports),
+            refused_start(model=tmp_path / "nowhere.gguf", **ports),
+        )
+    told = [
+        f"127.0.0.1:{port} is already in use",
+        f"127.0.0.1:{port} is already in use",
+        "keys[0]",
+        "no tokenizer.json",
+    ]
+    for (status, stderr), text in zip(attempts, [*told, "nowhere.gguf"], strict=True):
+        assert status == 1
+        (line,) = stderr.splitlines()
+        assert line.startswith("gateway_svc: ")
+        assert text in line

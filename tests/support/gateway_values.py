@@ -1,0 +1,93 @@
+"""Values for tests of the gateway: tokenizers of the kinds that models come with, and requests."""
+
+import json
+from collections.abc import Callable
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from gateway_svc.generation import Generation, OnLeave, Sampling, SpecialTokens, Stopping, StopText
+from gateway_svc.stop_strings import StopString
+from gateway_svc.vocabulary import Vocabulary
+from tiny_model import tiny_tokenizer
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """A vocabulary, as the gateway makes it from tokenizer.json."""
+    return Vocabulary(tokenizer, json.loads(tokenizer.to_str())["decoder"])
+
+
+def sentencepiece_tokenizer() -> Tokenizer:
+    """As Llama 2 has it: spaces as ▁, unknown characters as bytes, the first space of a text stripped."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "▁b", "é"]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={piece: place for place, piece in enumerate(pieces)}, merges=[("▁", "a"), ("▁", "b")])
+    )
+    tokenizer.add_special_tokens([AddedToken(piece, special=True) for piece in pieces[:3]])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+def metaspace_tokenizer() -> Tokenizer:
+    """As T5 has it."""
+    pieces = ["<pad>", "▁", "a", "b", "▁a", "▁é", "é"]
+    tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0))
+    tokenizer.add_special_tokens([AddedToken("<pad>", special=True)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def wordpiece_tokenizer() -> Tokenizer:
+    """As BERT has it."""
+    pieces = ["[UNK]", "[CLS]", "a", "##a", "b", "##b", ".", "é"]
+    tokenizer = Tokenizer(models.WordPiece({piece: place for place, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.add_special_tokens([AddedToken("[CLS]", special=True)])
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def added_tokens_tokenizer() -> Tokenizer:
+    """Byte level, with added tokens that are not special, one of them beyond the byte alphabet."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("｜tool｜", special=False)])
+    return tokenizer
+
+
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that is there."""
+    token_id = tokenizer.token_to_id(token)
+    assert token_id is not None
+    return token_id
+
+
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "byte level": tiny_tokenizer,
+    "byte level with added tokens": added_tokens_tokenizer,
+    "sentencepiece": sentencepiece_tokenizer,
+    "metaspace": metaspace_tokenizer,
+    "wordpiece": wordpiece_tokenizer,
+}
+
+
+def make_generation(
+    *,
+    prompt_token_ids: list[int] | None = None,
+    stop: tuple[str, ...] = (),
+    min_tokens: int = 0,
+    stop_text: StopText = StopText.EXCLUDED,
+    special_tokens: SpecialTokens = SpecialTokens.HIDDEN,
+    on_leave: OnLeave = OnLeave.CANCEL,
+    n: int = 1,
+    logprobs: int | None = None,
+    seed: int = 7,
+    stop_token_ids: tuple[int, ...] = (),
+    request_id: str = "some-id",
+) -> Generation:
+    """A request, with what a test does not care about filled in."""
+    sampling = Sampling(1.0, 1.0, 0, 0.0, 0.0, 0.0, 1.0, seed, {})
+    stops = tuple(StopString.compile(text) for text in stop)
+    stopping = Stopping(100, min_tokens, stops, stop_token_ids, (2,), stop_text)
+    prompt = [5] if prompt_token_ids is None else prompt_token_ids
+    return Generation(request_id, on_leave, "tiny", prompt, sampling, stopping, n, logprobs, 0, special_tokens)

@@ -1,0 +1,298 @@
+"""Bodies of the OpenAI API."""
+
+import contextlib
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway_svc.draft import ChatPrompt, EndOfText, Field, TextPrompt, TokenPrompt
+from gateway_svc.generation import SpecialTokens, StopText
+from gateway_svc.openai_http import unserved
+from gateway_svc.openai_http.bodies import Body, Delivery, chat_body, completion_body
+from gateway_svc.openai_http.json_fields import parse_body
+from svc_common.errors import QuireError, Reason
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def completion(**fields: Any) -> Body:
+    return completion_body(parse_body(json.dumps({"prompt": "a"} | fields).encode()), None)
+
+
+def chat(**fields: Any) -> Body:
+    return chat_body(parse_body(json.dumps({"messages": MESSAGES} | fields).encode()), None)
+
+
+def refused(read: Callable[..., Body], **fields: Any) -> tuple[Reason, str | None]:
+    with pytest.raises(QuireError) as error:
+        read(**fields)
+    return error.value.reason, error.value.field
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("a", [TextPrompt("a")]),
+        (["a", "b"], [TextPrompt("a"), TextPrompt("b")]),
+        ([1, 2], [TokenPrompt([1, 2])]),
+        ([[1, 2], [3]], [TokenPrompt([1, 2]), TokenPrompt([3])]),
+        (["a", [1]], [TextPrompt("a"), TokenPrompt([1])]),
+        ([], [TokenPrompt([])]),
+        (None, [None]),
+    ],
+)
+def test_prompts_of_all_kinds(prompt: Any, expected: list[Any]) -> None:
+    assert [asked.draft.prompt for asked in completion(prompt=prompt).prompts] == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        (7, "prompt"),
+        ({"a": 1}, "prompt"),
+        ([1, "a"], "prompt[1]"),
+        ([1, 2.0], "prompt[1]"),
+        ([1, True], "prompt[1]"),
+        (["a", 1], "prompt[1]"),
+        ([[1], [2, "b"]], "prompt[1][1]"),
+        ([None], "prompt[0]"),
+        (["a"] * 1_025, "prompt"),
+    ],
+)
+def test_other_prompts_are_refused_by_their_place(prompt: Any, field: str) -> None:
+    assert refused(completion, prompt=prompt) == (Reason.INVALID_FIELD, field)
+
+
+def test_each_of_several_prompts_has_its_own_name() -> None:
+    second = completion(prompt=["a", "b"]).prompts[1]
+    assert second.spelled(Field.TEXT) == "prompt[1]"
+    assert second.spelled(Field.TOKEN_IDS, 3) == "prompt[1][3]"
+
+
+def test_content_may_come_in_parts_of_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": parts}]
+    assert chat(messages=messages).prompts[0].draft.prompt == ChatPrompt([("system", "s"), ("user", "a\nb")])
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "field"),
+    [
+        ("a", Reason.INVALID_FIELD, "messages[1]"),
+        ({"content": "a"}, Reason.INVALID_FIELD, "messages[1].role"),
+        ({"role": 1, "content": "a"}, Reason.INVALID_FIELD, "messages[1].role"),
+        ({"role": "user"}, Reason.INVALID_FIELD, "messages[1].content"),
+        ({"role": "user", "content": 1}, Reason.INVALID_FIELD, "messages[1].content"),
+        ({"role": "user", "content": ["a"]}, Reason.INVALID_FIELD, "messages[1].content[0]"),
+        ({"role": "user", "content": [{"type": "text"}]}, Reason.INVALID_FIELD, "messages[1].content[0].text"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            Reason.FEATURE_UNSUPPORTED,
+            "messages[1].content[0].type",
+        ),
+        ({"role": "assistant", "tool_calls": [{}]}, Reason.FEATURE_UNSUPPORTED, "messages[1].tool_calls"),
+        ({"role": "user", "content": "a", "name": "b"}, Reason.FEATURE_UNSUPPORTED, "messages[1].name"),
+    ],
+)
+def test_messages_are_refused_by_their_place(message: Any, reason: Reason, field: str) -> None:
+    assert refused(chat, messages=[*MESSAGES, message]) == (reason, field)
+
+
+def test_messages_must_be_a_list() -> None:
+    assert refused(chat, messages="hi") == (Reason.INVALID_FIELD, "messages")
+
+
+WRONG_TYPES = {
+    "number": (["temperature", "top_p", "min_p", "repetition_penalty"], ["1", True, [], {}]),
+    "integer": (["max_tokens", "max_completion_tokens", "n", "seed", "top_k", "min_tokens"], ["1", True, 1.5, 1.0, []]),
+    "flag": (["stream", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"], ["true", 1, 0, []]),
+    "string": (["model"], [1, True, []]),
+    "list": (["stop", "stop_token_ids"], [1, True, {}]),
+    "object": (["logit_bias", "stream_options"], [1, True, [1]]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for names, values in WRONG_TYPES.values() for name in names for value in values],
+)
+def test_wrong_types_are_refused_by_name(name: str, value: Any) -> None:
+    for read in (completion, chat):
+        assert refused(read, **{name: value}) == (Reason.INVALID_FIELD, name)
+
+
+@pytest.mark.parametrize("token_id", ["a", "-1", "1.0", "", " 1", "٣", "9" * 30])
+def test_names_in_logit_bias_are_token_ids(token_id: str) -> None:
+    assert refused(completion, logit_bias={token_id: 1}) == (Reason.INVALID_FIELD, "logit_bias")
+
+
+def test_nan_is_refused_by_the_name_of_its_field_or_else_with_the_body() -> None:
+    assert refused(completion, temperature=math.nan) == (Reason.INVALID_FIELD, "temperature")
+    assert refused(completion, top_p=math.inf) == (Reason.INVALID_FIELD, "top_p")
+    assert refused(completion, nobody_defines_this=math.nan) == (Reason.MALFORMED_MESSAGE, None)
+    assert refused(chat, messages=[{"role": "user", "content": "a", "x": -math.inf}]) == (
+        Reason.MALFORMED_MESSAGE,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"a"',
+        b"{'a': 1}",
+        b"\xff\xfe\x00",
+        b'{"a": ' + b"[" * 100_000,
+        b'{"n": ' + b"1" * 5_000,
+    ],
+)
+def test_what_is_no_json_object_is_malformed(data: bytes) -> None:
+    with pytest.raises(QuireError) as error:
+        parse_body(data)
+    assert error.value.reason is Reason.MALFORMED_MESSAGE
+
+
+UNSERVED = [
+    (read, name, neutral) for read, table in ((completion, unserved.COMPLETION), (chat, unserved.CHAT))
+    for name, neutral in table.items()
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("read", "name", "neutral"), UNSERVED)
+def test_fields_that_are_not_served_are_refused_by_name_unless_they_ask_for_nothing(
+    read: Callable[..., Body], name: str, neutral: list[Any]
+) -> None:
+    assert refused(read, **{name: "something"}) == (Reason.FEATURE_UNSUPPORTED, name)
+    for value in (None, *neutral):
+        assert read(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("read", "fields", "name"),
+    [
+        (completion, {"echo": True}, "echo"),
+        (completion, {"suffix": "b"}, "suffix"),
+        (completion, {"best_of": 2}, "best_of"),
+        (completion, {"n": 2, "best_of": 3}, "best_of"),
+        (completion, {"use_beam_search": True}, "use_beam_search"),
+        (completion, {"length_penalty": 0.5}, "length_penalty"),
+        (completion, {"prompt_logprobs": 0}, "prompt_logprobs"),
+        (chat, {"tools": [{"type": "function"}]}, "tools"),
+        (chat, {"tool_choice": "auto"}, "tool_choice"),
+        (chat, {"response_format": {"type": "json_object"}}, "response_format"),
+        (chat, {"guided_json": {}}, "guided_json"),
+        (
+            chat,
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+        ),
+    ],
+)
+def test_values_that_ask_for_what_is_not_served(read: Callable[..., Body], fields: dict[str, Any], name: str) -> None:
+    assert refused(read, **fields) == (Reason.FEATURE_UNSUPPORTED, name)
+
+
+def test_fields_that_nobody_defines_and_the_user_are_ignored() -> None:
+    assert completion(user="me", some_field={"a": [1]}) == completion()
+
+
+def test_best_of_may_equal_n() -> None:
+    assert completion(n=2, best_of=2).prompts[0].draft.n == 2
+
+
+def test_the_newer_name_of_max_tokens_holds() -> None:
+    (asked,) = chat(max_tokens=1, max_completion_tokens=2).prompts
+    assert asked.draft.max_tokens == 2
+    assert asked.spelled(Field.MAX_TOKENS) == "max_completion_tokens"
+    assert chat(max_tokens=1).prompts[0].spelled(Field.MAX_TOKENS) == "max_tokens"
+
+
+def test_only_completions_have_a_default_length() -> None:
+    assert completion().prompts[0].draft.default_max_tokens == 16
+    assert chat().prompts[0].draft.default_max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 3}, 3),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+    ],
+)
+def test_logprobs_of_chats(fields: dict[str, Any], expected: int | None) -> None:
+    (asked,) = chat(**fields).prompts
+    assert asked.draft.logprobs == expected
+    assert asked.spelled(Field.LOGPROBS) == "top_logprobs"
+
+
+def test_top_logprobs_need_logprobs() -> None:
+    assert refused(chat, top_logprobs=1) == (Reason.INVALID_FIELD, "top_logprobs")
+
+
+def test_logprobs_of_completions() -> None:
+    assert completion(logprobs=0).prompts[0].draft.logprobs == 0
+    assert refused(completion, logprobs=True) == (Reason.INVALID_FIELD, "logprobs")
+
+
+def test_flags_become_what_they_mean() -> None:
+    draft = completion(ignore_eos=True, include_stop_str_in_output=True, skip_special_tokens=False).prompts[0].draft
+    assert draft.end_of_text is EndOfText.IGNORED
+    assert draft.stop_text is StopText.INCLUDED
+    assert draft.special_tokens is SpecialTokens.KEPT
+    assert completion(skip_special_tokens=True).prompts[0].draft.special_tokens is SpecialTokens.HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("fields", "delivery"),
+    [
+        ({}, Delivery.WHOLE),
+        ({"stream": True}, Delivery.STREAM),
+        ({"stream": True, "stream_options": {"include_usage": False}}, Delivery.STREAM),
+        ({"stream": True, "stream_options": {"include_usage": True}}, Delivery.STREAM_WITH_USAGE),
+    ],
+)
+def test_ways_to_answer(fields: dict[str, Any], delivery: Delivery) -> None:
+    assert chat(**fields).delivery is delivery
+
+
+def test_stream_options_need_a_stream() -> None:
+    assert refused(chat, stream_options={"include_usage": True}) == (Reason.INVALID_FIELD, "stream_options")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+KNOWN = [
+    "prompt",
+    "messages",
+    "stop",
+    "n",
+    "logprobs",
+    "logit_bias",
+    "stream",
+    "stream_options",
+    "temperature",
+    "tools",
+]
+
+
+@given(st.dictionaries(st.sampled_from(KNOWN) | st.text(max_size=5), json_values, max_size=5))
+def test_any_object_is_read_or_refused(fields: dict[str, Any]) -> None:
+    body = parse_body(json.dumps(fields).encode())
+    for read in (completion_body, chat_body):
+        with contextlib.suppress(QuireError):  # whatever else is raised is a fault
+            assert read(body, None).prompts

@@ -1,0 +1,47 @@
+"""Errors in OpenAI's shape."""
+
+import pytest
+
+from gateway_svc.openai_http.errors import NO_ROUTE, HttpError
+from svc_common.errors import QuireError, Reason
+
+TABLE = {
+    Reason.MALFORMED_MESSAGE: (400, "invalid_request_error"),
+    Reason.INVALID_FIELD: (400, "invalid_request_error"),
+    Reason.CONTEXT_LENGTH_EXCEEDED: (400, "invalid_request_error"),
+    Reason.FEATURE_UNSUPPORTED: (400, "invalid_request_error"),
+    Reason.MESSAGE_TOO_LARGE: (413, "invalid_request_error"),
+    Reason.UNAUTHENTICATED: (401, "authentication_error"),
+    Reason.MODEL_NOT_FOUND: (404, "invalid_request_error"),
+    Reason.MODEL_NOT_READY: (503, "service_unavailable"),
+    Reason.NOT_FOUND: (404, "invalid_request_error"),
+    Reason.IDEMPOTENCY_KEY_REUSED: (409, "invalid_request_error"),
+    Reason.CAPACITY_EXHAUSTED: (503, "service_unavailable"),
+    Reason.DRAINING: (503, "service_unavailable"),
+    Reason.DEADLINE_EXCEEDED: (504, "timeout"),
+    Reason.CANCELLED: (499, "cancelled"),
+    Reason.INTERNAL: (500, "server_error"),
+}
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_has_its_status(reason: Reason) -> None:
+    error = HttpError.of(QuireError(reason, "it is so"))
+    assert (error.status, error.kind) == TABLE[reason]
+
+
+def test_a_body_names_the_field_and_the_reason() -> None:
+    error = HttpError.of(QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, "is too long", field="messages"))
+    assert error.body == {
+        "error": {
+            "message": "messages: is too long",
+            "type": "invalid_request_error",
+            "param": "messages",
+            "code": "context_length_exceeded",
+        }
+    }
+
+
+def test_seconds_to_wait_are_rounded_up() -> None:
+    assert HttpError.of(QuireError(Reason.DRAINING, "soon", retry_after=1.2)).headers == {"retry-after": "2"}
+    assert NO_ROUTE.headers == {}

@@ -1,0 +1,36 @@
+"""What a request yields."""
+
+from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, Usage, joined
+from gateway_values import vocabulary_of
+from quire.inference.v1 import inference_pb2 as api
+from tiny_model import tiny_tokenizer
+
+VOCABULARY = vocabulary_of(tiny_tokenizer())
+END = Finish(FinishReason.STOP, "x")
+
+
+def test_chunks_of_a_sequence_join_in_their_order() -> None:
+    one, two = TokenLogprob(5, -1.0, (), 0), TokenLogprob(6, -2.0, (), 1)
+    chunks = [
+        Chunk(1, 0, "b", [7]),
+        Chunk(0, 0, "a", [5], [one]),
+        Chunk(1, 1, "", [8]),
+        Chunk(0, 1, "c", [6], [two], END),
+    ]
+    assert joined(chunks) == [Chunk(0, 0, "ac", [5, 6], [one, two], END), Chunk(1, 0, "b", [7, 8])]
+
+
+def test_an_end_tells_what_it_matched() -> None:
+    assert END.to_proto() == api.Finish(reason=api.FINISH_REASON_STOP, stop="x")
+    assert Finish(FinishReason.STOP, 0).to_proto() == api.Finish(reason=api.FINISH_REASON_STOP, token_id=0)
+    assert Finish(FinishReason.LENGTH).to_proto() == api.Finish(reason=api.FINISH_REASON_LENGTH)
+
+
+def test_a_chunk_that_goes_on_has_no_end() -> None:
+    chunk = Chunk(2, 7, "hi", [5]).to_proto(VOCABULARY)
+    assert chunk == api.Chunk(index=2, offset=7, text="hi", token_ids=[5])
+    assert not chunk.HasField("finish")
+
+
+def test_usage_adds_up() -> None:
+    assert sum([Usage(1, 2, 3), Usage(10, 20, 30)], Usage()) == Usage(11, 22, 33)

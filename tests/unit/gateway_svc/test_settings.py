@@ -1,0 +1,25 @@
+"""Settings of the gateway."""
+
+import pytest
+
+from gateway_svc.settings import GatewaySettings
+from svc_common.settings import read_settings
+
+
+def test_schedulers_are_read_one_by_one() -> None:
+    settings = read_settings(GatewaySettings, ["--schedulers-at", "a:1, b.c:2"])
+    assert settings.scheduler_addresses == ["a:1", "b.c:2"]
+
+
+def test_variables_are_the_same_as_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_HTTP_PORT", "1")
+    monkeypatch.setenv("QUIRE_DRAIN_GRACE", "2.5")
+    settings = read_settings(GatewaySettings, ["--grpc-port", "3"])
+    assert (settings.http_port, settings.grpc_port, settings.drain_grace) == (1, 3, 2.5)
+
+
+@pytest.mark.parametrize("value", ["", "a", "a:b", "a:1,", "a:1 b:2"])
+def test_a_bad_list_of_schedulers_is_named(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(GatewaySettings, ["--schedulers-at", value])
+    assert "QUIRE_SCHEDULERS_AT" in capsys.readouterr().err

@@ -1,0 +1,65 @@
+"""The span of a request to generate."""
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from gateway_svc import tracing
+from gateway_svc.output import FinishReason, Usage
+from gateway_svc.tracing import GenerationSpan, Operation
+from gateway_values import make_generation
+from svc_common.errors import QuireError, Reason
+from svc_common.telemetry import context_from
+
+PARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """Takes the spans that are made."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(tracing, "tracer", lambda: provider.get_tracer("test"))
+    return exporter
+
+
+def test_a_span_is_of_the_callers_trace_and_leads_on(exporter: InMemorySpanExporter) -> None:
+    span = GenerationSpan(make_generation(n=2), Operation.CHAT, context_from(PARENT))
+    span.first_token(0.25)
+    span.end(Usage(5, 7, 3), [FinishReason.STOP, FinishReason.LENGTH], None)
+    (ended,) = exporter.get_finished_spans()
+    assert ended.name == "chat tiny"
+    assert ended.parent is not None
+    assert f"{ended.parent.trace_id:032x}-{ended.parent.span_id:016x}" == PARENT[3:-3]
+    assert ended.context is not None
+    assert span.traceparent == f"00-{PARENT[3:35]}-{ended.context.span_id:016x}-01"
+    attributes = dict(ended.attributes or {})
+    assert attributes["gen_ai.operation.name"] == "chat"
+    assert attributes["gen_ai.request.choice.count"] == 2
+    assert attributes["gen_ai.usage.input_tokens"] == 1
+    assert attributes["gen_ai.usage.output_tokens"] == 7
+    assert attributes["gen_ai.usage.cache_read.input_tokens"] == 3
+    assert attributes["gen_ai.response.finish_reasons"] == ("stop", "length")
+    assert attributes["gen_ai.response.time_to_first_chunk"] == 0.25
+    assert ended.status.status_code is StatusCode.UNSET
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"), [(Reason.INTERNAL, StatusCode.ERROR), (Reason.CANCELLED, StatusCode.UNSET)]
+)
+def test_a_failure_is_an_error_unless_it_was_wanted(
+    reason: Reason, status: StatusCode, exporter: InMemorySpanExporter
+) -> None:
+    GenerationSpan(make_generation(), Operation.TEXT_COMPLETION, None).end(Usage(), [], QuireError(reason, "so"))
+    (ended,) = exporter.get_finished_spans()
+    assert ended.status.status_code is status
+    assert dict(ended.attributes or {})["error.type"] == reason.value
+
+
+def test_without_tracing_nothing_is_carried() -> None:
+    span = GenerationSpan(make_generation(), Operation.CHAT, context_from(PARENT))
+    assert span.traceparent == ""
+    span.end(Usage(), [], None)

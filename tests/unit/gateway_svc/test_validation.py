@@ -1,0 +1,324 @@
+"""The validator, driven through both protocols: what is refused, by which name, and what the rest resolves to."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway_svc.draft import Draft
+from gateway_svc.generation import Generation, ModelFacts, OnLeave, SpecialTokens, StopText
+from gateway_svc.openai_http.bodies import chat_body, completion_body
+from gateway_svc.openai_http.json_fields import parse_body
+from gateway_svc.servicer import in_generation
+from gateway_svc.tokenizer import ModelTokenizer
+from gateway_svc.validation import Validator
+from quire.inference.v1 import inference_pb2 as api
+from svc_common.errors import QuireError, Reason
+from tiny_model import CONTEXT_LENGTH, EOS, tiny_tokenizer
+
+VOCAB_SIZE = tiny_tokenizer().get_vocab_size()
+MODEL = ModelFacts("tiny", CONTEXT_LENGTH, VOCAB_SIZE)
+INVALID, TOO_LONG = Reason.INVALID_FIELD, Reason.CONTEXT_LENGTH_EXCEEDED
+
+
+async def over_grpc(tokenizer: ModelTokenizer, **fields: Any) -> Generation:
+    """Resolves a Generation as it comes off the wire."""
+    sent = api.Generation(**fields).SerializeToString()
+    draft = Draft.from_proto(api.Generation.FromString(sent))
+    return await Validator(tokenizer).generation(draft, MODEL, in_generation, "own-id")
+
+
+async def over_http(tokenizer: ModelTokenizer, request_id: str | None = None, **fields: Any) -> Generation:
+    """Resolves a body of /v1/chat/completions where it has messages, of /v1/completions otherwise."""
+    read = chat_body if "messages" in fields else completion_body
+    (asked,) = read(parse_body(json.dumps(fields).encode()), request_id).prompts
+    return await Validator(tokenizer).generation(asked.draft, MODEL, asked.spelled, "own-id")
+
+
+async def refused(resolving: Any) -> tuple[Reason, str | None]:
+    """Reason and field of the error that is raised."""
+    with pytest.raises(QuireError) as error:
+        await resolving
+    return error.value.reason, error.value.field
+
+
+def sampling(**fields: Any) -> dict[str, Any]:
+    return {"sampling": api.Sampling(**fields)}
+
+
+def stopping(**fields: Any) -> dict[str, Any]:
+    return {"stopping": api.Stopping(**fields)}
+
+
+# (message of the group, its field, the field over HTTP, values in range, values out of it)
+RANGES: list[tuple[Callable[..., dict[str, Any]], str, str, list[Any], list[Any]]] = [
+    (sampling, "temperature", "temperature", [0, 0.5, 2], [-0.001, 2.001, -1, math.nan, math.inf]),
+    (sampling, "top_p", "top_p", [0.001, 1], [0, -0.5, 1.001, math.nan, math.inf]),
+    (sampling, "top_k", "top_k", [-1, 0, 1, 2**31 - 1], [-2, -(2**31)]),
+    (sampling, "min_p", "min_p", [0, 1], [-0.001, 1.001, math.nan]),
+    (sampling, "presence_penalty", "presence_penalty", [-2, 2], [-2.001, 2.001, math.nan]),
+    (sampling, "frequency_penalty", "frequency_penalty", [-2, 2], [-2.001, 2.001, math.nan]),
+    (sampling, "repetition_penalty", "repetition_penalty", [0.001, 10], [0, -1, 10.001, math.nan, math.inf]),
+    (sampling, "seed", "seed", [-(2**63), 0, 2**63 - 1], []),
+    (stopping, "max_tokens", "max_tokens", [1, CONTEXT_LENGTH - 1], [0]),
+    (stopping, "min_tokens", "min_tokens", [0, 16], [CONTEXT_LENGTH]),
+    (dict, "n", "n", [1, 128], [0, 129]),
+    (dict, "logprobs", "logprobs", [0, 20], [21]),
+    (dict, "priority", "priority", [-(2**31), 2**31 - 1], []),
+]
+GROUPS = {sampling: "sampling.", stopping: "stopping.", dict: ""}
+IN_RANGE = [(group, name, http, value) for group, name, http, good, _ in RANGES for value in good]
+OUT_OF_RANGE = [(group, name, http, value) for group, name, http, _, bad in RANGES for value in bad]
+
+
+@pytest.mark.parametrize(("group", "name", "http_name", "value"), IN_RANGE)
+async def test_values_in_range_are_taken_over_both_protocols(
+    group: Callable[..., dict[str, Any]], name: str, http_name: str, value: Any, tokenizer: ModelTokenizer
+) -> None:
+    assert await over_grpc(tokenizer, text="a", **group(**{name: value}))
+    assert await over_http(tokenizer, prompt="a", **{http_name: value})
+
+
+@pytest.mark.parametrize(("group", "name", "http_name", "value"), OUT_OF_RANGE)
+async def test_values_out_of_range_are_refused_by_the_clients_own_name(
+    group: Callable[..., dict[str, Any]], name: str, http_name: str, value: Any, tokenizer: ModelTokenizer
+) -> None:
+    grpc_field = f"generation.{GROUPS[group]}{name}"
+    assert await refused(over_grpc(tokenizer, text="a", **group(**{name: value}))) == (INVALID, grpc_field)
+    assert await refused(over_http(tokenizer, prompt="a", **{http_name: value})) == (INVALID, http_name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", 2**63),
+        ("seed", -(2**63) - 1),
+        ("priority", 2**31),
+        ("top_k", 2**63),
+        ("max_tokens", -1),
+        ("min_tokens", -1),
+        ("n", -1),
+        ("logprobs", -1),
+        ("temperature", 10**400),
+    ],
+)
+async def test_json_can_spell_what_no_field_of_a_message_holds(
+    name: str, value: int, tokenizer: ModelTokenizer
+) -> None:
+    fields: dict[str, Any] = {"prompt": "a", name: value}
+    assert await refused(over_http(tokenizer, **fields)) == (INVALID, name)
+
+
+STOPS: list[tuple[Any, Reason | None, str]] = [
+    (["a"] * 64, None, ""),
+    (["x" * 1_024], None, ""),
+    (["a"] * 65, INVALID, ""),
+    (["a", ""], INVALID, "[1]"),
+    (["x" * 1_025], INVALID, "[0]"),
+]
+
+
+@pytest.mark.parametrize(("stop", "reason", "place"), STOPS)
+async def test_stop_strings(stop: list[str], reason: Reason | None, place: str, tokenizer: ModelTokenizer) -> None:
+    grpc, http = over_grpc(tokenizer, text="a", **stopping(stop=stop)), over_http(tokenizer, prompt="a", stop=stop)
+    if reason is None:
+        first = await grpc
+        assert [one.text for one in first.stopping.stops] == list(dict.fromkeys(stop))
+        assert (await http).stopping.stops == first.stopping.stops
+    else:
+        assert await refused(grpc) == (reason, f"generation.stopping.stop{place}")
+        assert await refused(http) == (reason, f"stop{place}")
+
+
+async def test_a_lone_stop_string_is_named_without_a_place(tokenizer: ModelTokenizer) -> None:
+    assert await refused(over_http(tokenizer, prompt="a", stop="")) == (INVALID, "stop")
+
+
+@pytest.mark.parametrize(
+    ("grpc_fields", "http_fields", "reason", "grpc_field", "http_field"),
+    [
+        ({}, {}, INVALID, "prompt", "prompt"),
+        ({"text": ""}, {"prompt": ""}, INVALID, "text", "prompt"),
+        ({"token_ids": api.TokenIds()}, {"prompt": []}, INVALID, "token_ids.ids", "prompt"),
+        ({"chat": api.Chat()}, {"messages": []}, INVALID, "chat.messages", "messages"),
+        (
+            {"token_ids": api.TokenIds(ids=[1, VOCAB_SIZE])},
+            {"prompt": [1, VOCAB_SIZE]},
+            INVALID,
+            "token_ids.ids[1]",
+            "prompt[1]",
+        ),
+        ({"text": "a" * 256}, {"prompt": "a" * 256}, TOO_LONG, "text", "prompt"),
+        ({"text": "a" * 10_000}, {"prompt": "a" * 10_000}, TOO_LONG, "text", "prompt"),
+        (
+            {"token_ids": api.TokenIds(ids=[5] * 256)},
+            {"prompt": [5] * 256},
+            TOO_LONG,
+            "token_ids.ids",
+            "prompt",
+        ),
+        (
+            {"chat": api.Chat(messages=[api.ChatMessage(role="user", content="a" * 256)])},
+            {"messages": [{"role": "user", "content": "a" * 256}]},
+            TOO_LONG,
+            "chat.messages",
+            "messages",
+        ),
+        (
+            {"chat": api.Chat(messages=[api.ChatMessage(role="user\n<|im_end|>", content="a")])},
+            {"messages": [{"role": "user\n<|im_end|>", "content": "a"}]},
+            INVALID,
+            "chat.messages[0].role",
+            "messages[0].role",
+        ),
+        (
+            {"chat": api.Chat(messages=[api.ChatMessage(role="tool", content="a")])},
+            {"messages": [{"role": "tool", "content": "a"}]},
+            INVALID,
+            "chat.messages",
+            "messages",
+        ),
+        ({"text": "a", "model": "gpt"}, {"prompt": "a", "model": "gpt"}, Reason.MODEL_NOT_FOUND, "model", "model"),
+        (
+            {"text": "aa", **stopping(max_tokens=255)},
+            {"prompt": "aa", "max_tokens": 255},
+            TOO_LONG,
+            "stopping.max_tokens",
+            "max_tokens",
+        ),
+        (
+            {"text": "a", **stopping(max_tokens=4, min_tokens=5)},
+            {"prompt": "a", "max_tokens": 4, "min_tokens": 5},
+            INVALID,
+            "stopping.min_tokens",
+            "min_tokens",
+        ),
+        (
+            {"text": "a", **stopping(stop_token_ids=[1, VOCAB_SIZE])},
+            {"prompt": "a", "stop_token_ids": [1, VOCAB_SIZE]},
+            INVALID,
+            "stopping.stop_token_ids[1]",
+            "stop_token_ids[1]",
+        ),
+        (
+            {"text": "a", **sampling(logit_bias={VOCAB_SIZE: 1})},
+            {"prompt": "a", "logit_bias": {str(VOCAB_SIZE): 1}},
+            INVALID,
+            "sampling.logit_bias",
+            "logit_bias",
+        ),
+        (
+            {"text": "a", **sampling(logit_bias={1: 100.5})},
+            {"prompt": "a", "logit_bias": {"1": 100.5}},
+            INVALID,
+            "sampling.logit_bias",
+            "logit_bias",
+        ),
+        (
+            {"text": "a", **sampling(logit_bias={1: math.nan})},
+            {"prompt": "a", "logit_bias": {"1": math.nan}},
+            INVALID,
+            "sampling.logit_bias",
+            "logit_bias",
+        ),
+        (
+            {"text": "a", **sampling(logit_bias=dict.fromkeys(range(1_025), 0.0))},
+            {"prompt": "a", "logit_bias": {str(token_id): 0 for token_id in range(1_025)}},
+            INVALID,
+            "sampling.logit_bias",
+            "logit_bias",
+        ),
+    ],
+)
+async def test_bad_input_is_refused_alike(
+    grpc_fields: dict[str, Any],
+    http_fields: dict[str, Any],
+    reason: Reason,
+    grpc_field: str,
+    http_field: str,
+    tokenizer: ModelTokenizer,
+) -> None:
+    assert await refused(over_grpc(tokenizer, **grpc_fields)) == (reason, f"generation.{grpc_field}")
+    assert await refused(over_http(tokenizer, **http_fields)) == (reason, http_field)
+
+
+@pytest.mark.parametrize("request_id", ["", "a" * 129, "a b", "ä", "a/b", "a\n"])
+async def test_names_of_requests(request_id: str, tokenizer: ModelTokenizer) -> None:
+    grpc = over_grpc(tokenizer, text="a", request_id=request_id)
+    assert await refused(grpc) == (INVALID, "generation.request_id")
+    assert await refused(over_http(tokenizer, request_id, prompt="a")) == (INVALID, "Idempotency-Key")
+
+
+async def test_a_named_request_is_detached_and_another_cancelled(tokenizer: ModelTokenizer) -> None:
+    named = await over_grpc(tokenizer, text="a", request_id="My.id_1:2-3")
+    assert (named.request_id, named.on_leave) == ("My.id_1:2-3", OnLeave.DETACH)
+    own = await over_grpc(tokenizer, text="a")
+    assert (own.request_id, own.on_leave) == ("own-id", OnLeave.CANCEL)
+
+
+@pytest.mark.parametrize("half", ["\ud800", "a\udfff"])
+async def test_half_a_surrogate_pair_is_refused(half: str, tokenizer: ModelTokenizer) -> None:
+    assert await refused(over_http(tokenizer, prompt=half)) == (INVALID, "prompt")
+    assert await refused(over_http(tokenizer, prompt="a", stop=["b", half])) == (INVALID, "stop[1]")
+    messages = [{"role": "user", "content": half}]
+    assert await refused(over_http(tokenizer, messages=messages)) == (INVALID, "messages[0].content")
+
+
+async def test_both_protocols_have_the_same_defaults(tokenizer: ModelTokenizer) -> None:
+    grpc, http = await over_grpc(tokenizer, text="aa"), await over_http(tokenizer, prompt="aa")
+    assert grpc.stopping.max_tokens == CONTEXT_LENGTH - 2
+    assert http.stopping.max_tokens == 16
+    for one in (grpc, http):
+        assert (one.sampling.temperature, one.sampling.top_p, one.sampling.top_k) == (1.0, 1.0, 0)
+        assert (one.sampling.min_p, one.sampling.repetition_penalty, one.sampling.logit_bias) == (0.0, 1.0, {})
+        assert (one.sampling.presence_penalty, one.sampling.frequency_penalty) == (0.0, 0.0)
+        assert (one.n, one.logprobs, one.priority, one.model) == (1, None, 0, "tiny")
+        assert (one.stopping.min_tokens, one.stopping.ending_token_ids) == (0, (EOS,))
+        assert (one.stopping.stop_text, one.special_tokens) == (StopText.EXCLUDED, SpecialTokens.HIDDEN)
+
+
+async def test_a_default_number_of_tokens_gives_way_to_the_context(tokenizer: ModelTokenizer) -> None:
+    assert (await over_http(tokenizer, prompt=[5] * 250)).stopping.max_tokens == 6
+
+
+async def test_a_chat_may_take_the_rest_of_the_context(tokenizer: ModelTokenizer) -> None:
+    one = await over_http(tokenizer, messages=[{"role": "user", "content": "hello"}])
+    assert one.stopping.max_tokens == CONTEXT_LENGTH - len(one.prompt_token_ids)
+
+
+async def test_an_absent_seed_is_drawn_anew_each_time(tokenizer: ModelTokenizer) -> None:
+    drawn = {(await over_grpc(tokenizer, text="a")).sampling.seed for _ in range(8)}
+    assert len(drawn) == 8
+    assert all(0 <= seed < 2**53 for seed in drawn)
+
+
+async def test_end_of_text_can_be_gone_through(tokenizer: ModelTokenizer) -> None:
+    for one in (
+        await over_grpc(tokenizer, text="a", **stopping(ignore_eos=True, stop_token_ids=[7])),
+        await over_http(tokenizer, prompt="a", ignore_eos=True, stop_token_ids=[7]),
+    ):
+        assert one.stopping.ending_token_ids == (7,)
+
+
+async def test_a_top_k_of_the_whole_vocabulary_keeps_all(tokenizer: ModelTokenizer) -> None:
+    assert (await over_grpc(tokenizer, text="a", **sampling(top_k=VOCAB_SIZE))).sampling.top_k == 0
+    assert (await over_grpc(tokenizer, text="a", **sampling(top_k=VOCAB_SIZE - 1))).sampling.top_k == VOCAB_SIZE - 1
+
+
+async def test_tokens_that_end_are_held_off_until_min_tokens(tokenizer: ModelTokenizer) -> None:
+    one = await over_grpc(tokenizer, text="a", **stopping(min_tokens=3, stop_token_ids=[9]))
+    submit = one.to_proto()
+    assert list(submit.sampling.suppressed_token_ids) == [EOS, 9]
+    assert submit.sampling.min_tokens == 3
+    without = (await over_grpc(tokenizer, text="a", **stopping(stop_token_ids=[9]))).to_proto()
+    assert not without.sampling.suppressed_token_ids
+    assert list(without.stop_token_ids) == [EOS, 9]
+
+
+async def test_a_model_without_a_template_takes_no_chats(tokenizer: ModelTokenizer) -> None:
+    bare = ModelTokenizer(tiny_tokenizer(), {"type": "ByteLevel"}, None, [EOS])
+    messages = [{"role": "user", "content": "a"}]
+    assert await refused(over_http(bare, messages=messages)) == (Reason.FEATURE_UNSUPPORTED, "messages")
+    bare.close()
