@@ -1,0 +1,40 @@
+"""Python client of Quire: `AsyncClient` for asyncio, `Client` for everything else."""
+
+from quire_client.aio import AsyncClient, AsyncStream
+from quire_client.connection import __version__
+from quire_client.errors import QuireError
+from quire_client.requests import GenerationOptions, Message
+from quire_client.results import (
+    Acceptance,
+    Chunk,
+    Completion,
+    Finish,
+    FinishReason,
+    Generation,
+    Model,
+    Tokenized,
+    TokenLogprob,
+    Usage,
+)
+from quire_client.sync import Client, Stream
+
+__all__ = [
+    "Acceptance",
+    "AsyncClient",
+    "AsyncStream",
+    "Chunk",
+    "Client",
+    "Completion",
+    "Finish",
+    "FinishReason",
+    "Generation",
+    "GenerationOptions",
+    "Message",
+    "Model",
+    "QuireError",
+    "Stream",
+    "TokenLogprob",
+    "Tokenized",
+    "Usage",
+    "__version__",
+]

@@ -1,0 +1,117 @@
+"""What is measured of a server under load, and how it is defined.
+
+Time to first token (TTFT): from sending a request to its first token, with all waiting in between.
+Inter-token latency (ITL): the gaps between the tokens of one stream; a chunk of k tokens after a gap g counts as k gaps
+of g/k. Tokens that came together with the first one have no gap before them and count for none.
+Output tokens per second: all output tokens, over the time from the first request sent to the last token of all.
+Percentiles interpolate linearly between the nearest ranks, as numpy does by default.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Tokens that came together. `at` is in seconds of the clock that the request was sent by."""
+
+    at: float
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When one request was sent and when its tokens came, in order; at least one arrival, none of them empty."""
+
+    sent: float
+    arrivals: tuple[Arrival, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that came in all."""
+        return sum(arrival.num_tokens for arrival in self.arrivals)
+
+    @property
+    def time_to_first_token(self) -> float:
+        """In seconds."""
+        return self.arrivals[0].at - self.sent
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds before each token after the first arrival."""
+        gaps = []
+        for before, after in pairwise(self.arrivals):
+            gaps += [(after.at - before.at) / after.num_tokens] * after.num_tokens
+        return gaps
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Percentiles of a latency, in seconds."""
+
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Distribution | None":
+        """None where there are no values."""
+        if not values:
+            return None
+        ordered = sorted(values)
+        return cls(*(percentile(ordered, percent) for percent in (50, 90, 99)))
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a load came to. `inter_token` is None where no stream had two arrivals."""
+
+    num_requests: int
+    prompt_tokens: int
+    output_tokens: int
+    wall_seconds: float
+    output_tokens_per_second: float
+    requests_per_second: float
+    time_to_first_token: Distribution
+    inter_token: Distribution | None
+
+
+def summarize(timelines: Sequence[Timeline], prompt_tokens: int) -> Summary:
+    """The figures of requests that ended well, whose prompts had `prompt_tokens` tokens in all.
+
+    Raises ValueError where there are none.
+    """
+    first_tokens = Distribution.of([timeline.time_to_first_token for timeline in timelines])
+    if first_tokens is None:
+        raise ValueError("there is nothing to summarize")
+    wall = max(t.arrivals[-1].at for t in timelines) - min(t.sent for t in timelines)
+    output_tokens = sum(timeline.num_tokens for timeline in timelines)
+    return Summary(
+        num_requests=len(timelines),
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        wall_seconds=wall,
+        output_tokens_per_second=output_tokens / wall,
+        requests_per_second=len(timelines) / wall,
+        time_to_first_token=first_tokens,
+        inter_token=Distribution.of([gap for timeline in timelines for gap in timeline.gaps]),
+    )
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Of ascending values, at least one; interpolated linearly."""
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def spread(times: Sequence[float], num_tokens: int) -> tuple[Arrival, ...]:
+    """Arrivals at `times` of a stream that tells only how many tokens it had in all: evenly, as whole tokens.
+
+    Where there are fewer tokens than times, the times that get none are left out.
+    """
+    shares = [num_tokens * i // len(times) for i in range(len(times) + 1)]
+    counts = [high - low for low, high in pairwise(shares)]
+    return tuple(Arrival(at, count) for at, count in zip(times, counts, strict=True) if count)

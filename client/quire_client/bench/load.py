@@ -1,0 +1,63 @@
+"""Keeps a number of requests in flight until all are answered, and keeps when their tokens came."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from quire_client.bench.latency import Summary, Timeline, summarize
+from quire_client.bench.mix import MixRequest
+from quire_client.bench.targets import OnTokens, Target, TargetError
+from quire_client.errors import QuireError
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What became of each request. `failures` counts requests by what their server said.
+
+    `num_short` counts requests with fewer or more tokens than they asked for: their server does not ignore end-of-text,
+    and its figures compare with nobody's.
+    """
+
+    timelines: list[Timeline]
+    prompt_tokens: int
+    failures: Counter[str]
+    num_short: int
+
+    @property
+    def summary(self) -> Summary | None:
+        """Figures over the requests that were answered; None where there are none."""
+        return summarize(self.timelines, self.prompt_tokens) if self.timelines else None
+
+
+async def run_load(
+    target: Target,
+    requests: Sequence[MixRequest],
+    concurrency: int,
+    on_tokens: OnTokens = lambda count: None,
+    on_end: Callable[[], None] = lambda: None,
+) -> Load:
+    """Sends `requests` in their order, at most `concurrency` at a time. `on_end` is called at each request's end."""
+    timelines: list[Timeline] = []
+    failures: Counter[str] = Counter()
+    prompt_tokens = 0
+    num_short = 0
+    waiting = iter(requests)
+
+    async def send_one_after_another() -> None:
+        nonlocal prompt_tokens, num_short
+        for request in waiting:
+            try:
+                timeline = await target.run(request, on_tokens)
+            except (QuireError, TargetError) as error:
+                failures[str(error)] += 1
+            else:
+                timelines.append(timeline)
+                prompt_tokens += len(request.prompt_token_ids)
+                num_short += timeline.num_tokens != request.output_tokens
+            on_end()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(concurrency, len(requests))):
+            group.create_task(send_one_after_another())
+    return Load(timelines, prompt_tokens, failures, num_short)

@@ -1,0 +1,83 @@
+"""What a load consists of: requests of given prompts and output lengths, read from a file or drawn from a seed."""
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+PROMPT_TOKENS = (16, 800)
+OUTPUT_TOKENS = (16, 256)
+
+# Ids below are control characters and special tokens in many vocabularies.
+_FIRST_ORDINARY_ID = 1_000
+_COMMON_VOCAB_SIZE = 20_000
+"""Ids below this are words in the vocabularies of all common language models."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixRequest:
+    """A prompt, and how many tokens to generate whatever they are."""
+
+    prompt_token_ids: tuple[int, ...]
+    output_tokens: int
+
+
+class MixError(Exception):
+    """A mix file that cannot be used. Its text names the file and what is wrong."""
+
+
+def log_uniform(rng: random.Random, low: int, high: int) -> int:
+    """A length between `low` and `high`, both included, whose logarithm is uniform."""
+    return round(math.exp(rng.uniform(math.log(low), math.log(high))))
+
+
+def draw_lengths(seed: int, count: int) -> list[tuple[int, int]]:
+    """Prompt and output lengths in tokens, log-uniform within PROMPT_TOKENS and OUTPUT_TOKENS."""
+    rng = random.Random(seed)
+    return [(log_uniform(rng, *PROMPT_TOKENS), log_uniform(rng, *OUTPUT_TOKENS)) for _ in range(count)]
+
+
+def draw_mix(seed: int, count: int, vocab_size: int | None) -> list[MixRequest]:
+    """Requests of draw_lengths' lengths, of random tokens of any model whose vocabulary is not told."""
+    size = vocab_size or _COMMON_VOCAB_SIZE
+    ids = range(_FIRST_ORDINARY_ID if size > 2 * _FIRST_ORDINARY_ID else 0, size)
+    rng = random.Random(f"{seed} tokens")
+    return [
+        MixRequest(tuple(rng.choices(ids, k=prompt_tokens)), output_tokens)
+        for prompt_tokens, output_tokens in draw_lengths(seed, count)
+    ]
+
+
+def read_mix(path: Path) -> list[MixRequest]:
+    """Requests of a mix file, in its order.
+
+    The file is JSON: {"requests": [{"prompt_token_ids": [int, …], "output_tokens": int}, …]}, and whatever else tells
+    where it comes from. Raises MixError.
+    """
+    try:
+        requests = json.loads(path.read_bytes())["requests"]
+        mix = [_read_request(entry) for entry in requests]
+    except OSError as error:
+        raise MixError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise MixError(f'{path}: not a mix: {{"requests": [{{"prompt_token_ids", "output_tokens"}}]}}') from error
+    if not mix:
+        raise MixError(f"{path}: holds no requests")
+    return mix
+
+
+def take(mix: Sequence[MixRequest], count: int | None) -> list[MixRequest]:
+    """The first `count` requests, over again where there are not so many; all of them where it is None."""
+    return list(islice(cycle(mix), len(mix) if count is None else count))
+
+
+def _read_request(entry: Any) -> MixRequest:
+    ids, output_tokens = entry["prompt_token_ids"], entry["output_tokens"]
+    whole = all(type(number) is int and number >= 0 for number in [*ids, output_tokens])
+    if not ids or not whole or output_tokens < 1:
+        raise ValueError
+    return MixRequest(tuple(ids), output_tokens)

@@ -1,0 +1,181 @@
+"""The servers that a load can go to: Quire over gRPC, or any server with OpenAI's completions over HTTP."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+import httpx
+
+from quire_client.aio import AsyncClient
+from quire_client.bench.latency import Arrival, Timeline, spread
+from quire_client.bench.mix import MixRequest
+from quire_client.connection import is_loopback
+
+OnTokens = Callable[[int], None]
+"""Called with the number of tokens whenever some come."""
+
+
+class TargetError(Exception):
+    """A server that cannot be measured, or a request that it did not answer. Its text is for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetModel:
+    """The model that is measured. `vocab_size` is None where the server does not tell."""
+
+    name: str
+    vocab_size: int | None
+
+
+class Target(Protocol):
+    """A server under load. Raises TargetError or QuireError."""
+
+    async def model(self) -> TargetModel:
+        """The model that is measured."""
+
+    async def run(self, request: MixRequest, on_tokens: OnTokens) -> Timeline:
+        """Sends a request, greedy and with end-of-text ignored, and reads its stream to the end."""
+
+
+class QuireTarget:
+    """Quire's own gRPC service."""
+
+    def __init__(self, client: AsyncClient, model: str | None = None) -> None:
+        self._client = client
+        self._model = model
+
+    async def model(self) -> TargetModel:
+        """The model that was named, or the first one that is served."""
+        for model in await self._client.models():
+            if self._model in (None, model.name):
+                return TargetModel(model.name, model.vocab_size)
+        raise TargetError(f"the server has no model {self._model or 'yet'}")
+
+    async def run(self, request: MixRequest, on_tokens: OnTokens) -> Timeline:
+        """Sends a request and reads its stream."""
+        arrivals = []
+        stream = self._client.stream(
+            request.prompt_token_ids,
+            model=self._model,
+            max_tokens=request.output_tokens,
+            temperature=0,
+            ignore_eos=True,
+        )
+        sent = perf_counter()
+        async for chunk in stream:
+            if chunk.token_ids:
+                arrivals.append(Arrival(perf_counter(), len(chunk.token_ids)))
+                on_tokens(len(chunk.token_ids))
+        return _timeline(sent, tuple(arrivals))
+
+
+class OpenAITarget:
+    """A server with OpenAI's /v1/models and streaming /v1/completions, with token ids as prompt and `ignore_eos`.
+
+    Such a stream does not tell how many tokens a chunk holds: the usage at its end is spread over chunks with text.
+    """
+
+    def __init__(self, url: str, http: httpx.AsyncClient, model: str | None = None) -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._http = http
+        self._model = model
+
+    async def model(self) -> TargetModel:
+        """The model that was named, or the first one that is served."""
+        if self._model is None:
+            try:
+                response = await self._http.get(f"{self._url}/v1/models")
+                if response.is_error:
+                    raise _refusal(response.status_code, response.content)
+                self._model = str(response.json()["data"][0]["id"])
+            except httpx.HTTPError as error:
+                raise self._unreachable() from error
+            except (ValueError, LookupError, TypeError) as error:
+                raise TargetError(f"{self._url}/v1/models does not answer as OpenAI's does") from error
+        return TargetModel(self._model, None)
+
+    async def run(self, request: MixRequest, on_tokens: OnTokens) -> Timeline:
+        """Sends a request and reads its stream."""
+        body = {
+            "model": (await self.model()).name,
+            "prompt": list(request.prompt_token_ids),
+            "max_tokens": request.output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        times = []
+        num_tokens = None
+        sent = perf_counter()
+        try:
+            async with self._http.stream("POST", f"{self._url}/v1/completions", json=body) as response:
+                if response.is_error:
+                    raise _refusal(response.status_code, await response.aread())
+                async for event in _events(response):
+                    if any(choice.get("text") for choice in event.get("choices", ())):
+                        times.append(perf_counter())
+                        on_tokens(1)
+                    if event.get("usage"):
+                        num_tokens = int(event["usage"]["completion_tokens"])
+        except httpx.HTTPError as error:
+            raise self._unreachable() from error
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise TargetError(f"{self._url}/v1/completions does not stream as OpenAI's does") from error
+        if num_tokens is None:
+            raise TargetError("the stream ended without usage")
+        return _timeline(sent, spread(times, num_tokens) if times else ())
+
+    def _unreachable(self) -> TargetError:
+        return TargetError(f"no connection to {self._url}")
+
+
+def is_http_url(url: str) -> bool:
+    """Whether OpenAITarget can call it."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host)
+
+
+def http_client(url: str, api_key: str | None, timeout: float | None) -> httpx.AsyncClient:
+    """A client for OpenAITarget: as many connections as there are requests, and no proxy to this machine."""
+    parsed = httpx.URL(url)
+    return httpx.AsyncClient(
+        headers={"authorization": f"Bearer {api_key}"} if api_key else None,
+        timeout=timeout,
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        trust_env=not is_loopback(f"{parsed.host}:{parsed.port}"),
+    )
+
+
+def _timeline(sent: float, arrivals: tuple[Arrival, ...]) -> Timeline:
+    if not arrivals:
+        raise TargetError("the stream ended without a token")
+    return Timeline(sent, arrivals)
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """The JSON of each server-sent event. Raises TargetError at an error event and at an end without [DONE]."""
+    async for line in response.aiter_lines():
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            return
+        event = json.loads(data)
+        if event.get("error"):
+            raise _refusal(response.status_code, data.encode())
+        yield event
+    raise TargetError("the stream ended early")
+
+
+def _refusal(status: int, body: bytes) -> TargetError:
+    """What the server says in OpenAI's error body, or else its status."""
+    try:
+        return TargetError(str(json.loads(body)["error"]["message"]))
+    except (ValueError, LookupError, TypeError):
+        return TargetError(f"HTTP status {status}")

@@ -1,0 +1,70 @@
+"""The commands put together, and what ends them: every error is one line on stderr and an exit code."""
+
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import grpc
+import typer
+
+from quire_client.bench.mix import MixError
+from quire_client.bench.targets import TargetError
+from quire_client.cli.bench import bench
+from quire_client.cli.chat import chat
+from quire_client.cli.generate import generate
+from quire_client.cli.models import models
+from quire_client.cli.output import explain
+from quire_client.connection import __version__
+from quire_client.errors import QuireError
+
+app = typer.Typer(
+    name="quire",
+    help="Talk to a Quire server, and measure it.",
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(generate)
+app.command()(chat)
+app.command()(models)
+app.command()(bench)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"quire {__version__} (Python {platform.python_version()}, grpcio {grpc.__version__})")
+        raise typer.Exit
+
+
+@app.callback()
+def quire(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Talk to a Quire server, and measure it."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Runs a command line, by default the process's own, and returns its exit code."""
+    try:
+        code = app(args=args, prog_name="quire", standalone_mode=False)
+    except typer.TyperException as error:
+        return _fail(f"{error.format_message()} (quire --help lists what there is)", error.exit_code)
+    except QuireError as error:
+        return _fail(explain(error))
+    except (MixError, TargetError) as error:
+        return _fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    return code if isinstance(code, int) else 0
+
+
+def _fail(line: str, code: int = 1) -> int:
+    print(f"quire: {' '.join(line.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,184 @@
+"""`quire bench`: puts a server under load and tells how fast it answers."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from quire_client.aio import AsyncClient
+from quire_client.bench.latency import Distribution
+from quire_client.bench.load import Load, run_load
+from quire_client.bench.mix import MixRequest, draw_mix, read_mix, take
+from quire_client.bench.targets import OpenAITarget, QuireTarget, Target, TargetModel, http_client, is_http_url
+from quire_client.cli import options as opt
+from quire_client.cli.output import print_json
+
+_DEFAULT_REQUESTS = 48
+_WARM_UP_TOKENS = 8
+
+
+def _check_url(url: str | None) -> str | None:
+    if url is not None and not is_http_url(url):
+        raise typer.BadParameter("an URL such as http://127.0.0.1:8000 is needed")
+    return url
+
+
+def bench(
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Measure this OpenAI-style HTTP server instead, by the same definitions.",
+            callback=_check_url,
+        ),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            "--requests", "-n", min=1, help="How many.", show_default=f"the mix's own, or {_DEFAULT_REQUESTS}"
+        ),
+    ] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Requests in flight at a time.")] = 16,
+    mix: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Requests to send.",
+            show_default="random tokens, log-uniform prompts of 16-800 and outputs of 16-256",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws the default mix.")] = 0,
+    warm_up: Annotated[int, typer.Option(min=0, help="Short requests before, which do not count.")] = 1,
+    model: opt.Model = None,
+    output: opt.Output = opt.OutputFormat.TEXT,
+    timeout: opt.Timeout = None,
+    address: opt.Address = opt.ADDRESS,
+    api_key: opt.ApiKey = None,
+) -> None:
+    """Put a server under load, greedy and with exact lengths.
+
+    TTFT: from sending a request to its first token.
+
+    Inter-token latency: gaps between tokens of one stream; k tokens that come after a gap g count as k gaps of g/k.
+
+    Output tokens/s: all output tokens, over the time from the first request sent to the last token.
+
+    More requests than a mix has repeat it, which a prefix cache makes cheaper.
+    """
+    given = read_mix(mix) if mix else None
+
+    async def measure() -> tuple[TargetModel, Load]:
+        async with _target(url, address, model, api_key, timeout) as target:
+            served = await target.model()
+            mix = given or draw_mix(seed, requests or _DEFAULT_REQUESTS, served.vocab_size)
+            for request in draw_mix(seed + 1, warm_up, served.vocab_size):
+                await target.run(replace(request, output_tokens=_WARM_UP_TOKENS), lambda count: None)
+            return served, await _run_with_progress(target, take(mix, requests), concurrency)
+
+    served, load = asyncio.run(measure())
+    if output is opt.OutputFormat.JSON:
+        _print_json(served, url or address, concurrency, load)
+    else:
+        _print_table(f"{served.name} at {url or address}, {concurrency} requests at a time", load)
+    if load.failures or load.num_short:
+        _print_failures(load)
+        raise typer.Exit(1)
+
+
+@asynccontextmanager
+async def _target(
+    url: str | None, address: str, model: str | None, api_key: str | None, timeout: float | None
+) -> AsyncIterator[Target]:
+    if url is None:
+        async with AsyncClient(address, api_key=api_key, timeout=timeout) as client:
+            yield QuireTarget(client, model)
+    else:
+        async with http_client(url, api_key, timeout) as http:
+            yield OpenAITarget(url, http, model)
+
+
+async def _run_with_progress(target: Target, requests: Sequence[MixRequest], concurrency: int) -> Load:
+    console = Console(stderr=True)
+    num_tokens = num_ended = 0
+    progress = Progress(
+        TextColumn("requests"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tokens]:,} tokens"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    task = progress.add_task("", total=len(requests), tokens=0)
+
+    def on_tokens(count: int) -> None:
+        nonlocal num_tokens
+        num_tokens += count
+        progress.update(task, tokens=num_tokens)
+
+    def on_end() -> None:
+        nonlocal num_ended
+        num_ended += 1
+        progress.advance(task)
+        if not console.is_terminal and num_ended * 10 // len(requests) > (num_ended - 1) * 10 // len(requests):
+            print(f"quire: {num_ended} of {len(requests)} requests, {num_tokens} tokens", file=sys.stderr)
+
+    with progress:
+        return await run_load(target, requests, concurrency, on_tokens, on_end)
+
+
+def _print_json(served: TargetModel, address: str, concurrency: int, load: Load) -> None:
+    print_json(
+        {
+            "model": served.name,
+            "address": address,
+            "concurrency": concurrency,
+            "summary": load.summary,
+            "failures": dict(load.failures),
+            "num_short": load.num_short,
+        }
+    )
+
+
+def _print_table(title: str, load: Load) -> None:
+    summary = load.summary
+    if summary is None:
+        return
+    table = Table(box=None)
+    for column in ("", "p50", "p90", "p99"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    table.add_row("time to first token, ms", *_milliseconds(summary.time_to_first_token))
+    table.add_row("inter-token latency, ms", *_milliseconds(summary.inter_token))
+    print(title)
+    Console().print(table)
+    print(
+        f"{summary.output_tokens_per_second:,.1f} output tokens/s, {summary.requests_per_second:,.2f} requests/s: "
+        f"{summary.num_requests} requests, {summary.prompt_tokens:,} prompt and {summary.output_tokens:,} output "
+        f"tokens in {summary.wall_seconds:,.1f} s"
+    )
+
+
+def _milliseconds(latency: Distribution | None) -> Sequence[str]:
+    if latency is None:
+        return ("-", "-", "-")
+    return [f"{seconds * 1e3:,.1f}" for seconds in (latency.p50, latency.p90, latency.p99)]
+
+
+def _print_failures(load: Load) -> None:
+    for reason, count in load.failures.most_common(3):
+        print(f"quire: {count} requests failed: {reason}", file=sys.stderr)
+    if load.num_short:
+        print(
+            f"quire: {load.num_short} requests did not get as many tokens as they asked for: the figures compare "
+            "with no other server's",
+            file=sys.stderr,
+        )

@@ -1,0 +1,72 @@
+"""`quire generate`: continues a text."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from quire_client.cli import options as opt
+from quire_client.cli.output import print_json, write_text
+from quire_client.requests import GenerationOptions
+from quire_client.sync import Client
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.")],
+    temperature: opt.Temperature = None,
+    top_p: opt.TopP = None,
+    top_k: opt.TopK = None,
+    min_p: opt.MinP = None,
+    presence_penalty: opt.PresencePenalty = None,
+    frequency_penalty: opt.FrequencyPenalty = None,
+    repetition_penalty: opt.RepetitionPenalty = None,
+    seed: opt.Seed = None,
+    max_tokens: opt.MaxTokens = None,
+    min_tokens: opt.MinTokens = None,
+    stop: opt.Stop = None,
+    ignore_eos: opt.IgnoreEos = False,
+    n: Annotated[int, typer.Option("--n", help="How many independent texts.")] = 1,
+    logprobs: Annotated[
+        int | None, typer.Option(help="Log-probabilities of this many likeliest tokens; with -o json.")
+    ] = None,
+    request_id: Annotated[str | None, typer.Option(help="Your own name for the request.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Higher goes first.")] = None,
+    model: opt.Model = None,
+    output: opt.Output = opt.OutputFormat.TEXT,
+    timeout: opt.Timeout = None,
+    address: opt.Address = opt.ADDRESS,
+    api_key: opt.ApiKey = None,
+) -> None:
+    """Continue a text, and write what comes as it comes."""
+    if logprobs is not None and output is opt.OutputFormat.TEXT:
+        raise typer.BadParameter("log-probabilities are written with -o json only", param_hint="--logprobs")
+    if prompt == "-":
+        prompt = sys.stdin.read().removesuffix("\n")
+    wanted: GenerationOptions = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "stop": stop,
+        "ignore_eos": ignore_eos,
+        "n": n,
+        "logprobs": logprobs,
+        "request_id": request_id,
+        "priority": priority,
+        "model": model,
+    }
+    with Client(address, api_key=api_key, timeout=timeout) as client:
+        stream = client.stream(prompt, **wanted)
+        if output is opt.OutputFormat.JSON:
+            print_json(stream.collect())
+        elif n == 1:
+            write_text(chunk.text for chunk in stream)
+        else:
+            for completion in stream.collect().completions:
+                write_text([f"[{completion.index}] {completion.text}"])

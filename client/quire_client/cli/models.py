@@ -1,0 +1,29 @@
+"""`quire models`: what a server has."""
+
+from rich.console import Console
+from rich.table import Table
+
+from quire_client.cli import options as opt
+from quire_client.cli.output import print_json
+from quire_client.sync import Client
+
+
+def models(
+    output: opt.Output = opt.OutputFormat.TEXT,
+    timeout: opt.Timeout = None,
+    address: opt.Address = opt.ADDRESS,
+    api_key: opt.ApiKey = None,
+) -> None:
+    """List the models that are served."""
+    with Client(address, api_key=api_key, timeout=timeout) as client:
+        served = client.models()
+    if output is opt.OutputFormat.JSON:
+        print_json(served)
+        return
+    table = Table(box=None)
+    table.add_column("model", no_wrap=True)
+    table.add_column("context", justify="right")
+    table.add_column("vocabulary", justify="right")
+    for model in served:
+        table.add_row(model.name, f"{model.context_length:,}", f"{model.vocab_size:,}")
+    Console().print(table)

@@ -1,0 +1,59 @@
+"""What commands write: text that is safe for a terminal, values as JSON, errors as one line."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from quire_client.errors import UNREACHABLE, QuireError
+
+# A model may generate escape sequences, which a terminal would obey. Newline and tab stay.
+_CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+_NEXT_STEPS = {
+    UNREACHABLE: "start a server with `make run`, or name one with --address or QUIRE_ADDRESS",
+    "UNAUTHENTICATED": "give a key with --api-key or QUIRE_API_KEY",
+    "MODEL_NOT_FOUND": "`quire models` lists what is served",
+    "CONTEXT_LENGTH_EXCEEDED": "shorten the prompt or lower --max-tokens",
+    "DEADLINE_EXCEEDED": "allow more with --timeout",
+    "INTERNAL": "the server's log tells more",
+}
+
+
+def write_text(pieces: Iterable[str]) -> None:
+    """Writes generated text as it comes, without control characters where a terminal shows it, and ends the line."""
+    visible = _CONTROLS if sys.stdout.isatty() else {}
+    end = ""
+    try:
+        for piece in pieces:
+            end = "\n"  # also where an error comes after it
+            sys.stdout.write(piece.translate(visible))
+            sys.stdout.flush()
+        end = "\n"
+    finally:
+        sys.stdout.write(end)
+        sys.stdout.flush()
+
+
+def print_json(value: Any) -> None:
+    """Writes values, dataclasses among them, as JSON; bytes become lists of numbers, as in OpenAI's API."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, bytes):
+        return list(value)
+    raise TypeError(f"JSON has nothing for a {type(value).__name__}")
+
+
+def explain(error: QuireError) -> str:
+    """What went wrong, where, and what to do about it, in one line."""
+    parts = [str(error)]
+    if error.reason in _NEXT_STEPS:
+        parts.append(_NEXT_STEPS[error.reason])
+    if error.retry_after is not None:
+        parts.append(f"try again in {error.retry_after:g} s")
+    return "; ".join(parts)

@@ -1,0 +1,108 @@
+"""How a client reaches a gateway: its address, options of the channel, metadata and deadline of each call."""
+
+import json
+import os
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from ipaddress import ip_address
+
+import grpc
+
+from quire_client.errors import QuireError
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+try:
+    __version__ = version("quire")
+except PackageNotFoundError:  # run from a checkout that is not installed
+    __version__ = "0+unknown"
+
+_SERVICE = "quire.inference.v1.InferenceService"
+
+# Spreads calls over all addresses of a name, and tries again where a gateway did not take the call. grpc does not try
+# again once an answer has begun. There is no healthCheckConfig: it would hide a gateway's own reason for not serving.
+_SERVICE_CONFIG = {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "methodConfig": [
+        {
+            "name": [{"service": _SERVICE}],
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "2s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ],
+    "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
+}
+
+_OPTIONS: tuple[tuple[str, str | int], ...] = (
+    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+    ("grpc.primary_user_agent", f"quire-client/{__version__}"),
+    # A dead connection under a long answer is noticed within 30 s.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Requests are limited by the server; an answer is as large as the request made it.
+    ("grpc.max_receive_message_length", -1),
+)
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Where and how to call. `address` is `host:port`, or any target that grpc resolves (`dns:///name:port`)."""
+
+    address: str
+    credentials: grpc.ChannelCredentials | None
+    timeout: float | None
+    api_key: str | None = field(repr=False)
+
+    @classmethod
+    def resolve(
+        cls,
+        address: str | None,
+        credentials: grpc.ChannelCredentials | None,
+        timeout: float | None,
+        api_key: str | None,
+    ) -> "Connection":
+        """Fills what is None from QUIRE_ADDRESS and QUIRE_API_KEY. Raises QuireError for a key that no header holds."""
+        api_key = api_key or os.environ.get("QUIRE_API_KEY") or None
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            why = "the API key holds characters that cannot be sent"
+            raise QuireError(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", why)
+        address = address or os.environ.get("QUIRE_ADDRESS") or DEFAULT_ADDRESS
+        return cls(address, credentials, timeout, api_key)
+
+    @property
+    def options(self) -> tuple[tuple[str, str | int], ...]:
+        """Arguments of the channel."""
+        if is_loopback(self.address):
+            # A proxy named by the environment stands outside this machine.
+            return (*_OPTIONS, ("grpc.enable_http_proxy", 0))
+        return _OPTIONS
+
+    def metadata(self, traceparent: str | None) -> Metadata:
+        """What travels beside a request."""
+        pairs = []
+        if self.api_key:
+            pairs.append(("authorization", f"Bearer {self.api_key}"))
+        if traceparent:
+            pairs.append(("traceparent", traceparent))
+        return tuple(pairs)
+
+    def deadline(self, timeout: float | None) -> float | None:
+        """Seconds that a call may take: its own timeout, else the client's."""
+        return self.timeout if timeout is None else timeout
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` names this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,96 @@
+"""The one error that calls raise: a gRPC status with its google.rpc details, as plain values."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+_DETAILS_KEY = "grpc-status-details-bin"
+_REQUEST_ID_KEY = "x-request-id"
+
+UNREACHABLE = "UNREACHABLE"
+"""The reason where nothing answers at the address, or the connection broke."""
+
+BROKEN_STREAM = "BROKEN_STREAM"
+"""The reason where a stream ended early, or left tokens out."""
+
+
+@dataclass(eq=False)
+class QuireError(Exception):
+    """A call that was refused, failed, or could not be made.
+
+    `reason` is the machine-readable cause: one of the server's ("CONTEXT_LENGTH_EXCEEDED", "MODEL_NOT_FOUND", …), one
+    of this module's, or the name of `code` where the server gave none. `field` is the path of the request's field at
+    fault ("sampling.top_p"); `retry_after` says in seconds when to try again, where that makes sense.
+    """
+
+    code: grpc.StatusCode
+    reason: str
+    message: str
+    field: str | None = None
+    retry_after: float | None = None
+    request_id: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}" if self.field else self.message
+
+    @classmethod
+    def from_rpc(cls, error: grpc.RpcError, address: str) -> "QuireError":
+        """The error of a call to `address`, from what grpc raised."""
+        call = cast(_FailedCall, error)
+        code = call.code()
+        metadata = dict(call.trailing_metadata() or ())
+        result = cls(code, code.name, call.details() or code.name.lower().replace("_", " "))
+        request_id = metadata.get(_REQUEST_ID_KEY)
+        result.request_id = request_id if isinstance(request_id, str) else None
+        details = metadata.get(_DETAILS_KEY)
+        if isinstance(details, bytes):
+            result._read_details(details)
+        elif code is grpc.StatusCode.UNAVAILABLE:
+            # No server of ours answers without details: this is grpc's own text about sockets.
+            result.reason = UNREACHABLE
+            result.message = f"no connection to {address}"
+        elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            result.message = "no answer within the timeout"
+        return result
+
+    def _read_details(self, serialized: bytes) -> None:
+        info = error_details_pb2.ErrorInfo()
+        bad_request = error_details_pb2.BadRequest()
+        retry = error_details_pb2.RetryInfo()
+        request = error_details_pb2.RequestInfo()
+        try:
+            for detail in status_pb2.Status.FromString(serialized).details:
+                if detail.Unpack(info):
+                    self.reason = info.reason
+                elif detail.Unpack(bad_request) and bad_request.field_violations:
+                    self.field = bad_request.field_violations[0].field
+                    self.message = bad_request.field_violations[0].description
+                elif detail.Unpack(retry):
+                    self.retry_after = retry.retry_delay.ToTimedelta().total_seconds()
+                elif detail.Unpack(request):
+                    self.request_id = request.request_id
+        except DecodeError:
+            # Not written by Quire, perhaps by a proxy: code and text are all there is.
+            return
+
+
+class _FailedCall(Protocol):
+    """What grpc's errors have in common; RpcError itself declares none of it."""
+
+    def code(self) -> grpc.StatusCode: ...
+    def details(self) -> str | None: ...
+    def trailing_metadata(self) -> list[tuple[str, str | bytes]] | None: ...
+
+
+@contextmanager
+def quire_errors(address: str) -> Iterator[None]:
+    """Turns what grpc raises within into QuireError."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise QuireError.from_rpc(error, address) from error

@@ -1,0 +1,188 @@
+"""Builds request messages from Python values: pure functions, shared by both clients."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, TypedDict, cast
+
+import grpc
+from google.protobuf.message import Message as ProtoMessage
+
+from quire.inference.v1 import inference_pb2 as pb
+from quire_client.errors import QuireError
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a chat. `role` is "system", "user" or "assistant", as the model's template knows it."""
+
+    role: str
+    content: str
+
+
+Prompt = str | Sequence[int]
+"""Text, or token ids that are used as they are."""
+
+Messages = Sequence[Message | Mapping[str, str]]
+"""A chat, oldest message first; a mapping has the keys "role" and "content"."""
+
+
+class GenerationOptions(TypedDict, total=False):
+    """Keyword arguments of every call that generates. None is the same as absent; the server has the ranges."""
+
+    model: str | None
+    """A name from `models()`. Absent: the one model that is served."""
+    temperature: float | None
+    """0 to 2; 0 is greedy. Absent: 1."""
+    top_p: float | None
+    """Keep the smallest set of tokens whose probability reaches this. Absent: 1, all."""
+    top_k: int | None
+    """Keep the k likeliest tokens. Absent, 0 or -1: all."""
+    min_p: float | None
+    """Drop tokens below this share of the likeliest one's probability. Absent: 0."""
+    presence_penalty: float | None
+    """Subtracted from the logit of each token that was generated before. Absent: 0."""
+    frequency_penalty: float | None
+    """Subtracted once per time that a token was generated before. Absent: 0."""
+    repetition_penalty: float | None
+    """Weakens each token of prompt and output by this factor. Absent: 1."""
+    seed: int | None
+    """Makes the draw repeatable. Absent: drawn once, and given back with the acceptance."""
+    logit_bias: Mapping[int, float] | None
+    """Added to the logits of these token ids."""
+    max_tokens: int | None
+    """The most tokens to generate. Absent: what the context leaves."""
+    min_tokens: int | None
+    """No end-of-text and no stop before this many tokens. Absent: 0."""
+    stop: str | Sequence[str] | None
+    """Text, or texts, that end a sequence and are not given out."""
+    stop_token_ids: Sequence[int] | None
+    """Token ids that end a sequence and whose text is not given out."""
+    ignore_eos: bool | None
+    """Go on through the model's end-of-text token."""
+    include_stop: bool | None
+    """Give the matched stop string out at the end of the text."""
+    n: int | None
+    """How many independent sequences. Absent: 1."""
+    logprobs: int | None
+    """Log-probabilities of each token and of this many likeliest ones. Absent: none."""
+    request_id: str | None
+    """Your own name for the request: with one, it outlives a lost connection and can be cancelled from elsewhere."""
+    priority: int | None
+    """Requests of a higher priority go first. Absent: 0."""
+    keep_special_tokens: bool | None
+    """Keep special tokens in the text."""
+
+
+# Where each option stands in a Generation.
+_PATHS = {
+    "model": "model",
+    "temperature": "sampling.temperature",
+    "top_p": "sampling.top_p",
+    "top_k": "sampling.top_k",
+    "min_p": "sampling.min_p",
+    "presence_penalty": "sampling.presence_penalty",
+    "frequency_penalty": "sampling.frequency_penalty",
+    "repetition_penalty": "sampling.repetition_penalty",
+    "seed": "sampling.seed",
+    "logit_bias": "sampling.logit_bias",
+    "max_tokens": "stopping.max_tokens",
+    "min_tokens": "stopping.min_tokens",
+    "stop": "stopping.stop",
+    "stop_token_ids": "stopping.stop_token_ids",
+    "ignore_eos": "stopping.ignore_eos",
+    "include_stop": "stopping.include_stop",
+    "n": "n",
+    "logprobs": "logprobs",
+    "request_id": "request_id",
+    "priority": "priority",
+    "keep_special_tokens": "keep_special_tokens",
+}
+
+
+def completion_of(prompt: Prompt, options: GenerationOptions) -> pb.Generation:
+    """A request to continue `prompt`.
+
+    Raises TypeError for an option that does not exist or has the wrong type, QuireError INVALID_FIELD for a value that
+    the message cannot hold.
+    """
+    generation = _with_options(options)
+    if isinstance(prompt, str):
+        _assign(generation, "text", prompt, within="generation.")
+    else:
+        generation.token_ids.SetInParent()  # no ids at all are refused by the server, not taken as no prompt
+        _assign(generation, "token_ids.ids", prompt, within="generation.")
+    return generation
+
+
+def chat_of(messages: Messages, options: GenerationOptions) -> pb.Generation:
+    """A request to answer a chat. Raises as completion_of."""
+    generation = _with_options(options)
+    generation.chat.CopyFrom(_chat(messages, within="generation.chat."))
+    return generation
+
+
+def tokenize_of(text: str | Messages, model: str | None) -> pb.TokenizeRequest:
+    """A request for the token ids of a text or a chat. Raises as completion_of."""
+    request = pb.TokenizeRequest(model=model)
+    if isinstance(text, str):
+        _assign(request, "text", text)
+    else:
+        request.chat.CopyFrom(_chat(text, within="chat."))
+    return request
+
+
+def detokenize_of(token_ids: Sequence[int], model: str | None, keep_special_tokens: bool) -> pb.DetokenizeRequest:
+    """A request for the text of token ids. Raises as completion_of."""
+    request = pb.DetokenizeRequest(model=model, keep_special_tokens=keep_special_tokens)
+    _assign(request, "token_ids", token_ids)
+    return request
+
+
+def _with_options(options: GenerationOptions) -> pb.Generation:
+    generation = pb.Generation()
+    for name, value in options.items():
+        if name not in _PATHS:
+            near = get_close_matches(name, _PATHS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise TypeError(f"there is no option {name}{hint}")
+        if value is not None:
+            if name == "stop" and isinstance(value, str):
+                value = [value]
+            _assign(generation, _PATHS[name], value, within="generation.")
+    return generation
+
+
+def _chat(messages: Messages, within: str) -> pb.Chat:
+    chat = pb.Chat()
+    for i, message in enumerate(messages):
+        fields = message if isinstance(message, Mapping) else {"role": message.role, "content": message.content}
+        if fields.keys() != {"role", "content"}:
+            raise TypeError(f"messages[{i}]: a message has a role and a content, not {', '.join(fields)}")
+        added = chat.messages.add()
+        for name, value in fields.items():
+            _assign(added, name, value, within=f"{within}messages[{i}].")
+    return chat
+
+
+def _assign(message: ProtoMessage, path: str, value: Any, within: str = "") -> None:
+    """Sets a field. Errors call it as the server does: by its path in the request, in which the message is `within`."""
+    *parents, name = path.split(".")
+    target = message
+    for parent in parents:
+        target = cast(ProtoMessage, getattr(target, parent))
+    field = within + path
+    try:
+        if isinstance(value, Mapping):
+            getattr(target, name).update(value)
+        elif target.DESCRIPTOR.fields_by_name[name].is_repeated:
+            getattr(target, name).extend(value)
+        else:
+            setattr(target, name, value)
+    except TypeError:
+        raise TypeError(f"{field} cannot be a {type(value).__name__}, or hold what this one holds") from None
+    except ValueError:
+        # Out of a 32 or 64-bit field's range, or text that is not Unicode: refused as the server refuses.
+        raise QuireError(
+            grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "the value is out of range", field
+        ) from None

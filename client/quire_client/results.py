@@ -1,0 +1,223 @@
+"""What calls return: frozen values, each made from its message by `from_proto`."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from quire.inference.v1 import inference_pb2 as pb
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    """End-of-text, a stop string or a stop token."""
+    LENGTH = "length"
+    """max_tokens, or the end of the context."""
+    OTHER = "other"
+    """A reason that this version of the client does not know."""
+
+
+_FINISH_REASONS = {
+    pb.FINISH_REASON_STOP: FinishReason.STOP,
+    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a sequence. `matched` is the stop string or stop token that was found, where one was."""
+
+    reason: FinishReason
+    matched: str | int | None
+
+    @classmethod
+    def from_proto(cls, message: pb.Finish) -> "Finish":
+        matched = message.WhichOneof("matched")
+        return cls(
+            reason=_FINISH_REASONS.get(message.reason, FinishReason.OTHER),
+            matched=getattr(message, matched) if matched else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with the natural logarithm of its probability, and the likeliest tokens at its place.
+
+    `token` is the token as text, in which a part of a character reads as U+FFFD; `token_bytes` is exact.
+    """
+
+    token_id: int
+    token: str
+    token_bytes: bytes
+    logprob: float
+    top: tuple["TokenLogprob", ...]
+
+    @classmethod
+    def from_proto(cls, message: pb.TokenLogprob) -> "TokenLogprob":
+        return cls(
+            token_id=message.token_id,
+            token=message.token,
+            token_bytes=message.token_bytes,
+            logprob=message.logprob,
+            top=tuple(map(cls.from_proto, message.top)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What a request was given when it was accepted: its id, its model, and the seed that repeats it."""
+
+    request_id: str
+    model: str
+    seed: int
+
+    @classmethod
+    def from_proto(cls, message: pb.Acceptance) -> "Acceptance":
+        return cls(request_id=message.request_id, model=message.model, seed=message.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens that were processed: of the prompt, generated over all sequences, and of the prompt from the cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    @classmethod
+    def from_proto(cls, message: pb.Usage) -> "Usage":
+        return cls(
+            prompt_tokens=message.prompt_tokens,
+            completion_tokens=message.completion_tokens,
+            cached_tokens=message.cached_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of sequence `index`: the text that is now due, and tokens from `offset` (0 is the first generated).
+
+    `finish` is set on the last chunk of a sequence. Text may lag behind its tokens while it may yet become a stop
+    string or a whole character.
+    """
+
+    index: int
+    offset: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish: Finish | None
+
+    @classmethod
+    def from_proto(cls, message: pb.Chunk) -> "Chunk":
+        return cls(
+            index=message.index,
+            offset=message.offset,
+            text=message.text,
+            token_ids=tuple(message.token_ids),
+            logprobs=tuple(map(TokenLogprob.from_proto, message.logprobs)),
+            finish=Finish.from_proto(message.finish) if message.HasField("finish") else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole sequence. `logprobs` holds one entry a token where they were asked for, else none."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish: Finish
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the sequence ended."""
+        return self.finish.reason
+
+    @classmethod
+    def from_proto(cls, message: pb.Completion) -> "Completion":
+        return cls(
+            index=message.index,
+            text=message.text,
+            token_ids=tuple(message.token_ids),
+            logprobs=tuple(map(TokenLogprob.from_proto, message.logprobs)),
+            finish=Finish.from_proto(message.finish),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A whole generation: every sequence by index. Its properties speak of the first, mostly the only one."""
+
+    acceptance: Acceptance
+    completions: tuple[Completion, ...]
+    usage: Usage
+
+    @property
+    def text(self) -> str:
+        """Text of the first sequence."""
+        return self.completions[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Tokens of the first sequence."""
+        return self.completions[0].token_ids
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Log-probabilities of the first sequence's tokens, where they were asked for."""
+        return self.completions[0].logprobs
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first sequence ended."""
+        return self.completions[0].finish_reason
+
+    @property
+    def request_id(self) -> str:
+        """The request's id: the client's own, or one made for it."""
+        return self.acceptance.request_id
+
+    @property
+    def model(self) -> str:
+        """The model that served the request."""
+        return self.acceptance.model
+
+    @property
+    def seed(self) -> int:
+        """The seed in use; the same seed draws the same tokens again."""
+        return self.acceptance.seed
+
+    @classmethod
+    def from_proto(cls, message: pb.GenerateResponse) -> "Generation":
+        return cls(
+            acceptance=Acceptance.from_proto(message.acceptance),
+            completions=tuple(map(Completion.from_proto, message.completions)),
+            usage=Usage.from_proto(message.usage),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """Token ids of a text, and how many tokens prompt and output may have together."""
+
+    token_ids: tuple[int, ...]
+    context_length: int
+
+    @classmethod
+    def from_proto(cls, message: pb.TokenizeResponse) -> "Tokenized":
+        return cls(token_ids=tuple(message.token_ids), context_length=message.context_length)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that is served. `context_length` is how many tokens prompt and output may have together."""
+
+    name: str
+    context_length: int
+    vocab_size: int
+
+    @classmethod
+    def from_proto(cls, message: pb.Model) -> "Model":
+        return cls(name=message.name, context_length=message.context_length, vocab_size=message.vocab_size)

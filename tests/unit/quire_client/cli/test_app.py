@@ -1,0 +1,270 @@
+"""The command line as one calls it, and what its exit codes and error lines say."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from typer.testing import CliRunner, Result
+
+from quire.inference.v1 import inference_pb2 as pb
+from quire_client.cli.app import app, run
+
+ROOT = Path(__file__).parents[4]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def environment() -> dict[str, str]:
+    paths = os.pathsep.join(str(ROOT / path) for path in ("protos", "client"))
+    return {**os.environ, "PYTHONPATH": paths}
+
+
+async def start(*args: str, stdout: int = asyncio.subprocess.PIPE) -> asyncio.subprocess.Process:
+    """Starts `quire` as a process of its own."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "quire_client", *args),
+        env=environment(),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=stdout,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def quire(*args: str, given: str = "") -> Ended:
+    """Runs `quire` as a process of its own, with `given` on its standard input."""
+    process = await start(*args)
+    out, err = await asyncio.wait_for(process.communicate(given.encode()), 60)
+    assert process.returncode is not None
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+async def invoke(*args: str, given: str | None = None) -> Result:
+    """Runs a command in this process."""
+    return await asyncio.to_thread(CliRunner().invoke, app, args, given)
+
+
+async def test_generate_streams_the_text(address: str, service: Any) -> None:
+    service.answer("The", " capital", "…")
+
+    result = await invoke("generate", "What?", "--temperature", "0", "--stop", "a", "--stop", "b", "--max-tokens", "9")
+
+    assert (result.exit_code, result.stdout) == (0, "The capital…\n")
+    sent = service.requests[0].generation
+    assert (sent.text, sent.sampling.temperature, sent.stopping.max_tokens) == ("What?", 0.0, 9)
+    assert list(sent.stopping.stop) == ["a", "b"]
+    assert not sent.sampling.HasField("top_p")
+
+
+async def test_generate_reads_standard_input(address: str, service: Any) -> None:
+    service.answer("ok")
+
+    assert (await invoke("generate", "-", given="two\nlines\n")).exit_code == 0
+    assert service.requests[0].generation.text == "two\nlines"
+
+
+async def test_an_error_after_some_text_stands_on_a_line_of_its_own(address: str, service: Any) -> None:
+    service.accept()
+    service.say("Once")
+    service.break_off(grpc.StatusCode.INTERNAL, "INTERNAL", "internal error 1f")
+
+    ended = await quire("generate", "x")
+
+    assert (ended.code, ended.out) == (1, "Once\n")
+    assert ended.err.startswith("quire: internal error 1f; ")
+
+
+async def test_generate_as_json_tells_all(address: str, service: Any) -> None:
+    service.accept(seed=99)
+    logprob = pb.TokenLogprob(token_id=1, token="é", token_bytes=b"\xc3\xa9", logprob=-0.5)
+    service.say("é", (1,), logprobs=[logprob], finish=pb.Finish(reason=pb.FINISH_REASON_STOP, token_id=2))
+    service.account()
+
+    result = await invoke("generate", "x", "--logprobs", "0", "-o", "json")
+
+    told = json.loads(result.stdout)
+    assert told["acceptance"]["seed"] == 99
+    (completion,) = told["completions"]
+    assert (completion["text"], completion["finish"]) == ("é", {"reason": "stop", "matched": 2})
+    assert completion["logprobs"][0]["token_bytes"] == [0xC3, 0xA9]
+
+
+async def test_generate_writes_several_sequences_one_after_another(address: str, service: Any) -> None:
+    service.accept()
+    service.say("b", index=1)
+    service.say("a", index=0)
+    service.end(0)
+    service.end(1)
+    service.account()
+
+    assert (await invoke("generate", "x", "--n", "2")).stdout == "[0] a\n[1] b\n"
+
+
+async def test_models_lists_what_is_served(address: str) -> None:
+    assert "tiny" in (await invoke("models")).stdout
+    listed = json.loads((await invoke("models", "-o", "json")).stdout)
+    assert listed == [{"name": "tiny", "context_length": 64, "vocab_size": 512}]
+
+
+async def test_bench_tells_latency_and_throughput(address: str, service: Any) -> None:
+    service.answer("a", "b", "c", "d", "e", "f", "g", "h")
+    mix = json.dumps({"requests": [{"prompt_token_ids": [1, 2], "output_tokens": 8}]})
+
+    ended = await quire("bench", "-n", "20", "-c", "4", "--mix", "/dev/stdin", given=mix)
+
+    assert ended.code == 0, ended.err
+    assert "inter-token latency, ms" in ended.out
+    assert "20 requests, 40 prompt and 160 output tokens" in ended.out
+    assert "20 of 20 requests" in ended.err
+
+
+async def test_bench_as_json_draws_its_mix_within_the_vocabulary(address: str, service: Any) -> None:
+    service.answer("a")
+
+    ended = await quire("bench", "--requests", "3", "--warm-up", "0", "-o", "json")
+
+    assert ended.code == 1  # one token came, whatever was asked for
+    assert "3 requests did not get as many tokens" in ended.err
+    told = json.loads(ended.out)
+    assert (told["model"], told["num_short"], told["summary"]["output_tokens"]) == ("tiny", 3, 3)
+    prompts = [request.generation.token_ids.ids for request in service.requests[1:]]
+    assert len(prompts) == 3
+    assert max(max(prompt) for prompt in prompts) < 512
+
+
+async def test_bench_tells_why_requests_failed(address: str, service: Any) -> None:
+    service.accept()
+    service.break_off(grpc.StatusCode.INTERNAL, "INTERNAL", "internal error 1f")
+
+    ended = await quire("bench", "--requests", "2", "--warm-up", "0")
+
+    assert ended.code == 1
+    assert "quire: 2 requests failed: internal error 1f" in ended.err
+
+
+@pytest.mark.parametrize("args", [["generate", "x"], ["bench", "--warm-up", "0"]])
+async def test_ctrl_c_ends_it_without_a_word(address: str, service: Any, args: list[str]) -> None:
+    service.accept()
+    service.say("Once upon")
+    service.hold()
+    process = await start(*args)
+    await asyncio.wait_for(service.holding.wait(), 20)
+    process.send_signal(signal.SIGINT)
+
+    _, err = await asyncio.wait_for(process.communicate(), 20)
+
+    assert (process.returncode, err) == (130, b"")
+    await asyncio.wait_for(service.cancelled.wait(), 20)
+
+
+async def test_a_reader_that_has_enough_is_no_error(address: str, service: Any) -> None:
+    service.accept()
+    for _ in range(300):
+        service.say("more " * 200)  # in all, more than a pipe holds
+    service.hold()
+    ours, theirs = os.pipe()
+    process = await start("generate", "x", stdout=theirs)
+    os.close(theirs)
+    await asyncio.to_thread(os.read, ours, 4)
+    os.close(ours)
+
+    _, err = await asyncio.wait_for(process.communicate(), 20)
+
+    assert (process.returncode, err) == (1, b"")
+    await asyncio.wait_for(service.cancelled.wait(), 20)
+
+
+async def test_the_version_is_told() -> None:
+    ended = await quire("--version")
+
+    assert ended.code == 0
+    assert ended.out.startswith("quire ")
+
+
+async def test_where_no_server_is_one_line_says_how_to_start_it() -> None:
+    ended = await quire("generate", "x", "--address", "127.0.0.1:1")
+
+    assert ended.code == 1
+    assert ended.out == ""
+    (line,) = ended.err.splitlines()
+    assert line.startswith("quire: no connection to 127.0.0.1:1; ")
+    assert "make run" in line
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "message", "field_path", "next_step"),
+    [
+        (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", "no such key", None, "--api-key"),
+        (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", "no such model", "model", "quire models"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "CONTEXT_LENGTH_EXCEEDED", "too long", "text", "--max-tokens"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "TENANT_QUOTA_EXCEEDED", "slow down", None, "try again in 2 s"),
+    ],
+)
+async def test_an_error_says_what_where_and_what_next(
+    address: str,
+    service: Any,
+    capsys: pytest.CaptureFixture[str],
+    code: grpc.StatusCode,
+    reason: str,
+    message: str,
+    field_path: str | None,
+    next_step: str,
+) -> None:
+    retry_after = 2 if code is grpc.StatusCode.RESOURCE_EXHAUSTED else None
+    service.refuse_with_details(code, reason, message, field_path, retry_after)
+
+    assert await asyncio.to_thread(run, ["generate", "x"]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"quire: {field_path}: {message}; " if field_path else f"quire: {message}; ")
+    assert next_step in line
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["generat"], "generat"),
+        (["generate"], "prompt"),
+        (["generate", "x", "--tempratur", "0"], "--tempratur"),
+        (["generate", "x", "--top-k", "few"], "--top-k"),
+        (["generate", "x", "--logprobs", "2"], "--logprobs"),
+        (["bench", "--concurrency", "0"], "--concurrency"),
+        (["bench", "--url", "127.0.0.1:8000"], "--url"),
+        (["bench", "--url", "http://[::1"], "--url"),
+    ],
+)
+def test_misuse_is_one_line_and_exit_code_2(args: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(args) == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("quire: ")
+    assert named in line
+
+
+def test_a_mix_that_cannot_be_read_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "--mix", "/nonexistent/mix.json"]) == 1
+    assert capsys.readouterr().err == "quire: /nonexistent/mix.json: no such file or directory\n"
+
+
+def test_without_a_command_it_tells_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    assert "generate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "models", "bench"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--help"]) == 0
+    assert f"quire {command}" in capsys.readouterr().out

@@ -1,0 +1,55 @@
+"""Where a client calls, and with what."""
+
+import pytest
+
+from quire_client import QuireError
+from quire_client.connection import Connection, is_loopback
+
+
+def resolve(address: str | None = None, api_key: str | None = None) -> Connection:
+    return Connection.resolve(address, None, None, api_key)
+
+
+def test_what_is_given_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_ADDRESS", "there:1")
+    monkeypatch.setenv("QUIRE_API_KEY", "theirs")
+
+    assert resolve("here:2", "mine").address == "here:2"
+    assert resolve("here:2", "mine").api_key == "mine"
+    assert resolve().address == "there:1"
+    assert resolve().api_key == "theirs"
+
+
+def test_without_anything_it_is_this_machine_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QUIRE_ADDRESS", raising=False)
+    monkeypatch.setenv("QUIRE_API_KEY", "")
+
+    assert resolve().address == "127.0.0.1:50051"
+    assert resolve().metadata(None) == ()
+
+
+def test_the_key_is_not_shown() -> None:
+    assert "secret" not in repr(resolve("here:2", "secret"))
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "two\nlines"])
+def test_a_key_that_no_header_holds_is_refused_without_telling_it(key: str) -> None:
+    with pytest.raises(QuireError, match="API key") as caught:
+        resolve("here:2", key)
+    assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        ("127.0.0.1:50051", True),
+        ("localhost:50051", True),
+        ("[::1]:50051", True),
+        ("127.example.org:50051", False),
+        ("dns:///quire:50051", False),
+        ("10.0.0.1:50051", False),
+    ],
+)
+def test_only_this_machine_is_called_past_a_proxy(address: str, loopback: bool) -> None:
+    assert is_loopback(address) is loopback
+    assert (("grpc.enable_http_proxy", 0) in resolve(address).options) is loopback

@@ -1,0 +1,155 @@
+"""How Python values become request messages."""
+
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+
+from quire_client import GenerationOptions, QuireError
+from quire_client.requests import chat_of, completion_of, detokenize_of, tokenize_of
+
+EVERY_OPTION: GenerationOptions = {
+    "model": "tiny",
+    "temperature": 0.5,
+    "top_p": 0.25,
+    "top_k": -1,
+    "min_p": 0.125,
+    "presence_penalty": -1.5,
+    "frequency_penalty": 1.5,
+    "repetition_penalty": 2.5,
+    "seed": -(2**63),
+    "logit_bias": {5: -100.0},
+    "max_tokens": 9,
+    "min_tokens": 2,
+    "stop": ["a", "b"],
+    "stop_token_ids": [3],
+    "ignore_eos": True,
+    "include_stop": True,
+    "n": 4,
+    "logprobs": 0,
+    "request_id": "mine",
+    "priority": -2,
+    "keep_special_tokens": True,
+}
+
+
+def test_every_option_has_its_place_in_the_message() -> None:
+    message = MessageToDict(completion_of("x", EVERY_OPTION), preserving_proto_field_name=True)
+
+    assert message == {
+        "model": "tiny",
+        "text": "x",
+        "sampling": {
+            "temperature": 0.5,
+            "top_p": 0.25,
+            "top_k": -1,
+            "min_p": 0.125,
+            "presence_penalty": -1.5,
+            "frequency_penalty": 1.5,
+            "repetition_penalty": 2.5,
+            "seed": str(-(2**63)),
+            "logit_bias": {"5": -100.0},
+        },
+        "stopping": {
+            "max_tokens": 9,
+            "min_tokens": 2,
+            "stop": ["a", "b"],
+            "stop_token_ids": [3],
+            "ignore_eos": True,
+            "include_stop": True,
+        },
+        "n": 4,
+        "logprobs": 0,
+        "request_id": "mine",
+        "priority": -2,
+        "keep_special_tokens": True,
+    }
+
+
+def test_every_option_there_is_was_tried() -> None:
+    assert EVERY_OPTION.keys() == GenerationOptions.__annotations__.keys()
+
+
+@pytest.mark.parametrize("name", GenerationOptions.__annotations__)
+def test_none_is_absent(name: str) -> None:
+    options: Any = {name: None}
+
+    assert completion_of("x", options) == completion_of("x", {})
+
+
+def test_zero_is_not_absent() -> None:
+    generation = completion_of("x", {"temperature": 0, "seed": 0, "max_tokens": 0})
+
+    assert generation.sampling.HasField("temperature")
+    assert generation.sampling.HasField("seed")
+    assert generation.stopping.HasField("max_tokens")
+    assert not generation.sampling.HasField("top_p")
+
+
+def test_one_stop_string_needs_no_list() -> None:
+    assert list(completion_of("x", {"stop": "###"}).stopping.stop) == ["###"]
+
+
+@pytest.mark.parametrize("ids", [[], [0, 5], (0, 5), range(3)])
+def test_token_ids_are_a_prompt_even_where_there_are_none(ids: Any) -> None:
+    generation = completion_of(ids, {})
+
+    assert generation.WhichOneof("prompt") == "token_ids"
+    assert list(generation.token_ids.ids) == list(ids)
+
+
+def test_an_empty_chat_is_a_chat() -> None:
+    assert chat_of([], {}).WhichOneof("prompt") == "chat"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"max_tokens": -1}, "stopping.max_tokens"),
+        ({"top_k": 2**31}, "sampling.top_k"),
+        ({"stop_token_ids": [1, -1]}, "stopping.stop_token_ids"),
+        ({"logit_bias": {-1: 0.5}}, "sampling.logit_bias"),
+        ({"stop": "\ud800"}, "stopping.stop"),
+        ({"request_id": "\ud800"}, "request_id"),
+    ],
+)
+def test_what_the_message_cannot_hold_is_refused_as_by_the_server(options: Any, field: str) -> None:
+    with pytest.raises(QuireError) as caught:
+        completion_of("x", options)
+
+    assert (caught.value.reason, caught.value.field) == ("INVALID_FIELD", f"generation.{field}")
+
+
+@pytest.mark.parametrize(
+    ("build", "field"),
+    [
+        (lambda: completion_of("\ud800", {}), "generation.text"),
+        (lambda: completion_of([2**32], {}), "generation.token_ids.ids"),
+        (lambda: chat_of([{"role": "user", "content": "\ud800"}], {}), "generation.chat.messages[0].content"),
+        (lambda: tokenize_of("\ud800", None), "text"),
+        (lambda: detokenize_of([-1], None, False), "token_ids"),
+    ],
+)
+def test_a_prompt_that_the_message_cannot_hold_is_named(build: Any, field: str) -> None:
+    with pytest.raises(QuireError) as caught:
+        build()
+
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("options", [{"temperature": "hot"}, {"stop": [1]}, {"logit_bias": {"a": 1}}, {"n": 1.5}])
+def test_a_value_of_the_wrong_type_is_a_type_error(options: Any) -> None:
+    with pytest.raises(TypeError, match=next(iter(options))):
+        completion_of("x", options)
+
+
+def test_an_option_that_does_not_exist_is_a_type_error_with_the_nearest_name() -> None:
+    options: Any = {"temprature": 1}
+
+    with pytest.raises(TypeError, match="did you mean temperature"):
+        completion_of("x", options)
+
+
+def test_a_message_with_more_than_role_and_content_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"messages\[0\]"):
+        chat_of([{"role": "user", "content": "x", "name": "me"}], {})
