@@ -1,0 +1,31 @@
+# The worker, and `python -m worker_svc.prepare`, which makes a model's files. For CPU and CUDA: which of them is
+# up to the build of torch that pip finds.
+# Build from the root of the project: docker build -f deploy/docker/worker.Dockerfile -t quire/worker .
+FROM python:3.12-slim-bookworm AS build
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY protos protos
+COPY kernels kernels
+COPY svc_common svc_common
+COPY worker_svc worker_svc
+# Where pip looks for packages beside its default, to choose the build of torch.
+ARG PIP_EXTRA_INDEX_URL=
+RUN python -m venv /opt/quire \
+    && /opt/quire/bin/pip install --no-cache-dir --constraint constraints.txt '.[worker]'
+
+FROM python:3.12-slim-bookworm
+# Triton compiles a small launcher in C for each kernel.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=build /opt/quire /opt/quire
+ENV PATH=/opt/quire/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp \
+    TRITON_CACHE_DIR=/tmp/triton \
+    QUIRE_HOST=0.0.0.0
+USER 10001:10001
+WORKDIR /opt/quire
+EXPOSE 50053 9102
+ENTRYPOINT ["python", "-m", "worker_svc"]

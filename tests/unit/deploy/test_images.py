@@ -1,0 +1,55 @@
+"""The images' recipes, as far as they can be checked without building them."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+DOCKER = ROOT / "deploy" / "docker"
+PORTS = {"gateway": {8000, 50051}, "scheduler": {50052, 9101}, "worker": {50053, 9102}}
+services = pytest.mark.parametrize("service", PORTS)
+
+
+def recipe(service: str) -> str:
+    return (DOCKER / f"{service}.Dockerfile").read_text()
+
+
+@services
+def test_it_lints(service: str) -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([hadolint, DOCKER / f"{service}.Dockerfile"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@services
+def test_it_installs_its_own_group_at_the_pinned_versions(service: str) -> None:
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert service in groups
+    assert f"--constraint constraints.txt '.[{service}]'" in recipe(service)
+
+
+@services
+def test_it_copies_what_is_there_and_sent_to_the_builder(service: str) -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    copied = [
+        source
+        for line in re.findall(r"^COPY (?!--from)(.+)$", recipe(service), re.MULTILINE)
+        for source in line.split()[:-1]
+    ]
+    assert {"pyproject.toml", "constraints.txt", f"{service}_svc", "svc_common", "protos"} <= set(copied)
+    for source in copied:
+        assert (ROOT / source).exists()
+        assert f"!{source}" in ignored
+
+
+@services
+def test_it_runs_its_service_as_nobody_on_its_ports(service: str) -> None:
+    text = recipe(service)
+    assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
+    assert f'ENTRYPOINT ["python", "-m", "{service}_svc"]' in text
+    (ports,) = re.findall(r"^EXPOSE (.+)$", text, re.MULTILINE)
+    assert {int(port) for port in ports.split()} == PORTS[service]
