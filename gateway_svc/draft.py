@@ -5,8 +5,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 from gateway_svc.generation import SpecialTokens, StopText
 from quire.inference.v1 import inference_pb2
+from svc_common.errors import QuireError, Reason
 
 
 class Field(StrEnum):
@@ -109,8 +113,10 @@ class Draft:
 
     @classmethod
     def from_proto(cls, generation: inference_pb2.Generation) -> "Draft":
-        """From the public contract."""
+        """From the public contract. Raises QuireError for a field that this version of it does not have."""
         sampling, stopping = generation.sampling, generation.stopping
+        for path, message in (("", generation), (".sampling", sampling), (".stopping", stopping)):
+            _refuse_unknown(message, f"generation{path}")
         return cls(
             prompt=_prompt_from_proto(generation),
             model=_present(generation, "model"),
@@ -135,6 +141,13 @@ class Draft:
             priority=_present(generation, "priority"),
             special_tokens=SpecialTokens.KEPT if generation.keep_special_tokens else SpecialTokens.HIDDEN,
         )
+
+
+def _refuse_unknown(message: Message, path: str) -> None:
+    """A field of a later contract asks for what is not served: it is refused by its number, not ignored."""
+    for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]  # its stub knows only indexing
+        text = "is not a field of this version of the contract"
+        raise QuireError(Reason.FEATURE_UNSUPPORTED, text, field=f"{path}.{unknown.field_number}")
 
 
 def _prompt_from_proto(generation: inference_pb2.Generation) -> Prompt | None:

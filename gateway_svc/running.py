@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Self
 
 from gateway_svc.detokenizer import SequenceText
-from gateway_svc.generation import Generation
+from gateway_svc.generation import Generation, OnLeave
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, Usage
 from gateway_svc.session import SchedulerSession
@@ -142,15 +142,15 @@ class RunningRequest:
         """What came since the call before, one chunk for each sequence that grew."""
         return [chunk for sequence in self._sequences if (chunk := sequence.take()) is not None]
 
-    def leave(self) -> None:
-        """Ends the request's stay here: detached if its client named it, cancelled otherwise, where it still runs."""
-        self._release()
+    def leave(self, on_leave: OnLeave | None = None) -> None:
+        """Ends the request's stay here: as `on_leave` says, else detached if its client named it, or cancelled."""
+        self._release(on_leave or self.generation.on_leave)
         if self._phase is not _Phase.OVER:
             self._end()
 
     def give_up(self, error: QuireError) -> None:
         """Fails the request for its client, and leaves it."""
-        self._release()
+        self._release(self.generation.on_leave)
         if self._phase is not _Phase.OVER:
             self.on_failed(error)
 
@@ -188,10 +188,10 @@ class RunningRequest:
         self._end()
         self._wake.set()
 
-    def _release(self) -> None:
+    def _release(self, on_leave: OnLeave) -> None:
         # One that was never submitted must not touch the request that may have its key.
         if self._phase in (_Phase.SUBMITTED, _Phase.RUNNING):
-            self._session.release(self._key, self.generation.on_leave)
+            self._session.release(self._key, on_leave)
 
     def _end(self) -> None:
         self._phase = _Phase.OVER
@@ -232,8 +232,10 @@ class RequestGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Once one has failed the call is answered with that: nobody will come back for the others.
+        failed = any(request.failure is not None for request in self.requests)
         for request in self.requests:
-            request.leave()
+            request.leave(OnLeave.CANCEL if failed else None)
 
     @property
     def usage(self) -> Usage:

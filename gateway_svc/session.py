@@ -102,20 +102,22 @@ class SchedulerSession:
 
         Raises QuireError where no scheduler can be told of a request that is not ours.
         """
-        if self._outbox is not None:
-            self._send(cancel=scheduler_pb2.Cancel(key=key))
-        elif key in self._routes:
-            self._fail(key, QuireError(Reason.CANCELLED, "the request was cancelled"))
-        else:
+        route = self._routes.get(key)
+        if self._outbox is None and route is None:
             raise _unavailable("no scheduler can be reached")
+        self._send(cancel=scheduler_pb2.Cancel(key=key))
+        if route is not None and (self._outbox is None or route.phase is _Phase.SUBMITTED):
+            # The scheduler may not know of it yet, and must not be told of it any more.
+            self._fail(key, QuireError(Reason.CANCELLED, "the request was cancelled"))
 
     def release(self, key: str, on_leave: OnLeave | None) -> None:
         """Takes a request out of the session's care: because its client left, or, with None, because it is over."""
-        if self._forget(key) is None:
+        route = self._forget(key)
+        if route is None:
             return
         match on_leave:
             case OnLeave.CANCEL:
-                self._send(cancel=scheduler_pb2.Cancel(key=key))
+                self._send_cancel(route)
             case OnLeave.DETACH:
                 self._send(detach=scheduler_pb2.Detach(key=key))
 
@@ -143,6 +145,10 @@ class SchedulerSession:
                 submit=submit, cancel=cancel, detach=detach, finish=finish, acknowledge=acknowledge
             )
         )
+
+    def _send_cancel(self, route: _Route) -> None:
+        """Ends our own submission, and no other gateway's under the same key."""
+        self._send(cancel=scheduler_pb2.Cancel(key=route.submit.key, submission_id=route.submit.submission_id))
 
     def _send_submit(self, route: _Route) -> None:
         if route.deadline is not None:
@@ -276,10 +282,11 @@ class SchedulerSession:
     def _give_up(self) -> None:
         for key, route in list(self._routes.items()):
             if route.phase is _Phase.SUBMITTED:
+                self._send_cancel(route)
                 self._fail(key, _unavailable("no scheduler can run the request"))
 
     def _expire(self, key: str) -> None:
-        self._send(cancel=scheduler_pb2.Cancel(key=key))
+        self._send_cancel(self._routes[key])
         self._fail(key, _deadline_exceeded())
 
     def _fail(self, key: str, error: QuireError) -> None:
@@ -313,6 +320,8 @@ def _error_of(failed: scheduler_pb2.Failed) -> QuireError:
             return QuireError(Reason.CANCELLED, "the request was cancelled")
         case scheduler_pb2.FAILURE_REASON_INVALID:
             return QuireError(Reason.INVALID_FIELD, failed.message)
+        case scheduler_pb2.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED:
+            return QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, failed.message)
         case scheduler_pb2.FAILURE_REASON_UNAVAILABLE:
             return _unavailable("there is no capacity for the request now")
     return _internal(failed.message)

@@ -6,6 +6,7 @@ Everything here runs on the event loop's thread and none of it waits, so that th
 import asyncio
 import time
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Protocol
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
@@ -16,7 +17,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.metrics import STEP_SECONDS
 from scheduler_svc.records import RecordWriter, State
 from scheduler_svc.tracing import RequestTrace
-from scheduler_svc.wire import event_to_proto, request_from_proto
+from scheduler_svc.wire import event_to_proto, failed_to_proto, request_from_proto
 
 _STATES = {Failure.CANCELLED: State.CANCELLED, Failure.DEADLINE_EXCEEDED: State.DEADLINE_EXCEEDED}
 _DEADLINE_TICK = 0.05  # seconds between looks at the deadlines
@@ -45,6 +46,15 @@ class _Live:
         self.trace = RequestTrace.of(submit.traceparent, len(submit.prompt_token_ids), submit.n)
 
 
+@dataclass(slots=True)
+class _Reservation:
+    """A key whose request is being recorded."""
+
+    submission_id: str
+    listener: Listener
+    cancelled: bool = False
+
+
 class Engine:
     """Requests of all sessions, over all workers. `epoch` is the scheduler's term."""
 
@@ -54,6 +64,7 @@ class Engine:
         self._writer = writer
         self._detach_grace = detach_grace
         self._live: dict[str, _Live] = {}
+        self._reserved: dict[str, _Reservation] = {}  # by key, while their records are written
         self._listeners: list[Listener] = []
         self._workers: list[tuple[Replica, worker_v1.DescribeResponse, asyncio.Event]] = []
 
@@ -83,55 +94,104 @@ class Engine:
         """A session is over: all its requests are detached."""
         self._listeners.remove(listener)
         for key in [key for key, live in self._live.items() if live.listener is listener]:
-            self.detach(key)
+            self.detach(key, listener)
 
     def is_live(self, key: str) -> bool:
         """Whether a request runs or waits under this key."""
         return key in self._live
 
-    def submit(self, submit: scheduler_v1.Submit, listener: Listener) -> None:
-        """Queue a request; its listener is told whether that is accepted."""
+    def reserve(self, submit: scheduler_v1.Submit, listener: Listener) -> bool:
+        """Keep a key for a request that is about to be recorded, or answer it at once: False."""
+        reservation = self._reserved.get(submit.key)
+        if reservation is not None and reservation.submission_id == submit.submission_id:
+            reservation.listener = listener  # its gateway came back by another session
+        elif reservation is not None:
+            _refuse(submit, listener, Failure.KEY_IN_USE, "a request with this id is being accepted")
+        elif self._is_refused(submit, listener):
+            return False
+        else:
+            self._reserved[submit.key] = _Reservation(submit.submission_id, listener)
+            return True
+        return False
+
+    def _is_refused(self, submit: scheduler_v1.Submit, listener: Listener) -> bool:
+        """Whether a live request stands in the way; its listener is told."""
         live = self._live.get(submit.key)
-        if live is not None and live.submission_id == submit.submission_id:
-            if live.listener is listener:
-                listener.tell([scheduler_v1.Event(key=submit.key, accepted=scheduler_v1.Accepted())])
-                return
-            # The session broke before its gateway knew of the acceptance: nobody was given anything, start over.
-            self._dispatch([self.core.cancel(submit.key)])
+        if live is None:
+            return False
+        if live.submission_id != submit.submission_id:
+            _refuse(submit, listener, Failure.KEY_IN_USE, "a request with this id is running")
+            return True
+        if live.listener is listener:
+            listener.tell([scheduler_v1.Event(key=submit.key, accepted=scheduler_v1.Accepted())])
+            return True
+        # The session broke before its gateway knew of the acceptance: nobody was given anything, it starts over.
+        live.listener = None
+        self._dispatch([self.core.cancel(submit.key)])
+        return False
+
+    def submit(self, submit: scheduler_v1.Submit, *, recorded: bool) -> None:
+        """Queue a request whose key is reserved, if its record could be had; its listener is told."""
+        reservation = self._reserved.pop(submit.key)
+        listener = reservation.listener
+        if not recorded:
+            _refuse(submit, listener, Failure.KEY_IN_USE, "a request with this id has finished")
+            return
+        if reservation.cancelled:
+            _refuse(submit, listener, Failure.CANCELLED, "cancelled")
+            self._writer.end(submit.key, submit.submission_id, State.CANCELLED)
+            return
         refusal = self.core.submit(request_from_proto(submit, time.monotonic()))
         if refusal is not None:
             listener.tell([event_to_proto(refusal)])
+            self._writer.end(submit.key, submit.submission_id, State.FAILED)
             return
         self._live[submit.key] = _Live(submit, listener)
         listener.tell([scheduler_v1.Event(key=submit.key, accepted=scheduler_v1.Accepted())])
+        if listener not in self._listeners:
+            self.detach(submit.key, listener)  # its session broke in the meantime
         self._wake()
 
-    def cancel(self, key: str) -> None:
-        """End a request at once; its listener is told."""
+    def cancel(self, key: str, submission_id: str | None = None) -> None:
+        """End a request at once, or only if it came by this submission; its listener is told."""
+        holder = self._reserved.get(key) or self._live.get(key)
+        if holder is None or submission_id not in (None, holder.submission_id):
+            return
+        if isinstance(holder, _Reservation):
+            holder.cancelled = True
+            return
         self._dispatch([self.core.cancel(key)])
         self._wake()  # workers are told to forget it, and its blocks may let others in
 
-    def detach(self, key: str) -> None:
-        """Nobody listens any more: a named request runs on for the grace, any other ends."""
+    def detach(self, key: str, listener: Listener) -> None:
+        """The request's own listener is gone: a named request runs on for the grace, any other ends."""
         live = self._live.get(key)
-        if live is None:
+        if live is None or live.listener is not listener:
             return
         live.listener = None
         if not live.detachable:
             self.cancel(key)
-        elif live.grace is None:
-            live.grace = asyncio.get_running_loop().call_later(self._detach_grace, self.cancel, key)
+            return
+        self.core.lift_stop_lead(key)  # it would wait for its gateway and keep its blocks
+        self._wake()
+        live.grace = asyncio.get_running_loop().call_later(self._detach_grace, self.cancel, key)
 
-    def finish(self, key: str, index: int, num_tokens: int) -> None:
+    def finish(self, key: str, index: int, num_tokens: int, listener: Listener) -> None:
         """End one sequence where its gateway found a stop string."""
-        self.core.finish(key, index, num_tokens)
-        self._forget_if_over(key, State.FINISHED)
-        self._wake()
+        if self._is_listener(key, listener):
+            self.core.finish(key, index, num_tokens)
+            self._forget_if_over(key, State.FINISHED)
+            self._wake()
 
-    def acknowledge(self, key: str, index: int, num_tokens: int) -> None:
+    def acknowledge(self, key: str, index: int, num_tokens: int, listener: Listener) -> None:
         """Note how far a gateway has looked for stop strings."""
-        self.core.acknowledge(key, index, num_tokens)
-        self._wake()
+        if self._is_listener(key, listener):
+            self.core.acknowledge(key, index, num_tokens)
+            self._wake()
+
+    def _is_listener(self, key: str, listener: Listener) -> bool:
+        live = self._live.get(key)
+        return live is not None and live.listener is listener
 
     # Workers.
 
@@ -145,7 +205,7 @@ class Engine:
     def remove_worker(self, replica: Replica) -> None:
         """A worker is gone; its sequences go on elsewhere."""
         self._workers = [worker for worker in self._workers if worker[0] is not replica]
-        self.core.remove_replica(replica)
+        self._dispatch(self.core.remove_replica(replica))
         self._wake()
         self._tell_status()
 
@@ -217,4 +277,8 @@ class Engine:
             live.grace.cancel()
         if live.trace is not None:
             live.trace.end(state)
-        self._writer.end(key, state)
+        self._writer.end(key, live.submission_id, state)
+
+
+def _refuse(submit: scheduler_v1.Submit, listener: Listener, reason: Failure, message: str) -> None:
+    listener.tell([failed_to_proto(submit.key, reason, message)])

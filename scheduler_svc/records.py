@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
 import redis.asyncio as redis
@@ -18,7 +19,17 @@ log = logging.getLogger("quire.scheduler")
 _Value = str | bytes | float
 _PREFIX = "{quire}:request:"  # one hash tag: all keys of a deployment live on one shard
 _TIMEOUT = 1.0  # seconds that a request's acceptance may wait for the store
+_MAX_KEPT = 10_000  # ends that wait for a store that failed
 _RETRY = 2.0  # seconds between attempts to reach a store that failed
+
+
+# An end is written only for the submission that has the key, and never leaves a key without a TTL.
+_END = """
+if redis.call('HGET', KEYS[1], 'submission_id') == ARGV[1] then
+  redis.call('HSET', KEYS[1], 'state', ARGV[2], 'ended_at', ARGV[3])
+  redis.call('EXPIRE', KEYS[1], ARGV[4])
+end
+"""
 
 
 class State(StrEnum):
@@ -76,32 +87,40 @@ class Records:
             self._answered()
         return True
 
-    async def end(self, states: dict[str, State]) -> None:
-        """Record how requests ended, by key; the TTL starts anew."""
-        await self._write({key: {"state": state, "ended_at": time.time()} for key, state in states.items()})
+    async def end(self, ends: "dict[str, End]") -> bool:
+        """Record how requests ended, by key; the TTL starts anew. False: the store failed, and they are to come again.
+
+        A key that another submission has by now is left alone.
+        """
+        if not ends or time.monotonic() < self._down_until:
+            return not ends
+        try:
+            async with self._redis.pipeline(transaction=False) as calls:
+                for key, end in ends.items():
+                    values = (end.submission_id, end.state, repr(end.at), str(self._ttl))
+                    calls.eval(_END, 1, _PREFIX + key, *values)
+                await calls.execute()
+        except RedisError as error:
+            self._failed(error)
+            return False
+        self._answered()
+        return True
 
     async def renew(self, keys: Iterable[str]) -> None:
         """Start the TTL of live requests anew."""
-        await self._write({key: {} for key in keys})
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._redis.aclose()
-
-    async def _write(self, changes: dict[str, dict[str, _Value]]) -> None:
-        if not changes or time.monotonic() < self._down_until:
-            return
         try:
             async with self._redis.pipeline(transaction=False) as calls:
-                for key, fields in changes.items():
-                    if fields:
-                        calls.hset(_PREFIX + key, mapping=fields)  # type: ignore[arg-type]
+                for key in keys:
                     calls.expire(_PREFIX + key, self._ttl)
                 await calls.execute()
         except RedisError as error:
             self._failed(error)
         else:
             self._answered()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.aclose()
 
     def _failed(self, error: RedisError) -> None:
         if not self.degraded:
@@ -114,27 +133,42 @@ class Records:
         self._down_until = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """How and when (seconds since the epoch) a submission ended."""
+
+    submission_id: str
+    state: State
+    at: float
+
+
 class RecordWriter:
     """Writes ends of requests behind the steps: one call at a time, what comes meanwhile goes into the next."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        self._states: dict[str, State] = {}
+        self._ends: dict[str, End] = {}
         self._pending = asyncio.Event()
 
-    def end(self, key: str, state: State) -> None:
+    def end(self, key: str, submission_id: str, state: State) -> None:
         """Have the end of a request recorded soon."""
-        self._states[key] = state
+        self._ends[key] = End(submission_id, state, time.time())
         self._pending.set()
 
     async def run(self) -> None:
-        """Write until cancelled."""
+        """Write until cancelled. What a failing store does not take is kept for its return, up to _MAX_KEPT ends."""
         while True:
             await self._pending.wait()
             self._pending.clear()
-            await self.flush()
+            if not await self.flush():
+                await asyncio.sleep(_RETRY)
+                self._pending.set()
 
-    async def flush(self) -> None:
-        """Write what is there now."""
-        states, self._states = self._states, {}
-        await self._records.end(states)
+    async def flush(self) -> bool:
+        """Write what is there now; whether the store took it."""
+        ends, self._ends = self._ends, {}
+        if await self._records.end(ends):
+            return True
+        newest = [*ends.items()][-_MAX_KEPT:]
+        self._ends = {**dict(newest), **self._ends}
+        return False

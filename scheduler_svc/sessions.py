@@ -8,10 +8,8 @@ import grpc
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer
-from scheduler_svc.core.plan import Failure
 from scheduler_svc.engine import Engine
 from scheduler_svc.records import Records
-from scheduler_svc.wire import failed_to_proto
 
 log = logging.getLogger("quire.scheduler")
 
@@ -48,6 +46,7 @@ class SchedulerServicer(SchedulerServiceServicer):
     def __init__(self, engine: Engine, records: Records) -> None:
         self._engine = engine
         self._records = records
+        self._acceptances: set[asyncio.Task[None]] = set()
 
     async def Session(  # noqa: N802
         self, requests: AsyncIterator[scheduler_v1.SessionRequest], context: Context
@@ -73,21 +72,30 @@ class SchedulerServicer(SchedulerServiceServicer):
         async for request in requests:
             match request.WhichOneof("command"):
                 case "submit":
-                    await self._submit(session, request.submit)
+                    if self._engine.reserve(request.submit, session):
+                        # A slow store holds up this request, not the commands behind it; nor does the end of the
+                        # session end it, since the gateway may be back by then.
+                        task = asyncio.create_task(self._accept(request.submit))
+                        self._acceptances.add(task)
+                        task.add_done_callback(self._acceptances.discard)
                 case "cancel":
-                    self._engine.cancel(request.cancel.key)
+                    cancel = request.cancel
+                    submission_id = cancel.submission_id if cancel.HasField("submission_id") else None
+                    self._engine.cancel(cancel.key, submission_id)
                 case "detach":
-                    self._engine.detach(request.detach.key)
+                    self._engine.detach(request.detach.key, session)
                 case "finish":
                     finish = request.finish
-                    self._engine.finish(finish.key, finish.index, finish.num_tokens)
+                    self._engine.finish(finish.key, finish.index, finish.num_tokens, session)
                 case "acknowledge":
-                    acknowledge = request.acknowledge
-                    self._engine.acknowledge(acknowledge.key, acknowledge.index, acknowledge.num_tokens)
+                    looked = request.acknowledge
+                    self._engine.acknowledge(looked.key, looked.index, looked.num_tokens, session)
 
-    async def _submit(self, session: GatewaySession, submit: scheduler_v1.Submit) -> None:
-        # A live key is the engine's to judge; otherwise the record is written before the request is queued.
-        if self._engine.is_live(submit.key) or await self._records.accept(submit):
-            self._engine.submit(submit, session)
-        else:
-            session.tell([failed_to_proto(submit.key, Failure.KEY_IN_USE, "a request with this id has finished")])
+    async def _accept(self, submit: scheduler_v1.Submit) -> None:
+        """Write the record, then queue the request."""
+        try:
+            recorded = await self._records.accept(submit)
+        except Exception:
+            log.exception("a record could not be written")
+            recorded = True  # the request runs on without one, as where the store is away
+        self._engine.submit(submit, recorded=recorded)

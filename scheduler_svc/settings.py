@@ -14,9 +14,13 @@ class SchedulerSettings(ServiceSettings):
     scheduler_port: int = Field(50052, ge=0, le=65535, description="port for gateways; 0 takes a free one")
     scheduler_metrics_port: int = Field(9101, ge=0, le=65535, description="port for Prometheus")
     workers_at: str = Field(
-        "127.0.0.1:50053", description="workers as host:port, separated by commas; a name may stand for many"
+        "127.0.0.1:50053",
+        pattern=r"^\s*[^\s,]+:\d+(\s*,\s*[^\s,]+:\d+)*\s*$",
+        description="workers as host:port, separated by commas; a name may stand for many",
     )
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="where requests are recorded")
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0", pattern="^(redis|rediss|unix)://", description="where requests are recorded"
+    )
     max_step_tokens: int = Field(512, ge=1, description="most tokens that one step computes")
     max_sequences: int = Field(64, ge=1, description="most sequences that run at once on a worker")
     detach_grace: float = Field(30, ge=0, description="seconds that a named request runs on without a client")

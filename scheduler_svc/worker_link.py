@@ -21,6 +21,7 @@ log = logging.getLogger("quire.scheduler")
 _REDIAL = 0.25  # seconds; a worker that restarts is found within this of being ready
 _RESOLVE = 3.0  # seconds between look-ups of the workers' names
 _DESCRIBE_TIMEOUT = 5.0
+_STEP_TIMEOUT = 120.0
 _generations = count(1)
 
 StepCall = grpc.aio.StreamStreamCall[worker_v1.StepRequest, worker_v1.StepResponse]
@@ -90,14 +91,22 @@ class WorkerLink:
             while True:
                 while (plan := self._engine.schedule(replica)) is not None:
                     await call.write(plan_to_proto(plan, opening.epoch, opening.generation))
-                await self._wake.wait()
-                self._wake.clear()
+                await self._wait(replica)
                 while self._responses:
                     self._commit(replica, self._responses.popleft(), opening)
                 if reader.done():
                     raise LinkBroken(f"step stream ended: {await call.details()}")
         finally:
             reader.cancel()
+
+    async def _wait(self, replica: Replica) -> None:
+        """Wait for a response or for work; raises LinkBroken where a step takes too long, as on a device that hangs."""
+        try:
+            async with asyncio.timeout(_STEP_TIMEOUT if replica.in_flight else None):
+                await self._wake.wait()
+        except TimeoutError:
+            raise LinkBroken(f"no answer to a step in {_STEP_TIMEOUT:.0f} s") from None
+        self._wake.clear()
 
     async def _read(self, call: StepCall) -> None:
         try:
@@ -123,7 +132,12 @@ class WorkerLink:
         self._engine.commit(replica, [_Result(result) for result in results])
 
     def _check_same_model(self, about: worker_v1.DescribeResponse) -> None:
-        for replica in self._engine.core.replicas:
+        replicas = self._engine.core.replicas
+        holds = min(about.context_length, about.num_blocks * about.block_size)
+        if replicas and holds < self._engine.core.context_length:
+            text = f"{holds} tokens of a sequence, and {self._engine.core.context_length} are promised"
+            raise LinkBroken(f"worker is too small: it holds {text}")
+        for replica in replicas:
             ours, theirs = replica.shape, shape_from_proto(about)
             if ours.fingerprint != theirs.fingerprint:
                 pair = f"{theirs.fingerprint.hex()[:16]} beside {ours.fingerprint.hex()[:16]}"

@@ -93,6 +93,8 @@ class Failure(Enum):
     DEADLINE_EXCEEDED = auto()
     CANCELLED = auto()
     INVALID = auto()
+    UNAVAILABLE = auto()
+    CONTEXT_LENGTH_EXCEEDED = auto()
     INTERNAL = auto()
 
 

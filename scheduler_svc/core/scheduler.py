@@ -21,15 +21,17 @@ from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.sequence import Phase, Request, Sequence
 
 STOP_LEAD = 64  # tokens that a sequence with stop strings may run ahead of the gateway's search
+MAX_LOSSES = 3  # workers that a sequence may see lost without a token between, before it is taken for the cause
 DEPTH = 2  # steps in flight per replica: one runs while the next is made
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one step may hold, unless its worker holds less."""
+    """What one step may hold, unless its worker holds less, and what may wait for it."""
 
     max_step_tokens: int
     max_sequences: int
+    max_queued: int = 16384  # sequences that wait; one more is refused
 
 
 @dataclass(slots=True)
@@ -57,7 +59,9 @@ class Scheduler:
         self.totals = Totals()
         self.replicas: list[Replica] = []
         self._requests: dict[str, list[Sequence]] = {}
+        self._siblings: dict[str, list[Sequence]] = {}  # by key, those that wait for their first to compute the prompt
         self._queue: list[tuple[tuple[int, int, int], Sequence]] = []  # a heap; ended sequences are skipped
+        self._model: tuple[bytes, int] | None = None  # fingerprint and block size that hashes are made for
         self._homes: dict[int, Replica] = {}  # where a running or preempted sequence lives, by sequence id
         self._num_queued = 0
         self._num_sequences = 0
@@ -90,6 +94,10 @@ class Scheduler:
         shapes = [replica.shape for replica in self.replicas]
         return min((min(s.context_length, s.num_blocks * s.block_size) for s in shapes), default=0)
 
+    @property
+    def _context_text(self) -> str:
+        return f"prompt and max_tokens exceed the context of {self.context_length} tokens"
+
     def submit(self, request: Request) -> FailedEvent | None:
         """Queue a request, or say why not."""
         if request.key in self._requests:
@@ -97,17 +105,21 @@ class Scheduler:
         if not request.prompt or request.n < 1 or request.max_tokens < 1:
             return FailedEvent(request, Failure.INVALID, "prompt, n and max_tokens must be at least 1")
         if self.replicas and len(request.prompt) + request.max_tokens > self.context_length:
-            return FailedEvent(request, Failure.INVALID, f"context is {self.context_length} tokens")
-        sequences = []
-        for index in range(request.n):
-            self._num_sequences += 1
-            sequence = Sequence(
-                self._num_sequences, request, index, self._num_requests, list(request.prompt), Phase.QUEUED
-            )
-            sequences.append(sequence)
-            self._enqueue(sequence)
+            return FailedEvent(request, Failure.CONTEXT_LENGTH_EXCEEDED, self._context_text)
+        if self._num_queued + request.n > self.limits.max_queued:
+            return FailedEvent(request, Failure.UNAVAILABLE, "too many requests wait")
+        sequences = [
+            Sequence(self._num_sequences + index, request, index, self._num_requests, request.prompt)
+            for index in range(request.n)
+        ]
+        self._num_sequences += request.n
         self._num_requests += 1
         self._requests[request.key] = sequences
+        self._num_queued += request.n
+        self._push(sequences[0])
+        if request.n > 1:
+            # The others take up its prompt from the prefix cache instead of computing it once more each.
+            self._siblings[request.key] = sequences[1:]
         self.totals.prompt_tokens += len(request.prompt)
         return None
 
@@ -116,6 +128,7 @@ class Scheduler:
         sequences = self._requests.get(key)
         if sequences is None:
             return None
+        self._siblings.pop(key, None)
         for sequence in sequences:
             self._end(sequence)
         return FailedEvent(sequences[0].request, reason, message)
@@ -139,30 +152,48 @@ class Scheduler:
         if sequence is not None:
             sequence.num_acknowledged = max(sequence.num_acknowledged, num_tokens)
 
+    def lift_stop_lead(self, key: str) -> None:
+        """Let a request's sequences run on although nobody searches them for stop strings any more."""
+        for sequence in self._requests.get(key, ()):
+            sequence.num_acknowledged = sequence.request.max_tokens
+
     # Replicas come and go.
 
     def add_replica(self, replica: Replica) -> list[FailedEvent]:
-        """Let a replica take work. Returns the requests that could never fit now."""
+        """Let a replica take work. Returns the requests that cannot go on: made for another model, or too large now."""
         self.replicas.append(replica)
+        model = (replica.shape.fingerprint, replica.shape.block_size)
+        if self._model not in (None, model):
+            replaced = [self.cancel(key, Failure.UNAVAILABLE, "the model was replaced") for key in list(self.keys)]
+            self._model = model
+            return [event for event in replaced if event is not None]
+        self._model = model
         stuck = [
             key
             for key, (first, *_) in self._requests.items()
             if len(first.request.prompt) + first.request.max_tokens > self.context_length
         ]
-        message = f"context is {self.context_length} tokens"
-        return [event for key in stuck if (event := self.cancel(key, Failure.INVALID, message)) is not None]
+        events = (self.cancel(key, Failure.CONTEXT_LENGTH_EXCEEDED, self._context_text) for key in stuck)
+        return [event for event in events if event is not None]
 
-    def remove_replica(self, replica: Replica) -> None:
-        """A worker is gone, and what it held: its sequences queue again with the tokens that were committed."""
+    def remove_replica(self, replica: Replica) -> list[FailedEvent]:
+        """A worker is gone, and what it held: its sequences queue again with the tokens that were committed.
+
+        Returns the requests that are not tried again, since worker after worker was lost while it computed them.
+        """
+        lost = {part.sequence.request.key for plan in replica.in_flight for part in plan.scheduled}
         self.replicas.remove(replica)
         replica.in_flight.clear()
         for sequence in [*replica.running, *replica.leaving.values()]:
             sequence.num_in_flight = sequence.num_promised = 0
             sequence.forget_blocks()
-            self._homes.pop(sequence.id, None)
             if sequence.phase is not Phase.ENDED:
-                sequence.move(Phase.QUEUED)
-                self._enqueue(sequence)
+                sequence.num_losses += sequence.request.key in lost
+                self._requeue(sequence)
+        suspects = {s.request.key for s in replica.running if s.num_losses >= MAX_LOSSES and s.phase is not Phase.ENDED}
+        message = "workers were lost again and again while they computed this request"
+        events = [self.cancel(key, Failure.INTERNAL, message) for key in sorted(suspects)]
+        return [event for event in events if event is not None]
 
     # A step.
 
@@ -218,9 +249,7 @@ class Scheduler:
             if sequence.phase is not Phase.ENDED:
                 events += self._commit_part(replica, part, result)
             if replica.settle(sequence) and sequence.phase is Phase.PREEMPTED:
-                self._homes.pop(sequence.id)
-                sequence.move(Phase.QUEUED)
-                self._enqueue(sequence)
+                self._requeue(sequence)
         return events
 
     def _commit_part(self, replica: Replica, part: Scheduled, result: Drawn) -> list[Event]:
@@ -233,8 +262,11 @@ class Scheduler:
             replica.publish(sequence)
             return []
         offset = sequence.num_output
-        sequence.tokens.extend(result.token_ids)
+        sequence.append(result.token_ids)
+        sequence.num_losses = 0
         replica.publish(sequence)
+        for sibling in self._siblings.pop(request.key, ()):
+            self._push(sibling)
         self.totals.generation_tokens += len(result.token_ids)
         end: StopToken | MaxTokens | None = None
         last = sequence.tokens[-1]
@@ -254,9 +286,14 @@ class Scheduler:
             return None
         return sequences[index]
 
-    def _enqueue(self, sequence: Sequence) -> None:
+    def _push(self, sequence: Sequence) -> None:
         heapq.heappush(self._queue, (sequence.order, sequence))
+
+    def _requeue(self, sequence: Sequence) -> None:
+        self._homes.pop(sequence.id)
+        sequence.move(Phase.QUEUED)
         self._num_queued += 1
+        self._push(sequence)
 
     def _end(self, sequence: Sequence) -> None:
         if sequence.phase is Phase.ENDED:
@@ -271,6 +308,9 @@ class Scheduler:
         key = sequence.request.key
         if all(s.phase is Phase.ENDED for s in self._requests[key]):
             del self._requests[key]
+        if len(self._queue) > 2 * self._num_queued + 64:  # mostly sequences that ended while they waited
+            self._queue = [entry for entry in self._queue if entry[1].phase is Phase.QUEUED]
+            heapq.heapify(self._queue)
 
     def _plan(self, replica: Replica, sequence: Sequence, num_tokens: int, num_told: int) -> Scheduled:
         """Add a sequence to a step. The worker knows the first `num_told` blocks of its table."""
@@ -298,12 +338,9 @@ class Scheduler:
 
     def _preempt(self, replica: Replica, victim: Sequence) -> None:
         self.totals.preemptions += 1
-        if victim.num_in_flight:
-            replica.leave(victim, Phase.PREEMPTED)
-        else:
-            replica.leave(victim, Phase.QUEUED)
-            self._homes.pop(victim.id)
-            self._enqueue(victim)
+        replica.leave(victim, Phase.PREEMPTED)
+        if not victim.num_in_flight:
+            self._requeue(victim)
 
     def _admit_next(self, replica: Replica) -> Sequence | None:
         """Admit the head of the queue if all that it knows fits beside what those who run still need."""
@@ -333,4 +370,5 @@ class Scheduler:
         """Add up how full the blocks in use are. Only a table's last block may be partly filled."""
         size = replica.shape.block_size
         self.totals.slots += replica.pool.counts.used * size
-        self.totals.slots_unfilled += sum(len(s.block_ids) * size - s.num_computed for s in replica.running)
+        owners = (*replica.running, *replica.leaving.values())
+        self.totals.slots_unfilled += sum(len(s.block_ids) * size - s.num_computed for s in owners)

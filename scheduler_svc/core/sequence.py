@@ -1,5 +1,6 @@
 """Requests and their sequences: what is known of each, and where it stands in its life."""
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -55,6 +56,7 @@ class Sequence:
     arrival: int
     tokens: list[int]
     phase: Phase = Phase.QUEUED
+    num_losses: int = 0  # workers that were lost while they computed it, since its last token
     num_promised: int = 0
     num_computed: int = 0
     num_committed: int = 0
@@ -90,6 +92,12 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """How many known tokens are still to compute: the one thing that scheduling is about."""
         return self.num_known - self.num_computed
+
+    def append(self, token_ids: Seq[int]) -> None:
+        """Add tokens that were drawn."""
+        if self.tokens is self.request.prompt:
+            self.tokens = list(self.tokens)  # shared by all sequences of the request until they differ
+        self.tokens.extend(token_ids)
 
     def is_plannable(self, stop_lead: int) -> bool:
         """Whether another step makes sense: not when the tokens promised end it, nor too far beyond the gateway."""

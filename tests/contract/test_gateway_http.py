@@ -200,8 +200,9 @@ async def test_a_client_that_leaves_is_noticed(name: str | None, kind: str, stre
     assert (await quire.scheduler.next(kind)).key == submit.key
 
 
-async def test_every_prompt_is_cancelled_when_one_fails(quire: Harness) -> None:
-    asking = asyncio.create_task(quire.http.post("/v1/completions", json={"prompt": ["a", "b"]}))
+@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "mine"}], ids=["unnamed", "named"])
+async def test_every_prompt_is_cancelled_when_one_fails(quire: Harness, headers: dict[str, str]) -> None:
+    asking = asyncio.create_task(quire.http.post("/v1/completions", json={"prompt": ["a", "b"]}, headers=headers))
     first, second = [await quire.scheduler.next("submit") for _ in range(2)]
     for submit in (first, second):
         quire.scheduler.session.accept(submit.key)

@@ -29,12 +29,14 @@ def next_token(tokens: list[int], vocab_size: int) -> int:
     return zlib.crc32(array("I", tokens).tobytes()) % vocab_size
 
 
-def continuation(prompt: list[int], count: int, vocab_size: int, stop: frozenset[int] = frozenset()) -> list[int]:
+def continuation(
+    prompt: list[int], count: int, vocab_size: int, stop: frozenset[int] = frozenset(), min_tokens: int = 0
+) -> list[int]:
     """What a sequence must draw, whatever happens around it."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(next_token(tokens, vocab_size))
-        if tokens[-1] in stop:
+        if tokens[-1] in stop and len(tokens) - len(prompt) > min_tokens:
             break
     return tokens[len(prompt) :]
 

@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict, deque
+from collections.abc import Iterable
 
 import pytest
 
@@ -31,6 +32,7 @@ class World:
         self.ended: dict[tuple[str, int], int | None] = {}  # to where it was cut, if it was
         self.failed: dict[str, Failure] = {}
         self.requests: dict[str, Request] = {}
+        self.now = 0.0
         for _ in range(num_replicas):
             self.join()
 
@@ -46,7 +48,7 @@ class World:
         if action < 0.45:
             plan = self.scheduler.schedule(replica)
             if plan is not None:
-                results.append(worker.step(plan))
+                results.append(self.spoil(worker.step(plan)))
         elif action < 0.85:
             if results:
                 self.take(self.scheduler.commit(replica, results.popleft()))
@@ -55,14 +57,23 @@ class World:
         elif action < 0.96 and self.requests:
             failed = self.scheduler.cancel(self.rng.choice(list(self.requests)))
             self.take([failed] if failed else [])
+        elif action < 0.97:
+            self.now += 1
+            self.take(self.scheduler.expire(self.now))
         elif action < 0.985 and self.outputs:
             self.cut(*self.rng.choice(list(self.outputs)))
         elif action < 0.99:
             del self.workers[id(replica)]
-            self.scheduler.remove_replica(replica)
+            self.take(self.scheduler.remove_replica(replica))
             self.join()
         for each, _, _ in self.workers.values():
             each.check_integrity()
+
+    def spoil(self, results: list[Drawn]) -> list[Drawn]:
+        """Now and then a row fails."""
+        if results and self.rng.random() < 0.01:
+            results[self.rng.randrange(len(results))] = Drawn([], failure="spoilt")
+        return results
 
     def submit(self) -> None:
         capacity = self.shape.num_blocks * self.shape.block_size
@@ -75,6 +86,9 @@ class World:
             stop_token_ids=frozenset(self.rng.choice([(), (1,)])),
             salt=self.rng.choice([b"a", b"b"]),
             priority=self.rng.choice([0, 0, 1]),
+            min_tokens=self.rng.choice([0, 0, 3]),
+            deadline=self.rng.choice([None, None, self.now + self.rng.randint(1, 20)]),
+            has_stop_strings=self.rng.random() < 0.2,
         )
         self.requests[request.key] = request
         assert self.scheduler.submit(request) is None
@@ -85,7 +99,7 @@ class World:
             self.scheduler.finish(key, index, length)
             self.ended[key, index] = length
 
-    def take(self, events: list[TokensEvent | FailedEvent]) -> None:
+    def take(self, events: Iterable[TokensEvent | FailedEvent]) -> None:
         for event in events:
             if isinstance(event, FailedEvent):
                 self.failed[event.request.key] = event.reason
@@ -111,17 +125,28 @@ class World:
 
     def check_texts(self) -> None:
         for key, request in self.requests.items():
-            expected = continuation(request.prompt, request.max_tokens, 2, request.stop_token_ids)
+            expected = continuation(request.prompt, request.max_tokens, 2, request.stop_token_ids, request.min_tokens)
             for index in range(request.n):
                 output = self.outputs.get((key, index), [])
                 if key in self.failed or self.ended[key, index] is not None:
                     assert output == expected[: len(output)]
                 else:
                     assert output == expected
-        assert set(self.failed.values()) <= {Failure.CANCELLED}
+        assert set(self.failed.values()) <= {Failure.CANCELLED, Failure.DEADLINE_EXCEEDED, Failure.INTERNAL}
 
 
-@pytest.mark.parametrize("seed", range(40))
+def test_random_lives_meet_preemption_and_the_prefix_cache() -> None:
+    """Else the test below would prove nothing of them."""
+    world = World(random.Random(3), num_replicas=1)
+    for _ in range(1500):
+        world.act()
+    assert world.scheduler.totals.preemptions > 0
+    assert world.scheduler.totals.cache_hits > 0
+    assert Failure.DEADLINE_EXCEEDED in world.failed.values()
+    assert Failure.INTERNAL in world.failed.values()
+
+
+@pytest.mark.parametrize("seed", range(60))
 def test_books_balance_and_texts_are_right(seed: int) -> None:
     rng = random.Random(seed)
     world = World(rng, num_replicas=rng.choice([1, 1, 2]))

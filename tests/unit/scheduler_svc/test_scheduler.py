@@ -203,7 +203,24 @@ def test_finish_ends_one_sequence_only() -> None:
     bench.step()
     bench.scheduler.finish("a", 0, 1)
     outputs = bench.run()
-    assert outputs == {("a", 1): continuation(prompt(4), 5, VOCAB)[1:]}
+    assert outputs == {("a", 1): continuation(prompt(4), 5, VOCAB)}
+
+
+def test_sequences_of_one_request_compute_its_prompt_once() -> None:
+    bench = Bench(num_blocks=200, max_step_tokens=64)
+    bench.scheduler.submit(Request("a", prompt(101), 4, 2))
+    bench.run()
+    # 100 tokens are whole blocks, which the other three share; each computes the rest of the prompt and one of its own.
+    assert bench.worker.num_computed == 102 + 3 * 2
+
+
+def test_request_whose_first_sequence_is_cancelled_early_leaves_nothing_behind() -> None:
+    bench = Bench(max_step_tokens=8)
+    bench.scheduler.submit(Request("a", prompt(30), 3, 2))
+    bench.step()
+    bench.scheduler.cancel("a")
+    assert bench.scheduler.num_queued == 0
+    assert bench.replica.pool.counts.used == 0
 
 
 def test_deadline_ends_a_request_and_frees_its_blocks() -> None:
@@ -228,7 +245,7 @@ def test_request_that_never_fits_is_refused() -> None:
     bench = Bench(num_blocks=4)
     refused = bench.scheduler.submit(Request("a", prompt(12), 1, 5))
     assert refused is not None
-    assert refused.reason is Failure.INVALID
+    assert refused.reason is Failure.CONTEXT_LENGTH_EXCEEDED
 
 
 def test_lost_worker_loses_no_request() -> None:
@@ -243,6 +260,39 @@ def test_lost_worker_loses_no_request() -> None:
     assert isinstance(first[0], TokensEvent)
     outputs = bench.run()
     assert [*first[0].token_ids, *outputs[("a", 0)]] == continuation(prompt(9), 6, VOCAB)
+
+
+def test_request_that_loses_worker_after_worker_is_given_up_and_others_are_not() -> None:
+    bench = Bench()
+    bench.scheduler.submit(Request("deadly", prompt(9), 1, 6))
+    for attempt in range(3):
+        assert bench.scheduler.schedule(bench.replica) is not None
+        if attempt == 2:
+            bench.scheduler.submit(Request("other", prompt(5), 1, 2))
+        events = bench.scheduler.remove_replica(bench.replica)
+        bench.replica = Bench().replica
+        bench.scheduler.add_replica(bench.replica)
+    [failed] = events
+    assert (failed.request.key, failed.reason) == ("deadly", Failure.INTERNAL)
+    assert list(bench.scheduler.keys) == ["other"]
+
+
+def test_another_model_does_not_go_on_with_what_was_begun() -> None:
+    bench = Bench()
+    bench.scheduler.submit(Request("a", prompt(9), 1, 6))
+    bench.step()
+    bench.scheduler.remove_replica(bench.replica)
+    other = Replica(ReplicaShape(b"another model", 4, 64, 1000, 32, 8))
+    [failed] = bench.scheduler.add_replica(other)
+    assert failed.reason is Failure.UNAVAILABLE
+
+
+def test_queue_is_bounded() -> None:
+    scheduler = Scheduler(Limits(32, 8, max_queued=3))
+    assert scheduler.submit(Request("a", prompt(4), 3, 5)) is None
+    refused = scheduler.submit(Request("b", prompt(4), 1, 5))
+    assert refused is not None
+    assert refused.reason is Failure.UNAVAILABLE
 
 
 def test_step_with_a_missing_result_is_refused() -> None:

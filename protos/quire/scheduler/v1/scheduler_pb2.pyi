@@ -20,6 +20,7 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_REASON_INVALID: _ClassVar[FailureReason]
     FAILURE_REASON_INTERNAL: _ClassVar[FailureReason]
     FAILURE_REASON_UNAVAILABLE: _ClassVar[FailureReason]
+    FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED: _ClassVar[FailureReason]
 FAILURE_REASON_UNSPECIFIED: FailureReason
 FAILURE_REASON_KEY_IN_USE: FailureReason
 FAILURE_REASON_DEADLINE_EXCEEDED: FailureReason
@@ -27,6 +28,7 @@ FAILURE_REASON_CANCELLED: FailureReason
 FAILURE_REASON_INVALID: FailureReason
 FAILURE_REASON_INTERNAL: FailureReason
 FAILURE_REASON_UNAVAILABLE: FailureReason
+FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED: FailureReason
 
 class Submit(_message.Message):
     __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent")
@@ -63,10 +65,12 @@ class Submit(_message.Message):
     def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Cancel(_message.Message):
-    __slots__ = ("key",)
+    __slots__ = ("key", "submission_id")
     KEY_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
     key: str
-    def __init__(self, key: _Optional[str] = ...) -> None: ...
+    submission_id: str
+    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ...) -> None: ...
 
 class Detach(_message.Message):
     __slots__ = ("key",)

@@ -48,6 +48,11 @@ def test_a_port_in_use_is_told_with_its_variable() -> None:
             addresses.check()
 
 
+def test_several_gateways_and_workers_fit_beside_each_other_by_default() -> None:
+    ports = [listener.port for listener in assign(SupervisorSettings(gateways=3, workers=3))]
+    assert len(set(ports)) == len(ports)
+
+
 def test_two_roles_on_one_port_are_told_by_both_variables() -> None:
     addresses = assign(settings(gateways=2, grpc_port=50051, scheduler_port=50052))
     with pytest.raises(CannotListen, match="QUIRE_GRPC_PORT and QUIRE_SCHEDULER_PORT both come to port 50052"):

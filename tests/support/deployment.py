@@ -1,0 +1,118 @@
+"""A whole Quire for a test: real processes under the supervisor, on free ports, stopped and checked at the end."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 240  # the first start of all also prepares the model
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Where everything is, and what it says of itself."""
+
+    state_file: Path
+    log: Path
+    supervisor: "subprocess.Popen[bytes]"
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Process ids and addresses, as the supervisor writes them."""
+        state: dict[str, Any] = json.loads(self.state_file.read_text())
+        return state
+
+    @property
+    def http(self) -> str:
+        """Base URL of the first gateway."""
+        return f"http://{self.state['http'][0]}"
+
+    @property
+    def grpc(self) -> str:
+        """host:port of the first gateway."""
+        return str(self.state["grpc"][0])
+
+    def metrics(self, role: str = "scheduler_metrics") -> dict[str, float]:
+        """All samples of a role, by name with labels as Prometheus writes them."""
+        address = self.state[role] if isinstance(self.state[role], str) else self.state[role][0]
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+    def blocks(self) -> dict[str, int]:
+        """Device blocks by state."""
+        pattern = re.compile(r'quire_kv_blocks\{state="(\w+)",tier="device"\}')
+        return {match[1]: int(value) for name, value in self.metrics().items() if (match := pattern.match(name))}
+
+    def kill(self, role: str, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a role's process."""
+        os.kill(self.state["roles"][role]["pid"], number)
+
+    async def rest(self) -> dict[str, int]:
+        """Wait until no sequence runs or waits and no block is used; the blocks by state."""
+        for _ in range(600):
+            metrics, blocks = self.metrics(), self.blocks()
+            busy = metrics["quire_requests_running"] + metrics["quire_requests_waiting"]
+            if not busy and not blocks["used"] and not blocks["in_flight"]:
+                return blocks
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"not at rest: {blocks}\n{self.log.read_text()[-4000:]}")
+
+
+@contextmanager
+def deployment(**settings: str | int) -> Iterator[Deployment]:
+    """Start everything with QUIRE_… settings (`max_step_tokens=32`), yield it ready, take it down.
+
+    Raises AssertionError where it does not become ready, or does not end cleanly.
+    """
+    with tempfile.TemporaryDirectory(prefix="quire-test-") as directory:
+        root = Path(directory)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "OTEL_"))}
+        ports = ("http", "grpc", "scheduler", "scheduler_metrics", "worker", "worker_metrics")
+        environment |= {f"QUIRE_{port.upper()}_PORT": "0" for port in ports}
+        environment |= {"QUIRE_RUN_DIR": str(root / "run"), "QUIRE_STATE_FILE": str(root / "state.json")}
+        environment |= {
+            name if name.startswith("OTEL_") else f"QUIRE_{name.upper()}": str(value)
+            for name, value in settings.items()
+        }
+        if "QUIRE_CACHE_DIR" in os.environ:
+            environment["QUIRE_CACHE_DIR"] = os.environ["QUIRE_CACHE_DIR"]
+        log = root / "log"
+        with log.open("wb") as output:
+            supervisor = subprocess.Popen(
+                [sys.executable, "-m", "svc_common.supervisor"], env=environment, stdout=output, stderr=output
+            )
+        running = Deployment(root / "state.json", log, supervisor)
+        try:
+            _wait_ready(running)
+            yield running
+        finally:
+            supervisor.send_signal(signal.SIGTERM)
+            try:
+                code = supervisor.wait(60)
+            except subprocess.TimeoutExpired:
+                supervisor.kill()
+                raise AssertionError(f"does not end:\n{log.read_text()[-4000:]}") from None
+        assert code == 0, log.read_text()[-4000:]
+
+
+def _wait_ready(running: Deployment) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        if running.supervisor.poll() is not None:
+            raise AssertionError(f"ended before it was ready:\n{running.log.read_text()[-4000:]}")
+        if running.state_file.exists() and running.state["ready"]:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"not ready:\n{running.log.read_text()[-4000:]}")

@@ -1,0 +1,91 @@
+"""What transformers' own greedy `generate` says in float32: the judge of every token that Quire serves."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+NEW_TOKENS = 64
+TIE = 0.001  # where the two best logits are this close, either token is right
+MAX_TIES = 3
+
+LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 255, 256, 257, 700)
+
+TEXT = """A quire is a gathering of pages. In the days before printing, a scribe took four sheets of parchment, laid \
+one upon the other, folded them once, and had sixteen sides to write on. When a quire was full it was set aside to \
+dry, and the next one was begun; at the end all of them were sewn together, in order, and bound between boards of oak. \
+Nobody could say, from the outside of a book, in which order its quires had been written, nor how many hands had \
+worked on it at the same time. A workshop that knew its trade kept several scribes busy from one exemplar: it lent the \
+exemplar out quire by quire, so that while one scribe copied the third, another had the second, and a student who \
+needed only the beginning did not have to wait for the end. The stationers of Bologna and Paris wrote lists of what \
+each quire cost to borrow, and for how long. If a quire was lost, only that quire had to be copied again. If two \
+customers asked for the same work, the first pages of both were the same pages, and a careful stationer did not copy \
+them twice. There were rules about who came first. A master who lectured in the morning had his pages before the \
+student who read them in the evening, but no one was to wait for ever, and a complaint could be brought before the \
+rector. The account books that have come down to us show how well it worked: on a day in March one stationer had \
+ninety-one quires out with forty-three borrowers, and by the feast of Saint John all but two were back on the shelf. \
+The two had been carried off by a student who left the city in debt, and the book says so, with his name. """
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A prompt, its greedy continuation, and at which of its tokens the choice was a tie."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    ties: frozenset[int]
+
+    def judge(self, served: tuple[int, ...] | list[int]) -> bool:
+        """Whether the comparison ended at a tie. Raises AssertionError for a token that is wrong."""
+        assert len(served) == len(self.tokens), f"{len(served)} tokens instead of {len(self.tokens)}"
+        for place, (ours, theirs) in enumerate(zip(served, self.tokens, strict=True)):
+            if ours != theirs:
+                assert place in self.ties, f"prompt of {len(self.prompt)}: token {place} is {ours}, not {theirs}"
+                return True
+        return False
+
+
+def prompts(model: Path) -> list[tuple[int, ...]]:
+    """40 prompts: of each length of LENGTHS, and of four more, one of real text and one of random tokens."""
+    rng = random.Random(0)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    text = tokenizer(TEXT * 4)["input_ids"]
+    vocab_size = len(tokenizer)
+    found = []
+    for place, length in enumerate((*LENGTHS, 5, 48, 129, 400)):
+        start = 7 * place
+        found.append(tuple(text[start : start + length]))
+        found.append(tuple(rng.randrange(vocab_size) for _ in range(length)))
+    return found
+
+
+def references(model: Path) -> list[Reference]:
+    """Continue each of `prompts` by NEW_TOKENS with transformers, in float32, end-of-text ignored.
+
+    The two prompts of a length go together, so that no padding is needed.
+    """
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    found = prompts(model)
+    return [reference for pair in zip(found[::2], found[1::2], strict=True) for reference in _continue(network, pair)]
+
+
+def _continue(network: torch.nn.Module, pair: tuple[tuple[int, ...], ...]) -> list[Reference]:
+    answer = network.generate(  # type: ignore[operator]
+        torch.tensor(pair),
+        attention_mask=torch.ones(len(pair), len(pair[0]), dtype=torch.long),
+        max_new_tokens=NEW_TOKENS,
+        min_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    best = torch.stack([logits.topk(2).values for logits in answer.logits], dim=1)  # [pair, NEW_TOKENS, 2]
+    ties = best[:, :, 0] - best[:, :, 1] < TIE
+    return [
+        Reference(prompt, tuple(tokens[len(prompt) :].tolist()), frozenset(tie.nonzero()[:, 0].tolist()))
+        for prompt, tokens, tie in zip(pair, answer.sequences, ties, strict=True)
+    ]

@@ -1,0 +1,118 @@
+"""Every variant of the family computes what transformers computes, and says what it does not support."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config
+
+from tests.unit.worker_svc.conftest import SIZES, VARIANTS, VOCAB
+from tests.unit.worker_svc.driver import Driver, make_runner
+from worker_svc.model.config import UnsupportedModel, read_model_config
+from worker_svc.model.llama import load_model
+from worker_svc.step import SamplingParams
+
+Save = Callable[..., Path]
+
+
+def _load(directory: Path) -> None:
+    load_model(read_model_config(directory), directory, torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_log_probabilities_are_those_of_transformers(variant: str, save_model: Save) -> None:
+    directory = save_model(VARIANTS[variant]())
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    rng = random.Random(1)
+    prompt = [rng.randrange(VOCAB) for _ in range(100)]
+
+    driver = Driver(make_runner(directory), chunk=33)
+    (drawn,) = driver.generate([prompt], 20, SamplingParams(logprobs=VOCAB))
+
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + drawn])).logits[0, len(prompt) - 1 : -1]
+    for told, expected in zip(driver.logprobs[1], logits.log_softmax(-1), strict=True):
+        ours = torch.tensor([value for _, value in sorted(told.top)])
+        assert torch.allclose(ours, expected, atol=1e-4)
+
+
+def test_bfloat16_is_closer_to_float32_than_rounding_every_sum_would_be(save_model: Save) -> None:
+    directory = save_model(VARIANTS["llama"]())
+    prompt = list(range(60))
+    rounded: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+    exact: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.inference_mode():
+        for parameter in exact.parameters():
+            parameter.copy_(parameter.bfloat16())
+        expected, theirs = (model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1) for model in (exact, rounded))
+
+    driver = Driver(make_runner(directory, dtype=torch.bfloat16))
+    driver.generate([prompt], 1, SamplingParams(logprobs=VOCAB))
+    ours = torch.tensor([value for _, value in sorted(driver.logprobs[1][0].top)])
+    assert (ours - expected).norm() < (theirs.float() - expected).norm()
+
+
+def test_sharded_checkpoints_load(tiny_llama: Path, save_model: Save) -> None:
+    sharded = save_model(VARIANTS["llama"](), max_shard_size="40KB")
+    assert not (sharded / "model.safetensors").exists()
+    prompts = [[5, 6, 7]]
+    assert Driver(make_runner(sharded)).generate(prompts, 5) == Driver(make_runner(tiny_llama)).generate(prompts, 5)
+
+
+def test_a_missing_shard_is_named(save_model: Save) -> None:
+    sharded = save_model(VARIANTS["llama"](), max_shard_size="40KB")
+    gone = sorted(sharded.glob("*.safetensors"))[1]
+    gone.unlink()
+    with pytest.raises(UnsupportedModel, match=gone.name):
+        _load(sharded)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=VOCAB), "GPT2LMHeadModel.*LlamaForCausalLM.*Qwen3"),
+        (LlamaConfig(**SIZES, hidden_act="gelu"), "gelu"),
+        (LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "dynamic"),
+        (MistralConfig(**SIZES, sliding_window=32), "sliding window of 32"),
+        (Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=32, max_window_layers=1), "sliding window of 32"),
+    ],
+)
+def test_what_is_not_supported_is_named(config: Any, told: str, save_model: Save) -> None:
+    with pytest.raises(UnsupportedModel, match=told):
+        _load(save_model(config))
+
+
+def test_a_sliding_window_as_wide_as_the_context_is_no_window(save_model: Save) -> None:
+    _load(save_model(MistralConfig(**SIZES, sliding_window=256)))
+
+
+def test_quantized_weights_are_refused(save_model: Save) -> None:
+    directory = save_model(VARIANTS["llama"]())
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(UnsupportedModel, match="quantized"):
+        _load(directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda tensors: tensors.pop("model.norm.weight"), "no tensor model.norm.weight"),
+        (lambda tensors: tensors.update({"model.norm.weight": torch.zeros(3)}), "model.norm.weight .* is \\[3\\]"),
+        (lambda tensors: tensors.update({"model.layers.0.extra": torch.zeros(3)}), "model.layers.0.extra"),
+    ],
+)
+def test_tensors_that_do_not_fit_the_config_are_named(
+    change: Callable[[dict[str, torch.Tensor]], object], told: str, save_model: Save
+) -> None:
+    directory = save_model(VARIANTS["llama"]())
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=told):
+        _load(directory)

@@ -1,0 +1,75 @@
+"""Memory and processors are those that the cgroup leaves."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from worker_svc.host import available_cpus, available_memory, has_bfloat16
+
+GIB = 2**30
+
+
+@pytest.fixture
+def meminfo(tmp_path: Path) -> Path:
+    path = tmp_path / "meminfo"
+    path.write_text(f"MemTotal: {64 * 2**20} kB\nMemAvailable:   {8 * 2**20} kB\n")
+    return path
+
+
+def _write(root: Path, files: dict[str, object]) -> Path:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{content}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8 * GIB),
+        ({"memory.max": "max", "memory.current": GIB}, 8 * GIB),
+        ({"memory.max": 4 * GIB, "memory.current": 3 * GIB}, GIB),
+        ({"memory.max": 4 * GIB, "memory.current": 3 * GIB, "memory.stat": f"anon 5\ninactive_file {GIB}"}, 2 * GIB),
+        ({"memory.max": 32 * GIB, "memory.current": GIB}, 8 * GIB),
+        ({"memory/memory.limit_in_bytes": 2**63 - 4096, "memory/memory.usage_in_bytes": GIB}, 8 * GIB),
+        ({"memory/memory.limit_in_bytes": 3 * GIB, "memory/memory.usage_in_bytes": GIB}, 2 * GIB),
+        ({"memory.max": GIB, "memory.current": 2 * GIB}, 0),
+    ],
+)
+def test_available_memory(files: dict[str, object], expected: int, meminfo: Path, tmp_path: Path) -> None:
+    assert available_memory(_write(tmp_path / "cgroup", files), meminfo) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 6),
+        ({"cpu.max": "max 100000"}, 6),
+        ({"cpu.max": "250000 100000"}, 2),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": -1, "cpu/cpu.cfs_period_us": 100000}, 6),
+        ({"cpu/cpu.cfs_quota_us": 300000, "cpu/cpu.cfs_period_us": 100000}, 3),
+    ],
+)
+def test_available_cpus(
+    files: dict[str, object], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    assert available_cpus(_write(tmp_path, files)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("flags : fpu avx512f avx512_bf16", True),
+        ("flags : fpu amx_bf16", True),
+        ("flags : fpu avx512f avx512_bf16x", False),
+        ("Features : fp asimd bf16", True),
+        ("processor : 0", False),
+    ],
+)
+def test_bfloat16_is_what_the_processor_says(text: str, expected: bool, tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(f"model : bf16\n{text}\n")
+    assert has_bfloat16(path) is expected

@@ -1,0 +1,88 @@
+"""The process: it tells when it is ready, stops on a signal, and says why it cannot start."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from quire.worker.v1 import worker_pb2 as pb
+from quire.worker.v1 import worker_pb2_grpc
+from svc_common.channels import inner_channel
+
+
+@asynccontextmanager
+async def _worker(*args: str) -> AsyncIterator[Process]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "worker_svc", *args, stderr=PIPE, env=environment
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def _logged(process: Process, event: str) -> dict[str, Any]:
+    """The first log entry of this event."""
+    assert process.stderr is not None
+    lines = []
+    async for line in process.stderr:
+        lines.append(line.decode())
+        entry: dict[str, Any] = json.loads(line)
+        if entry["event"].startswith(event):
+            return entry
+    raise AssertionError("".join(lines))
+
+
+async def test_a_worker_serves_once_it_is_ready_and_stops_on_a_signal(tiny_llama: Path) -> None:
+    ports = ("--worker-port", "0", "--worker-metrics-port", "0")
+    async with _worker("--model", str(tiny_llama), "--num-blocks", "8", *ports) as process:
+        ready = await _logged(process, "ready")
+        assert (ready["model"], ready["device"], ready["blocks"]) == (tiny_llama.name, "cpu", 8)
+        async with inner_channel(f"127.0.0.1:{ready['port']}") as channel:
+            health: Callable[..., Any] = health_pb2_grpc.HealthStub(channel).Check
+            for service in ("", "quire.worker.v1.WorkerService", "liveness"):
+                response = await health(health_pb2.HealthCheckRequest(service=service))
+                assert response.status == health_pb2.HealthCheckResponse.SERVING
+            stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
+            assert (await stub.Describe(pb.DescribeRequest())).num_blocks == 8
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+
+
+async def test_a_model_that_is_not_prepared_is_said_with_what_to_run(tmp_path: Path) -> None:
+    missing = tmp_path / "tiny.gguf"
+    missing.write_bytes(b"GGUF")
+    ports = ("--worker-port", "0", "--worker-metrics-port", "0")
+    async with _worker("--model", str(missing), *ports) as process:
+        entry = await _logged(process, "cannot start")
+        assert f"python -m worker_svc.prepare {missing}" in entry["event"]
+        assert await process.wait() == 1
+
+
+async def test_a_port_in_use_is_said_before_the_model_loads() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        async with _worker("--worker-port", port, "--worker-metrics-port", "0") as process:
+            assert port in (await _logged(process, "cannot start"))["event"]
+            assert await process.wait() == 1
+
+
+@pytest.mark.parametrize("args", [("--dtype", "int3"), ("--block-size", "0"), ("--worker-port", "99999")])
+async def test_a_bad_setting_is_named(args: tuple[str, str]) -> None:
+    async with _worker(*args) as process:
+        _, told = await process.communicate()
+        assert args[0] in told.decode()
+        assert process.returncode == 2

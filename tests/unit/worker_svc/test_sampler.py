@@ -1,0 +1,208 @@
+"""Draws follow the documented order and depend on a row's own logits, parameters, seed, index and position alone."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from worker_svc.philox import uniforms
+from worker_svc.sampler import Draws, SamplingState, draw_tokens
+from worker_svc.step import SamplingParams
+
+VOCAB = 300
+
+
+def _state(
+    params: SamplingParams, tokens: list[int] | None = None, prompt_length: int = 1, index: int = 0
+) -> SamplingState:
+    known = np.array([0] if tokens is None else tokens, np.int32)
+    return SamplingState(params, index, known, prompt_length)
+
+
+def _logits(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float32)
+
+
+def _draw(logits: torch.Tensor, states: list[SamplingState]) -> Draws:
+    return draw_tokens(logits.clone(), states)
+
+
+def _expected(logits: np.ndarray, params: SamplingParams, number: float) -> int:
+    """The documented rule, one token at a time in float64."""
+    probabilities = np.exp((logits - logits.max()) / params.temperature)
+    kept = probabilities >= params.min_p * probabilities.max()
+    if 0 < params.top_k < len(logits):
+        kept &= probabilities >= np.sort(probabilities)[-params.top_k]
+    probabilities = np.where(kept, probabilities, 0.0)
+    if params.top_p < 1.0:
+        ranked = np.sort(probabilities)[::-1]
+        place = int(np.searchsorted(ranked.cumsum(), params.top_p * ranked.sum()))
+        probabilities[probabilities < ranked[min(place, len(ranked) - 1)]] = 0.0
+    ends = probabilities.cumsum()
+    return int(np.searchsorted(ends, number * ends[-1], side="right"))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.3),
+        SamplingParams(temperature=2.0, top_k=1),
+        SamplingParams(temperature=2.0, top_k=7),
+        SamplingParams(temperature=2.0, top_k=VOCAB + 5),
+        SamplingParams(temperature=2.0, top_p=0.9),
+        SamplingParams(temperature=2.0, top_p=1e-9),
+        SamplingParams(temperature=2.0, top_p=1.0 - 1e-16),
+        SamplingParams(temperature=2.0, min_p=0.2),
+        SamplingParams(temperature=2.0, min_p=1.0),
+        SamplingParams(temperature=1.5, top_k=40, top_p=0.7, min_p=0.01),
+    ],
+)
+@pytest.mark.parametrize("vocab_size", [VOCAB, 320])
+@pytest.mark.parametrize("spread", [3.0, 0.01, 60.0])
+def test_draw_is_the_inverse_cdf_over_the_kept_tokens(params: SamplingParams, vocab_size: int, spread: float) -> None:
+    rows = 100
+    logits = torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(1)) * spread
+    states = [_state(replace(params, seed=seed)) for seed in range(rows)]
+    numbers = uniforms(np.arange(rows, dtype=np.uint64), np.zeros(rows, np.uint32), np.ones(rows, np.uint32))
+    expected = [_expected(row, params, u) for row, u in zip(logits.double().numpy(), numbers, strict=True)]
+    assert _draw(logits, states).tokens == expected
+
+
+def test_draws_have_the_probabilities_of_the_logits() -> None:
+    probabilities = [0.5, 0.25, 0.125, 0.125]
+    logits = _logits([math.log(p) for p in probabilities]).repeat(4000, 1)
+    drawn = Counter(_draw(logits, [_state(SamplingParams(temperature=1.0, seed=s)) for s in range(4000)]).tokens)
+    squared = sum((drawn[t] - 4000 * p) ** 2 / (4000 * p) for t, p in enumerate(probabilities))
+    assert squared < 16.3  # chi-square with 3 degrees of freedom, 0.1 %
+
+
+def test_draw_does_not_depend_on_the_rest_of_the_batch() -> None:
+    logits = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(2)) * 3
+    kinds = [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.8, top_p=0.9),
+        SamplingParams(temperature=1.0, top_k=5, logprobs=3),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3),
+        SamplingParams(temperature=0.7, presence_penalty=1.0, min_p=0.05),
+    ]
+
+    def states() -> list[SamplingState]:
+        return [_state(replace(kinds[row % 5], seed=row), [1, 2, 3], index=row % 3) for row in range(40)]
+
+    together = _draw(logits, states())
+    alone = [_draw(logits[row : row + 1], [state]) for row, state in enumerate(states())]
+    assert together.tokens == [draws.tokens[0] for draws in alone]
+    assert together.logprobs == [draws.logprobs[0] for draws in alone]
+
+
+def test_draw_changes_with_index_and_position() -> None:
+    logits = torch.zeros(1, VOCAB)
+    params = SamplingParams(temperature=1.0, seed=-3)
+    first = _draw(logits, [_state(params)]).tokens
+    assert _draw(logits, [_state(params)]).tokens == first
+    assert _draw(logits, [_state(params, index=1)]).tokens != first
+    assert _draw(logits, [_state(params, tokens=[0, 5], prompt_length=1)]).tokens != first
+
+
+def test_a_state_that_grew_draws_as_one_that_was_told_all_tokens() -> None:
+    params = SamplingParams(temperature=1.0, seed=9, repetition_penalty=1.5, frequency_penalty=0.5, min_tokens=3,
+                            suppressed_token_ids=(0, 1, 2))  # fmt: skip
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(3))
+    grown = _state(params, [4, 4, 7], prompt_length=2)
+    for token in (7, 8, 7, 200):
+        grown.add(token)
+        told = [4, 4, 7, 7, 8, 7, 200]
+    assert _draw(logits, [grown]).tokens == _draw(logits, [_state(params, told, prompt_length=2)]).tokens
+
+
+@pytest.mark.parametrize("vocab_size", [192, 193])
+def test_greedy_takes_the_first_of_the_likeliest(vocab_size: int) -> None:
+    logits = torch.full((3, vocab_size), -2.0)
+    for row, places in enumerate([(70, 71, 190), (5, 130), (191,)]):
+        logits[row, list(places)] = 3.0
+    assert _draw(logits, [_state(SamplingParams())] * 3).tokens == [70, 5, 191]
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-30, 1e-6])
+def test_a_temperature_next_to_nothing_is_greedy(temperature: float) -> None:
+    logits = _logits([80.0, 80.001, -80.0])
+    assert _draw(logits, [_state(SamplingParams(temperature=temperature, seed=5))]).tokens == [1]
+
+
+def test_repetition_penalty_looks_at_prompt_and_output() -> None:
+    logits = _logits([3.0, 2.9, -1.0, 2.0])
+    params = SamplingParams(repetition_penalty=2.0)
+    assert _draw(logits, [_state(params, [0], prompt_length=1)]).tokens == [1]
+    assert _draw(logits, [_state(params, [0, 1], prompt_length=1)]).tokens == [3]
+    # A negative logit is multiplied: being seen never helps a token.
+    assert _draw(_logits([-2.0, -3.0]), [_state(params, [0], prompt_length=1)]).tokens == [1]
+
+
+def test_presence_and_frequency_penalties_look_at_the_output_alone() -> None:
+    logits = _logits([3.0, 2.5, 0.0])
+    for params in (SamplingParams(presence_penalty=1.0), SamplingParams(frequency_penalty=1.0)):
+        assert _draw(logits, [_state(params, [0, 0, 0], prompt_length=3)]).tokens == [0]
+        assert _draw(logits, [_state(params, [0, 0], prompt_length=1)]).tokens == [1]
+
+
+def test_frequency_penalty_counts_and_presence_penalty_does_not() -> None:
+    logits = _logits([3.0, 1.5, 0.0])
+    tokens = [9, 0, 0]
+    assert _draw(logits, [_state(SamplingParams(presence_penalty=1.0), tokens, 1)]).tokens == [0]
+    assert _draw(logits, [_state(SamplingParams(frequency_penalty=1.0), tokens, 1)]).tokens == [1]
+
+
+def test_logit_bias_is_added_before_penalties() -> None:
+    params = SamplingParams(logit_bias={2: 4.0}, repetition_penalty=2.0)
+    # Token 2 stands at (1 + 4) / 2 = 2.5.
+    assert _draw(_logits([2.4, 0.0, 1.0]), [_state(params, [2], 1)]).tokens == [2]
+    assert _draw(_logits([2.6, 0.0, 1.0]), [_state(params, [2], 1)]).tokens == [0]
+
+
+def test_suppressed_tokens_come_only_after_min_tokens() -> None:
+    params = SamplingParams(suppressed_token_ids=(1,), min_tokens=2, logit_bias={1: 100.0})
+    state = _state(params, [0], prompt_length=1)
+    drawn = []
+    for _ in range(3):
+        (token,) = _draw(_logits([1.0, 9.0, 0.5]), [state]).tokens
+        assert token is not None
+        drawn.append(token)
+        state.add(token)
+    assert drawn == [0, 0, 1]
+
+
+def test_logprobs_are_of_the_logits_before_any_change() -> None:
+    logits = _logits([2.0, 1.0, 0.0, -1.0])
+    params = SamplingParams(temperature=0.5, top_k=1, logit_bias={3: 50.0}, logprobs=2)
+    draws = _draw(logits, [_state(params)])
+    expected = torch.log_softmax(logits.double()[0], -1).tolist()
+    assert draws.tokens == [3]
+    assert draws.logprobs[0] is not None
+    assert draws.logprobs[0].logprob == pytest.approx(expected[3], abs=1e-6)
+    assert [token for token, _ in draws.logprobs[0].top] == [0, 1]
+    assert [value for _, value in draws.logprobs[0].top] == pytest.approx(expected[:2], abs=1e-6)
+
+
+def test_logprobs_come_only_where_asked_for_and_as_many() -> None:
+    logits = _logits([2.0, 1.0, 0.0]).repeat(3, 1)
+    wanted = [None, 0, 2]
+    draws = _draw(logits, [_state(SamplingParams(logprobs=count)) for count in wanted])
+    assert [None if told is None else len(told.top) for told in draws.logprobs] == wanted
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, top_p=0.5, top_k=2)])
+def test_logits_that_are_no_numbers_fail_their_row_alone(bad: float, params: SamplingParams) -> None:
+    logits = _logits([0.0, 9.0, 0.0], [0.0, bad, 0.0])
+    assert _draw(logits, [_state(params), _state(params)]).tokens == [1, None]
+    assert _draw(logits[1:], [_state(params)]).tokens == [None]
+
+
+def test_bfloat16_logits_draw_as_their_values_in_float32() -> None:
+    logits = torch.randn(50, VOCAB, generator=torch.Generator().manual_seed(4)).bfloat16()
+    states = [_state(SamplingParams(temperature=1.0, top_p=0.8, seed=seed)) for seed in range(50)]
+    assert _draw(logits, states).tokens == _draw(logits.float(), states).tokens

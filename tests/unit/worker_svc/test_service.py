@@ -1,0 +1,326 @@
+"""The service over a real channel: order of steps, generations, failures, spans and metrics."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import REGISTRY
+
+from quire.worker.v1 import worker_pb2 as pb
+from quire.worker.v1 import worker_pb2_grpc
+from svc_common.channels import inner_channel
+from svc_common.server import INNER_MESSAGE_BYTES, bind, create_server
+from svc_common.settings import read_settings
+from tests.unit.worker_svc.driver import Driver, make_runner
+from worker_svc.device_thread import DeviceThread
+from worker_svc.replica import Replica, load_replica
+from worker_svc.service import WorkerService
+from worker_svc.settings import WorkerSettings
+from worker_svc.step import SamplingParams
+
+GREEDY = pb.SamplingParams(top_p=1.0, repetition_penalty=1.0)
+PROMPT = [3, 1, 4, 1, 5]
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+
+
+class Worker:
+    """A worker's server, and a channel to it."""
+
+    def __init__(self, service: WorkerService, channel: grpc.aio.Channel) -> None:
+        self.service = service
+        self.stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
+
+    async def open(self, epoch: int = 1, generation: int = 1) -> "Stream":
+        """A stream whose opening was answered."""
+        stream = Stream(self.stub.Step(), epoch, generation)
+        await stream.send(step_id=0)
+        assert (await stream.receive()).WhichOneof("outcome") == "ready"
+        return stream
+
+
+class Stream:
+    """The scheduler's side of a step stream."""
+
+    def __init__(self, call: Any, epoch: int, generation: int) -> None:
+        self.call, self.epoch, self.generation = call, epoch, generation
+
+    async def send(self, step_id: int, **fields: Any) -> None:
+        term = {"epoch": self.epoch, "generation": self.generation}
+        await self.call.write(pb.StepRequest(**{**term, "step_id": step_id, **fields}))
+
+    async def receive(self) -> pb.StepResponse:
+        response = await self.call.read()
+        assert isinstance(response, pb.StepResponse), "the stream ended"
+        assert (response.epoch, response.generation) == (self.epoch, self.generation)
+        return response
+
+    async def refusal(self) -> tuple[grpc.StatusCode, str]:
+        """The status with which the stream ends."""
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self._drain()
+        return caught.value.code(), caught.value.details() or ""
+
+    async def _drain(self) -> None:
+        while await self.call.read() is not grpc.aio.EOF:
+            pass
+
+
+def _new(sequence_id: int, tokens: list[int] | None = None, **fields: Any) -> pb.NewSequence:
+    known = PROMPT if tokens is None else tokens
+    return pb.NewSequence(
+        **{
+            "sequence_id": sequence_id,
+            "token_ids": known,
+            "prompt_length": len(known),
+            "sampling": GREEDY,
+            **fields,
+        }
+    )
+
+
+def _scheduled(sequence_id: int, start: int, num_tokens: int, *blocks: int) -> pb.ScheduledSequence:
+    return pb.ScheduledSequence(sequence_id=sequence_id, start=start, num_tokens=num_tokens, new_block_ids=blocks)
+
+
+@pytest.fixture(scope="module")
+def replica(tiny_llama: Path) -> Replica:
+    args = ["--model", str(tiny_llama), "--dtype", "float32", "--num-blocks", "32", "--num-threads", "1"]
+    return load_replica(read_settings(WorkerSettings, args), print)
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Callable[[], Any]]:
+    device = DeviceThread()
+    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
+    service = WorkerService(device)
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+    async with inner_channel(f"127.0.0.1:{port}") as channel:
+        yield lambda: Worker(service, channel)
+    await server.stop(0)
+    device.close()
+
+
+@pytest.fixture
+def worker(start: Callable[[], Worker], replica: Replica) -> Worker:
+    worker = start()
+    worker.service.serve(replica)
+    return worker
+
+
+async def test_a_worker_that_is_loading_is_unavailable(start: Callable[[], Worker]) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await start().stub.Describe(pb.DescribeRequest())
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_describe_tells_what_the_worker_is(worker: Worker, tiny_llama: Path) -> None:
+    described = await worker.stub.Describe(pb.DescribeRequest())
+    assert described.model == tiny_llama.name
+    assert (described.context_length, described.vocab_size) == (256, 97)
+    assert (described.block_size, described.num_blocks) == (16, 32)
+    assert described.block_bytes == 2 * 2 * 2 * 16 * 64 * 4  # keys and values, layers, heads, tokens, width, float32
+    assert (described.max_step_tokens, described.max_sequences) == (512, 64)
+    assert len(described.fingerprint) == len(described.tokenizer_fingerprint) == 32
+    assert described.epoch == 0
+
+
+async def test_describe_tells_the_highest_epoch(worker: Worker) -> None:
+    await worker.open(epoch=7)
+    assert (await worker.stub.Describe(pb.DescribeRequest())).epoch == 7
+
+
+async def test_steps_are_answered_in_order_though_they_are_sent_ahead(worker: Worker, tiny_llama: Path) -> None:
+    ((*expected,),) = Driver(make_runner(tiny_llama)).generate([PROMPT], 6)
+    stream = await worker.open()
+    await stream.send(1, new_sequences=[_new(5)], scheduled=[_scheduled(5, 0, 5, 9)])
+    for step_id in range(2, 7):
+        await stream.send(step_id, scheduled=[_scheduled(5, 3 + step_id, 1)])
+    responses = [await stream.receive() for _ in range(6)]
+    assert [response.step_id for response in responses] == [1, 2, 3, 4, 5, 6]
+    assert [list(response.result.sequences[0].token_ids) for response in responses] == [[token] for token in expected]
+    assert all(response.result.busy_us > 0 for response in responses)
+
+
+async def test_sampling_and_log_probabilities_cross_the_wire(worker: Worker, tiny_llama: Path) -> None:
+    params = SamplingParams(temperature=0.9, top_p=0.8, top_k=40, min_p=0.01, presence_penalty=0.5, seed=-5,
+                            frequency_penalty=0.4, repetition_penalty=1.3, logit_bias={7: 2.5}, min_tokens=3,
+                            suppressed_token_ids=(11, 12), logprobs=2)  # fmt: skip
+    driver = Driver(make_runner(tiny_llama))
+    ((*expected,),) = driver.generate([PROMPT], 4, params)
+    sent = pb.SamplingParams(**{name: getattr(params, name) for name in SamplingParams.__dataclass_fields__})
+    stream = await worker.open()
+    await stream.send(1, new_sequences=[_new(1, sampling=sent)], scheduled=[_scheduled(1, 0, 5, 0)])
+    for step_id in range(2, 5):
+        await stream.send(step_id, scheduled=[_scheduled(1, 3 + step_id, 1)])
+    results = [(await stream.receive()).result.sequences[0] for _ in range(4)]
+    assert [result.token_ids[0] for result in results] == expected
+    for result, told in zip(results, driver.logprobs[1], strict=True):
+        assert result.logprobs[0].logprob == pytest.approx(told.logprob, abs=1e-4)
+        assert [top.token_id for top in result.logprobs[0].top] == [token for token, _ in told.top]
+
+
+async def test_the_stream_ends_when_its_requests_do_and_all_are_answered(worker: Worker) -> None:
+    stream = await worker.open()
+    await stream.send(1, new_sequences=[_new(1)], scheduled=[_scheduled(1, 0, 5, 0)])
+    await stream.call.done_writing()
+    assert (await stream.receive()).step_id == 1
+    assert await stream.call.read() is grpc.aio.EOF
+    assert await stream.call.code() is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ({"step_id": 1}, "step 0"),
+        ({"step_id": 0, "finished_ids": [1]}, "without work"),
+        ({"step_id": 0, "epoch": 4, "generation": 9}, "epoch 4"),
+        ({"step_id": 0, "epoch": 5, "generation": 2}, "generation 2"),
+    ],
+)
+async def test_a_stream_that_may_not_open_is_refused(message: dict[str, Any], told: str, worker: Worker) -> None:
+    await worker.open(epoch=5, generation=2)
+    stream = Stream(worker.stub.Step(), 6, 1)
+    await stream.send(**message)
+    code, details = await stream.refusal()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert told in details
+
+
+@pytest.mark.parametrize("message", [{"step_id": 3}, {"step_id": 1}, {"step_id": 2, "epoch": 2},
+                                     {"step_id": 2, "generation": 2}])  # fmt: skip
+async def test_a_step_that_does_not_follow_ends_the_stream(message: dict[str, Any], worker: Worker) -> None:
+    stream = await worker.open()
+    await stream.send(1)
+    await stream.receive()
+    await stream.send(**message)
+    code, _ = await stream.refusal()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_new_stream_supersedes_the_old_one_and_forgets_its_sequences(worker: Worker) -> None:
+    old = await worker.open(generation=1)
+    await old.send(1, new_sequences=[_new(1)], scheduled=[_scheduled(1, 0, 5, 0)])
+    await old.receive()
+    new = await worker.open(generation=2)
+    code, details = await old.refusal()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "superseded" in details
+    await new.send(1, scheduled=[_scheduled(1, 5, 1)])
+    assert (await new.receive()).result.sequences[0].HasField("failure")
+
+
+async def test_a_stream_that_broke_can_be_followed_by_another(worker: Worker) -> None:
+    first = await worker.open(generation=1)
+    await first.send(1, new_sequences=[_new(1)], scheduled=[_scheduled(1, 0, 5, 0)])
+    first.call.cancel()
+    second = await worker.open(generation=2)
+    await second.send(1, new_sequences=[_new(1)], scheduled=[_scheduled(1, 0, 5, 0)])
+    assert len((await second.receive()).result.sequences[0].token_ids) == 1
+
+
+async def test_a_step_that_raises_fails_its_sequences_and_tells_nothing(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> torch.Tensor:
+        raise RuntimeError("secret")
+
+    stream = await worker.open()
+    with monkeypatch.context() as patch:
+        patch.setattr("worker_svc.runner.draw_tokens", broken)
+        await stream.send(
+            1, new_sequences=[_new(1), _new(2)], scheduled=[_scheduled(1, 0, 5, 0), _scheduled(2, 0, 5, 1)]
+        )
+        response = await stream.receive()
+    assert [result.sequence_id for result in response.result.sequences] == [1, 2]
+    assert all(result.failure and "secret" not in result.failure for result in response.result.sequences)
+    await stream.send(2, new_sequences=[_new(3)], scheduled=[_scheduled(3, 0, 5, 2)])
+    assert len((await stream.receive()).result.sequences[0].token_ids) == 1
+
+
+async def test_the_event_loop_is_free_while_a_step_runs(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def held(*_: object) -> torch.Tensor:
+        # The step ends only after another call was answered.
+        asyncio.run_coroutine_threadsafe(described.wait(), loop).result(timeout=30)
+        raise RuntimeError
+
+    monkeypatch.setattr("worker_svc.runner.draw_tokens", held)
+    stream = await worker.open()
+    await stream.send(1, new_sequences=[_new(1)], scheduled=[_scheduled(1, 0, 5, 0)])
+    await worker.stub.Describe(pb.DescribeRequest())
+    described.set()
+    assert (await stream.receive()).step_id == 1
+
+
+async def test_metrics_count_steps_and_tokens(worker: Worker) -> None:
+    names = [
+        ("quire_worker_steps_total", {}),
+        ("quire_worker_step_seconds_count", {}),
+        ("quire_worker_tokens_total", {"kind": "prefill"}),
+        ("quire_worker_tokens_total", {"kind": "decode"}),
+    ]
+
+    def values() -> list[float]:
+        return [REGISTRY.get_sample_value(name, labels) or 0.0 for name, labels in names]
+
+    before = values()
+    stream = await worker.open()
+    await stream.send(1, new_sequences=[_new(1)], scheduled=[_scheduled(1, 0, 5, 0)])
+    await stream.send(2, scheduled=[_scheduled(1, 5, 1)])
+    await stream.receive()
+    await stream.receive()
+    assert [now - then for now, then in zip(values(), before, strict=True)] == [2, 2, 5, 1]
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("worker_svc.spans.tracer", lambda: provider.get_tracer("test"))
+    return exporter
+
+
+def _only(spans: InMemorySpanExporter) -> ReadableSpan:
+    (span,) = spans.get_finished_spans()
+    return span
+
+
+async def test_a_traced_sequence_has_one_span_in_its_own_trace(worker: Worker, spans: InMemorySpanExporter) -> None:
+    traced = _new(1, traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01")
+    stream = await worker.open()
+    await stream.send(1, new_sequences=[traced, _new(2)], scheduled=[_scheduled(1, 0, 5, 0), _scheduled(2, 0, 5, 1)])
+    await stream.send(2, scheduled=[_scheduled(1, 5, 1)])
+    for _ in range(2):
+        await stream.receive()
+    assert spans.get_finished_spans() == ()
+    await stream.send(3, finished_ids=[1, 2])
+    await stream.receive()
+    span = _only(spans)
+    assert span.name == "worker"
+    assert span.context is not None
+    assert f"{span.context.trace_id:032x}" == TRACE_ID
+    assert span.parent is not None
+    assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert span.attributes is not None
+    assert (span.attributes["quire.tokens.computed"], span.attributes["quire.tokens.drawn"]) == (6, 2)
+
+
+async def test_spans_end_with_their_stream(worker: Worker, spans: InMemorySpanExporter) -> None:
+    stream = await worker.open()
+    traced = _new(1, traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01")
+    await stream.send(1, new_sequences=[traced], scheduled=[_scheduled(1, 0, 5, 0)])
+    await stream.receive()
+    await worker.open(generation=2)
+    assert _only(spans).name == "worker"

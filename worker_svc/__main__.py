@@ -1,0 +1,110 @@
+"""Starts a worker: `python -m worker_svc`."""
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from quire.worker.v1 import worker_pb2_grpc
+from svc_common.logs import configure_logging
+from svc_common.metrics import serve_metrics
+from svc_common.models import ModelNotFound
+from svc_common.server import (
+    INNER_MESSAGE_BYTES,
+    CannotListen,
+    HealthReporter,
+    bind,
+    create_server,
+    enable_reflection,
+    run_until_signal,
+)
+from svc_common.settings import read_settings
+from svc_common.telemetry import configure_tracing, shutdown_tracing
+from worker_svc.device_thread import DeviceThread
+from worker_svc.errors import CannotServe
+from worker_svc.service import SERVICE_NAME, WorkerService
+from worker_svc.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from worker_svc.replica import Replica
+
+logger = logging.getLogger("quire.worker")
+
+# How long calls may go on once the worker is told to stop. Step streams never end by themselves.
+_GRACE_SECONDS = 1.0
+
+
+async def serve(settings: WorkerSettings) -> None:
+    """Serve until a signal comes. Listens at once, and is SERVING when the model is warm."""
+    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
+    device = DeviceThread()
+    service = WorkerService(device)
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
+    health = HealthReporter(server, [SERVICE_NAME])
+    enable_reflection(server, [SERVICE_NAME])
+    port = bind(server, settings.host, settings.worker_port)
+    metrics = serve_metrics(settings.host, settings.worker_metrics_port)
+    await server.start()
+
+    async def load() -> None:
+        replica = await device.run(partial(_load, settings))
+        service.serve(replica)
+        await health.set_serving(True)
+        logger.info("ready", extra={"port": port, "metrics_port": metrics.port, **_summary(replica)})
+
+    async def stop() -> None:
+        await health.set_serving(False)
+        await server.stop(_GRACE_SECONDS)
+
+    loading, stopped = asyncio.create_task(load()), asyncio.create_task(run_until_signal(stop))
+    try:
+        await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()  # raises where loading failed
+        await stopped
+    finally:
+        loading.cancel()
+        stopped.cancel()
+        await server.stop(0)
+        device.close()
+        metrics.close()
+
+
+def _load(settings: WorkerSettings) -> "Replica":
+    # Brings in torch, which takes seconds: the server answers by then, and mistakes in settings were told at once.
+    from worker_svc.replica import load_replica
+
+    return load_replica(settings, logger.info)
+
+
+def _summary(replica: "Replica") -> dict[str, object]:
+    identity = replica.identity
+    num_blocks = identity.limits.num_blocks
+    return {
+        "model": identity.model,
+        "dtype": identity.dtype,
+        "device": identity.device,
+        "blocks": num_blocks,
+        "block_size": identity.limits.block_size,
+        "kv_bytes": num_blocks * identity.block_bytes,
+    }
+
+
+def main() -> None:
+    """Run a worker as the settings say."""
+    settings = read_settings(WorkerSettings)
+    configure_logging("worker", settings.log_level)
+    configure_tracing("worker")
+    try:
+        uvloop.run(serve(settings))
+    except (CannotServe, CannotListen, ModelNotFound) as error:
+        logger.error("cannot start: %s", error)
+        raise SystemExit(1) from None
+    finally:
+        shutdown_tracing()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The identity of a model as it is served: equal in every process that computes the same keys and values."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+
+from worker_svc.model.weights import weight_files
+
+_HEAD_BYTES = 2**20
+_SAMPLES = 256
+_SAMPLE_BYTES = 4096
+
+
+def model_fingerprint(directory: Path, dtype: torch.dtype) -> bytes:
+    """SHA-256 over config, dtype, and the identity of each weights file.
+
+    Of a weights file its size, its first MiB (which holds the names and places of the tensors), and 256 samples of
+    4 KiB spread over the rest: reading all of a large model would take longer than loading it. Files that differ only
+    between samples count as equal; a training run or a conversion changes all of a file.
+    """
+    digest = hashlib.sha256((directory / "config.json").read_bytes())
+    digest.update(str(dtype).encode())
+    for path in weight_files(directory):
+        digest.update(path.name.encode())
+        _add_weights(digest, path)
+    return digest.digest()
+
+
+def _add_weights(digest: "hashlib._Hash", path: Path) -> None:
+    size = path.stat().st_size
+    digest.update(size.to_bytes(8, "little"))
+    with path.open("rb") as file:
+        digest.update(file.read(_HEAD_BYTES))
+        for sample in range(_SAMPLES):
+            file.seek(size * sample // _SAMPLES, os.SEEK_SET)
+            digest.update(file.read(_SAMPLE_BYTES))

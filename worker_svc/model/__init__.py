@@ -1,0 +1,1 @@
+"""Native language models of the Llama family over a paged KV cache."""

@@ -1,0 +1,68 @@
+"""Matrix products with weights that do not change: plain, or laid out once as the processor wants them."""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+
+class Linear(Protocol):
+    """A fixed linear map of [num_tokens, in_features] to [num_tokens, out_features]."""
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The image of `inputs`."""
+
+    def add(self, inputs: Tensor, residual: Tensor) -> Tensor:
+        """The float32 `residual` and the image of `inputs`, summed; `residual` may be overwritten."""
+
+
+def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """The fastest form of a weight [out_features, in_features] on its device. The weight itself is not kept on CPU."""
+    return OneDnnLinear(weight, bias) if _one_dnn_takes(weight) else PlainLinear(weight, bias)
+
+
+class PlainLinear:
+    """torch's own product."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return F.linear(inputs, self._weight, self._bias)
+
+    def add(self, inputs: Tensor, residual: Tensor) -> Tensor:
+        return residual.add_(self(inputs))
+
+
+class OneDnnLinear:
+    """oneDNN's product, on a weight in the blocked layout that torch would make anew for each product."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self._bias = bias
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+        self._multiply_add = torch.ops.mkldnn._linear_pointwise.binary
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        product: Tensor = self._multiply(inputs, self._weight, self._bias, "none", [], "")
+        return product
+
+    def add(self, inputs: Tensor, residual: Tensor) -> Tensor:
+        if inputs.dtype != residual.dtype:
+            return residual.add_(self(inputs))
+        total: Tensor = self._multiply_add(inputs, residual, self._weight, self._bias, "add")
+        return total
+
+
+def _one_dnn_takes(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
+        return False
+    match weight.dtype:
+        case torch.float32:
+            return True
+        case torch.bfloat16:
+            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        case torch.float16:
+            return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return False

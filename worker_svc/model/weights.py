@@ -1,0 +1,74 @@
+"""Reads a checkpoint's tensors from safetensors, in one file or in shards."""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from worker_svc.model.config import UnsupportedModel
+
+# Written by old checkpoints, and computed anew.
+_DERIVED = "rotary_emb.inv_freq"
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model, in the order of their names. Raises UnsupportedModel where one is missing."""
+    index = directory / "model.safetensors.index.json"
+    if (directory / "model.safetensors").is_file():
+        return [directory / "model.safetensors"]
+    names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    for name in names:
+        # A shard lies beside its index: a path would lead elsewhere.
+        if Path(name).name != name or not (directory / name).is_file():
+            raise UnsupportedModel(f"the model in {directory} has no weights file {name}")
+    return [directory / name for name in names]
+
+
+class Checkpoint:
+    """The tensors of a model directory, each taken once, in the dtype and on the device that they are wanted."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self._directory, self._dtype, self._device = directory, dtype, device
+        self._files: dict[str, Any] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        for path in weight_files(self._directory):
+            file = self._stack.enter_context(safe_open(path, framework="pt"))
+            self._files |= dict.fromkeys(file.keys(), file)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor of this name. Raises UnsupportedModel where it is missing or of another shape."""
+        file = self._files.pop(name, None)
+        if file is None:
+            raise UnsupportedModel(f"the model in {self._directory} has no tensor {name}")
+        tensor: Tensor = file.get_tensor(name)
+        if tensor.shape != shape:
+            raise UnsupportedModel(
+                f"the tensor {name} of the model in {self._directory} is {list(tensor.shape)}, not {list(shape)}"
+            )
+        return tensor.to(self._device, self._dtype)
+
+    def drop(self, name: str) -> None:
+        """Leave a tensor unused that may be there."""
+        self._files.pop(name, None)
+
+    def check_all_taken(self) -> None:
+        """Raises UnsupportedModel where tensors are left: the model has parts that its config does not tell of."""
+        left = sorted(name for name in self._files if not name.endswith(_DERIVED))
+        if left:
+            raise UnsupportedModel(
+                f"the model in {self._directory} has tensors that its architecture does not: {', '.join(left[:3])}"
+                f"{' and others' if len(left) > 3 else ''}"
+            )

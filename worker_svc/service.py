@@ -1,0 +1,82 @@
+"""The gRPC side of the worker: quire.worker.v1.WorkerService."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from quire.worker.v1 import worker_pb2 as pb
+from quire.worker.v1 import worker_pb2_grpc
+from svc_common.errors import QuireError, Reason
+from worker_svc.device_thread import DeviceThread
+from worker_svc.step_stream import BadOrder, StepStream
+from worker_svc.wire import identity_to_proto
+
+if TYPE_CHECKING:
+    from worker_svc.replica import Replica
+
+SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
+
+
+class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
+    """Answers UNAVAILABLE until there is a replica to serve."""
+
+    def __init__(self, device: DeviceThread) -> None:
+        self._device = device
+        self._replica: Replica | None = None
+        self._stream: StepStream | None = None
+        # The epoch and generation of the last stream: a later one must be higher.
+        self._term = (0, 0)
+
+    def serve(self, replica: "Replica") -> None:
+        """Answer for this replica from now on."""
+        self._replica = replica
+
+    async def Describe(  # noqa: N802
+        self, request: pb.DescribeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> pb.DescribeResponse:
+        return identity_to_proto(self._ready().identity, epoch=self._term[0])
+
+    async def Step(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[pb.StepRequest],
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> AsyncIterator[pb.StepResponse]:
+        replica = self._ready()
+        stream = None
+        try:
+            requests = aiter(request_iterator)
+            opening = await anext(requests, None)
+            if opening is None:
+                return
+            stream = self._open(opening, replica)
+            async with aclosing(stream.answers(requests)) as answers:
+                async for answer in answers:
+                    yield answer
+        except BadOrder as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        finally:
+            if stream is not None:
+                stream.close()
+
+    def _ready(self) -> "Replica":
+        if self._replica is None:
+            raise QuireError(Reason.MODEL_NOT_READY, "the model is loading", retry_after=1.0)
+        return self._replica
+
+    def _open(self, opening: pb.StepRequest, replica: "Replica") -> StepStream:
+        """The stream that this message opens, in place of the one before it."""
+        if opening.step_id != 0 or opening.finished_ids or opening.new_sequences or opening.scheduled:
+            raise BadOrder("the first message opens the stream: it is step 0, without work")
+        term = (opening.epoch, opening.generation)
+        if term <= self._term:
+            raise BadOrder(
+                f"a stream of epoch {term[0]}, generation {term[1]} after one of epoch {self._term[0]}, "
+                f"generation {self._term[1]}"
+            )
+        self._term = term
+        if self._stream is not None:
+            self._stream.supersede(opening.generation)
+        self._stream = StepStream(*term, replica.runner, self._device)
+        return self._stream

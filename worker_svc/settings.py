@@ -1,0 +1,34 @@
+"""Settings of the worker."""
+
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from svc_common.settings import ServiceSettings
+
+
+class WorkerSettings(ServiceSettings):
+    """What a worker is told."""
+
+    model_config = SettingsConfigDict(cli_prog_name="python -m worker_svc")
+
+    worker_port: int = Field(50053, ge=0, le=65535, description="gRPC port; 0 takes a free one")
+    worker_metrics_port: int = Field(9102, ge=0, le=65535, description="port of /metrics; 0 takes a free one")
+    model: str | None = Field(None, description="model directory, GGUF file or hub id; else smollm2-135m-instruct")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="what the model computes in; auto is bfloat16 where the device has it, else float32"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where it runs; auto is a GPU if there is one")
+    attention: Literal["auto", "triton", "torch"] = Field(
+        "auto", description="attention kernels; auto is triton on a GPU, torch on a processor"
+    )
+    block_size: int = Field(16, ge=8, le=128, description="tokens in one block of keys and values")
+    num_blocks: int | None = Field(None, ge=1, description="number of blocks; else what memory allows")
+    max_step_tokens: int = Field(512, ge=1, description="the most tokens that one step computes")
+    max_sequences: int = Field(64, ge=1, description="the most sequences that one step holds")
+    memory_fraction: float | None = Field(
+        None, gt=0, le=1, description="share of the GPU to use, else 0.9; or of available memory, else 0.4"
+    )
+    cpu_kv_bytes: int = Field(4 * 2**30, ge=1, description="the most memory for keys and values on a processor")
+    num_threads: int | None = Field(None, ge=1, description="threads of a forward pass; else one per processor")

@@ -1,0 +1,87 @@
+"""A step as plain values: what the runner is given and what it answers. No grpc, no protobuf, no torch."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn. All values are resolved and within their documented ranges."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    suppressed_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """A sequence in full: prompt and what was generated so far."""
+
+    sequence_id: int
+    token_ids: list[int]
+    prompt_length: int
+    index: int
+    sampling: SamplingParams
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """Compute tokens start to start + num_tokens - 1 of a known sequence, after adding blocks to its table.
+
+    Keys and values of tokens before `store_start` (None: start) stand in shared blocks already and are not written.
+    """
+
+    sequence_id: int
+    start: int
+    num_tokens: int
+    new_block_ids: list[int]
+    store_start: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step, executed in the order of its fields."""
+
+    finished_ids: list[int]
+    new_sequences: list[NewSequence]
+    scheduled: list[ScheduledSequence]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one place: of the token drawn, and (token, logprob) of the likeliest, likeliest first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceResult:
+    """What became of one scheduled sequence: no token while known tokens are left to compute, else one."""
+
+    sequence_id: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """Results in the order of Step.scheduled, and the time on the device thread in seconds.
+
+    Of the tokens computed, `decode_tokens` were the last that their sequences drew, `prefill_tokens` all others.
+    """
+
+    sequences: list[SequenceResult]
+    busy_seconds: float
+    prefill_tokens: int = 0
+    decode_tokens: int = 0

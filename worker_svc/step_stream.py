@@ -1,0 +1,133 @@
+"""One step stream: checks the order of its steps, has them run, and answers each."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from quire.worker.v1 import worker_pb2 as pb
+from worker_svc.device_thread import DeviceThread, Timed
+from worker_svc.metrics import count_failed_step, count_step
+from worker_svc.spans import SequenceSpans
+from worker_svc.step import SequenceResult, Step, StepOutcome
+from worker_svc.wire import result_to_proto, step_from_proto
+
+if TYPE_CHECKING:
+    from worker_svc.runner import Runner
+
+logger = logging.getLogger("quire.worker")
+
+Answered: TypeAlias = "asyncio.Future[Timed[StepOutcome]]"
+
+
+class BadOrder(Exception):  # noqa: N818
+    """A message that does not follow on what came before. The text goes to the scheduler."""
+
+
+class StepStream:
+    """A generation of steps, on the event loop; the steps themselves run on the device thread."""
+
+    def __init__(self, epoch: int, generation: int, runner: "Runner", device: DeviceThread) -> None:
+        self.epoch, self.generation = epoch, generation
+        self._last_step_id = 0
+        self._runner = runner
+        self._device = device
+        self._spans = SequenceSpans()
+        self._pending: dict[Answered, Future[Timed[StepOutcome]]] = {}
+        self._answers: asyncio.Queue[pb.StepResponse | Exception | None] = asyncio.Queue()
+        self._is_open = True
+
+    async def answers(self, requests: AsyncIterator[pb.StepRequest]) -> AsyncGenerator[pb.StepResponse, None]:
+        """Ready, then one answer for each request, in order, until the requests end.
+
+        Raises BadOrder where a request does not follow on the last, and when the stream is superseded.
+        """
+        # Behind the last step of the generation before, which may still run.
+        await self._device.run(self._runner.reset)
+        yield pb.StepResponse(epoch=self.epoch, generation=self.generation, ready=pb.Ready())
+        # Steps are read and queued while one runs: its answer must not be waited for.
+        reading = asyncio.create_task(self._read(requests))
+        try:
+            while (answer := await self._answers.get()) is not None:
+                if isinstance(answer, Exception):
+                    raise answer
+                yield answer
+        finally:
+            reading.cancel()
+
+    def supersede(self, generation: int) -> None:
+        """Another stream took over: nothing of this one is answered any more."""
+        self.close()
+        self._answers.put_nowait(BadOrder(f"superseded by generation {generation}"))
+
+    def close(self) -> None:
+        """Drop the steps that have not begun, and end the spans of all sequences."""
+        self._is_open = False
+        for queued in self._pending.values():
+            queued.cancel()
+        self._spans.close()
+
+    async def _read(self, requests: AsyncIterator[pb.StepRequest]) -> None:
+        try:
+            async for request in requests:
+                if not self._is_open:
+                    return
+                self._submit(request)
+            if self._pending:
+                await asyncio.wait(self._pending)
+            self._answers.put_nowait(None)
+        except Exception as error:  # raised again where the stream is answered
+            self._answers.put_nowait(error)
+
+    def _submit(self, request: pb.StepRequest) -> None:
+        if (request.epoch, request.generation) != (self.epoch, self.generation):
+            raise BadOrder(
+                f"a step of epoch {request.epoch}, generation {request.generation} on the stream of epoch "
+                f"{self.epoch}, generation {self.generation}"
+            )
+        if request.step_id != self._last_step_id + 1:
+            raise BadOrder(f"step {request.step_id} after step {self._last_step_id}")
+        self._last_step_id = request.step_id
+        step = step_from_proto(request)
+        self._spans.begin_step(step)
+        queued = self._device.submit(partial(self._runner.step, step))
+        answered = asyncio.wrap_future(queued)
+        self._pending[answered] = queued
+        answered.add_done_callback(partial(self._answer, request.step_id, step))
+
+    def _answer(self, step_id: int, step: Step, answered: Answered) -> None:
+        del self._pending[answered]
+        if answered.cancelled():
+            return
+        error = answered.exception()
+        if error is None:
+            timed = answered.result()
+            count_step(timed)
+        else:
+            logger.error("step failed", exc_info=error, extra={"step_id": step_id})
+            count_failed_step()
+            failures = [SequenceResult(s.sequence_id, [], failure="the step failed") for s in step.scheduled]
+            timed = Timed(StepOutcome(failures, 0.0), 0.0, 0.0)
+        self._spans.end_step(step, timed.value)
+        if self._is_open:
+            self._answers.put_nowait(self._response(step_id, timed))
+
+    def _response(self, step_id: int, timed: Timed[StepOutcome]) -> pb.StepResponse:
+        for result in timed.value.sequences:
+            if result.failure is not None:
+                logger.warning(
+                    "sequence failed",
+                    extra={"step_id": step_id, "sequence_id": result.sequence_id, "why": result.failure},
+                )
+        return pb.StepResponse(
+            epoch=self.epoch,
+            generation=self.generation,
+            step_id=step_id,
+            result=pb.StepResult(
+                sequences=[result_to_proto(result) for result in timed.value.sequences],
+                busy_us=round(timed.busy_seconds * 1e6),
+                idle_us=round(timed.idle_seconds * 1e6),
+            ),
+        )
