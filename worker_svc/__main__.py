@@ -23,7 +23,7 @@ from svc_common.server import (
 from svc_common.settings import read_settings
 from svc_common.telemetry import configure_tracing, shutdown_tracing
 from worker_svc.device_thread import DeviceThread
-from worker_svc.errors import CannotServe
+from worker_svc.errors import CannotServe, DeviceLost
 from worker_svc.service import SERVICE_NAME, WorkerService
 from worker_svc.settings import WorkerSettings
 
@@ -59,14 +59,17 @@ async def serve(settings: WorkerSettings) -> None:
         await server.stop(_GRACE_SECONDS)
 
     loading, stopped = asyncio.create_task(load()), asyncio.create_task(run_until_signal(stop))
+    lost = asyncio.create_task(service.device_lost.wait())
     try:
         await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()  # raises where loading failed
-        await stopped
+        await asyncio.wait({stopped, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if lost.done():
+            raise DeviceLost("the device failed in a step")
     finally:
-        loading.cancel()
-        stopped.cancel()
+        for task in (loading, stopped, lost):
+            task.cancel()
         await server.stop(0)
         device.close()
         metrics.close()
@@ -99,6 +102,9 @@ def main() -> None:
     configure_tracing("worker")
     try:
         uvloop.run(serve(settings))
+    except DeviceLost as error:
+        logger.critical("ending, to be started anew: %s", error)
+        raise SystemExit(1) from None
     except (CannotServe, CannotListen, ModelNotFound) as error:
         logger.error("cannot start: %s", error)
         raise SystemExit(1) from None

@@ -14,6 +14,8 @@ from torch import Tensor
 from worker_svc.growing import IntList
 from worker_svc.step import SamplingParams
 
+_LARGEST = 1e30
+
 
 class TokenCounts:
     """The distinct tokens of a sequence, and how often each was generated, kept as tokens are drawn."""
@@ -137,6 +139,7 @@ def _penalize(flat: Tensor, vocab_size: int, rows: Sequence[Adjustments]) -> Non
     if factors.places:
         where, factor = factors.on(flat.device)
         values = flat[where]
-        flat[where] = torch.where(values > 0, values / factor, values * factor)
+        # A factor near 0 would make infinities, whose differences are no numbers.
+        flat[where] = torch.where(values > 0, values / factor, values * factor).clamp_(-_LARGEST, _LARGEST)
     if terms.places:
         flat.index_add_(0, *terms.on(flat.device))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from worker_svc.attention import AttentionBackend
 from worker_svc.batch import Batch, Chunk, make_batch
+from worker_svc.errors import DeviceLost
 from worker_svc.identity import Limits
 from worker_svc.model.llama import LlamaModel
 from worker_svc.sampler import draw_tokens
@@ -74,6 +75,9 @@ class Runner:
         if runs:
             try:
                 self._run(runs, results)
+            except torch.AcceleratorError as error:
+                # After an error of its own a CUDA context fails whatever it is asked.
+                raise DeviceLost("the device failed in a step") from error
             except Exception:
                 for run in runs:
                     self._fail(run.scheduled.sequence_id, "the step failed")
@@ -138,7 +142,9 @@ class Runner:
         for run, token, told in zip(drawing, draws.tokens, draws.logprobs, strict=True):
             sequence_id = run.scheduled.sequence_id
             if token is None:
-                results[run.place] = self._fail(sequence_id, "the model's logits are not numbers")
+                results[run.place] = self._fail(
+                    sequence_id, "there is no token to draw: the logits are not numbers, or all are suppressed"
+                )
                 continue
             run.sequence.add(token)
             results[run.place] = SequenceResult(sequence_id, [token], [] if told is None else [told])

@@ -50,7 +50,7 @@ class SamplingState:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What was drawn for each row: no token where its logits were not all numbers."""
+    """What was drawn for each row: no token where its logits were not all numbers, or all suppressed."""
 
     tokens: list[int | None]
     logprobs: list[TokenLogprobs | None]
@@ -75,7 +75,12 @@ def draw_tokens(logits: Tensor, states: Sequence[SamplingState]) -> Draws:
     if adjusted:
         part = logits[adjusted]
         adjust_logits(part, [states[row].adjustments for row in adjusted])
+        # Where every token is suppressed there is none to draw.
+        is_possible = part.amax(-1).isfinite()
+        part[~is_possible] = 0.0
         logits[adjusted] = part
+        for row, possible in zip(adjusted, is_possible.tolist(), strict=True):
+            valid[row] = valid[row] and possible
     if not random:
         tokens = _likeliest(logits)
     elif len(random) == len(states):

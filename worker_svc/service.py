@@ -1,5 +1,6 @@
 """The gRPC side of the worker: quire.worker.v1.WorkerService."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ from quire.worker.v1 import worker_pb2 as pb
 from quire.worker.v1 import worker_pb2_grpc
 from svc_common.errors import QuireError, Reason
 from worker_svc.device_thread import DeviceThread
-from worker_svc.step_stream import BadOrder, StepStream
+from worker_svc.errors import DeviceLost
+from worker_svc.step_stream import BadOrder, StepFailed, StepStream
 from worker_svc.wire import identity_to_proto
 
 if TYPE_CHECKING:
@@ -20,10 +22,11 @@ SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
-    """Answers UNAVAILABLE until there is a replica to serve."""
+    """Answers UNAVAILABLE until there is a replica to serve. `device_lost` is set where the process must end."""
 
     def __init__(self, device: DeviceThread) -> None:
         self._device = device
+        self.device_lost = asyncio.Event()
         self._replica: Replica | None = None
         self._stream: StepStream | None = None
         # The epoch and generation of the last stream: a later one must be higher.
@@ -56,6 +59,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                     yield answer
         except BadOrder as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except DeviceLost as error:
+            self.device_lost.set()
+            await context.abort(grpc.StatusCode.INTERNAL, str(error))
+        except StepFailed as error:
+            await context.abort(grpc.StatusCode.INTERNAL, str(error))
         finally:
             if stream is not None:
                 stream.close()

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from quire.worker.v1 import worker_pb2 as pb
 from worker_svc.device_thread import DeviceThread, Timed
+from worker_svc.errors import DeviceLost
 from worker_svc.metrics import count_failed_step, count_step
 from worker_svc.spans import SequenceSpans
-from worker_svc.step import SequenceResult, Step, StepOutcome
+from worker_svc.step import Step, StepOutcome
 from worker_svc.wire import result_to_proto, step_from_proto
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ Answered: TypeAlias = "asyncio.Future[Timed[StepOutcome]]"
 
 class BadOrder(Exception):  # noqa: N818
     """A message that does not follow on what came before. The text goes to the scheduler."""
+
+
+class StepFailed(Exception):  # noqa: N818
+    """A step raised. What became of its sequences is not known: the stream ends, and the scheduler sends them anew."""
 
 
 class StepStream:
@@ -42,7 +47,8 @@ class StepStream:
     async def answers(self, requests: AsyncIterator[pb.StepRequest]) -> AsyncGenerator[pb.StepResponse, None]:
         """Ready, then one answer for each request, in order, until the requests end.
 
-        Raises BadOrder where a request does not follow on the last, and when the stream is superseded.
+        Raises BadOrder where a request does not follow on the last, and when the stream is superseded; StepFailed or
+        DeviceLost where a step raised.
         """
         # Behind the last step of the generation before, which may still run.
         await self._device.run(self._runner.reset)
@@ -102,14 +108,16 @@ class StepStream:
         if answered.cancelled():
             return
         error = answered.exception()
-        if error is None:
-            timed = answered.result()
-            count_step(timed)
-        else:
+        if error is not None:
             logger.error("step failed", exc_info=error, extra={"step_id": step_id})
             count_failed_step()
-            failures = [SequenceResult(s.sequence_id, [], failure="the step failed") for s in step.scheduled]
-            timed = Timed(StepOutcome(failures, 0.0), 0.0, 0.0)
+            if self._is_open:
+                self._answers.put_nowait(
+                    error if isinstance(error, DeviceLost) else StepFailed(f"step {step_id} failed")
+                )
+            return
+        timed = answered.result()
+        count_step(timed)
         self._spans.end_step(step, timed.value)
         if self._is_open:
             self._answers.put_nowait(self._response(step_id, timed))

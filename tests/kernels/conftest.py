@@ -1,6 +1,5 @@
-"""Batches over a poisoned cache. Without a GPU the Triton kernels run in Triton's interpreter."""
+"""Batches over a poisoned cache."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,9 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported, which no test does before this
 
 
 @dataclass(frozen=True)

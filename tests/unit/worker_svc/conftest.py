@@ -6,39 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-VOCAB = 97
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "eos_token_id": None,
-    "bos_token_id": None,
-    "pad_token_id": None,
-}
-_LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}  # fmt: skip
-
-VARIANTS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: LlamaConfig(**SIZES),
-    "llama-tied-biased": lambda: LlamaConfig(**SIZES, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
-    "llama-rope-linear": lambda: LlamaConfig(
-        **SIZES, rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
-    ),
-    "llama-rope-llama3": lambda: LlamaConfig(**SIZES, rope_parameters=_LLAMA3),
-    "mistral": lambda: MistralConfig(**SIZES, sliding_window=None),
-    "qwen2": lambda: Qwen2Config(**{name: size for name, size in SIZES.items() if name != "head_dim"}),
-    "qwen3": lambda: Qwen3Config(**SIZES),
-}
+import llama_models
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,42 +21,20 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def save_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Makes a random model of a config, biases and norms random too, and writes it to a directory."""
+    """Makes a random model of a config and writes it to a directory of its own."""
 
     def save(config: Any, **options: Any) -> Path:
-        torch.manual_seed(0)
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith("bias") or "norm" in name:
-                    parameter.add_(torch.randn_like(parameter) * 0.3)
-        directory = tmp_path_factory.mktemp("model")
-        model.save_pretrained(directory, **options)
-        (directory / "tokenizer.json").write_text("{}")
-        return directory
+        return llama_models.save_model(tmp_path_factory.mktemp("model"), config, **options)
 
     return save
 
 
 @pytest.fixture(scope="session")
 def tiny_llama(save_model: Callable[..., Path]) -> Path:
-    return save_model(VARIANTS["llama"]())
+    return save_model(llama_models.VARIANTS["llama"]())
 
 
 @pytest.fixture(scope="session")
 def reference() -> Callable[[Path, list[list[int]], int], list[list[int]]]:
     """Greedy continuations by transformers' own generate, one prompt at a time."""
-
-    def generate(directory: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        return [
-            model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                max_new_tokens=num_tokens,
-                do_sample=False,
-            )[0, len(prompt) :].tolist()
-            for prompt in prompts
-        ]
-
-    return generate
+    return llama_models.generate

@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from runner_driver import Driver, make_runner
 from svc_common.models import ModelNotFound, find_source, resolve_model
-from tests.unit.worker_svc.driver import Driver, make_runner
-from tests.unit.worker_svc.tiny_gguf import TOKENS, write_tiny_gguf
+from tiny_gguf import TOKENS, write_tiny_gguf
 from worker_svc import prepare as prepare_module
 from worker_svc.prepare import CannotPrepare, prepare
 

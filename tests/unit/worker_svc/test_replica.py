@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from llama_models import VARIANTS
 from svc_common.settings import read_settings
-from tests.unit.worker_svc.conftest import VARIANTS
 from worker_svc.errors import CannotServe
 from worker_svc.fingerprint import model_fingerprint
 from worker_svc.replica import Replica, load_replica

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.unit.worker_svc.conftest import VARIANTS, VOCAB
-from tests.unit.worker_svc.driver import GREEDY, Driver, make_runner
+from llama_models import VARIANTS, VOCAB
+from runner_driver import GREEDY, Driver, make_runner
 from worker_svc.runner import Runner
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, SequenceResult, Step
 

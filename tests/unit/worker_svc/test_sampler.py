@@ -206,3 +206,17 @@ def test_bfloat16_logits_draw_as_their_values_in_float32() -> None:
     logits = torch.randn(50, VOCAB, generator=torch.Generator().manual_seed(4)).bfloat16()
     states = [_state(SamplingParams(temperature=1.0, top_p=0.8, seed=seed)) for seed in range(50)]
     assert _draw(logits, states).tokens == _draw(logits.float(), states).tokens
+
+
+def test_a_penalty_next_to_nothing_leaves_the_others_of_its_batch_alone() -> None:
+    wild = _state(SamplingParams(temperature=1.0, top_p=0.5, top_k=2, repetition_penalty=1e-40), tokens=[1, 2])
+    plain = _state(SamplingParams())
+    draws = _draw(_logits([1.0, 2.0, 3.0, -1.0], [1.0, 2.0, 3.0, -1.0]), [wild, plain])
+    assert draws.tokens[0] in (1, 2)
+    assert draws.tokens[1] == 2
+
+
+def test_a_row_whose_tokens_are_all_suppressed_fails_alone() -> None:
+    params = SamplingParams(temperature=1.0, top_p=0.5, suppressed_token_ids=(0, 1, 2, 3), min_tokens=1)
+    draws = _draw(_logits([1.0, 2.0, 3.0, -1.0], [1.0, 2.0, 3.0, -1.0]), [_state(params), _state(SamplingParams())])
+    assert draws.tokens == [None, 2]

@@ -1,7 +1,7 @@
 """The service over a real channel: order of steps, generations, failures, spans and metrics."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ from prometheus_client import REGISTRY
 
 from quire.worker.v1 import worker_pb2 as pb
 from quire.worker.v1 import worker_pb2_grpc
+from runner_driver import Driver, make_runner
 from svc_common.channels import inner_channel
 from svc_common.server import INNER_MESSAGE_BYTES, bind, create_server
 from svc_common.settings import read_settings
-from tests.unit.worker_svc.driver import Driver, make_runner
 from worker_svc.device_thread import DeviceThread
 from worker_svc.replica import Replica, load_replica
+from worker_svc.sampler import Draws, SamplingState, draw_tokens
 from worker_svc.service import WorkerService
 from worker_svc.settings import WorkerSettings
 from worker_svc.step import SamplingParams
@@ -227,7 +228,7 @@ async def test_a_stream_that_broke_can_be_followed_by_another(worker: Worker) ->
     assert len((await second.receive()).result.sequences[0].token_ids) == 1
 
 
-async def test_a_step_that_raises_fails_its_sequences_and_tells_nothing(
+async def test_a_step_that_raises_ends_its_stream_and_tells_nothing(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> torch.Tensor:
@@ -236,24 +237,24 @@ async def test_a_step_that_raises_fails_its_sequences_and_tells_nothing(
     stream = await worker.open()
     with monkeypatch.context() as patch:
         patch.setattr("worker_svc.runner.draw_tokens", broken)
-        await stream.send(
-            1, new_sequences=[_new(1), _new(2)], scheduled=[_scheduled(1, 0, 5, 0), _scheduled(2, 0, 5, 1)]
-        )
-        response = await stream.receive()
-    assert [result.sequence_id for result in response.result.sequences] == [1, 2]
-    assert all(result.failure and "secret" not in result.failure for result in response.result.sequences)
-    await stream.send(2, new_sequences=[_new(3)], scheduled=[_scheduled(3, 0, 5, 2)])
-    assert len((await stream.receive()).result.sequences[0].token_ids) == 1
+        await stream.send(1, new_sequences=[_new(1)], scheduled=[_scheduled(1, 0, 5, 0)])
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream.receive()
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "secret" not in str(caught.value.details())
+    again = await worker.open(generation=2)
+    await again.send(1, new_sequences=[_new(1)], scheduled=[_scheduled(1, 0, 5, 0)])
+    assert len((await again.receive()).result.sequences[0].token_ids) == 1
 
 
 async def test_the_event_loop_is_free_while_a_step_runs(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     described = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def held(*_: object) -> torch.Tensor:
+    def held(logits: torch.Tensor, states: Sequence[SamplingState]) -> Draws:
         # The step ends only after another call was answered.
         asyncio.run_coroutine_threadsafe(described.wait(), loop).result(timeout=30)
-        raise RuntimeError
+        return draw_tokens(logits, states)
 
     monkeypatch.setattr("worker_svc.runner.draw_tokens", held)
     stream = await worker.open()

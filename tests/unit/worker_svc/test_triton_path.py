@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-DRIVER = Path(__file__).parent / "driver.py"
+import runner_driver
+
+DRIVER = Path(runner_driver.__file__)
 
 
 def test_triton_kernels_generate_what_transformers_does(

@@ -49,7 +49,7 @@ def test_a_port_in_use_is_told_with_its_variable() -> None:
 
 
 def test_several_gateways_and_workers_fit_beside_each_other_by_default() -> None:
-    ports = [listener.port for listener in assign(SupervisorSettings(gateways=3, workers=3))]
+    ports = [listener.port for listener in assign(SupervisorSettings.model_validate({"gateways": 3, "workers": 3}))]
     assert len(set(ports)) == len(ports)
 
 

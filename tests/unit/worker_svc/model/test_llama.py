@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config
 
-from tests.unit.worker_svc.conftest import SIZES, VARIANTS, VOCAB
-from tests.unit.worker_svc.driver import Driver, make_runner
+from llama_models import SIZES, VARIANTS, VOCAB
+from runner_driver import Driver, make_runner
 from worker_svc.model.config import UnsupportedModel, read_model_config
 from worker_svc.model.llama import load_model
 from worker_svc.step import SamplingParams

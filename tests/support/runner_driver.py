@@ -1,6 +1,7 @@
 """Drives a runner as a scheduler would: scattered blocks, chunks of prompts beside decodes, deltas for what is known.
 
-As a program, prints what a model generates: `python driver.py MODEL_DIRECTORY ATTENTION PROMPTS_AS_JSON NUM_TOKENS`.
+As a program it prints what a model generates:
+`python runner_driver.py MODEL_DIRECTORY ATTENTION PROMPTS_AS_JSON NUM_TOKENS`.
 """
 
 import json
@@ -30,12 +31,13 @@ def make_runner(
     num_blocks: int = 64,
     max_step_tokens: int = 512,
     max_sequences: int = 64,
+    device: str = "cpu",
 ) -> Runner:
-    """A runner of the model in a directory, on the processor, over a cache that is full of garbage."""
+    """A runner of the model in a directory, over a cache that is full of garbage."""
     config = read_model_config(directory)
-    model = load_model(config, directory, dtype, torch.device("cpu"))
+    model = load_model(config, directory, dtype, torch.device(device))
     cache = CacheShape.of(config, block_size, dtype).allocate(num_blocks, model.device)
-    cache.normal_(generator=torch.Generator().manual_seed(0))
+    cache.normal_(generator=torch.Generator(device).manual_seed(0))
     backend = make_attention(AttentionKind(attention), cache, config.attention_scale)
     limits = Limits(config.vocab_size, config.context_length, block_size, num_blocks, max_step_tokens, max_sequences)
     return Runner(model, backend, limits)

@@ -1,0 +1,68 @@
+"""Tiny random models of the Llama family on disk, and what transformers makes of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+VOCAB = 97
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+VARIANTS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: LlamaConfig(**SIZES),
+    "llama-tied-biased": lambda: LlamaConfig(**SIZES, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
+    "llama-rope-linear": lambda: LlamaConfig(
+        **SIZES, rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+    ),
+    "llama-rope-llama3": lambda: LlamaConfig(**SIZES, rope_parameters=_LLAMA3),
+    "mistral": lambda: MistralConfig(**SIZES, sliding_window=None),
+    "qwen2": lambda: Qwen2Config(**{name: size for name, size in SIZES.items() if name != "head_dim"}),
+    "qwen3": lambda: Qwen3Config(**SIZES),
+}
+
+
+def save_model(directory: Path, config: Any, **options: Any) -> Path:
+    """Write a random model of a config, biases and norms random too."""
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    model.save_pretrained(directory, **options)
+    (directory / "tokenizer.json").write_text("{}")
+    return directory
+
+
+def generate(directory: Path, prompts: list[list[int]], num_tokens: int, device: str = "cpu") -> list[list[int]]:
+    """Greedy continuations by transformers' own generate in float32, one prompt at a time."""
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model.to(device)
+    return [
+        model.generate(
+            torch.tensor([prompt], device=device),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long, device=device),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+        )[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
