@@ -11,7 +11,7 @@ from svc_common.settings import ServiceSettings
 class GatewaySettings(ServiceSettings):
     """What the gateway is told."""
 
-    model_config = SettingsConfigDict(cli_prog_name="gateway_svc")
+    model_config = SettingsConfigDict(cli_prog_name="python -m gateway_svc")
 
     http_port: int = Field(8000, ge=0, le=65535, description="port for HTTP clients; 0 takes a free one")
     grpc_port: int = Field(50051, ge=0, le=65535, description="port for gRPC clients; 0 takes a free one")

@@ -9,7 +9,7 @@ from svc_common.settings import ServiceSettings
 class SchedulerSettings(ServiceSettings):
     """What the scheduler is told."""
 
-    model_config = SettingsConfigDict(cli_prog_name="scheduler_svc")
+    model_config = SettingsConfigDict(cli_prog_name="python -m scheduler_svc")
 
     scheduler_port: int = Field(50052, ge=0, le=65535, description="port for gateways; 0 takes a free one")
     scheduler_metrics_port: int = Field(9101, ge=0, le=65535, description="port for Prometheus")

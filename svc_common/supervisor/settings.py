@@ -11,7 +11,7 @@ from svc_common.settings import ServiceSettings
 class SupervisorSettings(ServiceSettings):
     """What the supervisor is told. A port of 0 takes a free one; gateway i and worker i take their port + i."""
 
-    model_config = SettingsConfigDict(cli_prog_name="svc_common.supervisor")
+    model_config = SettingsConfigDict(cli_prog_name="python -m svc_common.supervisor")
 
     host: str = Field("127.0.0.1", description="address that gateways listen on; the rest stays on 127.0.0.1")
     log_level: str = Field("warning", pattern="^(debug|info|warning|error)$", description="least level that roles log")

@@ -151,5 +151,5 @@ async def test_what_prevents_a_start_is_told_in_one_line(model_directory: Path, 
     for (status, stderr), text in zip(attempts, [*told, "nowhere.gguf"], strict=True):
         assert status == 1
         (line,) = stderr.splitlines()
-        assert line.startswith("gateway_svc: ")
+        assert line.startswith("python -m gateway_svc: ")
         assert text in line
