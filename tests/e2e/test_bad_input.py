@@ -123,11 +123,20 @@ def details(error: grpc.aio.AioRpcError) -> tuple[str, list[str]]:
     return reason, fields
 
 
+async def call(stub: Any, rpc: str, generation: pb.Generation) -> None:
+    """Generate, or begin to."""
+    if rpc == "Generate":
+        await stub.Generate(pb.GenerateRequest(generation=generation))
+    else:
+        await stub.StreamGenerate(pb.StreamGenerateRequest(generation=generation)).read()
+
+
+@pytest.mark.parametrize("rpc", ["Generate", "StreamGenerate"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
-async def test_grpc_names_the_field(channel: grpc.aio.Channel, case: Case) -> None:
-    _, generation, _, reason, field, _ = case
+async def test_grpc_names_the_field(channel: grpc.aio.Channel, case: Case, rpc: str) -> None:
+    _, values, _, reason, field, _ = case
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await InferenceServiceStub(channel).Generate(pb.GenerateRequest(generation=pb.Generation(**generation)))
+        await call(InferenceServiceStub(channel), rpc, pb.Generation(**values))
     expected = "NOT_FOUND" if reason == "MODEL_NOT_FOUND" else "INVALID_ARGUMENT"
     assert raised.value.code().name == expected
     told, fields = details(raised.value)
@@ -135,9 +144,11 @@ async def test_grpc_names_the_field(channel: grpc.aio.Channel, case: Case) -> No
     assert [name.removeprefix("generation.") for name in fields] == [field]
 
 
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
-async def test_http_names_the_field(http: httpx.AsyncClient, case: Case) -> None:
-    _, _, body, reason, _, param = case
+async def test_http_names_the_field(http: httpx.AsyncClient, case: Case, streams: bool) -> None:
+    _, _, values, reason, _, param = case
+    body = {**values, "stream": streams}
     answer = await http.post("/v1/completions", content=json.dumps(body), headers={"content-type": "application/json"})
     assert answer.status_code == (404 if reason == "MODEL_NOT_FOUND" else 400)
     error = answer.json()["error"]

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -18,6 +20,7 @@ QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 CHAT = [{"role": "user", "content": QUESTION}]
 BIN = Path(sys.executable).parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +37,18 @@ def test_supervisor_says_when_it_is_ready_and_how_to_try_it(running: Deployment)
     events = [line[6:] for line in tried.stdout.splitlines() if line.startswith("data: ")]
     assert events.pop() == "[DONE]"
     assert "".join(json.loads(e)["choices"][0]["delta"].get("content", "") for e in events) == ANSWER
+
+
+@pytest.mark.parametrize("place", range(3), ids=["curl", "python", "reflection"])
+def test_readmes_examples_answer(running: Deployment, place: int) -> None:
+    blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    language, code = [block for block in blocks if QUESTION in block[1]][place]
+    code = code.replace("http://127.0.0.1:8000", running.http).replace("127.0.0.1:50051", running.grpc)
+    call = [sys.executable, "-c", code] if language == "python" else ["bash", "-c", code.replace(".venv/bin", str(BIN))]
+    environment = os.environ | {"QUIRE_ADDRESS": running.grpc}
+    tried = subprocess.run(call, capture_output=True, text=True, check=True, env=environment)
+    pieces = re.findall(r'"(?:text|content)": ?"([^"]*)"', tried.stdout)
+    assert (tried.stdout if language == "python" else "".join(pieces)) == ANSWER
 
 
 def test_sync_client_streams(running: Deployment) -> None:
@@ -79,8 +94,13 @@ async def test_official_openai_client_streams(running: Deployment) -> None:
 
 
 def test_command_line_answers(running: Deployment) -> None:
-    call = [str(BIN / "quire"), "models", "--address", running.grpc]
-    assert "smollm2-135m-instruct" in subprocess.run(call, capture_output=True, text=True, check=True).stdout
+    for arguments, expected in (
+        (["models"], "smollm2-135m-instruct"),
+        (["generate", "The capital of France is", "--temperature", "0", "--max-tokens", "1"], " Paris"),
+        (["bench", "--requests", "2", "--concurrency", "2", "-o", "json"], '"output_tokens_per_second"'),
+    ):
+        call = [str(BIN / "quire"), *arguments, "--address", running.grpc]
+        assert expected in subprocess.run(call, capture_output=True, text=True, check=True).stdout
 
 
 async def test_seed_repeats_a_draw_and_sequences_of_one_request_differ(running: Deployment) -> None:

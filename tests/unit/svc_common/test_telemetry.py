@@ -3,14 +3,11 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from opentelemetry.proto.trace.v1 import trace_pb2
 
-from svc_common.server import bind, create_server
+from collector import Collector, collecting
 from svc_common.telemetry import context_from, traceparent_of, tracer
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -29,28 +26,10 @@ shutdown_tracing()
 """
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    def __init__(self) -> None:
-        self.spans: list[tuple[str, trace_pb2.Span]] = []
-
-    async def Export(self, request: Any, context: object) -> Any:
-        for resource_spans in request.resource_spans:
-            attributes = {item.key: item.value.string_value for item in resource_spans.resource.attributes}
-            for scope_spans in resource_spans.scope_spans:
-                self.spans += [(attributes["service.name"], span) for span in scope_spans.spans]
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-
 @pytest.fixture
 async def collector() -> AsyncIterator[tuple[Collector, str]]:
-    servicer = Collector()
-    server = create_server(max_message_bytes=2**20)
-    add_servicer: Callable[..., None] = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
-    add_servicer(servicer, server)
-    port = bind(server, "127.0.0.1", 0)
-    await server.start()
-    yield servicer, f"http://127.0.0.1:{port}"
-    await server.stop(None)
+    async with collecting() as listening:
+        yield listening
 
 
 async def run_script(**variables: str) -> list[str]:
