@@ -33,7 +33,7 @@ def main() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings, model))
     except (BadKeyFile, BadModelFiles, CannotListen, ModelNotFound) as error:
-        print(f"gateway_svc: {error}", file=sys.stderr)
+        print(f"python -m gateway_svc: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     finally:
         shutdown_tracing()

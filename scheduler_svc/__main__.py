@@ -99,7 +99,7 @@ def main() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings))
     except CannotListen as error:
-        print(f"scheduler_svc: {error}", file=sys.stderr)
+        print(f"python -m scheduler_svc: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     finally:
         shutdown_tracing()
