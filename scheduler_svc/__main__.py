@@ -11,9 +11,9 @@ from prometheus_client import REGISTRY
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
+from scheduler_svc.collector import EngineCollector
 from scheduler_svc.core.scheduler import Limits, Scheduler
 from scheduler_svc.engine import Engine
-from scheduler_svc.metrics import EngineCollector
 from scheduler_svc.records import Records, RecordWriter
 from scheduler_svc.sessions import SchedulerServicer
 from scheduler_svc.settings import SchedulerSettings
