@@ -366,6 +366,79 @@ async def test_stop_strings_pause_until_acknowledged_and_finish_cuts(scheduler: 
         assert not scheduler.engine.is_live(submit.key)
 
 
+async def test_one_session_cannot_end_what_another_submitted(
+    scheduler: Deployment, worker: tuple[ChecksumService, int]
+) -> None:
+    worker[0].gate.clear()
+    async with scheduler.session() as session, scheduler.session() as other:
+        await session.ready()
+        submit = await session.submit(detachable=True, max_tokens=20)
+        await session.until(submit.key, "accepted")
+        refused = await other.submit(key=submit.key)
+        for command in (
+            scheduler_v1.SessionRequest(detach=scheduler_v1.Detach(key=submit.key)),
+            scheduler_v1.SessionRequest(finish=scheduler_v1.Finish(key=submit.key, index=0, num_tokens=0)),
+            scheduler_v1.SessionRequest(
+                cancel=scheduler_v1.Cancel(key=submit.key, submission_id=refused.submission_id)
+            ),
+        ):
+            await other.call.write(command)
+        event = await other.until(submit.key, "failed")
+        assert event.failed.reason == scheduler_v1.FAILURE_REASON_KEY_IN_USE
+        marker = await other.submit(max_tokens=1)
+        await other.until(marker.key, "accepted")  # the commands before it were taken
+        worker[0].gate.set()
+        await session.until(submit.key, "tokens")
+        assert session.tokens(submit.key) == continuation(PROMPT, 20, VOCAB)
+
+
+async def test_slow_store_holds_up_its_request_and_nothing_else(
+    scheduler: Deployment, worker: tuple[ChecksumService, int], redis_url: str
+) -> None:
+    worker[0].gate.clear()
+    async with scheduler.session() as session:
+        await session.ready()
+        running = await session.submit(max_tokens=200)
+        await session.until(running.key, "accepted")
+        with redis.Redis.from_url(redis_url) as store:
+            store.client_pause(700)
+        waiting = await session.submit()
+        await session.call.write(scheduler_v1.SessionRequest(cancel=scheduler_v1.Cancel(key=running.key)))
+        await session.until(running.key, "failed")
+        worker[0].gate.set()
+        assert not any(event.key == waiting.key for event in session.events)
+        await session.until(waiting.key, "tokens")
+
+
+async def test_gateway_that_comes_back_during_the_acceptance_is_told_of_it(
+    scheduler: Deployment, redis_url: str
+) -> None:
+    with redis.Redis.from_url(redis_url) as store:
+        store.client_pause(700)
+    async with scheduler.session() as session:
+        await session.ready()
+        submit = await session.submit()
+        marker = await session.submit(key=submit.key)
+        await session.until(marker.key, "failed")  # so the first one is being accepted
+    async with scheduler.session() as session:
+        await session.call.write(scheduler_v1.SessionRequest(submit=submit))
+        await session.until(submit.key, "accepted")
+        await session.until(submit.key, "tokens")
+        assert session.tokens(submit.key) == continuation(PROMPT, 8, VOCAB)
+
+
+async def test_detached_request_does_not_wait_for_a_search_of_stop_strings(
+    scheduler: Deployment, redis_url: str
+) -> None:
+    async with scheduler.session() as session:
+        await session.ready()
+        submit = await session.submit(detachable=True, has_stop_strings=True, max_tokens=150)
+        await session.until(submit.key, "accepted")
+    await idle(scheduler.engine)
+    with redis.Redis.from_url(redis_url) as store:
+        await has_state(store, submit.key, b"finished")
+
+
 def test_core_imports_nothing_that_waits(tmp_path: Path) -> None:
     code = (
         "import sys, scheduler_svc.core.scheduler;"
