@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from scheduler_svc.collector import EngineCollector
-from scheduler_svc.core.scheduler import Limits, Scheduler
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
 from scheduler_svc.records import Records, RecordWriter
 from scheduler_svc.sessions import SchedulerServicer
@@ -39,7 +39,7 @@ async def serve(settings: SchedulerSettings) -> None:
     """Run until a signal."""
     records = Records(settings.redis_url, settings.record_ttl)
     writer = RecordWriter(records)
-    engine = Engine(Scheduler(Limits(settings.max_step_tokens, settings.max_sequences)), writer, settings.detach_grace)
+    engine = Engine(Scheduler(settings.limits), writer, settings.detach_grace)
     server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
     add_SchedulerServiceServicer_to_server(SchedulerServicer(engine, records), server)
     services = [scheduler_v1.DESCRIPTOR.services_by_name["SchedulerService"].full_name]

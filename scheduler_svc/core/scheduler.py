@@ -27,10 +27,10 @@ DEPTH = 2  # steps in flight per replica: one runs while the next is made
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one step may hold, unless its worker holds less, and what may wait for it."""
+    """What one step may hold, where that is less than its worker holds, and what may wait for it."""
 
-    max_step_tokens: int
-    max_sequences: int
+    max_step_tokens: int = 2**31
+    max_sequences: int = 2**31
     max_queued: int = 16384  # sequences that wait; one more is refused
 
 
