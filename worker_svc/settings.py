@@ -26,7 +26,7 @@ class WorkerSettings(ServiceSettings):
     block_size: int = Field(16, ge=8, le=128, description="tokens in one block of keys and values")
     num_blocks: int | None = Field(None, ge=1, description="number of blocks; else what memory allows")
     max_step_tokens: int | None = Field(
-        None, ge=1, description="the most tokens that one step computes; else 2048 on a GPU, 256 on a processor"
+        None, ge=1, description="the most tokens that one step computes; else 2048 on a GPU, 512 on a processor"
     )
     max_sequences: int | None = Field(
         None, ge=1, description="the most sequences that one step holds; else 256 on a GPU, 64 on a processor"

@@ -129,7 +129,7 @@ async def test_describe_tells_what_the_worker_is(worker: Worker, tiny_llama: Pat
     assert (described.context_length, described.vocab_size) == (256, 97)
     assert (described.block_size, described.num_blocks) == (16, 32)
     assert described.block_bytes == 2 * 2 * 2 * 16 * 64 * 4  # keys and values, layers, heads, tokens, width, float32
-    assert (described.max_step_tokens, described.max_sequences) == (256, 64)
+    assert (described.max_step_tokens, described.max_sequences) == (512, 64)
     assert len(described.fingerprint) == len(described.tokenizer_fingerprint) == 32
     assert described.epoch == 0
 
