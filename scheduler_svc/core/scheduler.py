@@ -136,8 +136,7 @@ class Scheduler:
     def expire(self, now: float) -> list[FailedEvent]:
         """End the requests whose deadline has passed."""
         late = [key for key, (first, *_) in self._requests.items() if (first.request.deadline or now) < now]
-        events = (self.cancel(key, Failure.DEADLINE_EXCEEDED, "the deadline passed") for key in late)
-        return [event for event in events if event is not None]
+        return self._cancel_all(late, Failure.DEADLINE_EXCEEDED, "the deadline passed")
 
     def finish(self, key: str, index: int, num_tokens: int) -> None:
         """End one sequence by the gateway's verdict: only its first `num_tokens` output tokens count."""
@@ -162,19 +161,15 @@ class Scheduler:
     def add_replica(self, replica: Replica) -> list[FailedEvent]:
         """Let a replica take work. Returns the requests that cannot go on: made for another model, or too large now."""
         self.replicas.append(replica)
-        model = (replica.shape.fingerprint, replica.shape.block_size)
-        if self._model not in (None, model):
-            replaced = [self.cancel(key, Failure.UNAVAILABLE, "the model was replaced") for key in list(self.keys)]
-            self._model = model
-            return [event for event in replaced if event is not None]
-        self._model = model
+        before, self._model = self._model, (replica.shape.fingerprint, replica.shape.block_size)
+        if before not in (None, self._model):
+            return self._cancel_all(list(self.keys), Failure.UNAVAILABLE, "the model was replaced")
         stuck = [
             key
             for key, (first, *_) in self._requests.items()
             if len(first.request.prompt) + first.request.max_tokens > self.context_length
         ]
-        events = (self.cancel(key, Failure.CONTEXT_LENGTH_EXCEEDED, self._context_text) for key in stuck)
-        return [event for event in events if event is not None]
+        return self._cancel_all(stuck, Failure.CONTEXT_LENGTH_EXCEEDED, self._context_text)
 
     def remove_replica(self, replica: Replica) -> list[FailedEvent]:
         """A worker is gone, and what it held: its sequences queue again with the tokens that were committed.
@@ -192,8 +187,7 @@ class Scheduler:
                 self._requeue(sequence)
         suspects = {s.request.key for s in replica.running if s.num_losses >= MAX_LOSSES and s.phase is not Phase.ENDED}
         message = "workers were lost again and again while they computed this request"
-        events = [self.cancel(key, Failure.INTERNAL, message) for key in sorted(suspects)]
-        return [event for event in events if event is not None]
+        return self._cancel_all(sorted(suspects), Failure.INTERNAL, message)
 
     # A step.
 
@@ -285,6 +279,9 @@ class Scheduler:
         if index >= len(sequences) or sequences[index].phase is Phase.ENDED:
             return None
         return sequences[index]
+
+    def _cancel_all(self, keys: Iterable[str], reason: Failure, message: str) -> list[FailedEvent]:
+        return [event for key in keys if (event := self.cancel(key, reason, message)) is not None]
 
     def _push(self, sequence: Sequence) -> None:
         heapq.heappush(self._queue, (sequence.order, sequence))

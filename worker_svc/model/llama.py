@@ -1,7 +1,7 @@
 """The Llama family (Llama, Mistral, Qwen 2 and 3, SmolLM) over a paged KV cache: all tokens of a step in one pass.
 
 Products are of the model's dtype; what they add up to, the hidden states between layers, is float32. Rounding those to
-bfloat16 after each product moved logits eight times as far from float32's.
+bfloat16 after each product moves logits further from float32's, by enough to turn near choices.
 """
 
 from pathlib import Path
