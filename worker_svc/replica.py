@@ -9,6 +9,7 @@ from svc_common.models import resolve_model, tokenizer_fingerprint
 from worker_svc.attention import AttentionKind, make_attention
 from worker_svc.errors import CannotServe
 from worker_svc.fingerprint import model_fingerprint
+from worker_svc.forward import EagerForward
 from worker_svc.host import available_cpus, has_bfloat16
 from worker_svc.identity import Identity, Limits
 from worker_svc.memory import CacheShape, MemoryBudget, OutOfMemory, count_blocks
@@ -103,7 +104,7 @@ def _attention_kind(choice: str, device: torch.device) -> AttentionKind:
 
 def _make_runner(model: LlamaModel, shape: CacheShape, limits: Limits, kind: AttentionKind) -> Runner:
     cache = shape.allocate(limits.num_blocks, model.device)
-    return Runner(model, make_attention(kind, cache, model.config.attention_scale), limits)
+    return Runner(EagerForward(model, make_attention(kind, cache, model.config.attention_scale)), limits)
 
 
 def _num_blocks(

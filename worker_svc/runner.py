@@ -5,13 +5,11 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from worker_svc.attention import AttentionBackend
-from worker_svc.batch import Batch, Chunk, make_batch
+from worker_svc.batch import Chunk, make_batch
 from worker_svc.errors import DeviceLost
+from worker_svc.forward import Forward
 from worker_svc.identity import Limits
-from worker_svc.model.llama import LlamaModel
 from worker_svc.sampler import draw_tokens
 from worker_svc.sequences import Refused, Sequence
 from worker_svc.step import NewSequence, ScheduledSequence, SequenceResult, Step, StepOutcome
@@ -49,10 +47,9 @@ class Runner:
     later step too, since steps already on their way build on what was not computed.
     """
 
-    def __init__(self, model: LlamaModel, attention: AttentionBackend, limits: Limits) -> None:
+    def __init__(self, forward: Forward, limits: Limits) -> None:
         self.limits = limits
-        self._model = model
-        self._attention = attention
+        self._forward = forward
         self._sequences: dict[int, Sequence] = {}
         self._failures: dict[int, str] = {}
 
@@ -148,12 +145,3 @@ class Runner:
                 continue
             run.sequence.add(token)
             results[run.place] = SequenceResult(sequence_id, [token], [] if told is None else [told])
-
-    def _forward(self, batch: Batch) -> Tensor:
-        device = self._model.device
-        return self._model.forward(
-            torch.from_numpy(batch.token_ids).to(device),
-            torch.from_numpy(batch.positions).to(device),
-            self._attention.plan(batch),
-            torch.from_numpy(batch.draw_rows).to(device),
-        )

@@ -296,10 +296,8 @@ async def test_requests_run_without_redis(worker: tuple[ChecksumService, int]) -
 async def test_failed_row_fails_its_request_alone(scheduler: Deployment, worker: tuple[ChecksumService, int]) -> None:
     async with scheduler.session() as session:
         await session.ready()
-        first = await session.submit()
-        await session.until(first.key, "tokens")
-        worker[0].failing.add(worker[0].steps[0].new_sequences[0].sequence_id + 1)
-        bad, good = await session.submit(), await session.submit()
+        worker[0].failing_token = 999
+        bad, good = await session.submit(prompt_token_ids=[999, *PROMPT]), await session.submit()
         event = await session.until(bad.key, "failed")
         assert event.failed.reason == scheduler_v1.FAILURE_REASON_INTERNAL
         assert "told to fail" not in event.failed.message

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from worker_svc.attention import AttentionKind, make_attention
+from worker_svc.forward import EagerForward
 from worker_svc.identity import Limits
 from worker_svc.memory import CacheShape
 from worker_svc.model.config import read_model_config
@@ -40,7 +41,7 @@ def make_runner(
     cache.normal_(generator=torch.Generator(device).manual_seed(0))
     backend = make_attention(AttentionKind(attention), cache, config.attention_scale)
     limits = Limits(config.vocab_size, config.context_length, block_size, num_blocks, max_step_tokens, max_sequences)
-    return Runner(model, backend, limits)
+    return Runner(EagerForward(model, backend), limits)
 
 
 class Driver:
