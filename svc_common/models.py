@@ -88,10 +88,15 @@ def find_source(model: str | None) -> ModelSource:
     return ModelSource(SourceKind.HUB, model, model)
 
 
-def cache_directory() -> Path:
-    """Where prepared models are kept: $QUIRE_CACHE_DIR/models, or below the user's cache."""
+def cache_root() -> Path:
+    """Where all that can be made anew is kept: $QUIRE_CACHE_DIR, or below the user's cache."""
     root = os.environ.get("QUIRE_CACHE_DIR")
-    return (Path(root).expanduser() if root else Path.home() / ".cache" / "quire") / "models"
+    return Path(root).expanduser() if root else Path.home() / ".cache" / "quire"
+
+
+def cache_directory() -> Path:
+    """Where prepared models are kept."""
+    return cache_root() / "models"
 
 
 def check_model_files(path: Path) -> None:

@@ -2,19 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from svc_common.models import resolve_model, tokenizer_fingerprint
+from quire_kernels.cpu.library import CannotBuild, load_library
+from quire_kernels.cpu.ops import Team
+from svc_common.models import cache_root, resolve_model, tokenizer_fingerprint
 from worker_svc.attention import AttentionKind, make_attention
 from worker_svc.errors import CannotServe
 from worker_svc.fingerprint import model_fingerprint
-from worker_svc.forward import EagerForward
+from worker_svc.forward import EagerForward, Forward
 from worker_svc.host import available_cpus, has_bfloat16
 from worker_svc.identity import Identity, Limits
 from worker_svc.memory import CacheShape, MemoryBudget, OutOfMemory, count_blocks
-from worker_svc.model.config import read_model_config
-from worker_svc.model.llama import LlamaModel, load_model
+from worker_svc.model.compiled import CompiledKernels, load_compiled, why_not_compiled
+from worker_svc.model.config import ModelConfig, read_model_config
+from worker_svc.model.llama import load_model
 from worker_svc.progress import progress
 from worker_svc.runner import Runner
 from worker_svc.settings import WorkerSettings
@@ -24,6 +29,10 @@ from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step
 # the gaps between a stream's tokens by a third at p99. A GPU needs more to be busy.
 _BUDGETS = {"cpu": (512, 64), "cuda": (2048, 256)}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+# A loaded model, to be put over its cache.
+OverCache = Callable[[Tensor], Forward]
 
 
 class NoSuchDevice(CannotServe):
@@ -48,9 +57,9 @@ def load_replica(settings: WorkerSettings, report: Callable[[str], None]) -> Rep
     dtype = _dtype(settings.dtype, device)
     torch.set_num_threads(settings.num_threads or available_cpus())
     config = read_model_config(served.path)
+    kernels = _kernels(settings, config, dtype, device, report)
     with progress(f"loading {served.name}", report):
-        model = load_model(config, served.path, dtype, device)
-    kind = _attention_kind(settings.attention, device)
+        model = _load(served.path, config, dtype, device, kernels)
     default_step_tokens, default_sequences = _BUDGETS[device.type]
     shape = CacheShape.of(config, settings.block_size, dtype)
     limits = Limits(
@@ -62,13 +71,13 @@ def load_replica(settings: WorkerSettings, report: Callable[[str], None]) -> Rep
         max_sequences=settings.max_sequences or default_sequences,
     )
     with progress("measuring memory", report):
-        limits = replace(limits, num_blocks=_num_blocks(settings, model, shape, limits, kind))
-    runner = _make_runner(model, shape, limits, kind)
+        limits = replace(limits, num_blocks=_num_blocks(settings, model, device, shape, limits))
+    runner = _make_runner(model, device, shape, limits)
     with progress("warming up", report):
         _warm_up(runner)
     identity = Identity(
         model=served.name,
-        fingerprint=model_fingerprint(served.path, dtype),
+        fingerprint=model_fingerprint(served.path, dtype, settings.quantization),
         tokenizer_fingerprint=tokenizer_fingerprint(served.path),
         block_bytes=shape.block_bytes,
         limits=limits,
@@ -93,22 +102,56 @@ def _dtype(choice: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if has_bfloat16() else torch.float32
 
 
-def _attention_kind(choice: str, device: torch.device) -> AttentionKind:
-    if choice == "auto":
-        return AttentionKind.TRITON if device.type == "cuda" else AttentionKind.TORCH
-    kind = AttentionKind(choice)
-    if kind is AttentionKind.TORCH and device.type == "cuda":
-        raise NoSuchDevice("QUIRE_ATTENTION is torch, which runs on a processor, and the device is a GPU")
-    return kind
+def _kernels(
+    settings: WorkerSettings,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    report: Callable[[str], None],
+) -> AttentionKind | CompiledKernels:
+    """What computes, as the settings want it or as suits the device best."""
+    choice, int8 = settings.kernels, settings.quantization == "int8"
+    on_gpu = device.type == "cuda"
+    if on_gpu and (choice in ("torch", "compiled") or int8):
+        what = "QUIRE_QUANTIZATION is int8" if int8 else f"QUIRE_KERNELS is {choice}"
+        raise NoSuchDevice(f"{what}, which is for processors, and the device is a GPU")
+    if on_gpu or choice == "triton":
+        return AttentionKind.TRITON
+    if choice == "torch" and not int8:
+        return AttentionKind.TORCH
+    why_not = why_not_compiled(config, settings.block_size, dtype)
+    if why_not is None:
+        try:
+            library = load_library(cache_root() / "kernels", report)
+        except CannotBuild as error:
+            why_not = str(error)
+        else:
+            return CompiledKernels(Team(library, torch.get_num_threads()), int8)
+    if choice == "compiled" or int8:
+        raise CannotServe(f"the compiled kernels cannot be used: {why_not}")
+    report(f"torch computes, which is slower than compiled kernels: {why_not}")
+    return AttentionKind.TORCH
 
 
-def _make_runner(model: LlamaModel, shape: CacheShape, limits: Limits, kind: AttentionKind) -> Runner:
-    cache = shape.allocate(limits.num_blocks, model.device)
-    return Runner(EagerForward(model, make_attention(kind, cache, model.config.attention_scale)), limits)
+def _load(
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: AttentionKind | CompiledKernels,
+) -> OverCache:
+    if isinstance(kernels, CompiledKernels):
+        return load_compiled(config, directory, dtype, kernels).over
+    model = load_model(config, directory, dtype, device)
+    return lambda cache: EagerForward(model, make_attention(kernels, cache, config.attention_scale))
+
+
+def _make_runner(model: OverCache, device: torch.device, shape: CacheShape, limits: Limits) -> Runner:
+    return Runner(model(shape.allocate(limits.num_blocks, device)), limits)
 
 
 def _num_blocks(
-    settings: WorkerSettings, model: LlamaModel, shape: CacheShape, limits: Limits, kind: AttentionKind
+    settings: WorkerSettings, model: OverCache, device: torch.device, shape: CacheShape, limits: Limits
 ) -> int:
     if settings.num_blocks is not None:
         return settings.num_blocks
@@ -117,9 +160,9 @@ def _num_blocks(
     def profile() -> None:
         step = _largest_step(limits)
         needed = sum(len(scheduled.new_block_ids) for scheduled in step.scheduled)
-        _run(_make_runner(model, shape, replace(limits, num_blocks=needed), kind), step)
+        _run(_make_runner(model, device, shape, replace(limits, num_blocks=needed)), step)
 
-    num_blocks = count_blocks(shape.block_bytes, budget, model.device, profile)
+    num_blocks = count_blocks(shape.block_bytes, budget, device, profile)
     if num_blocks == 0:
         raise OutOfMemory("no memory is left for keys and values: choose a smaller model, or smaller budgets")
     return num_blocks

@@ -20,8 +20,13 @@ class WorkerSettings(ServiceSettings):
         "auto", description="what the model computes in; auto is bfloat16 where the device has it, else float32"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where it runs; auto is a GPU if there is one")
-    attention: Literal["auto", "triton", "torch"] = Field(
-        "auto", description="attention kernels; auto is triton on a GPU, torch on a processor"
+    kernels: Literal["auto", "triton", "compiled", "torch"] = Field(
+        "auto",
+        description="what computes: auto is triton on a GPU; on a processor it is compiled, where the model fits it "
+        "and a C++ compiler is found, else torch",
+    )
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="int8 keeps weights in 8 bits, with a scale for each output; for compiled kernels"
     )
     block_size: int = Field(16, ge=8, le=128, description="tokens in one block of keys and values")
     num_blocks: int | None = Field(None, ge=1, description="number of blocks; else what memory allows")

@@ -14,10 +14,10 @@ RUN python -m venv /opt/quire \
     && /opt/quire/bin/pip install --no-cache-dir --constraint constraints.txt '.[worker]'
 
 FROM python:3.12-slim-bookworm
-# Triton compiles a small launcher in C for each kernel.
+# Triton compiles a small launcher in C for each kernel; on a processor the kernels themselves are C++, made for it.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && apt-get install --yes --no-install-recommends g++ libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/quire /opt/quire
 ENV PATH=/opt/quire/bin:$PATH \

@@ -1,7 +1,7 @@
 """Drives a runner as a scheduler would: scattered blocks, chunks of prompts beside decodes, deltas for what is known.
 
 As a program it prints what a model generates:
-`python runner_driver.py MODEL_DIRECTORY ATTENTION PROMPTS_AS_JSON NUM_TOKENS`.
+`python runner_driver.py MODEL_DIRECTORY KERNELS PROMPTS_AS_JSON NUM_TOKENS`.
 """
 
 import json
@@ -11,10 +11,12 @@ from pathlib import Path
 
 import torch
 
+import compiled
 from worker_svc.attention import AttentionKind, make_attention
 from worker_svc.forward import EagerForward
 from worker_svc.identity import Limits
 from worker_svc.memory import CacheShape
+from worker_svc.model.compiled import CompiledKernels, load_compiled
 from worker_svc.model.config import read_model_config
 from worker_svc.model.llama import load_model
 from worker_svc.runner import Runner
@@ -25,8 +27,9 @@ GREEDY = SamplingParams()
 
 def make_runner(
     directory: Path,
-    attention: str = "torch",
+    kernels: str = "torch",
     *,
+    int8: bool = False,
     dtype: torch.dtype = torch.float32,
     block_size: int = 16,
     num_blocks: int = 64,
@@ -36,11 +39,14 @@ def make_runner(
 ) -> Runner:
     """A runner of the model in a directory, over a cache that is full of garbage."""
     config = read_model_config(directory)
-    model = load_model(config, directory, dtype, torch.device(device))
-    cache = CacheShape.of(config, block_size, dtype).allocate(num_blocks, model.device)
+    cache = CacheShape.of(config, block_size, dtype).allocate(num_blocks, torch.device(device))
     cache.normal_(generator=torch.Generator(device).manual_seed(0))
-    backend = make_attention(AttentionKind(attention), cache, config.attention_scale)
     limits = Limits(config.vocab_size, config.context_length, block_size, num_blocks, max_step_tokens, max_sequences)
+    if kernels == "compiled":
+        compiled_model = load_compiled(config, directory, dtype, CompiledKernels(compiled.team(), int8))
+        return Runner(compiled_model.over(cache), limits)
+    model = load_model(config, directory, dtype, torch.device(device))
+    backend = make_attention(AttentionKind(kernels), cache, config.attention_scale)
     return Runner(EagerForward(model, backend), limits)
 
 
@@ -92,8 +98,8 @@ class Driver:
 
 
 def main() -> None:
-    directory, attention, prompts, num_tokens = sys.argv[1:]
-    driver = Driver(make_runner(Path(directory), attention), chunk=8)
+    directory, kernels, prompts, num_tokens = sys.argv[1:]
+    driver = Driver(make_runner(Path(directory), kernels), chunk=8)
     print(json.dumps(driver.generate(json.loads(prompts), int(num_tokens))))
 
 

@@ -1,0 +1,327 @@
+// Causal attention over the paged cache, in place: grouped heads, sliding window, soft cap.
+//
+// In a block, keys lie dimension by dimension and values token by token (bfloat16: pair by pair), which is how the
+// products below read them. What a query gathers is a sum over tiles of 64 keys in their order, however its sequence
+// was cut into steps.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "buffer.h"
+#include "linear.h"
+#include "simd.h"
+#include "team.h"
+
+namespace quire {
+
+constexpr int TILE_KEYS = 4 * LANES;
+// Queries of a tile, times heads of a group: they share each key that is loaded.
+constexpr int TILE_ROWS = 48;
+
+// One layer of the cache: block b at data + b * block_stride, its keys [kv_heads][head_dim][block_size], and at
+// value_offset its values [kv_heads][block_size][head_dim].
+template <class T>
+struct Cache {
+    T* data;
+    int64_t block_stride;
+    int64_t value_offset;
+    int64_t num_kv_heads;
+    int64_t block_size;
+    int64_t head_dim;
+
+    T* keys(int64_t block, int64_t head) const { return data + block * block_stride + head * block_size * head_dim; }
+    T* values(int64_t block, int64_t head) const { return keys(block, head) + value_offset; }
+};
+
+// The sequences of a step.
+struct Sequences {
+    int64_t count;
+    int64_t max_blocks;
+    const int32_t* block_tables;  // [count, max_blocks]
+    const int32_t* query_starts;  // [count + 1]
+    const int32_t* context_lens;  // [count]
+};
+
+struct AttentionRule {
+    float scale;
+    float soft_cap;  // 0: none
+    int64_t window;  // 0: none
+};
+
+// Puts a token's key and value [head_dim] of one head into its slot.
+template <class T>
+inline void store_token(const Cache<T>& cache, int64_t slot, int64_t head, const T* key, const T* value) {
+    constexpr int V = Lane<T>::VALUES;
+    const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
+    T* keys = cache.keys(block, head) + offset * V;
+    T* values = cache.values(block, head) + offset / V * V * cache.head_dim + offset % V;
+    for (int64_t d = 0; d < cache.head_dim; d += V)
+        for (int v = 0; v < V; ++v) keys[d * cache.block_size + v] = key[d + v];
+    for (int64_t d = 0; d < cache.head_dim; ++d) values[d * V] = value[d];
+}
+
+inline int64_t queries_per_tile(int64_t group) { return std::max<int64_t>(1, TILE_ROWS / group); }
+
+// What one thread attends to at a time: queries first to last - 1 of a sequence, for some KV heads.
+struct Piece {
+    int64_t sequence, first, last, first_head, last_head;
+};
+
+// All of a step in pieces, those of the longest contexts first.
+inline std::vector<Piece> cut(const Sequences& sequences, int64_t num_kv_heads, int64_t group, int threads) {
+    const int64_t per_tile = queries_per_tile(group);
+    std::vector<Piece> pieces;
+    for (int64_t s = 0; s < sequences.count; ++s) {
+        const int64_t queries = sequences.query_starts[s + 1] - sequences.query_starts[s];
+        // A block's heads lie side by side: memory gives them fastest together. But every thread wants its share.
+        const int64_t wanted = std::max<int64_t>(1, sequences.count * num_kv_heads / (4 * threads));
+        const int64_t heads = std::clamp<int64_t>(per_tile / std::max<int64_t>(1, queries), 1, wanted);
+        for (int64_t first = 0; first < queries; first += per_tile)
+            for (int64_t head = 0; head < num_kv_heads; head += heads)
+                pieces.push_back({s, first, std::min(queries, first + per_tile), head,
+                                  std::min(num_kv_heads, head + heads)});
+    }
+    const auto work = [&](const Piece& p) {
+        return (p.last - p.first) * (p.last_head - p.first_head) * sequences.context_lens[p.sequence];
+    };
+    std::stable_sort(pieces.begin(), pieces.end(), [&](const Piece& a, const Piece& b) { return work(a) > work(b); });
+    return pieces;
+}
+
+// One thread's work on one piece at a time.
+template <class T>
+class TileAttention {
+public:
+    TileAttention(int64_t group, int64_t head_dim) : group_(group), dim_(head_dim) {
+        const int64_t rows = queries_per_tile(group) * group;
+        query_.reserve(rows * head_dim);
+        output_.reserve(rows * head_dim);
+        scores_.reserve(rows * TILE_KEYS);
+        weights_.reserve(rows * TILE_KEYS);
+        highest_.reserve(rows);
+        sum_.reserve(rows);
+    }
+
+    // Attention of one piece. `query` and `output` are of the whole step, [tokens, heads, head_dim].
+    void run(const Cache<T>& cache, const Sequences& sequences, const Piece& piece, const AttentionRule& rule,
+             const T* query, T* output) {
+        const int64_t queries = piece.last - piece.first, heads = piece.last_head - piece.first_head;
+        const int64_t token = sequences.query_starts[piece.sequence] + piece.first;
+        const int64_t num_queries = sequences.query_starts[piece.sequence + 1] - sequences.query_starts[piece.sequence];
+        const int64_t position = sequences.context_lens[piece.sequence] - num_queries + piece.first;
+        const int64_t rows = queries * group_, stride = cache.num_kv_heads * group_ * dim_;
+        const int64_t first_head = token * stride + piece.first_head * group_ * dim_;
+        block_size_ = cache.block_size;
+        // Rows of the work space: head by head, query by query, by the heads of a group
+        for (int64_t head = 0; head < heads; ++head)
+            for (int64_t q = 0; q < queries; ++q)
+                std::copy_n(query + first_head + q * stride + head * group_ * dim_, group_ * dim_,
+                            &query_[(head * rows + q * group_) * dim_]);
+        std::fill_n(output_.data(), heads * rows * dim_, 0.0f);
+        std::fill_n(sum_.data(), heads * rows, 0.0f);
+        std::fill_n(highest_.data(), heads * rows, -INFINITY);
+
+        const int32_t* table = sequences.block_tables + piece.sequence * sequences.max_blocks;
+        const int64_t end = position + queries;
+        const int64_t begin = rule.window ? std::max<int64_t>(0, position - rule.window + 1) : 0;
+        next_ = locate(cache, table, piece.first_head, begin / TILE_KEYS * TILE_KEYS, begin, end);
+        for (int64_t start = begin / TILE_KEYS * TILE_KEYS; start < end; start += TILE_KEYS) {
+            for (int64_t head = 0; head < heads; ++head) {
+                const int64_t top = head * rows;
+                // While one tile is computed, the next one is fetched, little by little.
+                tile_ = next_;
+                const bool turns = head == heads - 1;
+                if (!turns || start + TILE_KEYS < end)
+                    next_ = locate(cache, table, piece.first_head + (turns ? 0 : head + 1),
+                                   turns ? start + TILE_KEYS : start, begin, end);
+                for_rows(rows, [&]<int R>(int64_t row) { score<R>(top + row); });
+                for (int64_t row = 0; row < rows; ++row) weigh(top + row, start, position + row / group_, rule);
+                for_rows(rows, [&]<int R>(int64_t row) { gather<R>(top + row); });
+            }
+        }
+        for (int64_t row = 0; row < heads * rows; ++row) {
+            T* to = output + first_head + row % rows / group_ * stride + (row / rows * group_ + row % group_) * dim_;
+            for (int64_t d = 0; d < dim_; d += LANES)
+                store_floats(to + d, load_floats(&output_[row * dim_ + d]) / sum_[row]);
+        }
+    }
+
+private:
+    static constexpr int V = Lane<T>::VALUES;
+    static constexpr int GROUPS = TILE_KEYS / LANES;
+
+    // Where 64 keys and their values are, by halves of groups of 16, since blocks may be of 8 tokens.
+    struct Tile {
+        int64_t first_key, num_keys, first_group, num_groups;
+        const T* keys[TILE_KEYS / 8];
+        const T* values[TILE_KEYS / 8];
+    };
+
+    // The tile at `start`. Of its keys, begin to end - 1 are wanted; what lies beyond them is not looked up.
+    Tile locate(const Cache<T>& cache, const int32_t* table, int64_t head, int64_t start, int64_t begin,
+                int64_t end) const {
+        Tile tile;
+        tile.first_key = std::max<int64_t>(0, begin - start);
+        tile.num_keys = std::min<int64_t>(TILE_KEYS, end - start);
+        tile.first_group = tile.first_key / LANES;
+        tile.num_groups = ceil_div(tile.num_keys, LANES);
+        for (int64_t half = 0; half < TILE_KEYS / 8; ++half) {
+            const int64_t key = std::clamp(start + half * 8, begin / LANES * LANES, (end - 1) / 8 * 8);
+            const int64_t block = table[key / block_size_], offset = key % block_size_;
+            tile.keys[half] = cache.keys(block, head) + offset * V;
+            tile.values[half] = cache.values(block, head) + offset * dim_;
+        }
+        return tile;
+    }
+
+    template <class F>
+    static void for_rows(int64_t rows, F&& body) {
+        for (int64_t row = 0; row < rows; row += ROWS_WIDE)
+            with_count<ROWS_WIDE>(std::min<int64_t>(ROWS_WIDE, rows - row), [&]<int R>() {
+                body.template operator()<R>(row);
+            });
+    }
+
+    template <int R>
+    void score(int64_t row) {
+        if (block_size_ == LANES / 2) {
+            for (int64_t g = tile_.first_group; g < tile_.num_groups; ++g) score_groups<R, 1, true>(row, g);
+        } else if (tile_.first_group == 0 && tile_.num_groups == GROUPS) {
+            score_groups<R, GROUPS, false>(row, 0);
+        } else {
+            for (int64_t g = tile_.first_group; g < tile_.num_groups; ++g) score_groups<R, 1, false>(row, g);
+        }
+    }
+
+    // With HALVES, a group of keys lies in two blocks.
+    template <int R, int G, bool HALVES>
+    void score_groups(int64_t row, int64_t first) {
+        Floats sums[R][G] = {};
+        const T* query = &query_[row * dim_];
+        const T *from[2 * G], *next[2 * G];
+        std::copy_n(tile_.keys + 2 * first, 2 * G, from);
+        std::copy_n(next_.keys + 2 * first, 2 * G, next);
+        for (int64_t d = 0; d < dim_; d += V) {
+            Words keys[G];
+#pragma GCC unroll 4
+            for (int g = 0; g < G; ++g) {
+                if constexpr (HALVES)
+                    keys[g] = join(from[2 * g] + d * (LANES / 2), from[2 * g + 1] + d * (LANES / 2));
+                else
+                    keys[g] = load<Words>(from[2 * g] + d * block_size_);
+                __builtin_prefetch(next[2 * g] + d * block_size_, 0, 2);
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const Words x = Lane<T>::broadcast(query + r * dim_ + d);
+#pragma GCC unroll 4
+                for (int g = 0; g < G; ++g) sums[r][g] = Lane<T>::multiply_add(x, keys[g], sums[r][g]);
+            }
+        }
+        for (int r = 0; r < R; ++r)
+            for (int g = 0; g < G; ++g) store(&scores_[(row + r) * TILE_KEYS + (first + g) * LANES], sums[r][g]);
+    }
+
+    static Words join(const T* left, const T* right) {
+        Words both;
+        std::memcpy(&both, left, sizeof both / 2);
+        std::memcpy(reinterpret_cast<char*>(&both) + sizeof both / 2, right, sizeof both / 2);
+        return both;
+    }
+
+    // Online softmax, in powers of two: scores become weights; what was gathered so far is scaled to them.
+    void weigh(int64_t row, int64_t start, int64_t position, const AttentionRule& rule) {
+        const float* scores = &scores_[row * TILE_KEYS];
+        const int32_t newest = static_cast<int32_t>(std::min<int64_t>(position - start, tile_.num_keys - 1));
+        const int32_t oldest = rule.window ? static_cast<int32_t>(std::max<int64_t>(tile_.first_key, position - rule.window + 1 - start)) : 0;
+        const Floats hidden = splat(-INFINITY);
+        Floats tile[GROUPS], top = hidden;
+        for (int g = 0; g < GROUPS; ++g) {
+            const Ints key = LANE + g * LANES;
+            if (g < tile_.first_group || g >= tile_.num_groups) {
+                tile[g] = hidden;
+                continue;
+            }
+            Floats x = load_floats(scores + g * LANES) * rule.scale;
+            if (rule.soft_cap != 0.0f) {
+                // tanh(y) = 1 - 2 / (1 + e**2y)
+                const Floats e = exp2(x * (2.0f * LOG2_E / rule.soft_cap));
+                x = rule.soft_cap * (1.0f - 2.0f / (1.0f + e));
+            }
+            x *= LOG2_E;
+            tile[g] = (key <= newest) & (key >= oldest) ? x : hidden;
+            top = tile[g] > top ? tile[g] : top;
+        }
+        const float highest = std::max(highest_[row], largest(top));
+        // A row may see nothing yet.
+        const float base = highest == -INFINITY ? 0.0f : highest;
+        const float decay = exp2(splat(highest_[row] - base))[0];
+        Floats added = {};
+        for (int g = 0; g < GROUPS; ++g) {
+            const Floats weight = tile[g] == hidden ? Floats{} : exp2(tile[g] - base);
+            added += weight;
+            store_floats(&weights_[row * TILE_KEYS + g * LANES], weight);
+        }
+        sum_[row] = sum_[row] * decay + total(added);
+        highest_[row] = highest;
+        if (decay != 1.0f)
+            for (int64_t d = 0; d < dim_; d += LANES)
+                store(&output_[row * dim_ + d], load_floats(&output_[row * dim_ + d]) * decay);
+    }
+
+    template <int R>
+    void gather(int64_t row) {
+        for (int64_t d = 0; d < dim_; d += 4 * LANES)
+            with_count<4>(std::min<int64_t>(4, (dim_ - d) / LANES), [&]<int G>() {
+                gather_part<R, G>(row, d);
+            });
+    }
+
+    template <int R, int G>
+    void gather_part(int64_t row, int64_t d) {
+        Floats sums[R][G];
+        float* output = &output_[row * dim_ + d];
+        for (int r = 0; r < R; ++r)
+            for (int g = 0; g < G; ++g) sums[r][g] = load_floats(output + r * dim_ + g * LANES);
+        const T* weights = &weights_[row * TILE_KEYS];
+        // Nothing may be read as a number beyond the context, where a NaN may lie: a weight of zero does not silence it.
+        for (int64_t key = tile_.first_key / V * V; key < tile_.num_keys; key += V) {
+            const T* from = tile_.values[key / 8] + key % 8 * dim_ + d * V;
+            const T* next = next_.values[key / 8] + key % 8 * dim_ + d * V;
+            uint32_t real = ~0u;
+            if (V == 2 && key + 1 >= tile_.num_keys) real &= 0x0000ffffu;
+            if (V == 2 && key < tile_.first_key) real &= 0xffff0000u;
+            Words values[G];
+#pragma GCC unroll 4
+            for (int g = 0; g < G; ++g) {
+                values[g] = load<Words>(from + g * LANES * V) & real;
+                __builtin_prefetch(next + g * LANES * V, 0, 2);
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const Words x = Lane<T>::broadcast(weights + r * TILE_KEYS + key);
+#pragma GCC unroll 4
+                for (int g = 0; g < G; ++g) sums[r][g] = Lane<T>::multiply_add(x, values[g], sums[r][g]);
+            }
+        }
+        for (int r = 0; r < R; ++r)
+            for (int g = 0; g < G; ++g) store(output + r * dim_ + g * LANES, sums[r][g]);
+    }
+
+    const int64_t group_, dim_;
+    int64_t block_size_ = 0;
+    Buffer<T> query_, weights_;
+    Buffer<float> output_, scores_, highest_, sum_;
+    Tile tile_, next_;
+};
+
+// For all threads of a team: attention of every query of the step. `tile` is this thread's own.
+template <class T>
+void attend(Team& team, TileAttention<T>& tile, const Cache<T>& cache, const Sequences& sequences,
+            const std::vector<Piece>& pieces, const AttentionRule& rule, const T* query, T* output) {
+    team.share(static_cast<int64_t>(pieces.size()),
+               [&](int64_t i) { tile.run(cache, sequences, pieces[i], rule, query, output); });
+}
+
+}  // namespace quire

@@ -1,0 +1,126 @@
+// What Python calls, through ctypes: plain functions and structures, no header of Python or torch.
+// A pointer to a team or a model is its maker's to give back. Nothing here checks its arguments: the callers do.
+
+#include "attention.h"
+#include "linear.h"
+#include "llama.h"
+#include "team.h"
+
+namespace {
+
+using namespace quire;
+
+enum class Type : int64_t { FLOAT32 = 0, BFLOAT16 = 1 };
+
+template <class F>
+auto with_type(Type type, F&& f) {
+    return type == Type::BFLOAT16 ? f(BFloat16{}) : f(float{});
+}
+
+// Either of the two, since C has no templates.
+struct AnyLlama {
+    std::unique_ptr<Llama<float>> exact;
+    std::unique_ptr<Llama<BFloat16>> rounded;
+};
+
+// Lays out a weight [outputs, inputs] of elements E in panels whose steps hold `values` inputs.
+template <class E>
+void pack(const E* weight, int64_t outputs, int64_t inputs, int64_t values, E* panels) {
+    const int64_t steps = ceil_div(inputs, values), padded = round_up(outputs, PANEL);
+    for (int64_t output = 0; output < padded; ++output) {
+        E* panel = panels + output / PANEL * PANEL * steps * values;
+        for (int64_t input = 0; input < steps * values; ++input) {
+            const bool real = output < outputs && input < inputs;
+            panel[(input / values * PANEL + output % PANEL) * values + input % values] =
+                real ? weight[output * inputs + input] : E{};
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+void* quire_team_new(int64_t size) { return new Team(static_cast<int>(size)); }
+void quire_team_delete(void* team) { delete static_cast<Team*>(team); }
+
+// Panels of a weight. An element is of `width` bytes, 1, 2 or 4; a step holds `values` inputs.
+void quire_pack(const void* weight, int64_t outputs, int64_t inputs, int64_t width, int64_t values, void* panels) {
+    switch (width) {
+        case 1: return pack(static_cast<const int8_t*>(weight), outputs, inputs, values, static_cast<int8_t*>(panels));
+        case 2: return pack(static_cast<const int16_t*>(weight), outputs, inputs, values, static_cast<int16_t*>(panels));
+        default: return pack(static_cast<const int32_t*>(weight), outputs, inputs, values, static_cast<int32_t*>(panels));
+    }
+}
+
+// output [rows, outputs] float32 = input [rows, stride] of the type, of which [rows, inputs] count, zeros beside them.
+void quire_linear(void* team_, Type type, const Matrix* matrix, const void* input, int64_t rows, int64_t stride,
+                  float* output) {
+    Team& team = *static_cast<Team*>(team_);
+    with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        const int64_t size = panel_steps<T>(*matrix) * Lane<T>::VALUES * PANEL;
+        Buffer<T> scratch(size * team.size());
+        team.run([&](int thread) {
+            multiply(team, *matrix, static_cast<const T*>(input), rows, stride, scratch.data() + thread * size,
+                     [&](int64_t row, int64_t panel, Floats left, Floats right) {
+                         const int64_t first = panel * PANEL;
+                         float* to = output + row * matrix->outputs + first;
+                         put(to, left, matrix->outputs - first);
+                         put(to + LANES, right, matrix->outputs - first - LANES);
+                     });
+        });
+    });
+}
+
+// Stores keys and values [tokens, kv_heads, head_dim], the rows at strides, in the slots of one layer's cache.
+void quire_store(void* team_, Type type, const Cache<char>* shape, const void* key, int64_t key_stride,
+                 const void* value, int64_t value_stride, const int64_t* slots, int64_t tokens) {
+    Team& team = *static_cast<Team*>(team_);
+    with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        const Cache<T>& cache = *reinterpret_cast<const Cache<T>*>(shape);
+        team.run([&](int) {
+            team.share(tokens, [&](int64_t token) {
+                if (slots[token] < 0) return;
+                for (int64_t head = 0; head < cache.num_kv_heads; ++head)
+                    store_token(cache, slots[token], head,
+                                static_cast<const T*>(key) + token * key_stride + head * cache.head_dim,
+                                static_cast<const T*>(value) + token * value_stride + head * cache.head_dim);
+            });
+        });
+    });
+}
+
+// Attention of queries [tokens, kv_heads * group, head_dim] over one layer's cache.
+void quire_attend(void* team_, Type type, const Cache<char>* shape, const Sequences* sequences,
+                  const AttentionRule* rule, int64_t group, const void* query, void* output) {
+    Team& team = *static_cast<Team*>(team_);
+    with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        const Cache<T>& cache = *reinterpret_cast<const Cache<T>*>(shape);
+        const std::vector<Piece> pieces = cut(*sequences, cache.num_kv_heads, group, team.size());
+        team.run([&](int) {
+            TileAttention<T> tile(group, cache.head_dim);
+            attend(team, tile, cache, *sequences, pieces, *rule, static_cast<const T*>(query), static_cast<T*>(output));
+        });
+    });
+}
+
+void* quire_llama_new(void* team, Type type, const Model* model) {
+    auto* made = new AnyLlama;
+    if (type == Type::BFLOAT16)
+        made->rounded = std::make_unique<Llama<BFloat16>>(*model, *static_cast<Team*>(team));
+    else
+        made->exact = std::make_unique<Llama<float>>(*model, *static_cast<Team*>(team));
+    return made;
+}
+
+void quire_llama_delete(void* llama) { delete static_cast<AnyLlama*>(llama); }
+
+void quire_llama_run(void* llama, const Step* step) {
+    auto* any = static_cast<AnyLlama*>(llama);
+    any->rounded ? any->rounded->run(*step) : any->exact->run(*step);
+}
+
+}  // extern "C"

@@ -1,0 +1,169 @@
+// Sixteen lanes of 32 bits, in the compiler's own vectors: one register where there is AVX-512, several elsewhere.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+namespace quire {
+
+constexpr int LANES = 16;
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+
+// A number of which only the upper half of a float's bits are kept.
+struct BFloat16 {
+    uint16_t bits;
+};
+
+template <class V>
+inline V load(const void* p) {
+    V v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+template <class V>
+inline void store(void* p, V v) {
+    std::memcpy(p, &v, sizeof v);
+}
+
+inline Floats splat(float x) { return Floats{} + x; }
+inline Words splat(uint32_t x) { return Words{} + x; }
+
+constexpr Ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// Each lane with the one half a vector on, a quarter on, and so forth: any of them ends up with all.
+template <class F>
+inline float reduce(Floats v, F&& join) {
+    v = join(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    v = join(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    v = join(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    v = join(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+    return v[0];
+}
+
+inline float largest(Floats v) {
+    return reduce(v, [](Floats a, Floats b) { return a > b ? a : b; });
+}
+inline float total(Floats v) {
+    return reduce(v, [](Floats a, Floats b) { return a + b; });
+}
+
+// 2**v, to 2 units in the last place; 0 below -126, infinite from 127.5 on.
+inline Floats exp2(Floats v) {
+    v = v < -127.0f ? splat(-127.0f) : v;
+    v = v > 128.0f ? splat(128.0f) : v;
+    const Floats shift = splat(12582912.0f);  // 1.5 * 2**23: adding it rounds to an integer
+    const Floats whole = (v + shift) - shift;
+    const Floats x = v - whole;
+    // Taylor's series of 2**x on [-1/2, 1/2]; its rest is below 2**-26
+    Floats y = splat(1.5252733804059840e-5f);
+    y = y * x + 1.5403530393381610e-4f;
+    y = y * x + 1.3333558146428443e-3f;
+    y = y * x + 9.6181291076284772e-3f;
+    y = y * x + 5.5504108664821580e-2f;
+    y = y * x + 2.4022650695910071e-1f;
+    y = y * x + 6.9314718055994531e-1f;
+    y = y * x + 1.0f;
+    const Ints exponent = (__builtin_convertvector(whole, Ints) + 127) << 23;
+    return y * (Floats)exponent;
+}
+
+constexpr float LOG2_E = 1.4426950408889634f;
+
+inline Floats silu(Floats v) { return v / (1.0f + exp2(v * -LOG2_E)); }
+
+// Rounded to the nearest, ties to even.
+inline Halves round_to_bfloat16(Floats v) {
+#ifdef __AVX512BF16__
+    return (Halves)_mm512_cvtneps_pbh((__m512)v);
+#else
+    const Words bits = (Words)v;
+    const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const Words quiet = (bits >> 16) | 0x40;
+    return __builtin_convertvector((v == v) ? rounded : quiet, Halves);
+#endif
+}
+
+inline Floats load_floats(const float* p) { return load<Floats>(p); }
+inline Floats load_floats(const BFloat16* p) {
+    return (Floats)(__builtin_convertvector(load<Halves>(p), Words) << 16);
+}
+inline float as_float(float x) { return x; }
+inline float as_float(BFloat16 x) {
+    const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+    float y;
+    std::memcpy(&y, &bits, sizeof y);
+    return y;
+}
+inline void convert(float x, float* to) { *to = x; }
+inline void convert(float x, BFloat16* to) { to->bits = round_to_bfloat16(splat(x))[0]; }
+inline void store_floats(float* p, Floats v) { store(p, v); }
+inline void store_floats(BFloat16* p, Floats v) { store(p, round_to_bfloat16(v)); }
+
+inline Floats floats_of(const int8_t* p) {
+    typedef int8_t Bytes __attribute__((vector_size(16)));
+#ifdef __AVX512F__
+    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)load<Bytes>(p)));
+#else
+    return __builtin_convertvector(load<Bytes>(p), Floats);
+#endif
+}
+
+// What products are made of: one float, or two bfloat16 that lie side by side, in each lane.
+template <class T>
+struct Lane;
+
+template <>
+struct Lane<float> {
+    static constexpr int VALUES = 1;
+    static Words broadcast(const float* p) { return (Words)splat(*p); }
+    static Floats multiply_add(Words a, Words b, Floats sum) { return (Floats)a * (Floats)b + sum; }
+};
+
+template <>
+struct Lane<BFloat16> {
+    static constexpr int VALUES = 2;
+    static Words broadcast(const BFloat16* p) {
+        uint32_t pair;
+        std::memcpy(&pair, p, sizeof pair);
+        return splat(pair);
+    }
+    static Floats multiply_add(Words a, Words b, Floats sum) {
+#ifdef __AVX512BF16__
+        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+        sum = (Floats)(a << 16) * (Floats)(b << 16) + sum;
+        return (Floats)(a & 0xffff0000u) * (Floats)(b & 0xffff0000u) + sum;
+#endif
+    }
+};
+
+// As many rows as fit the registers beside two vectors of the other factor, with two (WIDE: four) sums in each row.
+#ifdef __AVX512F__
+constexpr int ROWS = 14;
+constexpr int ROWS_WIDE = 6;
+#else
+constexpr int ROWS = 2;
+constexpr int ROWS_WIDE = 1;
+#endif
+
+// Calls f.template operator()<N>() for the N in 1..MOST that equals n.
+template <int MOST, class F>
+inline void with_count(int n, F&& f) {
+    if constexpr (MOST > 1) {
+        if (n < MOST) return with_count<MOST - 1>(n, f);
+    }
+    f.template operator()<MOST>();
+}
+
+}  // namespace quire

@@ -1,0 +1,69 @@
+"""Builds the C++ sources for this processor, once, and loads what came of it."""
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+_SOURCES = Path(__file__).with_name("csrc")
+_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra")
+
+
+class CannotBuild(Exception):  # noqa: N818
+    """There is no library for this machine. The text is for the operator, and says what to install."""
+
+
+def load_library(directory: Path, report: Callable[[str], None] = lambda line: None) -> ctypes.CDLL:
+    """The library from `directory`, where it is kept; built first where it is not there yet, which takes seconds.
+
+    It is built anew for other sources, another compiler or another processor. Several processes may do so at once.
+
+    Raises:
+        CannotBuild: there is no C++ compiler, or it failed.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if not compiler:
+        raise CannotBuild("no C++ compiler is found: install one (Debian: apt install g++), or name it in CXX")
+    path = directory / f"quire-{_key(compiler)}.so"
+    if not path.exists():
+        report(f"compiling the processor's kernels with {compiler}")
+        _build(compiler, path)
+    return ctypes.CDLL(str(path))
+
+
+@functools.cache
+def _key(compiler: str) -> str:
+    """A digest of all that the library depends on."""
+    digest = hashlib.sha256("\0".join((compiler, *_FLAGS)).encode())
+    for path in sorted(_SOURCES.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    # What -march=native stands for here: the directory may be shared by machines with different processors.
+    digest.update(_run(compiler, "-march=native", "-dM", "-E", "-x", "c++", "/dev/null").encode())
+    return digest.hexdigest()[:16]
+
+
+def _build(compiler: str, path: Path) -> None:
+    """Compiles beside the target and renames, so that the target is there only when whole."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as scratch:
+            built = Path(scratch) / path.name
+            _run(compiler, *_FLAGS, str(_SOURCES / "library.cpp"), "-o", str(built))
+            built.rename(path)
+    except OSError as error:
+        raise CannotBuild(f"the processor's kernels cannot be kept in {path.parent}: {error}") from error
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise CannotBuild(f"the C++ compiler {command[0]} cannot be run: {error}") from error
+    if done.returncode != 0:
+        raise CannotBuild(f"the C++ compiler {command[0]} failed:\n{done.stderr.strip()[-2000:]}")
+    return done.stdout

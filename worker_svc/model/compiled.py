@@ -1,0 +1,212 @@
+"""The Llama family by compiled code on a processor: all layers of a step in one call, with no Python between them."""
+
+from ctypes import byref
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire_kernels.cpu.ops import (
+    LayerArgs,
+    ModelArgs,
+    PackedMatrix,
+    SequencesArgs,
+    StepArgs,
+    Team,
+    pack_matrix,
+    type_of,
+)
+from worker_svc.batch import Batch
+from worker_svc.model.config import ModelConfig
+from worker_svc.model.rope import inverse_frequencies
+from worker_svc.model.weights import Checkpoint
+
+# A vector of values, of the head dimensions; what a panel takes of gate and of up.
+_LANES = 16
+
+
+def why_not_compiled(config: ModelConfig, block_size: int, dtype: torch.dtype) -> str | None:
+    """What of a model the compiled code does not take, or None."""
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"it computes in float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+    if config.head_dim % _LANES:
+        return f"a head's dimensions must be a multiple of {_LANES}, not {config.head_dim}"
+    if block_size % _LANES and block_size != _LANES // 2:
+        return f"the block size must be 8 or a multiple of {_LANES}, not {block_size}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernels:
+    """The threads that run them, and whether weights are kept in 8 bits."""
+
+    team: Team
+    int8: bool
+
+
+class CompiledLlama:
+    """A model's weights as the compiled code wants them. They are laid out while they are read: none is kept twice."""
+
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, team: Team, *, int8: bool = False) -> None:
+        self.config = config
+        self.team = team
+        self._int8 = int8
+        self._kept: list[object] = []
+        shape = (config.vocab_size, config.hidden_size)
+        self._embedding = checkpoint.take("model.embed_tokens.weight", *shape).contiguous()
+        self.dtype = self._embedding.dtype
+        self._layers = (LayerArgs * config.num_layers)(
+            *[self._layer(checkpoint, f"model.layers.{layer}.") for layer in range(config.num_layers)]
+        )
+        self._norm = self._vector(checkpoint, "model.norm.weight", config.hidden_size)
+        if config.tied_embeddings:
+            checkpoint.drop("lm_head.weight")
+            head = self._embedding
+        else:
+            head = checkpoint.take("lm_head.weight", *shape)
+        self._head = self._keep(pack_matrix(team, head, int8=int8))
+        self.frequencies = inverse_frequencies(config.rope, config.head_dim)
+
+    def over(self, cache: Tensor) -> "CompiledForward":
+        """The model over a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]."""
+        config = self.config
+        arguments = ModelArgs(
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_layers,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.rms_norm_eps,
+            config.attention_scale,
+            self._layers,
+            self._norm,
+            self._head.args(),
+            self._embedding.data_ptr(),
+            cache.data_ptr(),
+            cache.shape[4],
+        )
+        return CompiledForward(self, cache, arguments)
+
+    def _layer(self, checkpoint: Checkpoint, prefix: str) -> LayerArgs:
+        config = self.config
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        hidden, dim = config.hidden_size, config.head_dim
+        widths = [config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim]
+        qkv = [
+            self._take(checkpoint, f"{attention}{name}_proj", width, hidden, config.qkv_bias)
+            for name, width in zip("qkv", widths, strict=True)
+        ]
+        gate, up = (
+            self._take(checkpoint, f"{mlp}{name}_proj", config.intermediate_size, hidden, config.mlp_bias)
+            for name in ("gate", "up")
+        )
+        output = self._take(checkpoint, f"{attention}o_proj", hidden, widths[0], config.output_bias)
+        down = self._take(checkpoint, f"{mlp}down_proj", hidden, config.intermediate_size, config.mlp_bias)
+        norms = [
+            self._vector(checkpoint, f"{attention}{name}_norm.weight", dim) if config.qk_norm else None for name in "qk"
+        ]
+        return LayerArgs(
+            self._vector(checkpoint, f"{prefix}input_layernorm.weight", hidden),
+            *norms,
+            self._vector(checkpoint, f"{prefix}post_attention_layernorm.weight", hidden),
+            self._pack(torch.cat([weight for weight, _ in qkv]), _joined([bias for _, bias in qkv])).args(),
+            self._pack(*output).args(),
+            self._pack(
+                _interleaved(gate[0], up[0]),
+                None if gate[1] is None or up[1] is None else _interleaved(gate[1], up[1]),
+            ).args(),
+            self._pack(*down).args(),
+            0,
+        )
+
+    def _take(
+        self, checkpoint: Checkpoint, name: str, outputs: int, inputs: int, biased: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        weight = checkpoint.take(f"{name}.weight", outputs, inputs)
+        return weight, checkpoint.take(f"{name}.bias", outputs) if biased else None
+
+    def _pack(self, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
+        return self._keep(pack_matrix(self.team, weight, bias, int8=self._int8))
+
+    def _keep(self, matrix: PackedMatrix) -> PackedMatrix:
+        self._kept.append(matrix)
+        return matrix
+
+    def _vector(self, checkpoint: Checkpoint, name: str, size: int) -> int:
+        vector = checkpoint.take(name, size).float().contiguous()
+        self._kept.append(vector)
+        return vector.data_ptr()
+
+
+def load_compiled(config: ModelConfig, directory: Path, dtype: torch.dtype, kernels: CompiledKernels) -> CompiledLlama:
+    """The model of a directory. Raises UnsupportedModel where its tensors are not those of its config."""
+    with torch.inference_mode(), Checkpoint(directory, dtype, torch.device("cpu")) as checkpoint:
+        model = CompiledLlama(config, checkpoint, kernels.team, int8=kernels.int8)
+        checkpoint.check_all_taken()
+        return model
+
+
+class CompiledForward:
+    """A `Forward`: the compiled model over its cache."""
+
+    def __init__(self, model: CompiledLlama, cache: Tensor, arguments: ModelArgs) -> None:
+        self._model, self._cache = model, cache
+        self._logits = torch.empty(0, model.config.vocab_size)
+        self._library = model.team.library
+        # The team's threads are the ones that compute. Others, which torch would keep spinning, would take their place.
+        torch.set_num_threads(1)
+        self._handle: int | None = self._library.quire_llama_new(
+            model.team.handle, type_of(cache.dtype), byref(arguments)
+        )
+
+    def __call__(self, batch: Batch) -> Tensor:
+        angles = torch.from_numpy(batch.positions)[:, None].float() * self._model.frequencies
+        cosines, sines = angles.cos(), angles.sin()
+        logits = self._logits_of(len(batch.draw_rows))
+        step = StepArgs(
+            len(batch.token_ids),
+            batch.token_ids.ctypes.data,
+            batch.slots.ctypes.data,
+            cosines.data_ptr(),
+            sines.data_ptr(),
+            SequencesArgs(
+                len(batch.context_lens),
+                batch.block_tables.shape[1],
+                batch.block_tables.ctypes.data,
+                batch.query_starts.ctypes.data,
+                batch.context_lens.ctypes.data,
+            ),
+            len(batch.draw_rows),
+            batch.draw_rows.ctypes.data,
+            logits.data_ptr(),
+            logits.shape[1],
+        )
+        self._library.quire_llama_run(self._handle, byref(step))
+        return logits
+
+    def _logits_of(self, num_draws: int) -> Tensor:
+        if len(self._logits) < num_draws:
+            # Fresh memory of that size would be page-faulted in for each step.
+            self._logits = torch.empty(num_draws, self._model.config.vocab_size)
+        return self._logits[:num_draws]
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self._library.quire_llama_delete(self._handle)
+            self._handle = None
+
+
+def _joined(biases: list[Tensor | None]) -> Tensor | None:
+    present = [bias for bias in biases if bias is not None]
+    return torch.cat(present) if present else None
+
+
+def _interleaved(gate: Tensor, up: Tensor) -> Tensor:
+    """Sixteen outputs of the gate, then the same of up, and so on, padded with zeros."""
+    both = []
+    for part in (gate, up):
+        padded = torch.cat([part, part.new_zeros(-len(part) % _LANES, *part.shape[1:])])
+        both.append(padded.view(-1, 1, _LANES, *part.shape[1:]))
+    return torch.cat(both, 1).flatten(0, 2)
