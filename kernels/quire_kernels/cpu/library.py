@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _SOURCES = Path(__file__).with_name("csrc")
-_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra")
+_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-Wno-psabi")
 
 
 class CannotBuild(Exception):  # noqa: N818

@@ -125,21 +125,12 @@ public:
         const int32_t* table = sequences.block_tables + piece.sequence * sequences.max_blocks;
         const int64_t end = position + queries;
         const int64_t begin = rule.window ? std::max<int64_t>(0, position - rule.window + 1) : 0;
-        next_ = locate(cache, table, piece.first_head, begin / TILE_KEYS * TILE_KEYS, begin, end);
-        for (int64_t start = begin / TILE_KEYS * TILE_KEYS; start < end; start += TILE_KEYS) {
-            for (int64_t head = 0; head < heads; ++head) {
-                const int64_t top = head * rows;
-                // While one tile is computed, the next one is fetched, little by little.
-                tile_ = next_;
-                const bool turns = head == heads - 1;
-                if (!turns || start + TILE_KEYS < end)
-                    next_ = locate(cache, table, piece.first_head + (turns ? 0 : head + 1),
-                                   turns ? start + TILE_KEYS : start, begin, end);
-                for_rows(rows, [&]<int R>(int64_t row) { score<R>(top + row); });
-                for (int64_t row = 0; row < rows; ++row) weigh(top + row, start, position + row / group_, rule);
-                for_rows(rows, [&]<int R>(int64_t row) { gather<R>(top + row); });
-            }
-        }
+        const Range range{begin, end, piece.first_head, piece.last_head};
+        // A decode's products take less time than its keys take to come.
+        if (rows <= ROWS_WIDE)
+            run_tiles<true>(cache, table, range, rows, position, rule);
+        else
+            run_tiles<false>(cache, table, range, rows, position, rule);
         for (int64_t row = 0; row < heads * rows; ++row) {
             T* to = output + first_head + row % rows / group_ * stride + (row / rows * group_ + row % group_) * dim_;
             for (int64_t d = 0; d < dim_; d += LANES)
@@ -151,6 +142,32 @@ private:
     static constexpr int V = Lane<T>::VALUES;
     static constexpr int GROUPS = TILE_KEYS / LANES;
 
+    // The keys that some query of a piece sees, begin to end - 1, and its KV heads.
+    struct Range {
+        int64_t begin, end, first_head, last_head;
+    };
+
+    // Every tile of the range. With FETCH, while one is computed the next one is fetched, little by little.
+    template <bool FETCH>
+    void run_tiles(const Cache<T>& cache, const int32_t* table, const Range& range, int64_t rows, int64_t position,
+                   const AttentionRule& rule) {
+        const int64_t heads = range.last_head - range.first_head, first = range.begin / TILE_KEYS * TILE_KEYS;
+        next_ = locate(cache, table, range.first_head, first, range);
+        for (int64_t start = first; start < range.end; start += TILE_KEYS) {
+            for (int64_t head = 0; head < heads; ++head) {
+                const int64_t top = head * rows;
+                tile_ = next_;
+                if (head + 1 < heads)
+                    next_ = locate(cache, table, range.first_head + head + 1, start, range);
+                else if (start + TILE_KEYS < range.end)
+                    next_ = locate(cache, table, range.first_head, start + TILE_KEYS, range);
+                for_rows(rows, [&]<int R>(int64_t row) { score<R, FETCH>(top + row); });
+                for (int64_t row = 0; row < rows; ++row) weigh(top + row, start, position + row / group_, rule);
+                for_rows(rows, [&]<int R>(int64_t row) { gather<R, FETCH>(top + row); });
+            }
+        }
+    }
+
     // Where 64 keys and their values are, by halves of groups of 16, since blocks may be of 8 tokens.
     struct Tile {
         int64_t first_key, num_keys, first_group, num_groups;
@@ -158,16 +175,15 @@ private:
         const T* values[TILE_KEYS / 8];
     };
 
-    // The tile at `start`. Of its keys, begin to end - 1 are wanted; what lies beyond them is not looked up.
-    Tile locate(const Cache<T>& cache, const int32_t* table, int64_t head, int64_t start, int64_t begin,
-                int64_t end) const {
+    // The tile at `start`. What lies beyond the range is not looked up.
+    Tile locate(const Cache<T>& cache, const int32_t* table, int64_t head, int64_t start, const Range& range) const {
         Tile tile;
-        tile.first_key = std::max<int64_t>(0, begin - start);
-        tile.num_keys = std::min<int64_t>(TILE_KEYS, end - start);
+        tile.first_key = std::max<int64_t>(0, range.begin - start);
+        tile.num_keys = std::min<int64_t>(TILE_KEYS, range.end - start);
         tile.first_group = tile.first_key / LANES;
         tile.num_groups = ceil_div(tile.num_keys, LANES);
         for (int64_t half = 0; half < TILE_KEYS / 8; ++half) {
-            const int64_t key = std::clamp(start + half * 8, begin / LANES * LANES, (end - 1) / 8 * 8);
+            const int64_t key = std::clamp(start + half * 8, range.begin / LANES * LANES, (range.end - 1) / 8 * 8);
             const int64_t block = table[key / block_size_], offset = key % block_size_;
             tile.keys[half] = cache.keys(block, head) + offset * V;
             tile.values[half] = cache.values(block, head) + offset * dim_;
@@ -183,19 +199,19 @@ private:
             });
     }
 
-    template <int R>
+    template <int R, bool FETCH>
     void score(int64_t row) {
         if (block_size_ == LANES / 2) {
-            for (int64_t g = tile_.first_group; g < tile_.num_groups; ++g) score_groups<R, 1, true>(row, g);
+            for (int64_t g = tile_.first_group; g < tile_.num_groups; ++g) score_groups<R, 1, true, FETCH>(row, g);
         } else if (tile_.first_group == 0 && tile_.num_groups == GROUPS) {
-            score_groups<R, GROUPS, false>(row, 0);
+            score_groups<R, GROUPS, false, FETCH>(row, 0);
         } else {
-            for (int64_t g = tile_.first_group; g < tile_.num_groups; ++g) score_groups<R, 1, false>(row, g);
+            for (int64_t g = tile_.first_group; g < tile_.num_groups; ++g) score_groups<R, 1, false, FETCH>(row, g);
         }
     }
 
     // With HALVES, a group of keys lies in two blocks.
-    template <int R, int G, bool HALVES>
+    template <int R, int G, bool HALVES, bool FETCH>
     void score_groups(int64_t row, int64_t first) {
         Floats sums[R][G] = {};
         const T* query = &query_[row * dim_];
@@ -210,7 +226,7 @@ private:
                     keys[g] = join(from[2 * g] + d * (LANES / 2), from[2 * g + 1] + d * (LANES / 2));
                 else
                     keys[g] = load<Words>(from[2 * g] + d * block_size_);
-                __builtin_prefetch(next[2 * g] + d * block_size_, 0, 2);
+                if constexpr (FETCH) __builtin_prefetch(next[2 * g] + d * block_size_, 0, 2);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
@@ -270,15 +286,15 @@ private:
                 store(&output_[row * dim_ + d], load_floats(&output_[row * dim_ + d]) * decay);
     }
 
-    template <int R>
+    template <int R, bool FETCH>
     void gather(int64_t row) {
         for (int64_t d = 0; d < dim_; d += 4 * LANES)
             with_count<4>(std::min<int64_t>(4, (dim_ - d) / LANES), [&]<int G>() {
-                gather_part<R, G>(row, d);
+                gather_part<R, G, FETCH>(row, d);
             });
     }
 
-    template <int R, int G>
+    template <int R, int G, bool FETCH>
     void gather_part(int64_t row, int64_t d) {
         Floats sums[R][G];
         float* output = &output_[row * dim_ + d];
@@ -296,7 +312,7 @@ private:
 #pragma GCC unroll 4
             for (int g = 0; g < G; ++g) {
                 values[g] = load<Words>(from + g * LANES * V) & real;
-                __builtin_prefetch(next + g * LANES * V, 0, 2);
+                if constexpr (FETCH) __builtin_prefetch(next + g * LANES * V, 0, 2);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
