@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels.cpu.library import CannotBuild, load_library
-from quire_kernels.cpu.ops import Team
+from quire_kernels.cpu.team import Team
 from svc_common.models import cache_root, resolve_model, tokenizer_fingerprint
 from worker_svc.attention import AttentionKind, make_attention
 from worker_svc.errors import CannotServe

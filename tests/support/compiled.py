@@ -3,7 +3,7 @@
 import functools
 
 from quire_kernels.cpu.library import load_library
-from quire_kernels.cpu.ops import Team
+from quire_kernels.cpu.team import Team
 from svc_common.models import cache_root
 
 

@@ -7,16 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire_kernels.cpu.ops import (
-    LayerArgs,
-    ModelArgs,
-    PackedMatrix,
-    SequencesArgs,
-    StepArgs,
-    Team,
-    pack_matrix,
-    type_of,
-)
+from quire_kernels.cpu.attention import SequencesArgs
+from quire_kernels.cpu.linear import PackedMatrix, pack_matrix
+from quire_kernels.cpu.llama import LayerArgs, ModelArgs, StepArgs
+from quire_kernels.cpu.team import Team, type_of
 from worker_svc.batch import Batch
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.rope import inverse_frequencies

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "llama.h"
+#include "sample.h"
 #include "team.h"
 
 namespace {
@@ -104,6 +105,25 @@ void quire_attend(void* team_, Type type, const Cache<char>* shape, const Sequen
             TileAttention<T> tile(group, cache.head_dim);
             attend(team, tile, cache, *sequences, pieces, *rule, static_cast<const T*>(query), static_cast<T*>(output));
         });
+    });
+}
+
+// The first of the likeliest tokens of each row of logits [rows, stride], of which [rows, vocab] count; -1 where one of
+// them is no finite number.
+void quire_likeliest(void* team_, const float* logits, int64_t rows, int64_t stride, int64_t vocab, int64_t* tokens) {
+    Team& team = *static_cast<Team*>(team_);
+    team.run([&](int) {
+        team.share(rows, [&](int64_t row) { tokens[row] = find_peak<false>(logits + row * stride, vocab).token; });
+    });
+}
+
+// A token for each of `count` rows of logits, rows[i] drawn as draws[i] says; -1 where there is none to draw.
+void quire_draw(void* team_, const float* logits, int64_t stride, int64_t vocab, const int64_t* rows, const Draw* draws,
+                int64_t count, int64_t* tokens) {
+    Team& team = *static_cast<Team*>(team_);
+    team.run([&](int) {
+        Sampler sampler;
+        team.share(count, [&](int64_t i) { tokens[i] = sampler.draw(logits + rows[i] * stride, vocab, draws[i]); });
     });
 }
 

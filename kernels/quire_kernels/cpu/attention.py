@@ -1,0 +1,156 @@
+"""Attention over the paged cache, in place.
+
+The cache is laid out for it: in a block, keys lie dimension by dimension, values token by token, and of bfloat16 always
+two side by side (`csrc/attention.h`). Only the compiled ops read and write it.
+"""
+
+from ctypes import Structure, byref, c_float, c_int64, c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire_kernels._checks import require
+from quire_kernels.cpu.team import Team, type_of
+
+
+class CacheArgs(Structure):
+    """`Cache` of attention.h."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("block_stride", c_int64),
+        ("value_offset", c_int64),
+        ("num_kv_heads", c_int64),
+        ("block_size", c_int64),
+        ("head_dim", c_int64),
+    )
+
+
+class SequencesArgs(Structure):
+    """`Sequences` of attention.h."""
+
+    _fields_ = (
+        ("count", c_int64),
+        ("max_blocks", c_int64),
+        ("block_tables", c_void_p),
+        ("query_starts", c_void_p),
+        ("context_lens", c_void_p),
+    )
+
+
+class RuleArgs(Structure):
+    """`AttentionRule` of attention.h."""
+
+    _fields_ = (("scale", c_float), ("soft_cap", c_float), ("window", c_int64))
+
+
+@dataclass(frozen=True, eq=False)
+class CacheLayer:
+    """One layer's keys and values in a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
+
+    What the sizes say of the last two dimensions is their product: within a head's block, the ops have an order of
+    their own. Block size 8 or a multiple of 16; head dimensions a multiple of 16.
+    """
+
+    cache: Tensor
+    layer: int
+
+    def args(self) -> CacheArgs:
+        """What the library is told. Valid as long as this lives."""
+        _, _, _, num_kv_heads, block_size, head_dim = self.cache.shape
+        require(block_size == 8 or block_size % 16 == 0, "cache", "have a block_size of 8 or a multiple of 16")
+        require(head_dim % 16 == 0, "cache", "have a head_dim that is a multiple of 16")
+        require(self.cache.is_contiguous(), "cache", "be contiguous")
+        half = num_kv_heads * block_size * head_dim
+        data = self.cache.data_ptr() + self.layer * 2 * half * self.cache.element_size()
+        return CacheArgs(data, self.cache.stride(0), half, num_kv_heads, block_size, head_dim)
+
+
+def store(team: Team, key: Tensor, value: Tensor, layer: CacheLayer, slots: Tensor) -> None:
+    """Write each token's key and value [num_tokens, num_kv_heads, head_dim] to its slot.
+
+    Each token's heads are contiguous; `slots` int64 [num_tokens], -1 for a token that is not stored.
+    """
+    kind = type_of(layer.cache.dtype)
+    for name, tensor in (("key", key), ("value", value)):
+        _check_tokens(name, tensor, layer, layer.cache.shape[3])
+    require(slots.dtype == torch.int64 and slots.shape == (len(key),), "slots", "be int64 [num_tokens]")
+    team.library.quire_store(
+        team.handle,
+        kind,
+        byref(layer.args()),
+        key.data_ptr(),
+        key.stride(0),
+        value.data_ptr(),
+        value.stride(0),
+        slots.data_ptr(),
+        len(key),
+    )
+
+
+def attend(
+    team: Team,
+    query: Tensor,
+    layer: CacheLayer,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """What `paged_attention` does: causal attention of each sequence's newest tokens over its pages.
+
+    A query's result does not depend on how its sequence was cut into steps, or on what else is in the step. Factors
+    are rounded to the cache's dtype, the weights of the softmax among them; sums are float32.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim], contiguous.
+        block_tables, query_starts, context_lens: int32, as `paged_attention` has them.
+        scale: what scores are multiplied by.
+        window: a query sees itself and the window - 1 tokens before it; None: all.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap); None: they stay.
+
+    Returns:
+        [num_tokens, num_heads, head_dim], of the dtype of `query`.
+    """
+    num_kv_heads = layer.cache.shape[3]
+    _check_tokens("query", query, layer, query.shape[1])
+    require(query.is_contiguous(), "query", "be contiguous")
+    require(query.shape[1] % num_kv_heads == 0, "query", "have a multiple of the cache's num_kv_heads heads")
+    for name, tensor in (
+        ("block_tables", block_tables),
+        ("query_starts", query_starts),
+        ("context_lens", context_lens),
+    ):
+        require(tensor.dtype == torch.int32 and tensor.is_contiguous(), name, "be int32 and contiguous")
+    output = torch.empty_like(query)
+    sequences = SequencesArgs(
+        len(context_lens),
+        block_tables.shape[1],
+        block_tables.data_ptr(),
+        query_starts.data_ptr(),
+        context_lens.data_ptr(),
+    )
+    team.library.quire_attend(
+        team.handle,
+        type_of(layer.cache.dtype),
+        byref(layer.args()),
+        byref(sequences),
+        byref(RuleArgs(scale, soft_cap or 0.0, window or 0)),
+        query.shape[1] // num_kv_heads,
+        query.data_ptr(),
+        output.data_ptr(),
+    )
+    return output
+
+
+def _check_tokens(name: str, tensor: Tensor, layer: CacheLayer, num_heads: int) -> None:
+    head_dim = layer.cache.shape[5]
+    require(
+        tensor.ndim == 3 and tensor.shape[1:] == (num_heads, head_dim), name, f"be [tokens, {num_heads}, {head_dim}]"
+    )
+    require(tensor.stride()[1:] == (head_dim, 1), name, "be contiguous in each token")
+    require(tensor.dtype == layer.cache.dtype, name, "have the dtype of the cache")

@@ -1,0 +1,165 @@
+// Draws: the likeliest token of a row of logits, or one by its seed's number among those that top-k, top-p and min-p
+// keep. A row is one thread's; no vocabulary is sorted.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "buffer.h"
+#include "simd.h"
+
+namespace quire {
+
+struct Draw {
+    double number;  // uniform in [0, 1)
+    double top_p;
+    float temperature;
+    float min_p;
+    int64_t top_k;  // 0: all
+};
+
+// The largest of a row and the first token that has it. The token is -1 where some logit is NaN or infinite, or, with
+// SUPPRESSED, where all are minus infinity, of which some may be.
+struct Peak {
+    float logit;
+    int64_t token;
+};
+
+template <bool SUPPRESSED>
+inline Peak find_peak(const float* logits, int64_t vocab) {
+    const Floats least = splat(-std::numeric_limits<float>::max()), most = -least;
+    Floats top = splat(-INFINITY);
+    Ints faults = {};
+    int64_t i = 0;
+    for (; i + LANES <= vocab; i += LANES) {
+        const Floats x = load_floats(logits + i);
+        top = x > top ? x : top;
+        faults |= ~((SUPPRESSED ? (x <= most) : (x <= most) & (x >= least)));
+    }
+    float peak = largest(top);
+    bool is_faulty = false;
+    for (int lane = 0; lane < LANES; ++lane) is_faulty |= faults[lane] != 0;
+    for (; i < vocab; ++i) {
+        peak = std::max(peak, logits[i]);
+        is_faulty |= !(logits[i] <= most[0] && (SUPPRESSED || logits[i] >= least[0]));
+    }
+    if (is_faulty || peak == -INFINITY) return {peak, -1};
+    i = 0;
+    for (; i + LANES <= vocab; i += LANES) {
+        const Ints equal = load_floats(logits + i) == peak;
+        if (largest(__builtin_convertvector(-equal, Floats)) > 0) break;
+    }
+    while (logits[i] != peak) ++i;
+    return {peak, i};
+}
+
+// One thread's work space.
+class Sampler {
+public:
+    // The token of a row of logits, some of which may be minus infinity; -1 where there is none to draw.
+    int64_t draw(const float* logits, int64_t vocab, const Draw& how) {
+        const Peak peak = find_peak<true>(logits, vocab);
+        if (peak.token < 0) return -1;
+        const int64_t padded = (vocab + GROUP - 1) / GROUP * GROUP;
+        weights_.reserve(padded);
+        weigh(logits, vocab, padded, peak.logit, how.temperature);
+        float floor = how.min_p;
+        if (0 < how.top_k && how.top_k < vocab)
+            floor = std::max(floor, find_floor<false>(padded, 0.0f, static_cast<double>(how.top_k)));
+        if (how.top_p < 1.0) floor = std::max(floor, find_floor<true>(padded, floor, how.top_p));
+        return pick(padded, floor, how.number);
+    }
+
+private:
+    static constexpr int64_t GROUP = 64;
+    // Weights from 0 to 1 are counted by exponent and five bits of the mantissa, whose order is theirs.
+    static constexpr int SHIFT = 18;
+    static constexpr int BUCKETS = (0x3f800000 >> SHIFT) + 1;
+
+    static uint32_t bits_of(float x) {
+        uint32_t bits;
+        std::memcpy(&bits, &x, sizeof bits);
+        return bits;
+    }
+
+    // In which proportion tokens are drawn: the likeliest has 1.
+    void weigh(const float* logits, int64_t vocab, int64_t padded, float peak, float temperature) {
+        const float scale = LOG2_E / temperature;
+        int64_t i = 0;
+        for (; i + LANES <= vocab; i += LANES)
+            store(&weights_[i], exp2((load_floats(logits + i) - peak) * scale));
+        for (; i < vocab; ++i) weights_[i] = exp2(splat((logits[i] - peak) * scale))[0];
+        std::fill_n(&weights_[vocab], padded - vocab, 0.0f);
+    }
+
+    // The least weight among the fewest, heaviest tokens of at least `kept` that together are as many as `target`, or
+    // with MASS, weigh this share of them all.
+    template <bool MASS>
+    float find_floor(int64_t padded, float kept, double target) {
+        std::vector<double>& sums = sums_;
+        sums.assign(BUCKETS, 0.0);
+        double all = 0.0;
+        for (int64_t i = 0; i < padded; ++i) {
+            const float weight = weights_[i];
+            if (weight > 0.0f && weight >= kept) {
+                sums[bits_of(weight) >> SHIFT] += MASS ? weight : 1.0;
+                all += MASS ? weight : 1.0;
+            }
+        }
+        target = MASS ? target * all : target;
+        double before = 0.0;
+        int bucket = BUCKETS - 1, lowest = bucket;
+        for (; bucket >= 0; --bucket) {
+            if (sums[bucket] > 0.0) lowest = bucket;
+            if (before + sums[bucket] >= target) break;
+            before += sums[bucket];
+        }
+        if (bucket < 0) bucket = lowest, before = INFINITY;  // out of reach, if only by rounding: all
+        members_.clear();
+        for (int64_t i = 0; i < padded; ++i)
+            if (weights_[i] >= kept && static_cast<int>(bits_of(weights_[i]) >> SHIFT) == bucket && weights_[i] > 0.0f)
+                members_.push_back(weights_[i]);
+        if (before == INFINITY) return *std::min_element(members_.begin(), members_.end());
+        std::sort(members_.begin(), members_.end(), std::greater<>());
+        for (const float weight : members_) {
+            before += MASS ? weight : 1.0;
+            if (before >= target) return weight;
+        }
+        return members_.back();
+    }
+
+    // The first token, in the vocabulary's order, at which the weights sum to more than the number's share of them all.
+    int64_t pick(int64_t padded, float floor, double number) {
+        const auto kept = [&](int64_t i) {
+            const Floats x = load_floats(&weights_[i]);
+            return x >= floor ? x : Floats{};
+        };
+        ends_.resize(padded / GROUP);
+        double end = 0.0;
+        for (int64_t group = 0; group < padded / GROUP; ++group) {
+            Floats sum = {};
+            for (int64_t i = 0; i < GROUP; i += LANES) sum += kept(group * GROUP + i);
+            ends_[group] = end += total(sum);
+        }
+        const double target = number * end;
+        // Rounding may put the target at the very end, or beyond the last token of its group: one with weight is taken.
+        const auto found = std::min(std::upper_bound(ends_.begin(), ends_.end(), target),
+                                    std::lower_bound(ends_.begin(), ends_.end(), end));
+        const int64_t group = found - ends_.begin();
+        double reached = group ? ends_[group - 1] : 0.0;
+        int64_t last = -1;
+        for (int64_t i = group * GROUP; i < (group + 1) * GROUP; ++i) {
+            if (!(weights_[i] > 0.0f && weights_[i] >= floor)) continue;
+            last = i;
+            reached += weights_[i];
+            if (reached > target) break;
+        }
+        return last;
+    }
+
+    Buffer<float> weights_;
+    std::vector<double> sums_, ends_;
+    std::vector<float> members_;
+};
+
+}  // namespace quire

@@ -1,0 +1,83 @@
+"""Products with weights that are laid out once for the processor."""
+
+from ctypes import Structure, byref, c_int64, c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire_kernels._checks import require
+from quire_kernels.cpu.team import Team, type_of
+
+PANEL = 32
+
+
+class MatrixArgs(Structure):
+    """`Matrix` of linear.h."""
+
+    _fields_ = (
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("format", c_int64),
+        ("panels", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class PackedMatrix:
+    """A linear map, laid out for the processor: of the dtype of its inputs, or int8 with a scale for each output."""
+
+    outputs: int
+    inputs: int
+    panels: Tensor
+    scales: Tensor | None
+    bias: Tensor | None
+
+    def args(self) -> MatrixArgs:
+        """What the library is told. Valid as long as this lives."""
+        return MatrixArgs(
+            self.outputs,
+            self.inputs,
+            int(self.scales is not None),
+            self.panels.data_ptr(),
+            None if self.scales is None else self.scales.data_ptr(),
+            None if self.bias is None else self.bias.data_ptr(),
+        )
+
+
+def pack_matrix(team: Team, weight: Tensor, bias: Tensor | None = None, *, int8: bool = False) -> PackedMatrix:
+    """Lay out a weight [outputs, inputs] of float32 or bfloat16, and a bias [outputs].
+
+    With `int8`, values are rounded to 255 steps between the largest of their output and its negative.
+    """
+    outputs, inputs = weight.shape
+    values = 1 if weight.dtype == torch.float32 else 2
+    type_of(weight.dtype)
+    scales = None
+    if int8:
+        scale = weight.float().abs().amax(1, keepdim=True).div_(127.0).clamp_(min=torch.finfo(torch.float32).tiny)
+        weight = weight.float().div(scale).round_().to(torch.int8)
+        scales = _padded(scale.squeeze(1))
+    weight = weight.contiguous()
+    steps = -(-inputs // values)
+    panels = torch.empty(-(-outputs // PANEL) * steps * PANEL * values, dtype=weight.dtype)
+    team.library.quire_pack(weight.data_ptr(), outputs, inputs, weight.element_size(), values, panels.data_ptr())
+    return PackedMatrix(outputs, inputs, panels, scales, None if bias is None else _padded(bias.float()))
+
+
+def linear(team: Team, inputs: Tensor, matrix: PackedMatrix) -> Tensor:
+    """The float32 images [rows, outputs] of `inputs` [rows, inputs], float32 or bfloat16."""
+    kind = type_of(inputs.dtype)
+    require(inputs.ndim == 2 and inputs.shape[1] == matrix.inputs, "inputs", f"be [rows, {matrix.inputs}]")
+    padded = torch.nn.functional.pad(inputs, (0, inputs.shape[1] % 2)).contiguous()
+    output = torch.empty(len(inputs), matrix.outputs)
+    team.library.quire_linear(
+        team.handle, kind, byref(matrix.args()), padded.data_ptr(), len(inputs), padded.shape[1], output.data_ptr()
+    )
+    return output
+
+
+def _padded(row: Tensor) -> Tensor:
+    return torch.nn.functional.pad(row, (0, -len(row) % PANEL)).contiguous()

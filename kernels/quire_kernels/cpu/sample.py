@@ -1,0 +1,66 @@
+"""Draws from rows of logits."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quire_kernels._checks import require
+from quire_kernels.cpu.team import Team
+
+# `Draw` of sample.h, a row each.
+DRAW = np.dtype(
+    [
+        ("number", np.float64),
+        ("top_p", np.float64),
+        ("temperature", np.float32),
+        ("min_p", np.float32),
+        ("top_k", np.int64),
+    ]
+)
+
+
+def likeliest(team: Team, logits: Tensor) -> NDArray[np.int64]:
+    """The first of the likeliest tokens of each row of float32 logits [rows, vocab].
+
+    -1 where a logit is no finite number.
+    """
+    _check_logits(logits)
+    tokens = np.empty(len(logits), np.int64)
+    team.library.quire_likeliest(
+        team.handle, logits.data_ptr(), len(logits), logits.stride(0), logits.shape[1], tokens.ctypes.data
+    )
+    return tokens
+
+
+def draw(team: Team, logits: Tensor, rows: NDArray[np.int64], draws: NDArray[np.void]) -> NDArray[np.int64]:
+    """A token for each of `rows` of float32 logits [rows, vocab], drawn as `draws` (of DRAW) says at the same place.
+
+    Weights are those of a softmax at the temperature, which is above 0. min_p and top_k (0: all) keep tokens each on
+    its own, top_p of what they keep; of tokens that are equally likely at a limit, all are kept. The number's share of
+    what all weigh together is then found in the order of the vocabulary. Logits of minus infinity are never drawn; the
+    token is -1 where there is no other, or where one is no number.
+    """
+    _check_logits(logits)
+    require(
+        rows.dtype == np.int64 and draws.dtype == DRAW and len(rows) == len(draws),
+        "draws",
+        "be of DRAW, as many as rows",
+    )
+    tokens = np.empty(len(rows), np.int64)
+    team.library.quire_draw(
+        team.handle,
+        logits.data_ptr(),
+        logits.stride(0),
+        logits.shape[1],
+        rows.ctypes.data,
+        draws.ctypes.data,
+        len(rows),
+        tokens.ctypes.data,
+    )
+    return tokens
+
+
+def _check_logits(logits: Tensor) -> None:
+    is_rows = logits.ndim == 2 and logits.dtype == torch.float32 and logits.stride(1) == 1 and logits.shape[1] > 0
+    require(is_rows, "logits", "be float32 [rows, vocab], contiguous in their rows")
