@@ -1,0 +1,35 @@
+"""The library is built once for what it depends on, and says why where it cannot be."""
+
+import ctypes
+import os
+from pathlib import Path
+
+import pytest
+
+from quire_kernels.cpu.library import CannotBuild, load_library
+
+
+def test_a_library_is_built_once_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\necho "$@" >>"$0.log"\nexec c++ -O0 "$@" -O0\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    told: list[str] = []
+    for _ in range(2):
+        assert isinstance(load_library(tmp_path / "kernels", told.append), ctypes.CDLL)
+    assert len(told) == 1
+    assert (tmp_path / "c++.log").read_text().count("library.cpp") == 1
+    assert len(list((tmp_path / "kernels").iterdir())) == 1
+
+
+def test_a_compiler_that_is_missing_or_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
+    with pytest.raises(CannotBuild, match="nothing"):
+        load_library(tmp_path)
+    monkeypatch.setenv("CXX", "/bin/false")
+    with pytest.raises(CannotBuild, match="failed"):
+        load_library(tmp_path)
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", os.devnull)
+    with pytest.raises(CannotBuild, match="apt install"):
+        load_library(tmp_path)
