@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+QUANTIZED_DTYPES = (torch.int8, torch.float8_e4m3fn)
 
 
 def require(condition: bool, argument: str, rule: str) -> None:
@@ -12,14 +13,32 @@ def require(condition: bool, argument: str, rule: str) -> None:
         raise ValueError(f"{argument}: must {rule}")
 
 
-def check_cache(key_cache: Tensor, value_cache: Tensor) -> None:
-    """Both caches must be one layer's view [num_blocks, num_kv_heads, block_size, head_dim] of the worker's cache."""
+def check_cache(
+    key_cache: Tensor, value_cache: Tensor, key_scales: Tensor | None = None, value_scales: Tensor | None = None
+) -> None:
+    """Both caches must be one layer's view [num_blocks, num_kv_heads, block_size, head_dim] of the worker's cache.
+
+    Scales come with a quantized cache, and only with one: one layer's view [num_blocks, num_kv_heads, block_size].
+    """
     require(key_cache.ndim == 4, "key_cache", "be [num_blocks, num_kv_heads, block_size, head_dim]")
-    require(key_cache.dtype in FLOAT_DTYPES, "key_cache", "be float32, float16 or bfloat16")
+    if key_scales is None:
+        require(key_cache.dtype in FLOAT_DTYPES, "key_cache", "be float32, float16 or bfloat16 where it has no scales")
+    else:
+        require(key_cache.dtype in QUANTIZED_DTYPES, "key_cache", "be int8 or float8_e4m3fn where it has scales")
     require(key_cache.stride(3) == 1, "key_cache", "be contiguous in its last dimension")
     require(value_cache.shape == key_cache.shape, "value_cache", "have the shape of key_cache")
     require(value_cache.stride() == key_cache.stride(), "value_cache", "have the strides of key_cache")
-    check_like(value_cache, key_cache, "value_cache")
+    require(value_cache.dtype == key_cache.dtype, "value_cache", "have the dtype of key_cache")
+    require(value_cache.device == key_cache.device, "value_cache", "be on the device of key_cache")
+    require((value_scales is None) == (key_scales is None), "value_scales", "come with key_scales")
+    if key_scales is None or value_scales is None:
+        return
+    for scales, argument in ((key_scales, "key_scales"), (value_scales, "value_scales")):
+        require(scales.shape == key_cache.shape[:3], argument, "be [num_blocks, num_kv_heads, block_size]")
+        require(scales.dtype == torch.float32, argument, "be float32")
+        require(scales.stride(2) == 1, argument, "be contiguous in its last dimension")
+        require(scales.device == key_cache.device, argument, "be on the device of key_cache")
+    require(value_scales.stride() == key_scales.stride(), "value_scales", "have the strides of key_scales")
 
 
 def check_heads(tensor: Tensor, key_cache: Tensor, argument: str) -> None:
@@ -31,8 +50,11 @@ def check_heads(tensor: Tensor, key_cache: Tensor, argument: str) -> None:
 
 
 def check_like(tensor: Tensor, key_cache: Tensor, argument: str) -> None:
-    """The tensor must have the dtype and the device of the cache."""
-    require(tensor.dtype == key_cache.dtype, argument, "have the dtype of key_cache")
+    """The tensor must be on the device of the cache and of its dtype; of any float dtype if the cache is quantized."""
+    if key_cache.dtype in QUANTIZED_DTYPES:
+        require(tensor.dtype in FLOAT_DTYPES, argument, "be float32, float16 or bfloat16")
+    else:
+        require(tensor.dtype == key_cache.dtype, argument, "have the dtype of key_cache")
     require(tensor.device == key_cache.device, argument, "be on the device of key_cache")
 
 
@@ -44,11 +66,51 @@ def check_index(tensor: Tensor, key_cache: Tensor, shape: tuple[int, ...], dtype
     require(tensor.device == key_cache.device, argument, "be on the device of key_cache")
 
 
-def check_store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+def check_store_kv(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+) -> None:
     """The arguments of `store_kv` and of `cpu_store_kv`."""
-    check_cache(key_cache, value_cache)
+    check_cache(key_cache, value_cache, key_scales, value_scales)
     check_heads(key, key_cache, "key")
     require(key.shape[1] == key_cache.shape[1], "key", "have the num_kv_heads of key_cache")
     require(value.shape == key.shape, "value", "have the shape of key")
     check_heads(value, key_cache, "value")
+    require(value.dtype == key.dtype, "value", "have the dtype of key")
     check_index(slots, key_cache, (key.shape[0],), torch.int64, "slots")
+
+
+def check_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    key_scales: Tensor | None,
+    value_scales: Tensor | None,
+    out: Tensor | None,
+) -> None:
+    """The arguments that `paged_attention` and `paged_decode` share."""
+    check_cache(key_cache, value_cache, key_scales, value_scales)
+    check_heads(query, key_cache, "query")
+    require(query.shape[1] % key_cache.shape[1] == 0, "query", "have a multiple of key_cache's num_kv_heads heads")
+    require(block_tables.ndim == 2, "block_tables", "be [num_seqs, max_blocks]")
+    num_seqs, max_blocks = block_tables.shape
+    check_index(block_tables, key_cache, (num_seqs, max_blocks), torch.int32, "block_tables")
+    check_index(context_lens, key_cache, (num_seqs,), torch.int32, "context_lens")
+    require(scale > 0, "scale", "be positive")
+    require(window is None or window >= 1, "window", "be at least 1")
+    require(soft_cap is None or soft_cap > 0, "soft_cap", "be positive")
+    if out is not None:
+        require(out.shape == query.shape, "out", "have the shape of query")
+        require(out.dtype == query.dtype, "out", "have the dtype of query")
+        require(out.device == query.device, "out", "be on the device of query")
+        require(out.stride(2) == 1, "out", "be contiguous in its last dimension")

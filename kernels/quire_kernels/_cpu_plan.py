@@ -1,7 +1,8 @@
 """How a step's attention is laid out for the CPU: which queries and which pages go into one call of torch.
 
 Runs of queries, and decodes of few keys, become tiles padded to one shape. Decodes of many keys are cut into chunks of
-equal size: contexts of 16 and of 1,100 tokens share a batch without padding each other.
+equal size: contexts of 16 and of 1,100 tokens share a batch without padding each other. Under a sliding window the
+pages that no query of a run sees are left out first; the rest counts as the run's context.
 """
 
 from collections.abc import Hashable
@@ -59,7 +60,7 @@ class Slab:
 
     chunks: slice
     tokens: Tensor  # int64 [num_chunks], whose context the chunk is a part of
-    hidden: Tensor  # bool [num_chunks, 1, num_keys], keys beyond the context
+    hidden: Tensor  # bool [num_chunks, 1, num_keys], keys beyond the context or before the window
     pages: Pages
 
 
@@ -76,7 +77,7 @@ class Chunks:
 
 @dataclass(frozen=True, eq=False)
 class CpuAttentionPlan:
-    """A step's layout, the same for all layers: made by `plan_cpu_attention`, used by `cpu_paged_attention`."""
+    """A step's layout, for all layers of one window: made by `plan_cpu_attention`, used by `cpu_paged_attention`."""
 
     num_tokens: int
     block_size: int
@@ -96,8 +97,10 @@ class _Runs:
         return _Runs(self.tables[which], self.starts[which], self.queries[which], self.keys[which])
 
 
-def plan_cpu_attention(block_tables: Any, query_starts: Any, context_lens: Any, block_size: int) -> CpuAttentionPlan:
-    """Lay out a step's attention, once for all layers.
+def plan_cpu_attention(
+    block_tables: Any, query_starts: Any, context_lens: Any, block_size: int, *, window: int | None = None
+) -> CpuAttentionPlan:
+    """Lay out a step's attention, once for all layers of one window.
 
     Args:
         block_tables: integer [num_seqs, max_blocks], a CPU tensor or an array as the two below; entries beyond a
@@ -105,6 +108,7 @@ def plan_cpu_attention(block_tables: Any, query_starts: Any, context_lens: Any, 
         query_starts: integer [num_seqs + 1], where each sequence begins among the tokens, and at last num_tokens.
         context_lens: integer [num_seqs], tokens in the cache, those of this step included.
         block_size: tokens in a block.
+        window: how many keys a query sees at most, its own included; None: all.
 
     Raises:
         ValueError: an argument, named, has a wrong shape, or its values cannot be: starts that decrease, contexts
@@ -113,6 +117,7 @@ def plan_cpu_attention(block_tables: Any, query_starts: Any, context_lens: Any, 
     tables = np.asarray(block_tables).astype(np.int64)
     starts = np.asarray(query_starts).astype(np.int64)
     contexts = np.asarray(context_lens).astype(np.int64)
+    require(window is None or window >= 1, "window", "be at least 1")
     require(tables.ndim == 2, "block_tables", "be [num_seqs, max_blocks]")
     require(starts.shape == (len(tables) + 1,), "query_starts", "be [num_seqs + 1]")
     require(contexts.shape == (len(tables),), "context_lens", "be [num_seqs]")
@@ -122,14 +127,29 @@ def plan_cpu_attention(block_tables: Any, query_starts: Any, context_lens: Any, 
     require(bool((contexts <= tables.shape[1] * block_size).all()), "context_lens", "fit the rows of block_tables")
 
     num_tokens = int(starts[-1])
-    sequences = _Runs(tables, starts[:-1], queries, contexts)
+    sequences = _skip_unseen(_Runs(tables, starts[:-1], queries, contexts), window, block_size)
     decoding = queries == 1
-    chunked = decoding & (decoding.sum() * contexts[decoding].max(initial=0) > FUSED_DECODE_KEYS)
-    tiles = _cut_into_tiles(sequences[~chunked])
-    parts: list[Tiles | Chunks] = [_plan_tiles(tiles[batch], num_tokens, block_size) for batch in _batches(tiles)]
+    chunked = decoding & (decoding.sum() * sequences.keys[decoding].max(initial=0) > FUSED_DECODE_KEYS)
+    tiles = _skip_unseen(_cut_into_tiles(sequences[~chunked]), window, block_size)
+    parts: list[Tiles | Chunks] = [
+        _plan_tiles(tiles[batch], num_tokens, window, block_size) for batch in _batches(tiles)
+    ]
     if chunked.any():
-        parts.append(_plan_chunks(sequences[chunked], block_size))
+        parts.append(_plan_chunks(sequences[chunked], window, block_size))
     return CpuAttentionPlan(num_tokens, block_size, tuple(parts))
+
+
+def _skip_unseen(runs: _Runs, window: int | None, block_size: int) -> _Runs:
+    """The same runs without the pages before the window of their first query."""
+    if window is None:
+        return runs
+    skipped = _first_seen(runs, window) // block_size
+    if not skipped.any():
+        return runs
+    keys = runs.keys - skipped * block_size
+    # [num_runs, pages of the longest rest]; what is beyond a row's end is beyond its context
+    page = np.minimum(skipped[:, None] + np.arange(-(-keys.max() // block_size)), runs.tables.shape[1] - 1)
+    return _Runs(np.take_along_axis(runs.tables, page, axis=1), runs.starts, runs.queries, keys)
 
 
 def _cut_into_tiles(sequences: _Runs) -> _Runs:
@@ -158,7 +178,7 @@ def _batches(tiles: _Runs) -> list[Ints]:
     return [np.sort(batch) for batch in batches]
 
 
-def _plan_tiles(tiles: _Runs, num_tokens: int, block_size: int) -> Tiles:
+def _plan_tiles(tiles: _Runs, num_tokens: int, window: int | None, block_size: int) -> Tiles:
     num_tiles, num_queries, num_keys = len(tiles.starts), int(tiles.queries.max()), int(tiles.keys.max())
     # [num_tiles, num_queries]
     padding = np.arange(num_queries) >= tiles.queries[:, None]
@@ -166,7 +186,10 @@ def _plan_tiles(tiles: _Runs, num_tokens: int, block_size: int) -> Tiles:
     read = torch.from_numpy((tiles.starts[:, None] + query).ravel())
     real = torch.from_numpy(np.flatnonzero(~padding)) if padding.any() else None
     # [num_tiles, num_queries, num_keys]
-    hidden = np.arange(num_keys) > ((tiles.keys - tiles.queries)[:, None] + query)[:, :, None]
+    key, position = np.arange(num_keys), ((tiles.keys - tiles.queries)[:, None] + query)[:, :, None]
+    hidden = key > position
+    if window is not None:
+        hidden |= key <= position - window
     return Tiles(
         read=read if padding.any() or len(read) < num_tokens else None,
         real=real,
@@ -174,11 +197,11 @@ def _plan_tiles(tiles: _Runs, num_tokens: int, block_size: int) -> Tiles:
         hidden=torch.from_numpy(hidden[:, None]) if hidden.any() else None,
         num_queries=num_queries,
         num_keys=num_keys,
-        pages=_plan_pages(tiles, np.zeros((num_tiles, 1), np.int64), num_keys, block_size),
+        pages=_plan_pages(tiles, np.zeros((num_tiles, 1), np.int64), num_keys, window, block_size),
     )
 
 
-def _plan_chunks(decodes: _Runs, block_size: int) -> Chunks:
+def _plan_chunks(decodes: _Runs, window: int | None, block_size: int) -> Chunks:
     num_pages = max(1, CHUNK_KEYS // block_size)
     num_keys = num_pages * block_size
     num_chunks = -(-decodes.keys // num_keys)
@@ -187,13 +210,16 @@ def _plan_chunks(decodes: _Runs, block_size: int) -> Chunks:
     # Slabs of about the same size, so that no small one is left at the end
     for chunks in np.array_split(np.arange(len(context)), -(-len(context) * num_keys // SLAB_KEYS)):
         whole, first_page = decodes[context[chunks]], number[chunks, None] * num_pages
-        hidden = first_page * block_size + np.arange(num_keys) >= whole.keys[:, None]
+        key = first_page * block_size + np.arange(num_keys)
+        hidden = key >= whole.keys[:, None]
+        if window is not None:
+            hidden |= key < whole.keys[:, None] - window
         slabs.append(
             Slab(
                 chunks=slice(int(chunks[0]), int(chunks[-1]) + 1),
                 tokens=torch.from_numpy(whole.starts),
                 hidden=torch.from_numpy(hidden[:, None]),
-                pages=_plan_pages(whole, first_page, num_keys, block_size),
+                pages=_plan_pages(whole, first_page, num_keys, window, block_size),
             )
         )
     return Chunks(
@@ -205,16 +231,26 @@ def _plan_chunks(decodes: _Runs, block_size: int) -> Chunks:
     )
 
 
-def _plan_pages(runs: _Runs, first_page: Ints, num_keys: int, block_size: int) -> Pages:
+def _plan_pages(runs: _Runs, first_page: Ints, num_keys: int, window: int | None, block_size: int) -> Pages:
     """The pages of `num_keys` keys of each run's context, from [num_runs, 1] first pages on."""
     page = first_page + np.arange(-(-num_keys // block_size))
     present = page * block_size < runs.keys[:, None]
     blocks = np.take_along_axis(runs.tables, np.where(present, page, 0), axis=1)
-    # The first page, which stands in for missing ones, is full and harmless, unless it is the context's last page too.
-    harmful = np.repeat(present, block_size, axis=1) | (runs.keys < block_size)[:, None]
     key = first_page * block_size + np.arange(num_keys)
-    unused, unused_key = np.nonzero((key >= runs.keys[:, None]) & harmful[:, :num_keys])
+    beyond = key >= runs.keys[:, None]
+    if window is None:
+        # The first page, which stands in for missing ones, is full and harmless, unless it is the context's last too.
+        harmful = np.repeat(present, block_size, axis=1) | (runs.keys < block_size)[:, None]
+        unused, unused_key = np.nonzero(beyond & harmful[:, :num_keys])
+    else:
+        unused, unused_key = np.nonzero(beyond | (key < _first_seen(runs, window)[:, None]))
     return Pages(torch.from_numpy(blocks), (torch.from_numpy(unused), torch.from_numpy(unused_key)))
+
+
+def _first_seen(runs: _Runs, window: int) -> Ints:
+    """The first key that each run's first query sees."""
+    first: Ints = np.maximum(runs.keys - runs.queries + 1 - window, 0)
+    return first
 
 
 def _split(counts: Ints) -> tuple[Ints, Ints]:

@@ -14,19 +14,26 @@ __all__ = ["CpuAttentionPlan", "cpu_paged_attention", "cpu_store_kv", "plan_cpu_
 
 
 def cpu_paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: CpuAttentionPlan, scale: float
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: CpuAttentionPlan,
+    scale: float,
+    *,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """What `paged_attention` does, on a CPU: causal attention of each sequence's newest tokens over its pages.
 
     Scores and sums are float32 whatever the dtype. Of what lies beyond a context only the rest of its last page is
-    read, and that has no say, whatever it holds.
+    read, and of what lies before its window the rest of the first page; neither has a say, whatever it holds.
 
     Args:
         query: [num_tokens, num_heads, head_dim], the sequences one after another, last dimension contiguous.
         key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim], one layer's views of the cache,
             contiguous within a block.
-        plan: the step's.
+        plan: the step's; it holds the window.
         scale: what scores are multiplied by before the softmax.
+        soft_cap: c, where scores s become c * tanh(s / c) (arXiv:2408.00118, section 2); None: they stay.
 
     Returns:
         [num_tokens, num_heads, head_dim], contiguous, of the dtype of `query`.
@@ -41,13 +48,14 @@ def cpu_paged_attention(
     whole_pages = key_cache.stride(0) % page == 0 and key_cache.stride()[1:] == (page, head_dim, 1)
     require(whole_pages, "key_cache", "be contiguous within a block, at whole pages")
     require(query.shape[1] % num_kv_heads == 0, "query", "have a multiple of key_cache's num_kv_heads heads")
+    require(soft_cap is None or soft_cap > 0, "soft_cap", "be positive")
     require(plan.num_tokens == query.shape[0], "plan", "be of as many tokens as query")
     require(plan.block_size == block_size, "plan", "be of the block_size of key_cache")
     if len(plan.parts) == 1:
-        return _attend(query, key_cache, value_cache, plan.parts[0], scale)
+        return _attend(query, key_cache, value_cache, plan.parts[0], scale, soft_cap)
     output = query.new_empty(query.shape)
     for part in plan.parts:
-        output.index_copy_(0, part.tokens, _attend(query, key_cache, value_cache, part, scale))
+        output.index_copy_(0, part.tokens, _attend(query, key_cache, value_cache, part, scale, soft_cap))
     return output
 
 
@@ -63,28 +71,50 @@ def cpu_store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Ten
     value_cache[blocks, :, offsets] = value
 
 
-def _attend(query: Tensor, key_cache: Tensor, value_cache: Tensor, part: Tiles | Chunks, scale: float) -> Tensor:
+def _attend(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, part: Tiles | Chunks, scale: float, soft_cap: float | None
+) -> Tensor:
     if isinstance(part, Tiles):
-        return _attend_tiles(query, key_cache, value_cache, part, scale)
-    return _attend_chunks(query, key_cache, value_cache, part, scale)
+        return _attend_tiles(query, key_cache, value_cache, part, scale, soft_cap)
+    return _attend_chunks(query, key_cache, value_cache, part, scale, soft_cap)
 
 
-def _attend_tiles(query: Tensor, key_cache: Tensor, value_cache: Tensor, tiles: Tiles, scale: float) -> Tensor:
+def _attend_tiles(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, tiles: Tiles, scale: float, soft_cap: float | None
+) -> Tensor:
     _, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[1]
     group = num_heads // num_kv_heads
     queries = query if tiles.read is None else query.index_select(0, tiles.read)
     # [num_tiles, num_kv_heads, group, num_queries, head_dim]; the group becomes more queries, which share their keys
     queries = queries.view(-1, tiles.num_queries, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
-    output = scaled_dot_product_attention(
+    operands = (
         queries.flatten(2, 3),
         _gather(key_cache, tiles.pages, _key_buffer)[:, :, : tiles.num_keys],
         _gather(value_cache, tiles.pages, _value_buffer)[:, :, : tiles.num_keys],
-        attn_mask=_bias(tiles, group, query.dtype),
-        scale=scale,
     )
+    if soft_cap is None:
+        bias = _bias(tiles, group, query.dtype)
+        output = scaled_dot_product_attention(*operands, attn_mask=bias, scale=scale)
+    else:
+        output = _capped_attention(*operands, _bias(tiles, group, torch.float32), scale, soft_cap)
     output = output.view(queries.shape).permute(0, 3, 1, 2, 4).reshape(-1, num_heads, head_dim)
-    return output if tiles.real is None else output.index_select(0, tiles.real)
+    return output.contiguous() if tiles.real is None else output.index_select(0, tiles.real)
+
+
+def _capped_attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, soft_cap: float
+) -> Tensor:
+    """What `scaled_dot_product_attention` cannot do: cap the scores."""
+    scores = _dot(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)).view(*query.shape[:3], -1)
+    _cap(scores.mul_(scale), soft_cap)
+    if bias is not None:
+        scores.add_(bias)
+    return torch.matmul(scores.softmax(-1).to(value.dtype), value)
+
+
+def _cap(scores: Tensor, soft_cap: float) -> None:
+    scores.div_(soft_cap).tanh_().mul_(soft_cap)
 
 
 def _bias(tiles: Tiles, group: int, dtype: torch.dtype) -> Tensor | None:
@@ -97,7 +127,9 @@ def _bias(tiles: Tiles, group: int, dtype: torch.dtype) -> Tensor | None:
     return bias
 
 
-def _attend_chunks(query: Tensor, key_cache: Tensor, value_cache: Tensor, chunks: Chunks, scale: float) -> Tensor:
+def _attend_chunks(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, chunks: Chunks, scale: float, soft_cap: float | None
+) -> Tensor:
     _, num_heads, head_dim = query.shape
     group = num_heads // key_cache.shape[1]
     num_contexts, num_chunks = len(chunks.tokens), len(chunks.context)
@@ -109,7 +141,10 @@ def _attend_chunks(query: Tensor, key_cache: Tensor, value_cache: Tensor, chunks
         queries = query.index_select(0, slab.tokens).view(-1, group, head_dim)
         keys = _gather(key_cache, slab.pages, _key_buffer).flatten(0, 1)
         scores = _dot(queries, keys.transpose(1, 2)).view(len(slab.tokens), num_heads, -1)
-        scores.mul_(scale).masked_fill_(slab.hidden, -math.inf)
+        scores.mul_(scale)
+        if soft_cap is not None:
+            _cap(scores, soft_cap)
+        scores.masked_fill_(slab.hidden, -math.inf)
         highest = scores.amax(-1, keepdim=True)
         weights = scores.sub_(highest).exp_()
         torch.sum(weights, -1, keepdim=True, out=sums[slab.chunks])

@@ -1,25 +1,34 @@
 """Attention of a step's queries over the paged KV cache: prefill chunks and decodes in one launch."""
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels._checks import check_cache, check_heads, check_index, require
+from quire_kernels._attend import attend_keys, attend_reference, launch_options, score_parameters, tile_keys
+from quire_kernels._checks import check_attention, check_index, require
+from quire_kernels.kv_quantization import MAX_CODES
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    # These differ from step to step: one program must serve them all
+    do_not_specialize=["num_seqs", "stride_table"],
+    do_not_specialize_on_alignment=["p_query", "p_block_tables", "p_query_starts", "p_context_lens"],
+)
 def _paged_attention_kernel(  # type: ignore[no-untyped-def]
     p_output,
     p_query,
     p_key_cache,
     p_value_cache,
+    p_key_scales,
+    p_value_scales,
     p_block_tables,
     p_query_starts,
     p_context_lens,
+    num_seqs,
     score_scale,
+    soft_cap,
+    window,
     stride_output_token,
     stride_output_head,
     stride_query_token,
@@ -27,74 +36,102 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
     stride_cache_block,
     stride_cache_head,
     stride_cache_slot,
+    stride_scale_block,
+    stride_scale_head,
     stride_table,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    MAX_CODE: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_D: tl.constexpr,
 ):
-    sequence = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    query_start = tl.load(p_query_starts + sequence)
-    num_queries = tl.load(p_query_starts + sequence + 1) - query_start
-    context_len = tl.load(p_context_lens + sequence)
-
     # The rows of the tile are (query, head of the group) pairs, so that all of them share each page that is loaded.
     QUERIES: tl.constexpr = TILE_M // GROUP
-    first_query = tl.program_id(2) * QUERIES
+    kv_head = tl.program_id(1)
+    # Backwards, because a sequence's last tiles see the most keys: what takes longest starts first
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    sequence, first_query = _find_tile(p_query_starts, num_seqs, tile, QUERIES)
+    query_start = tl.load(p_query_starts + sequence)
+    num_queries = tl.load(p_query_starts + sequence + 1) - query_start
     if first_query >= num_queries:
         return
+    context_len = tl.load(p_context_lens + sequence)
+
     o_row = tl.arange(0, TILE_M)
     o_query = first_query + o_row // GROUP
     o_head = kv_head * GROUP + o_row % GROUP
     o_dim = tl.arange(0, TILE_D)
-    m_row = (o_row < QUERIES * GROUP) & (o_query < num_queries)
-    m_dim = o_dim < HEAD_DIM
-    m_query = m_row[:, None] & m_dim[None, :]
+    m_query = ((o_row < QUERIES * GROUP) & (o_query < num_queries))[:, None] & (o_dim < HEAD_DIM)[None, :]
     o_token = (query_start + o_query).to(tl.int64)
-
     # [TILE_M, TILE_D]
     o_q = o_token[:, None] * stride_query_token + o_head[:, None] * stride_query_head + o_dim[None, :]
     b_query = tl.load(p_query + o_q, mask=m_query, other=0.0)
-    position = context_len - num_queries + o_query
-    # Keys that some query of this tile may see; none beyond is read, so what lies there has no say
-    kv_len = tl.minimum(context_len, context_len - num_queries + first_query + QUERIES)
 
-    b_max = tl.full([TILE_M], float("-inf"), tl.float32)
-    b_sum = tl.zeros([TILE_M], tl.float32)
-    b_output = tl.zeros([TILE_M, TILE_D], tl.float32)
-    for start in range(0, kv_len, TILE_N):
-        o_kv = start + tl.arange(0, TILE_N)
-        m_kv = o_kv < kv_len
-        # [TILE_N], 64 bits: a block's stride spans all layers
-        b_block = tl.load(p_block_tables + sequence * stride_table + o_kv // BLOCK_SIZE, mask=m_kv, other=0)
-        o_slot = b_block.to(tl.int64) * stride_cache_block + o_kv % BLOCK_SIZE * stride_cache_slot
-        o_cache = o_slot[:, None] + kv_head * stride_cache_head + o_dim[None, :]
-        m_cache = m_kv[:, None] & m_dim[None, :]
+    first_position = context_len - num_queries + first_query
+    b_position = context_len - num_queries + o_query
+    # Keys [lowest, highest) are those that some query of this tile may see; all see those of [full_begin, full_end)
+    highest = tl.minimum(context_len, first_position + QUERIES)
+    full_end = (first_position + 1) // TILE_N * TILE_N
+    lowest = 0
+    full_begin = 0
+    if window is not None:
+        lowest = tl.maximum(first_position + 1 - window, 0)
+        full_begin = (tl.maximum(highest - window, 0) + TILE_N - 1) // TILE_N * TILE_N
 
-        # [TILE_N, TILE_D]
-        b_key = tl.load(p_key_cache + o_cache, mask=m_cache, other=0.0)
-        # [TILE_M, TILE_N]; key 0 is visible to every row, padding included, so no row's maximum stays -inf
-        b_score = tl.dot(b_query, tl.trans(b_key), input_precision="ieee") * score_scale
-        m_visible = (o_kv[None, :] <= position[:, None]) & m_kv[None, :]
-        b_score = tl.where(m_visible, b_score, float("-inf"))
-
-        # Online softmax, in powers of two
-        b_new_max = tl.maximum(b_max, tl.max(b_score, axis=1))
-        b_weight = tl.exp2(b_score - b_new_max[:, None])
-        b_decay = tl.exp2(b_max - b_new_max)
-        b_sum = b_sum * b_decay + tl.sum(b_weight, axis=1)
-        # [TILE_N, TILE_D]; masked as the keys are, because a weight of zero does not silence a NaN
-        b_value = tl.load(p_value_cache + o_cache, mask=m_cache, other=0.0)
-        b_output = tl.dot(b_weight.to(b_value.dtype), b_value, b_output * b_decay[:, None], input_precision="ieee")
-        b_max = b_new_max
-
+    b_output, _ = attend_keys(
+        b_query,
+        b_position,
+        p_key_cache,
+        p_value_cache,
+        p_key_scales,
+        p_value_scales,
+        p_block_tables + sequence * stride_table,
+        kv_head,
+        stride_cache_block,
+        stride_cache_head,
+        stride_cache_slot,
+        stride_scale_block,
+        stride_scale_head,
+        lowest,
+        highest,
+        full_begin,
+        full_end,
+        score_scale,
+        soft_cap,
+        window,
+        HEAD_DIM,
+        BLOCK_SIZE,
+        MAX_CODE,
+        TILE_M,
+        TILE_N,
+        TILE_D,
+    )
     # [TILE_M, TILE_D]
     o_out = o_token[:, None] * stride_output_token + o_head[:, None] * stride_output_head + o_dim[None, :]
-    b_output = b_output / b_sum[:, None]
     tl.store(p_output + o_out, b_output.to(p_output.dtype.element_ty), mask=m_query)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _find_tile(p_query_starts, num_seqs, tile, QUERIES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sequence that a tile belongs to, and the tile's first query in there, which may lie beyond the last one.
+
+    A sequence's tiles begin at start // QUERIES + sequence. That leaves each sequence all the tiles that it needs, and
+    takes num_tokens // QUERIES + num_seqs of them, which the host knows without the starts.
+    """
+    first_start = tl.load(p_query_starts)
+    # The last sequence whose tiles begin at this one or before
+    sequence = 0
+    beyond = num_seqs
+    while beyond - sequence > 1:
+        middle = (sequence + beyond) // 2
+        if (tl.load(p_query_starts + middle) - first_start) // QUERIES + middle <= tile:
+            sequence = middle
+        else:
+            beyond = middle
+    first_tile = (tl.load(p_query_starts + sequence) - first_start) // QUERIES + sequence
+    return sequence, (tile - first_tile) * QUERIES
 
 
 def paged_attention(
@@ -106,71 +143,110 @@ def paged_attention(
     context_lens: Tensor,
     max_query_len: int,
     scale: float,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of each sequence's newest tokens over its pages, which already hold those tokens.
 
     Query i of a sequence with q queries and a context of c tokens sits at position c - q + i and sees the positions
-    up to its own. FlashAttention-2 (arXiv:2307.08691) with the pages of PagedAttention (arXiv:2309.06180). Nothing
-    beyond a sequence's context is read: neither from its last page nor from its row of the block table.
+    up to its own. FlashAttention-2 (arXiv:2307.08691) with the pages of PagedAttention (arXiv:2309.06180). Nothing that
+    no query sees is read: neither beyond a sequence's context, from its last page and its row of the block table, nor
+    before the window of its first query.
+
+    Sequences of one query each run faster through `paged_decode`. Of a batch that begins with those, this takes the
+    rest: rows of `block_tables` and `context_lens` from there on, and `query_starts`, which index the whole `query`.
 
     Args:
         query: [num_tokens, num_heads, head_dim], the sequences one after another, last dimension contiguous.
-        key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim], one layer's views of the cache.
+        key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim], one layer's views of the cache, of
+            the dtype of `query`, or int8 or float8_e4m3fn with scales.
         block_tables: int32 [num_seqs, max_blocks], the cache block of each page of each sequence.
-        query_starts: int32 [num_seqs + 1], where each sequence begins in `query`, and at last num_tokens.
+        query_starts: int32 [num_seqs + 1], where each sequence begins in `query`, and at last where the last one ends.
         context_lens: int32 [num_seqs], tokens in the cache, those of this step included.
-        max_query_len: at least the largest number of queries of a sequence.
+        max_query_len: at least the largest number of queries of a sequence. With 1 a program has fewer rows, which may
+            change a result's last bits; nothing else of a batch does. Pass 2 or more for the same bits always.
         scale: what scores are multiplied by before the softmax.
+        window: how many tokens a query sees, itself included; None for all.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap), after the scale and before the mask; None for no cap.
+        key_scales, value_scales: float32 [num_blocks, num_kv_heads, block_size], one layer's views, of a cache in 8
+            bits (`kv_quantization`).
+        out: what to write to, of the shape of `query`; rows that are in no sequence are left as they are.
 
     Returns:
-        [num_tokens, num_heads, head_dim], contiguous, of the dtype of `query`.
+        `out`, or else [num_tokens, num_heads, head_dim], contiguous, of the dtype of `query`.
 
     Raises:
-        ValueError: an argument, named, has a wrong shape, dtype, stride or device. What the index tensors hold is
-            not checked: that would wait for the GPU.
+        ValueError: an argument, named, has a wrong shape, dtype, stride, device or range. What the index tensors hold
+            is not checked: that would wait for the GPU.
     """
-    _check(query, key_cache, value_cache, block_tables, query_starts, context_lens, max_query_len)
-    num_tokens, num_heads, head_dim = query.shape
-    _, num_kv_heads, block_size, _ = key_cache.shape
-    output = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype, device=query.device)
-    if num_tokens == 0:
-        return output
-    group = num_heads // num_kv_heads
-    exact = query.dtype == torch.float32
-    tile_d = triton.next_power_of_2(head_dim)
-    # tl.dot wants 16 rows at least. A pure decode step needs no more than its group; a prefill's pages serve many rows.
-    tile_m = max(16 if max_query_len == 1 else 32 if exact else 64, triton.next_power_of_2(group))
-    # A tile of keys takes 16 KiB, so that two pipeline stages of keys and values fit any GPU's shared memory.
-    tile_n = max(16, min(64, 16384 // (tile_d * query.element_size())))
-    # Float32 products run without tensor cores and spill registers at 4 warps (seen in what ptxas makes for sm_90).
-    num_warps = 8 if exact or tile_m * tile_d > 64 * 128 else 4
-    _paged_attention_kernel[(block_tables.shape[0], num_kv_heads, triton.cdiv(max_query_len, tile_m // group))](
-        output,
+    check_attention(
         query,
         key_cache,
         value_cache,
         block_tables,
+        context_lens,
+        scale,
+        window,
+        soft_cap,
+        key_scales,
+        value_scales,
+        out,
+    )
+    num_tokens, num_heads, head_dim = query.shape
+    num_seqs = len(block_tables)
+    check_index(query_starts, key_cache, (num_seqs + 1,), torch.int32, "query_starts")
+    require(max_query_len >= 1 or num_tokens == 0, "max_query_len", "be at least 1")
+    if out is None:
+        out = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype, device=query.device)
+    if num_tokens == 0 or num_seqs == 0:
+        return out
+    num_kv_heads, block_size = key_cache.shape[1:3]
+    group = num_heads // num_kv_heads
+    exact = query.dtype == torch.float32
+    tile_d = triton.next_power_of_2(head_dim)
+    tile_n = tile_keys(head_dim, query.dtype)
+    # tl.dot wants 16 rows at least. A decode step needs no more than its group. Of a prefill, 128 rows share each page
+    # that is loaded: with 64, all of an H200's multiprocessors would ask about 8 TB/s of its L2 cache at 500 TFLOP/s.
+    tile_m = max(16 if max_query_len == 1 else 32 if exact else 128, triton.next_power_of_2(group))
+    score_scale, soft_cap = score_parameters(scale, soft_cap)
+    _paged_attention_kernel[(num_tokens // (tile_m // group) + num_seqs, num_kv_heads)](
+        out,
+        query,
+        key_cache,
+        value_cache,
+        key_scales,
+        value_scales,
+        block_tables,
         query_starts,
         context_lens,
-        scale * math.log2(math.e),
-        output.stride(0),
-        output.stride(1),
+        num_seqs,
+        score_scale,
+        soft_cap,
+        window,
+        out.stride(0),
+        out.stride(1),
         query.stride(0),
         query.stride(1),
         key_cache.stride(0),
         key_cache.stride(1),
         key_cache.stride(2),
+        0 if key_scales is None else key_scales.stride(0),
+        0 if key_scales is None else key_scales.stride(1),
         block_tables.stride(0),
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
+        MAX_CODE=MAX_CODES.get(key_cache.dtype),
         TILE_M=tile_m,
         TILE_N=tile_n,
         TILE_D=tile_d,
-        num_warps=num_warps,
-        num_stages=2,
+        **launch_options(tile_m, tile_n, tile_d, query.dtype, query.device),
     )
-    return output
+    return out
 
 
 def paged_attention_reference(
@@ -182,43 +258,27 @@ def paged_attention_reference(
     context_lens: Tensor,
     max_query_len: int,
     scale: float,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """What `paged_attention` does, sequence by sequence in plain torch, in float32 throughout."""
-    group = query.shape[1] // key_cache.shape[1]
-    output = torch.empty_like(query)
+    out = torch.empty_like(query) if out is None else out
     starts = query_starts.tolist()
     for table, start, end, context_len in zip(block_tables, starts, starts[1:], context_lens.tolist(), strict=False):
-        key = _pages(key_cache, table, context_len).repeat_interleave(group, dim=0)
-        value = _pages(value_cache, table, context_len).repeat_interleave(group, dim=0)
-        position = torch.arange(context_len, device=query.device)
-        hidden = position > position[context_len - (end - start) :, None]
-        score = torch.einsum("qhd,hkd->hqk", query[start:end].float(), key) * scale
-        weight = score.masked_fill(hidden, float("-inf")).softmax(-1)
-        output[start:end] = torch.einsum("hqk,hkd->qhd", weight, value)
-    return output
-
-
-def _pages(cache: Tensor, table: Tensor, context_len: int) -> Tensor:
-    """[num_kv_heads, context_len, head_dim] in float32."""
-    blocks = table[: -(-context_len // cache.shape[2])].long()
-    return cache[blocks].transpose(0, 1).flatten(1, 2)[:, :context_len].float()
-
-
-def _check(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    query_starts: Tensor,
-    context_lens: Tensor,
-    max_query_len: int,
-) -> None:
-    check_cache(key_cache, value_cache)
-    check_heads(query, key_cache, "query")
-    require(query.shape[1] % key_cache.shape[1] == 0, "query", "have a multiple of key_cache's num_kv_heads heads")
-    require(block_tables.ndim == 2, "block_tables", "be [num_seqs, max_blocks]")
-    num_seqs, max_blocks = block_tables.shape
-    check_index(block_tables, key_cache, (num_seqs, max_blocks), torch.int32, "block_tables")
-    check_index(query_starts, key_cache, (num_seqs + 1,), torch.int32, "query_starts")
-    check_index(context_lens, key_cache, (num_seqs,), torch.int32, "context_lens")
-    require(max_query_len >= 1 or query.shape[0] == 0, "max_query_len", "be at least 1")
+        out[start:end] = attend_reference(
+            query[start:end],
+            key_cache,
+            value_cache,
+            table,
+            context_len,
+            scale,
+            window,
+            soft_cap,
+            key_scales,
+            value_scales,
+        )
+    return out

@@ -1,6 +1,7 @@
 """The CPU's attention and store against the references, over a cache that is poisoned wherever no query may look."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,9 +32,15 @@ def device() -> str:
 
 def attend(batch: Any) -> torch.Tensor:
     plan = plan_cpu_attention(
-        batch.block_tables, batch.query_starts, batch.context_lens, block_size=batch.key_cache.shape[2]
+        batch.block_tables,
+        batch.query_starts,
+        batch.context_lens,
+        block_size=batch.key_cache.shape[2],
+        window=batch.window,
     )
-    return cpu_paged_attention(batch.query, batch.key_cache, batch.value_cache, plan, batch.scale)
+    return cpu_paged_attention(
+        batch.query, batch.key_cache, batch.value_cache, plan, batch.scale, soft_cap=batch.soft_cap
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -45,7 +52,9 @@ def test_batches(
     dtype: torch.dtype,
 ) -> None:
     batch = make_batch(sequences, (3, 3), dtype=dtype)
-    assert_close(attend(batch), paged_attention_reference(**batch.arguments()))
+    output = attend(batch)
+    assert output.is_contiguous()
+    assert_close(output, paged_attention_reference(**batch.arguments()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -64,6 +73,37 @@ def test_shapes(
     sequences = [(1, 7), (1, 64), (33, 70), (1, 600), (1, 129), (1, 1), (1, 1000)]
     batch = make_batch(sequences, heads, head_dim, block_size, dtype)
     assert_close(attend(batch), paged_attention_reference(**batch.arguments()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("block_size", [16, 24])
+@pytest.mark.parametrize("window", [1, 5, 16, 17, 64, 130, 1000, 10**6])
+def test_windows(
+    make_batch: Callable[..., Any],
+    assert_close: Callable[..., None],
+    window: int,
+    block_size: int,
+    dtype: torch.dtype,
+) -> None:
+    for sequences in (BATCHES["everything"], BATCHES["decode, few keys"], BATCHES["one long prompt"]):
+        batch = make_batch(sequences, (2, 3), block_size=block_size, dtype=dtype, window=window)
+        assert_close(attend(batch), paged_attention_reference(**batch.arguments()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("window", [None, 33])
+@pytest.mark.parametrize("sequences", BATCHES.values(), ids=BATCHES)
+def test_soft_caps(
+    make_batch: Callable[..., Any],
+    assert_close: Callable[..., None],
+    sequences: list[tuple[int, int]],
+    window: int | None,
+    dtype: torch.dtype,
+) -> None:
+    batch = make_batch(sequences, (2, 2), dtype=dtype, window=window, soft_cap=0.7)
+    capped = attend(batch)
+    assert_close(capped, paged_attention_reference(**batch.arguments()))
+    assert not capped.numel() or (capped - attend(replace(batch, soft_cap=None))).abs().max() > 0.01
 
 
 def test_foreign_tokens_have_no_say(make_batch: Callable[..., Any]) -> None:
@@ -116,6 +156,11 @@ def test_an_impossible_plan_is_refused(argument: str, tables: Any, starts: Any, 
         plan_cpu_attention(tables, starts, contexts, block_size=16)
 
 
+def test_a_window_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^window: "):
+        plan_cpu_attention([[0]], [0, 1], [5], block_size=16, window=0)
+
+
 @pytest.mark.parametrize(
     ("argument", "change"),
     [
@@ -127,6 +172,7 @@ def test_an_impossible_plan_is_refused(argument: str, tables: Any, starts: Any, 
         ("value_cache", lambda cache: cache.contiguous()),
         ("plan", lambda _: plan_cpu_attention([[0]], [0, 1], [5], block_size=16)),
         ("plan", lambda _: plan_cpu_attention([[0]], [0, 4], [5], block_size=8)),
+        ("soft_cap", lambda _: 0.0),
     ],
 )
 def test_a_wrong_argument_is_named(make_batch: Callable[..., Any], argument: str, change: Callable[[Any], Any]) -> None:
@@ -137,6 +183,7 @@ def test_a_wrong_argument_is_named(make_batch: Callable[..., Any], argument: str
         "value_cache": batch.value_cache,
         "plan": plan_cpu_attention(batch.block_tables, batch.query_starts, batch.context_lens, block_size=16),
         "scale": batch.scale,
+        "soft_cap": None,
     }
     arguments[argument] = change(arguments[argument])
     if argument == "key_cache":

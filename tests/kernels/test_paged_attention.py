@@ -1,78 +1,81 @@
 """The Triton kernel against plain torch, over a cache that is poisoned wherever no query may look."""
 
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
+from pairwise import pairwise
 from quire_kernels.paged_attention import paged_attention, paged_attention_reference
 
-ON_GPU = torch.cuda.is_available()
-
-# (queries, context): decodes, whole prompts, chunks in the middle, around every border of pages and tiles
-MIXED = [(1, 1), (1, 16), (17, 17), (1, 63), (5, 33), (1, 65), (31, 64), (66, 111)]
 EDGES = [1, 15, 16, 17, 31, 33, 63, 64, 65, 111, 257]
 
-# Pairwise where the interpreter runs them, and more on a GPU. The interpreter computes bfloat16 wrongly.
-CASES = [
-    ((1, 1), 64, 16, torch.float32),
-    ((1, 1), 256, 8, torch.float16),
-    ((1, 8), 80, 8, torch.float32),
-    ((1, 8), 256, 128, torch.float16),
-    ((1, 71), 64, 32, torch.float32),
-    ((2, 5), 128, 128, torch.float32),
-    ((3, 3), 64, 16, torch.float16),
-    ((3, 3), 96, 128, torch.float32),
-    ((3, 3), 128, 8, torch.float16),
-    ((8, 4), 80, 16, torch.float16),
-    ((8, 4), 128, 32, torch.float32),
-    ((32, 1), 64, 128, torch.float16),
-    ((32, 1), 96, 8, torch.float32),
-    ((32, 1), 80, 32, torch.float16),
-]
-DTYPES = [torch.float32, torch.float16]
-if ON_GPU:
-    DTYPES.append(torch.bfloat16)
-    HEADS = [(1, 1), (1, 8), (1, 71), (3, 3), (8, 4), (32, 1)]
-    CASES = [
-        *product(HEADS, [64, 80, 96, 128, 256], [16], DTYPES),
-        *product([(3, 3), (8, 4)], [64, 80, 128, 256], [8, 32, 128], DTYPES),
-    ]
+# The interpreter computes bfloat16 wrongly.
+CASES = pairwise(
+    {
+        "heads": [(1, 1), (1, 8), (3, 3), (8, 4), (32, 1)],
+        "head_dim": [64, 80, 96, 128, 256],
+        "block_size": [8, 16, 32, 128],
+        "edge": [8, 16, 32, 64, 128],
+        "dtype": [torch.float32, torch.float16],
+        "cache_dtype": [None, torch.int8, torch.float8_e4m3fn],
+        "window": [None, 1, 23],
+        "soft_cap": [None, 1.5],
+    }
+)
 
 
-@pytest.mark.parametrize(("heads", "head_dim", "block_size", "dtype"), CASES)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the whole product")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_prefill_and_decode_in_one_batch(
-    make_batch: Callable[..., Any],
-    assert_close: Callable[..., None],
-    heads: tuple[int, int],
-    head_dim: int,
-    block_size: int,
-    dtype: torch.dtype,
+    make_batch: Callable[..., Any], assert_close: Callable[..., None], case: dict[str, Any]
 ) -> None:
-    sequences = MIXED if ON_GPU or heads[0] <= 3 else MIXED[2:6]
-    arguments = make_batch(sequences, heads, head_dim, block_size, dtype).arguments()
+    edge = case["edge"]
+    sequences = [(1, edge - 1), (7, edge), (1, edge + 1)]
+    if case["heads"][0] <= 3:  # the interpreter takes as long for each KV head
+        sequences += [(edge + 1, edge + 1), (edge // 2, edge)]
+    arguments = make_batch(sequences, **{name: value for name, value in case.items() if name != "edge"}).arguments()
     assert_close(paged_attention(**arguments), paged_attention_reference(**arguments))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("block_size", [8, 16, 128])
+@pytest.mark.parametrize(("dtype", "block_size"), [(torch.float32, 128), (torch.float16, 8)], ids=str)
 @pytest.mark.parametrize("whole", [False, True], ids=["decode", "whole prompts"])
 def test_every_edge(
     make_batch: Callable[..., Any],
     assert_close: Callable[..., None],
     whole: bool,
-    block_size: int,
     dtype: torch.dtype,
+    block_size: int,
 ) -> None:
     sequences = [(context if whole else 1, context) for context in EDGES]
     arguments = make_batch(sequences, (1, 3), block_size=block_size, dtype=dtype).arguments()
     assert_close(paged_attention(**arguments), paged_attention_reference(**arguments))
 
 
-def test_long_context(make_batch: Callable[..., Any], assert_close: Callable[..., None]) -> None:
-    arguments = make_batch([(3, 4097), (1, 2048)], (1, 8)).arguments()
+@pytest.mark.parametrize("window", [None, 700])
+def test_long_context(make_batch: Callable[..., Any], assert_close: Callable[..., None], window: int | None) -> None:
+    arguments = make_batch([(3, 4097), (1, 2048)], (1, 8), dtype=torch.float16, window=window).arguments()
+    assert_close(paged_attention(**arguments), paged_attention_reference(**arguments))
+
+
+@pytest.mark.parametrize("window", [1, 31, 32, 33, 64, 300])
+def test_every_edge_of_a_window(make_batch: Callable[..., Any], assert_close: Callable[..., None], window: int) -> None:
+    arguments = make_batch([(1, 150), (40, 150), (33, 129), (1, 64), (5, 65)], (1, 2), window=window).arguments()
+    assert_close(paged_attention(**arguments), paged_attention_reference(**arguments))
+
+
+def test_a_window_and_a_cap_change_what_is_seen(make_batch: Callable[..., Any]) -> None:
+    """Or the tests above could pass without either."""
+    arguments = make_batch([(9, 70)]).arguments()
+    plain = paged_attention_reference(**arguments)
+    for change in ({"window": 23}, {"soft_cap": 1.5}):
+        error = (paged_attention_reference(**arguments | change) - plain).norm() / plain.norm()
+        assert error > 0.02
+
+
+def test_a_group_of_any_size(make_batch: Callable[..., Any], assert_close: Callable[..., None]) -> None:
+    arguments = make_batch([(1, 17), (6, 40)], (1, 71), dtype=torch.float16).arguments()
     assert_close(paged_attention(**arguments), paged_attention_reference(**arguments))
 
 
@@ -87,6 +90,22 @@ def test_a_sequence_without_queries_is_skipped(
 ) -> None:
     arguments = make_batch([(2, 20), (0, 31), (1, 5)]).arguments()
     assert_close(paged_attention(**arguments), paged_attention_reference(**arguments))
+
+
+def test_part_of_a_batch_in_place(make_batch: Callable[..., Any]) -> None:
+    """What begins a batch can be left to another kernel, which writes to the same output."""
+    batch = make_batch([(1, 100), (1, 33), (5, 64), (20, 20)])
+    whole = paged_attention(**batch.arguments())
+    out = torch.full_like(batch.query, 7.0)
+    part = batch.arguments() | {
+        "block_tables": batch.block_tables[2:],
+        "query_starts": batch.query_starts[2:],
+        "context_lens": batch.context_lens[2:],
+        "out": out,
+    }
+    assert paged_attention(**part) is out
+    assert torch.equal(out[2:], whole[2:])
+    assert bool((out[:2] == 7.0).all())
 
 
 def test_no_tokens(make_batch: Callable[..., Any]) -> None:
@@ -127,10 +146,35 @@ def test_the_batch_does_not_change_a_sequence(make_batch: Callable[..., Any]) ->
         ("context_lens", lambda lens: lens[1:]),
         ("context_lens", lambda lens: lens.float()),
         ("max_query_len", lambda _: 0),
+        ("scale", lambda _: 0.0),
+        ("window", lambda _: 0),
+        ("soft_cap", lambda _: 0.0),
+        ("out", lambda _: torch.empty(4, 4, 32)),
+        ("out", lambda _: torch.empty(4, 4, 64, dtype=torch.float16)),
     ],
 )
 def test_a_wrong_argument_is_named(make_batch: Callable[..., Any], argument: str, change: Callable[[Any], Any]) -> None:
     arguments = make_batch([(1, 20), (3, 9)]).arguments()
-    arguments[argument] = change(arguments[argument])
+    arguments[argument] = change(arguments.get(argument))
     with pytest.raises(ValueError, match=f"^{argument}: "):
         paged_attention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("argument", "change"),
+    [
+        ("key_cache", lambda arguments: {"key_scales": None, "value_scales": None}),
+        ("key_cache", lambda arguments: {name: arguments[name].float() for name in ("key_cache", "value_cache")}),
+        ("key_scales", lambda arguments: {"key_scales": arguments["key_scales"].double()}),
+        ("key_scales", lambda arguments: {"key_scales": arguments["key_scales"][..., :8]}),
+        ("value_scales", lambda arguments: {"value_scales": arguments["value_scales"].contiguous()}),
+        ("value_scales", lambda arguments: {"value_scales": None}),
+        ("query", lambda arguments: {"query": arguments["query"].double()}),
+    ],
+)
+def test_a_wrong_argument_beside_a_quantized_cache_is_named(
+    make_batch: Callable[..., Any], argument: str, change: Callable[[Any], Any]
+) -> None:
+    arguments = make_batch([(1, 20), (3, 9)], cache_dtype=torch.int8).arguments()
+    with pytest.raises(ValueError, match=f"^{argument}: "):
+        paged_attention(**arguments | change(arguments))

@@ -7,11 +7,15 @@ import pytest
 import torch
 
 from quire_kernels.cpu_attention import cpu_store_kv
+from quire_kernels.kv_quantization import dequantize
 from quire_kernels.store_kv import store_kv, store_kv_reference
 
 Store = Callable[..., None]
 STORES = [store_kv, cpu_store_kv]
-SIXTEEN_BITS = torch.bfloat16 if torch.cuda.is_available() else torch.float16
+ON_GPU = torch.cuda.is_available()
+SIXTEEN_BITS = torch.bfloat16 if ON_GPU else torch.float16
+# The interpreter rounds to float8 wrongly.
+CACHE_DTYPES = [torch.int8, torch.float8_e4m3fn] if ON_GPU else [torch.int8]
 
 
 @pytest.fixture
@@ -23,6 +27,7 @@ def make_arguments(device: str) -> Callable[..., dict[str, Any]]:
         head_dim: int = 64,
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
+        cache_dtype: torch.dtype | None = None,
     ) -> dict[str, Any]:
         torch.manual_seed(0)
         place = "cpu" if store is cpu_store_kv else device
@@ -31,13 +36,23 @@ def make_arguments(device: str) -> Callable[..., dict[str, Any]]:
         qkv = torch.randn(num_tokens, 5 * num_kv_heads, head_dim).to(place, dtype)
         slots = torch.randperm((num_tokens + 4) * block_size)[:num_tokens]
         slots[1::3] = -1
-        return {
+        arguments = {
             "key": qkv[:, 3 * num_kv_heads : 4 * num_kv_heads],
             "value": qkv[:, 4 * num_kv_heads :],
             "key_cache": cache[:, 1, 0],
             "value_cache": cache[:, 1, 1],
             "slots": slots.to(place),
         }
+        if cache_dtype is not None:
+            cache = torch.zeros_like(cache, dtype=torch.uint8).view(cache_dtype)
+            scales = torch.full(cache.shape[:-1], float("nan"), device=place)
+            arguments |= {
+                "key_cache": cache[:, 1, 0],
+                "value_cache": cache[:, 1, 1],
+                "key_scales": scales[:, 1, 0],
+                "value_scales": scales[:, 1, 1],
+            }
+        return arguments
 
     return make
 
@@ -83,6 +98,68 @@ def test_negative_slots_store_nothing(make_arguments: Callable[..., dict[str, An
     before = whole_cache(arguments).clone()
     store(**arguments)
     assert torch.equal(whole_cache(arguments), before)
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, SIXTEEN_BITS], ids=str)
+@pytest.mark.parametrize(("num_kv_heads", "head_dim"), [(1, 64), (3, 80), (8, 128), (5, 96), (32, 64), (2, 256)])
+def test_quantized_store(
+    make_arguments: Callable[..., dict[str, Any]],
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+) -> None:
+    """Codes are the reference's, but for some that lie halfway, where a GPU's product and sum in one step decides."""
+    shape = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "dtype": dtype, "cache_dtype": cache_dtype}
+    actual, expected = make_arguments(store_kv, **shape), make_arguments(store_kv, **shape)
+    store_kv(**actual)
+    store_kv_reference(**expected)
+    for name in ("key", "value"):
+        scales, expected_scales = actual[f"{name}_scales"], expected[f"{name}_scales"]
+        torch.testing.assert_close(scales, expected_scales, rtol=1e-6, atol=0.0, equal_nan=True)
+        codes, expected_codes = (some[f"{name}_cache"].float() for some in (actual, expected))
+        same = codes == expected_codes
+        assert same.float().mean() > 0.999 if ON_GPU else same.all()
+        largest_step = 1.0 if cache_dtype == torch.int8 else 32.0
+        assert bool(((codes - expected_codes).abs() <= largest_step).all())
+
+
+@pytest.mark.parametrize(
+    ("cache_dtype", "relative", "absolute"), [(torch.int8, 0.0, 0.501 / 127), (torch.float8_e4m3fn, 0.0626, 1e-5)]
+)
+def test_quantized_vectors_are_near_what_was_stored(
+    make_arguments: Callable[..., dict[str, Any]], cache_dtype: torch.dtype, relative: float, absolute: float
+) -> None:
+    """Within half a step: of the largest element's 127th part, or of a mantissa of 3 bits."""
+    arguments = make_arguments(store_kv, cache_dtype=cache_dtype)
+    store = store_kv if cache_dtype in CACHE_DTYPES else store_kv_reference
+    store(**arguments)
+    for token, slot in enumerate(arguments["slots"].tolist()):
+        if slot >= 0:
+            place = slot // 16, slice(None), slot % 16
+            for name in ("key", "value"):
+                vectors = arguments[name][token].float()
+                restored = dequantize(arguments[f"{name}_cache"][place], arguments[f"{name}_scales"][place])
+                bound = relative * vectors.abs() + absolute * vectors.abs().amax(-1, keepdim=True)
+                assert bool(((restored - vectors).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES, ids=str)
+def test_zeros_are_stored_as_zeros(make_arguments: Callable[..., dict[str, Any]], cache_dtype: torch.dtype) -> None:
+    arguments = make_arguments(store_kv, num_tokens=1, cache_dtype=cache_dtype)
+    arguments["key"].zero_()
+    store_kv(**arguments)
+    slot = arguments["slots"].item()
+    assert bool((arguments["key_cache"].float() == 0.0).all())
+    assert bool((arguments["key_scales"][slot // 16, :, slot % 16] == 0.0).all())
+
+
+def test_a_quantized_cache_is_left_to_the_gpu(make_arguments: Callable[..., dict[str, Any]]) -> None:
+    arguments = make_arguments(cpu_store_kv, cache_dtype=torch.int8)
+    del arguments["key_scales"], arguments["value_scales"]
+    with pytest.raises(ValueError, match=r"^key_cache: "):
+        cpu_store_kv(**arguments)
 
 
 @pytest.mark.parametrize("store", STORES)

@@ -1,0 +1,36 @@
+"""Checks of tensors that are not the KV cache's layers: rows, vectors, whole blocks. Only metadata is looked at."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire_kernels._checks import FLOAT_DTYPES, require
+
+
+def check_rows(rows: Tensor, argument: str, dtypes: Sequence[torch.dtype] = FLOAT_DTYPES) -> None:
+    """The tensor must be [rows, width] of one of the dtypes, contiguous in its last dimension."""
+    require(rows.ndim == 2, argument, "be two-dimensional")
+    names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    require(rows.dtype in dtypes, argument, f"be {names}")
+    require(rows.stride(1) == 1 or rows.shape[1] <= 1, argument, "be contiguous in its last dimension")
+
+
+def check_vector(vector: Tensor, argument: str, length: int, dtype: torch.dtype, device: torch.device) -> None:
+    """The tensor must be contiguous, of the length and dtype, on the device."""
+    require(tuple(vector.shape) == (length,), argument, f"have shape [{length}], not {list(vector.shape)}")
+    require(vector.dtype == dtype, argument, f"be {str(dtype).removeprefix('torch.')}")
+    require(vector.is_contiguous(), argument, "be contiguous")
+    require(vector.device == device, argument, f"be on {device}")
+
+
+def check_blocks(blocks: Tensor, argument: str) -> None:
+    """The tensor must be [num_blocks, ...] and contiguous, so that each block is one piece of memory."""
+    require(blocks.ndim >= 2, argument, "be [num_blocks, ...]")
+    require(blocks.is_contiguous(), argument, "be contiguous")
+
+
+def check_same_blocks(blocks: Tensor, like: Tensor, argument: str, name: str) -> None:
+    """Both tensors must hold blocks of one shape and dtype; `name` is the argument that `like` came as."""
+    require(blocks.shape[1:] == like.shape[1:], argument, f"have blocks of the shape of {name}'s")
+    require(blocks.dtype == like.dtype, argument, f"have the dtype of {name}")

@@ -1,0 +1,314 @@
+"""Draw one token for each row of logits, without sorting the vocabulary and without waiting for the device.
+
+A draw is a function of the row's logits, its parameters, seed, index and position. Of the tokens that min-p and top-k
+keep, each on its own, and of those that top-p keeps of these, one is found by inverse CDF in vocabulary order, for one
+uniform number (Philox). A row is split over many programs, so that one row alone is fast too.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire_kernels._checks import require
+from quire_kernels._sample_floor import (
+    LEAST_TEMPERATURE,
+    PASSES,
+    RECORD,
+    is_random,
+    kept_floor,
+    mass,
+    measure_kernel,
+    row_peak,
+    weigh,
+)
+from quire_kernels._shapes import check_rows, check_vector
+from quire_kernels.adjust_logits import SUPPRESSED, Penalties, is_number
+
+# Sums of weights in units of 2^-44 must fit 63 bits.
+_MAX_VOCABULARY = (1 << 19) - 1
+# How much of a row one program takes: where rows are few, less, for more of the device to take part.
+_CHUNK, _CHUNK_OF_FEW, _FEW_ROWS = 4096, 1024, 16
+_TILE = 1024
+_MASK = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTensors:
+    """How each row draws: tensors [rows] on the device, so that a captured graph can be replayed with other values.
+
+    Attributes:
+        temperature: float32; below 1e-5 the first of the likeliest tokens is taken, whatever else is set.
+        top_k: int32; 0 or less, or the vocabulary's size or more: all.
+        top_p: float64 in (0, 1].
+        min_p: float32 in [0, 1].
+        seeds: int64, the bits of an unsigned seed.
+        indices, positions: int32, the sequence's index in its request, and of the token that is drawn in its sequence.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    indices: Tensor
+    positions: Tensor
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _peaks_kernel(  # type: ignore[no-untyped-def]
+    p_peaks, p_places, p_logits, stride_logits, vocab_size, num_chunks, CHUNK: tl.constexpr
+):
+    """The largest logit of each chunk and the first token that has it; infinity where one is no number."""
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    o_token = chunk * CHUNK + tl.arange(0, CHUNK)
+    m_token = o_token < vocab_size
+    # [CHUNK]
+    b_logits = tl.load(p_logits + row * stride_logits + o_token, mask=m_token, other=SUPPRESSED)
+    num_faults = tl.sum((~is_number(b_logits)).to(tl.int32))
+    peak = tl.max(b_logits)
+    place = tl.min(tl.where(b_logits == peak, o_token, vocab_size))
+    tl.store(p_peaks + row * num_chunks + chunk, tl.where(num_faults > 0, float("inf"), peak))
+    tl.store(p_places + row * num_chunks + chunk, place)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _masses_kernel(  # type: ignore[no-untyped-def]
+    p_masses,
+    p_records,
+    p_logits,
+    p_peaks,
+    p_temperature,
+    p_top_k,
+    p_top_p,
+    p_min_p,
+    stride_logits,
+    vocab_size,
+    num_rows,
+    num_chunks,
+    PASSES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TILE_CHUNKS: tl.constexpr,
+):
+    """What the kept tokens of each chunk weigh together."""
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    temperature = tl.load(p_temperature + row)
+    peak = row_peak(p_peaks, row, num_chunks, TILE_CHUNKS)
+    if not is_random(peak, temperature):
+        return
+    top_k = tl.load(p_top_k + row)
+    top_p = tl.load(p_top_p + row)
+    floor = kept_floor(p_records, row, num_rows, top_k, top_p, tl.load(p_min_p + row), vocab_size, PASSES)
+    p_mass = p_masses + row * num_chunks + chunk
+    if weigh(tl.load(p_peaks + row * num_chunks + chunk), peak, temperature) < floor:
+        tl.store(p_mass, 0)
+        return
+    o_token = chunk * CHUNK + tl.arange(0, CHUNK)
+    # [CHUNK]
+    b_logits = tl.load(p_logits + row * stride_logits + o_token, mask=o_token < vocab_size, other=float("-inf"))
+    b_bits = weigh(b_logits, peak, temperature)
+    tl.store(p_mass, tl.sum(tl.where(b_bits >= floor, mass(b_bits), 0)))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _draw_kernel(  # type: ignore[no-untyped-def]
+    p_tokens,
+    p_token_counts,
+    p_slots,
+    p_masses,
+    p_places,
+    p_records,
+    p_logits,
+    p_peaks,
+    p_temperature,
+    p_top_k,
+    p_top_p,
+    p_min_p,
+    p_seeds,
+    p_indices,
+    p_positions,
+    stride_logits,
+    vocab_size,
+    num_rows,
+    num_chunks,
+    PASSES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TILE_CHUNKS: tl.constexpr,
+):
+    """The token of each row: first the chunk that it lies in, then its place in the chunk."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature = tl.load(p_temperature + row)
+    peak = row_peak(p_peaks, row, num_chunks, TILE_CHUNKS)
+    o_chunk = tl.arange(0, TILE_CHUNKS)
+    m_chunk = o_chunk < num_chunks
+    token = tl.full([], -1, tl.int32)
+    if (peak > SUPPRESSED) & is_number(peak):
+        if not is_random(peak, temperature):
+            # [TILE_CHUNKS]
+            b_peaks = tl.load(p_peaks + row * num_chunks + o_chunk, mask=m_chunk, other=float("-inf"))
+            b_places = tl.load(p_places + row * num_chunks + o_chunk, mask=m_chunk, other=0)
+            token = tl.min(tl.where(b_peaks == peak, b_places, vocab_size))
+        else:
+            # [TILE_CHUNKS]
+            b_masses = tl.load(p_masses + row * num_chunks + o_chunk, mask=m_chunk, other=0)
+            b_ends = tl.cumsum(b_masses, axis=0)
+            total = tl.sum(b_masses)
+            # 53 random bits, as a fraction of 2^53; times the total, in integers
+            position = tl.load(p_positions + row)
+            index = tl.load(p_indices + row)
+            high, low, _, _ = tl.philox(tl.load(p_seeds + row), position, index, position * 0, position * 0)
+            fraction = ((high >> 5).to(tl.uint64) << 26) | (low >> 6).to(tl.uint64)
+            target = tl.umulhi(fraction << 11, total.to(tl.uint64)).to(tl.int64)
+            chunk = tl.sum((b_ends <= target).to(tl.int32))
+            target -= tl.sum(tl.where(o_chunk < chunk, b_masses, 0))
+
+            top_k = tl.load(p_top_k + row)
+            top_p = tl.load(p_top_p + row)
+            floor = kept_floor(p_records, row, num_rows, top_k, top_p, tl.load(p_min_p + row), vocab_size, PASSES)
+            o_token = chunk * CHUNK + tl.arange(0, CHUNK)
+            # [CHUNK]
+            b_logits = tl.load(p_logits + row * stride_logits + o_token, mask=o_token < vocab_size, other=float("-inf"))
+            b_bits = weigh(b_logits, peak, temperature)
+            b_reached = tl.cumsum(tl.where(b_bits >= floor, mass(b_bits), 0), axis=0)
+            token = chunk * CHUNK + tl.sum((b_reached <= target).to(tl.int32))
+    tl.store(p_tokens + row, token.to(tl.int64))
+    if p_token_counts is not None:
+        slot = tl.load(p_slots + row)
+        if (slot >= 0) & (token >= 0):
+            p_count = p_token_counts + slot * vocab_size + token
+            tl.store(p_count, tl.load(p_count) + 1)
+
+
+def sample(logits: Tensor, sampling: SamplingTensors, penalties: Penalties | None = None) -> Tensor:
+    """Draw a token for each row. Nothing here waits for the device, so that it can be part of a captured graph.
+
+    Ties at a limit are all kept. The uniform number has 53 bits: Philox4x32-10 under the seed, for the counter
+    (position, index, 0, 0). What is drawn does not depend on the other rows, bit for bit.
+
+    Args:
+        logits: float32 [rows, vocab], last dimension contiguous, after `adjust_logits`; they are not changed.
+        sampling: how each row draws.
+        penalties: where the token drawn is counted, for the next call of `adjust_logits`; no two rows may share a
+            slot. None: nowhere.
+
+    Returns:
+        int64 [rows], the tokens; -1 for a row with a logit that is no number, or with all tokens suppressed.
+
+    Raises:
+        ValueError: an argument, named, has a wrong shape, dtype, stride or device. Values are not checked.
+    """
+    _check(logits, sampling, penalties)
+    rows, vocab_size = logits.shape
+    device = logits.device
+    tokens = torch.empty(rows, dtype=torch.int64, device=device)
+    if not rows:
+        return tokens
+    chunk = min(_CHUNK_OF_FEW if rows < _FEW_ROWS else _CHUNK, triton.next_power_of_2(vocab_size))
+    num_chunks = triton.cdiv(vocab_size, chunk)
+    peaks = torch.empty((rows, num_chunks), dtype=torch.float32, device=device)
+    places = torch.empty((rows, num_chunks), dtype=torch.int32, device=device)
+    masses = torch.empty((rows, num_chunks), dtype=torch.int64, device=device)
+    records = torch.zeros((2, PASSES, rows, RECORD.value), dtype=torch.int64, device=device)
+    limits = (logits, peaks, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    sizes = (logits.stride(0), vocab_size, rows, num_chunks)
+    tiles = {"PASSES": PASSES, "CHUNK": chunk, "TILE_CHUNKS": triton.next_power_of_2(num_chunks)}
+    grid = (rows, num_chunks)
+
+    _peaks_kernel[grid](peaks, places, logits, logits.stride(0), vocab_size, num_chunks, CHUNK=chunk)
+    for by_mass in (False, True):
+        for pass_index in range(PASSES):
+            measure_kernel[grid](
+                records,
+                *limits,
+                *sizes,
+                pass_index,
+                BY_MASS=by_mass,
+                IS_FIRST=pass_index == 0,
+                IS_SECOND=pass_index == 1,
+                TILE=min(_TILE, chunk),
+                **tiles,
+            )
+    _masses_kernel[grid](masses, records, *limits, *sizes, **tiles)
+    _draw_kernel[(rows,)](
+        tokens,
+        None if penalties is None else penalties.token_counts,
+        None if penalties is None else penalties.slots,
+        masses,
+        places,
+        records,
+        *limits,
+        sampling.seeds,
+        sampling.indices,
+        sampling.positions,
+        *sizes,
+        **tiles,
+    )
+    return tokens
+
+
+def sample_reference(logits: Tensor, sampling: SamplingTensors, penalties: Penalties | None = None) -> Tensor:
+    """What `sample` does, row by row in plain torch, in float64."""
+    _check(logits, sampling, penalties)
+    tokens = torch.full((len(logits),), -1, dtype=torch.int64, device=logits.device)
+    for row, values in enumerate(logits):
+        if bool(values.isfinite().all()) and bool((values > SUPPRESSED.value).any()):
+            tokens[row] = _draw(values.double(), sampling, row)
+    if penalties is not None:
+        for slot, token in zip(penalties.slots.tolist(), tokens.tolist(), strict=True):
+            if slot >= 0 and token >= 0:
+                penalties.token_counts[slot, token] += 1
+    return tokens
+
+
+def _draw(logits: Tensor, sampling: SamplingTensors, row: int) -> Tensor:
+    """One token for finite float64 logits [vocab]."""
+    temperature, top_k, top_p = float(sampling.temperature[row]), int(sampling.top_k[row]), float(sampling.top_p[row])
+    if temperature < LEAST_TEMPERATURE.value:
+        return (logits == logits.max()).nonzero().min()
+    weights = ((logits - logits.max()) / temperature).exp()
+    kept = weights >= sampling.min_p[row]
+    if 0 < top_k < len(weights):
+        kept &= weights >= weights.sort(descending=True).values[top_k - 1]
+    weights = weights * kept
+    if top_p < 1.0:
+        ranked = weights.sort(descending=True).values
+        short = int((ranked.cumsum(0) < top_p * ranked.sum()).sum())
+        weights = weights * (weights >= ranked[min(short, len(ranked) - 1)])
+    ends = weights.cumsum(0)
+    number = uniform(int(sampling.seeds[row]), int(sampling.indices[row]), int(sampling.positions[row]))
+    return torch.minimum((ends <= number * ends[-1]).sum(), weights.nonzero().max())
+
+
+def uniform(seed: int, index: int, position: int) -> float:
+    """The number in [0, 1) that a draw uses: 53 bits of Philox4x32-10 (Salmon et al., SC 2011)."""
+    words, key = [position, index, 0, 0], [seed & _MASK, seed >> 32 & _MASK]
+    for _ in range(10):
+        first, second = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        words = [second >> 32 ^ words[1] ^ key[0], second & _MASK, first >> 32 ^ words[3] ^ key[1], first & _MASK]
+        key = [key[0] + 0x9E3779B9 & _MASK, key[1] + 0xBB67AE85 & _MASK]
+    return ((words[0] >> 5) * 2**26 + (words[1] >> 6)) / 2**53
+
+
+def _check(logits: Tensor, sampling: SamplingTensors, penalties: Penalties | None) -> None:
+    check_rows(logits, "logits", [torch.float32])
+    rows, vocab_size = logits.shape
+    require(1 <= vocab_size <= _MAX_VOCABULARY, "logits", f"have 1 to {_MAX_VOCABULARY} tokens")
+    dtypes = {
+        "temperature": torch.float32,
+        "top_k": torch.int32,
+        "top_p": torch.float64,
+        "min_p": torch.float32,
+        "seeds": torch.int64,
+        "indices": torch.int32,
+        "positions": torch.int32,
+    }
+    for name, dtype in dtypes.items():
+        check_vector(getattr(sampling, name), f"sampling.{name}", rows, dtype, logits.device)
+    if penalties is not None:
+        check_vector(penalties.slots, "penalties.slots", rows, torch.int64, logits.device)
+        require(penalties.token_counts.shape[1:] == (vocab_size,), "penalties.token_counts", "be [num_slots, vocab]")
+        require(penalties.token_counts.is_contiguous(), "penalties.token_counts", "be contiguous")

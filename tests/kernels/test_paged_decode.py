@@ -1,0 +1,165 @@
+"""The split-KV kernels against plain torch, over a cache that is poisoned wherever no query may look."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pairwise import pairwise
+from quire_kernels.paged_decode import choose_num_splits, paged_decode, paged_decode_reference
+
+EDGES = [1, 15, 16, 17, 31, 33, 63, 64, 65, 111, 255, 256, 257, 511, 513]
+
+# The interpreter computes bfloat16 wrongly.
+CASES = pairwise(
+    {
+        "heads": [(1, 1), (1, 8), (3, 3), (8, 4), (32, 1)],
+        "head_dim": [64, 80, 96, 128, 256],
+        "block_size": [8, 16, 32, 128],
+        "edge": [8, 16, 32, 64, 128],
+        "dtype": [torch.float32, torch.float16],
+        "cache_dtype": [None, torch.int8, torch.float8_e4m3fn],
+        "window": [None, 1, 40],
+        "soft_cap": [None, 1.5],
+    }
+)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the whole product")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_shapes(make_batch: Callable[..., Any], assert_close: Callable[..., None], case: dict[str, Any]) -> None:
+    # The interpreter takes as long for each KV head
+    sequences = [(1, case["edge"] + step) for step in ((-1, 0, 1) if case["heads"][0] <= 3 else (0, 1))]
+    batch = make_batch(sequences, **{name: value for name, value in case.items() if name != "edge"})
+    arguments = batch.decode_arguments() | {"keys_per_split": 128 if case["edge"] == 128 else None}
+    assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
+
+
+@pytest.mark.parametrize(("block_size", "keys_per_split"), [(8, None), (128, None), (16, 128), (32, 384)])
+def test_every_edge(
+    make_batch: Callable[..., Any], assert_close: Callable[..., None], block_size: int, keys_per_split: int | None
+) -> None:
+    batch = make_batch([(1, context) for context in EDGES], (1, 3), block_size=block_size, dtype=torch.float16)
+    arguments = batch.decode_arguments() | {"keys_per_split": keys_per_split}
+    assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
+
+
+@pytest.mark.parametrize("window", [1, 63, 64, 65, 127, 128, 129, 300])
+def test_every_edge_of_a_window(make_batch: Callable[..., Any], assert_close: Callable[..., None], window: int) -> None:
+    batch = make_batch([(1, context) for context in (1, 64, 65, 200, 300)], (1, 2), window=window)
+    arguments = batch.decode_arguments() | {"keys_per_split": 128}
+    assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
+
+
+@pytest.mark.parametrize("scale", [0.125, 8.0], ids=["many keys matter", "one key matters"])
+def test_long_contexts_in_many_splits(
+    make_batch: Callable[..., Any], assert_close: Callable[..., None], scale: float
+) -> None:
+    """More splits than are merged at once, of which any may hold what matters most."""
+    arguments = make_batch([(1, 4097), (1, 2049)], (1, 8)).decode_arguments()
+    arguments |= {"scale": scale, "keys_per_split": 128}
+    assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
+
+
+def test_large_scores_do_not_overflow(make_batch: Callable[..., Any], assert_close: Callable[..., None]) -> None:
+    arguments = make_batch([(1, 40), (1, 700)], (1, 2)).decode_arguments() | {"scale": 200.0}
+    assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
+
+
+@pytest.mark.parametrize("max_context_len", [100, 4096], ids=["one split", "several"])
+def test_an_empty_context_gives_zeros(make_batch: Callable[..., Any], max_context_len: int) -> None:
+    arguments = make_batch([(1, 20), (1, 31)]).decode_arguments() | {"max_context_len": max_context_len}
+    arguments["context_lens"][1] = 0
+    output = paged_decode(**arguments)
+    assert bool((output[1] == 0.0).all())
+    torch.testing.assert_close(output, paged_decode_reference(**arguments))
+
+
+def test_a_context_bound_beyond_what_there_is(
+    make_batch: Callable[..., Any], assert_close: Callable[..., None]
+) -> None:
+    """As a captured graph has it."""
+    arguments = make_batch([(1, 20), (1, 300)]).decode_arguments()
+    output = paged_decode(**arguments | {"max_context_len": 32768})
+    assert_close(output, paged_decode_reference(**arguments))
+
+
+def test_with_fixed_splits_nothing_but_itself_decides_a_sequence(make_batch: Callable[..., Any]) -> None:
+    batch = make_batch([(1, 300), (1, 520), (1, 64), (1, 3)], (1, 2))
+    together = batch.decode_arguments() | {"keys_per_split": 128}
+    whole = paged_decode(**together)
+    for row, max_context_len in ((0, 300), (0, 3000), (2, 64), (3, 1024)):
+        alone = together | {
+            "query": batch.query[row : row + 1],
+            "block_tables": batch.block_tables[row : row + 1],
+            "context_lens": batch.context_lens[row : row + 1],
+            "max_context_len": max_context_len,
+        }
+        assert torch.equal(paged_decode(**alone)[0], whole[row])
+
+
+def test_no_sequences(make_batch: Callable[..., Any]) -> None:
+    batch = make_batch([(1, 7)])
+    arguments = batch.decode_arguments() | {
+        "query": batch.query[:0],
+        "block_tables": batch.block_tables[:0],
+        "context_lens": batch.context_lens[:0],
+    }
+    assert paged_decode(**arguments).shape == (0, 4, 64)
+
+
+def test_writes_in_place(make_batch: Callable[..., Any]) -> None:
+    """Between other rows, as where a batch begins with decodes."""
+    batch = make_batch([(1, 7), (1, 300)])
+    rows = torch.full((5, 4, 64), 7.0, device=batch.query.device)
+    out = rows[1:3]
+    assert paged_decode(**batch.decode_arguments(), out=out) is out
+    assert torch.equal(out, paged_decode(**batch.decode_arguments()))
+    assert bool((rows[[0, 3, 4]] == 7.0).all())
+
+
+@pytest.mark.parametrize(
+    ("argument", "change"),
+    [
+        ("query", lambda query: query[0]),
+        ("query", lambda query: query.half()),
+        ("key_cache", lambda cache: cache.double()),
+        ("value_cache", lambda cache: cache[:-1]),
+        ("block_tables", lambda tables: tables[:1]),
+        ("block_tables", lambda tables: tables.long()),
+        ("context_lens", lambda lens: lens[1:]),
+        ("max_context_len", lambda _: 0),
+        ("keys_per_split", lambda _: 0),
+        ("keys_per_split", lambda _: 192),
+        ("window", lambda _: 0),
+        ("soft_cap", lambda _: -1.0),
+        ("out", lambda _: torch.empty(3, 4, 64)),
+    ],
+)
+def test_a_wrong_argument_is_named(make_batch: Callable[..., Any], argument: str, change: Callable[[Any], Any]) -> None:
+    arguments = make_batch([(1, 20), (1, 9)]).decode_arguments()
+    arguments[argument] = change(arguments.get(argument))
+    if argument == "block_tables" and len(arguments[argument]) == 1:
+        arguments["context_lens"] = arguments["context_lens"][:1]
+    with pytest.raises(ValueError, match=f"^{argument}: "):
+        paged_decode(**arguments)
+
+
+class TestNumSplits:
+    """How many splits, on 132 multiprocessors that run two programs each."""
+
+    def test_a_batch_that_fills_the_device_is_not_split(self) -> None:
+        assert choose_num_splits(32, 8, 8192, 132) == 1
+        assert choose_num_splits(512, 8, 8192, 132) == 1
+
+    def test_one_long_sequence_fills_the_device(self) -> None:
+        assert 8 * choose_num_splits(1, 8, 131072, 132) > 0.8 * 264
+
+    def test_a_short_context_is_not_split(self) -> None:
+        assert choose_num_splits(1, 1, 256, 132) == 1
+        assert choose_num_splits(1, 1, 257, 132) == 2
+
+    def test_a_last_wave_is_not_left_nearly_empty(self) -> None:
+        """265 programs where 264 run at a time would take twice as long as 264."""
+        assert choose_num_splits(265, 1, 8192, 132) > 1

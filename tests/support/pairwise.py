@@ -1,0 +1,33 @@
+"""A small cover of a product of parameters: every pair of values of any two parameters occurs in some case."""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, product
+from typing import Any
+
+
+def pairwise(parameters: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Cases, each with a value for every parameter; the same ones each time, and few of them, though not the fewest.
+
+    Greedy: a case starts from the first pair that is still to cover, and each further parameter takes the value that
+    covers most pairs with what the case already has.
+    """
+    names = list(parameters)
+    # Values by their index, since not all can be hashed or compared
+    missing = {
+        frozenset([(a, i), (b, j)]): None
+        for a, b in combinations(names, 2)
+        for i, j in product(range(len(parameters[a])), range(len(parameters[b])))
+    }
+    cases = []
+    while missing:
+        chosen = dict(next(iter(missing)))
+        for name in names:
+            if name not in chosen:
+                chosen[name] = max(
+                    range(len(parameters[name])),
+                    key=lambda i: sum(frozenset([(name, i), other]) in missing for other in chosen.items()),
+                )
+        for pair in combinations(chosen.items(), 2):
+            missing.pop(frozenset(pair), None)
+        cases.append({name: parameters[name][chosen[name]] for name in names})
+    return cases
