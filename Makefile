@@ -8,10 +8,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint type protos bench gpu-check clean
+.PHONY: help install run test lint type protos gpu-check clean
+.PHONY: bench bench-sweep bench-steps bench-kernels bench-quality bench-docs
 
 help:  ## List the commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 install: $(STAMP)  ## Make the environment in .venv
 
@@ -45,11 +46,26 @@ type: $(STAMP)  ## Check types
 protos: $(STAMP)  ## Generate the contracts' code
 	$(BIN)/python protos/generate.py
 
-bench: $(STAMP)  ## Compare with transformers' static batches on this machine
-	$(BIN)/python benchmarks/serving.py
+bench: $(STAMP)  ## Compare with vLLM (where VLLM_VENV names its environment) and transformers
+	$(BIN)/python -m benchmarks.serving
+
+bench-sweep: $(STAMP)  ## Measure them over concurrency
+	$(BIN)/python -m benchmarks.serving.sweep
+
+bench-steps: $(STAMP)  ## Measure what a step costs beside the forward pass
+	$(BIN)/python -m benchmarks.steps
+
+bench-kernels: $(STAMP)  ## Measure each op beside its peers, on a processor
+	$(BIN)/python -m benchmarks.kernels
+
+bench-quality: $(STAMP)  ## Measure the perplexity of formats of weights
+	$(BIN)/python -m benchmarks.quality
+
+bench-docs: $(STAMP)  ## Write docs/performance.md from the results
+	$(BIN)/python -m benchmarks.docs
 
 gpu-check:  ## Run GPU tests and benchmarks with the Python at hand; installs nothing
-	$(PYTHON) benchmarks/gpu_check.py
+	$(PYTHON) -m benchmarks.gpu
 
 clean:  ## Remove the environment, what was built, and the embedded Redis's data
 	rm -rf $(VENV) build run *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,14 +1,16 @@
 """What Quire is compared with: transformers' `generate` on static batches, timed step by step.
 
-    python benchmarks/static_batches.py --model DIRECTORY [--mix FILE] [--requests N]
+    python -m benchmarks.serving.static_batches --model DIRECTORY < REQUESTS
 
-Requests are taken in their order, eight at a time, padded on the left, in bf16. A batch runs until its longest output
-is whole; a request's tokens count up to its own length. All requests count as sent when the first batch begins. Prints
-one JSON array: for each request, the seconds from then to each of its tokens.
+Requests come as a JSON array of [prompt token ids, output tokens]. They are taken in their order, eight at a time,
+padded on the left, in bf16. A batch runs until its longest output is whole; a request's tokens count up to its own
+length. All requests count as sent when the first batch begins. Prints one JSON array: for each request, the seconds
+from then to each of its tokens.
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +19,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
 
-from quire_client.bench.mix import MixRequest, draw_mix, read_mix, take
+from quire_client.bench.mix import MixRequest, draw_mix
 
 BATCH_SIZE = 8
 
@@ -69,10 +71,8 @@ def main() -> None:
     """Loads, warms up, measures, prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="model directory")
-    parser.add_argument("--mix", type=Path, default=Path(__file__).with_name("mix.json"), help="requests")
-    parser.add_argument("--requests", type=int, help="how many of them; default all")
     options = parser.parse_args()
-    requests = take(read_mix(options.mix), options.requests)
+    requests = [MixRequest(tuple(prompt), output_tokens) for prompt, output_tokens in json.load(sys.stdin)]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model(options.model, device)
     with torch.inference_mode():

@@ -1,0 +1,77 @@
+"""Tests and measures all that wants a GPU, in less than ten minutes, and writes one JSON file (`make gpu-check`).
+
+    python -m benchmarks.gpu [--output FILE]
+
+Needs torch, triton, transformers, numpy and pytest, and nothing of the project installed. Each part is a process of its
+own with a time limit, and the file is written anew after each. Ends with 0 if all tests pass and all parts are whole, 1
+if not, 2 where there is no GPU. What figures are asked for stands beside them, and does not change how this ends.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.gpu.tests import PYTHON_PATH, run_tests
+from benchmarks.record import RESULTS, ROOT, describe_gpu, provenance, read_result, write_result
+
+RESULT = RESULTS / "gpu_check.json"
+TEST_SECONDS = 330.0
+MODULES = {"kernels": ("benchmarks.kernels", 130.0), "decode": ("benchmarks.gpu.decode", 100.0)}
+
+
+def run_module(module: str, seconds: float) -> dict[str, Any]:
+    """What a program of benchmarks writes: what there is of it, where it takes too long or fails."""
+    began = time.monotonic()
+    with TemporaryDirectory(prefix="quire-gpu-") as folder:
+        output, log = Path(folder, "result.json"), Path(folder, "log")
+        with log.open("wb") as printed:
+            try:
+                status: int | None = subprocess.run(
+                    (sys.executable, "-m", module, "--output", str(output)),
+                    cwd=ROOT,
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(PYTHON_PATH)},
+                    stdout=printed,
+                    stderr=printed,
+                    timeout=seconds,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                status = None
+        result = read_result(output) or {}
+        result |= {"complete": status == 0, "seconds": round(time.monotonic() - began, 1)}
+        if status != 0:
+            why = f"took more than {seconds:.0f} s" if status is None else f"ended with status {status}"
+            result["error"] = f"{why}\n{log.read_text(errors='replace')[-3000:]}"
+        return result
+
+
+def main() -> int:
+    """All parts in turn."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=RESULT, help=f"file for the result; default {RESULT.name}")
+    options = parser.parse_args()
+    gpu = describe_gpu()
+    if gpu is None:
+        print("gpu-check: torch finds no GPU on this machine", file=sys.stderr)
+        return 2
+    report: dict[str, Any] = {**provenance("torch", "triton", "transformers", "pytest"), "gpu": gpu}
+    # Measuring first: it needs the device alone, and the tests take what time they are given.
+    for part, (module, seconds) in MODULES.items():
+        print(f"{part}: at most {seconds:.0f} s", file=sys.stderr, flush=True)
+        report[part] = run_module(module, seconds)
+        write_result(options.output, report)
+    print(f"tests: at most {TEST_SECONDS:.0f} s", file=sys.stderr, flush=True)
+    report["tests"] = run_tests(TEST_SECONDS)
+    write_result(options.output, report)
+    print(options.output.read_text())
+    passed = report["tests"]["complete"] and not report["tests"].get("failed")
+    return 0 if passed and all(report[part]["complete"] for part in MODULES) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

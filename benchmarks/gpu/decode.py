@@ -1,0 +1,153 @@
+"""Decodes with an 8B Llama of random weights through the worker's runner, against what memory allows.
+
+    python -m benchmarks.gpu.decode [--output FILE]
+
+A decode step reads all weights and all keys and values once: no step is faster than these bytes at the device's own
+copy rate. `of_floor` is how many times as long a step takes. A step's time is the wall time from one step to the next,
+each launched while the one before it runs, with its answer on the host. `idle_share` is the part of it in which no
+kernel runs.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.random_model import LLAMA_8B, RandomModel
+from benchmarks.kernels.device import DeviceRates
+from benchmarks.record import RESULTS, describe_gpu, provenance, write_result
+from worker_svc.attention import AttentionKind
+from worker_svc.runner import InFlight, Runner
+from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step, StepOutcome
+
+BLOCK_SIZE = 16
+CONTEXT = 1024
+BATCHES = (1, 64)
+WARM_UP_STEPS, TIMED_STEPS, PROFILED_STEPS = 10, 50, 10
+MAX_STEP_TOKENS = 2048
+OF_FLOOR, IDLE_SHARE = 1.25, 0.03
+
+
+class Decoding:
+    """Sequences alike in a runner, their prompts computed, one step after another."""
+
+    def __init__(self, runner: Runner, num_seqs: int, context: int, num_steps: int) -> None:
+        self._runner, self._num_seqs, self._position = runner, num_seqs, context
+        runner.reset()
+        pages = -(-(context + num_steps + 1) // BLOCK_SIZE)
+        blocks = torch.randperm(num_seqs * pages, generator=torch.Generator().manual_seed(0)).view(num_seqs, pages)
+        tokens = torch.randint(
+            runner.limits.vocab_size, (num_seqs, context), generator=torch.Generator().manual_seed(1)
+        )
+        for row in range(num_seqs):
+            new = NewSequence(row, tokens[row].tolist(), context, 0, SamplingParams())
+            for start in range(0, context, MAX_STEP_TOKENS):
+                count = min(MAX_STEP_TOKENS, context - start)
+                first = start == 0
+                scheduled = ScheduledSequence(row, start, count, blocks[row].tolist() if first else [])
+                _check(runner.step(Step([], [new] if first else [], [scheduled])))
+
+    @staticmethod
+    def num_blocks(num_seqs: int, context: int, num_steps: int) -> int:
+        """How many blocks the runner needs."""
+        return num_seqs * -(-(context + num_steps + 1) // BLOCK_SIZE)
+
+    def run(self, num_steps: int) -> None:
+        """As many tokens for each sequence. Each step is launched before the one before it is finished."""
+        in_flight: InFlight | None = None
+        for _ in range(num_steps):
+            rows = range(self._num_seqs)
+            step = Step([], [], [ScheduledSequence(row, self._position, 1, []) for row in rows])
+            self._position += 1
+            launched = self._runner.launch(step)
+            if in_flight is not None:
+                _check(self._runner.finish(in_flight))
+            in_flight = launched
+        if in_flight is not None:
+            _check(self._runner.finish(in_flight))
+
+
+def _check(outcome: StepOutcome) -> None:
+    for result in outcome.sequences:
+        if result.failure is not None:
+            raise RuntimeError(f"sequence {result.sequence_id} failed: {result.failure}")
+
+
+def measure(model: RandomModel, num_seqs: int, copy_rate: float) -> dict[str, Any]:
+    """Steps of as many sequences; `copy_rate` in GB/s."""
+    num_steps = WARM_UP_STEPS + TIMED_STEPS + PROFILED_STEPS
+    num_blocks = Decoding.num_blocks(num_seqs, CONTEXT, num_steps)
+    runner = model.make_runner(BLOCK_SIZE, num_blocks, MAX_STEP_TOKENS, num_seqs)
+    decoding = Decoding(runner, num_seqs, CONTEXT, num_steps)
+    decoding.run(WARM_UP_STEPS)
+    began = time.perf_counter()
+    decoding.run(TIMED_STEPS)
+    seconds = (time.perf_counter() - began) / TIMED_STEPS
+    layout = model.layout
+    token_bytes = 2 * len(layout.layers) * layout.num_kv_heads * layout.head_dim * model.dtype.itemsize
+    kv_bytes = num_seqs * (CONTEXT + WARM_UP_STEPS + TIMED_STEPS // 2) * token_bytes
+    floor = (model.weight_bytes + kv_bytes) / (copy_rate * 1e9)
+    return {
+        "num_seqs": num_seqs,
+        "context": CONTEXT,
+        "ms": seconds * 1e3,
+        "floor_ms": floor * 1e3,
+        "of_floor": seconds / floor,
+        "tokens_per_second": num_seqs / seconds,
+        "idle_share": _idle_share(decoding, seconds) if model.device.type == "cuda" else None,
+    }
+
+
+def _idle_share(decoding: Decoding, seconds: float) -> float:
+    """Of a step of `seconds`: what is left when the kernels' own times are taken off."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        decoding.run(PROFILED_STEPS)
+        torch.cuda.synchronize()
+    busy: float = sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6 / PROFILED_STEPS
+    return max(0.0, 1 - busy / seconds)
+
+
+def judge(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How the steps stand to what is asked."""
+    verdicts = []
+    for case in cases:
+        asked = [("times the bandwidth floor", case["of_floor"], OF_FLOOR)]
+        if case["idle_share"] is not None:
+            asked.append(("share of the time that the device is idle", case["idle_share"], IDLE_SHARE))
+        for what, value, at_most in asked:
+            name = f"decode of {case['num_seqs']}: {what}"
+            verdicts.append({"what": name, "value": value, "at_most": at_most, "holds": value <= at_most})
+    return verdicts
+
+
+def main() -> None:
+    """Measures and writes, anew after each batch size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=RESULTS / "decode_gpu.json")
+    output: Path = parser.parse_args().output
+    if not torch.cuda.is_available():
+        sys.exit("decode: torch finds no GPU on this machine")
+    device = torch.device("cuda", 0)
+    rates = DeviceRates.measure(device)
+    model = RandomModel(LLAMA_8B, torch.bfloat16, device, AttentionKind.TRITON)
+    result: dict[str, Any] = {
+        **provenance("torch", "triton"),
+        "gpu": describe_gpu(),
+        "rates": rates.to_json(),
+        "weight_bytes": model.weight_bytes,
+        "cases": [],
+    }
+    for num_seqs in BATCHES:
+        result["cases"].append(measure(model, num_seqs, rates.memory))
+        result["targets"] = judge(result["cases"])
+        write_result(output, result)
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""A Llama of any size with random weights, made on the device, and a runner over it as a worker has one."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker_svc.attention import AttentionKind
+from worker_svc.executor import Graphs
+from worker_svc.identity import Limits
+from worker_svc.memory import CacheShape
+from worker_svc.model.config import native_config, read_config
+from worker_svc.model.llama import LlamaModel
+from worker_svc.model.loading import NativeModel
+from worker_svc.model.triton_llama import TritonLlama
+from worker_svc.model.weights import Checkpoint
+from worker_svc.runner import Runner
+
+# The shape of Llama 3 8B
+LLAMA_8B: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+
+
+class RandomCheckpoint(Checkpoint):
+    """Holds every tensor that is asked for. `num_bytes` is what they take, the embedding left out: of that, a step
+    reads a row for each token."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(Path(), dtype, device)
+        self._generator = torch.Generator(device).manual_seed(0)
+        self._kind = (dtype, device)
+        self.num_bytes = 0
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        dtype, device = self._kind
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        if "norm" in name:
+            tensor.fill_(1)
+        else:
+            tensor.normal_(0, 0.02, generator=self._generator)
+        if "embed" not in name:
+            self.num_bytes += tensor.nbytes
+        return tensor
+
+
+class RandomModel:
+    """A model of a config.json's content, by Triton's kernels or torch's. `weight_bytes` are what each step reads."""
+
+    def __init__(self, raw: dict[str, Any], dtype: torch.dtype, device: torch.device, kind: AttentionKind) -> None:
+        with TemporaryDirectory() as folder:
+            Path(folder, "config.json").write_text(json.dumps(raw))
+            config = native_config(read_config(Path(folder)))
+        if config is None:
+            raise ValueError("the native modules do not compute this model")
+        self.layout, self.dtype, self.device = config.layout, dtype, device
+        checkpoint = RandomCheckpoint(dtype, device)
+        with torch.inference_mode():
+            self._model = (TritonLlama if kind is AttentionKind.TRITON else LlamaModel)(config, checkpoint)
+        self.weight_bytes = checkpoint.num_bytes
+
+    def make_runner(self, block_size: int, num_blocks: int, max_step_tokens: int, max_sequences: int) -> Runner:
+        """A runner over a cache of its own, as a worker has it: with Triton's kernels, CUDA graphs too."""
+        layout = self.layout
+        cache = CacheShape.of(layout, block_size, self.dtype).allocate(num_blocks, self.device)
+        limits = Limits(
+            layout.vocab_size, layout.context_length, block_size, num_blocks, max_step_tokens, max_sequences
+        )
+        model = self._model
+        loaded = model if isinstance(model, TritonLlama) else NativeModel(model, AttentionKind.TORCH)
+        return Runner(loaded.executor(cache, limits, Graphs()), limits)

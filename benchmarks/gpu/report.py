@@ -1,0 +1,43 @@
+"""What a GPU came to, from the result that was written."""
+
+from typing import Any
+
+from benchmarks.kernels.report import kernels_section
+from benchmarks.tables import Cells
+
+
+def decode_table(result: dict[str, Any]) -> Cells:
+    """A row for each batch size."""
+    columns = ("sequences", "context", "step, ms", "floor, ms", "of the floor", "tokens/s", "device idle")
+    rows = [
+        [
+            f"{case['num_seqs']}",
+            f"{case['context']:,}",
+            f"{case['ms']:.2f}",
+            f"{case['floor_ms']:.2f}",
+            f"{case['of_floor']:.2f}",
+            f"{case['tokens_per_second']:,.0f}",
+            "–" if case["idle_share"] is None else f"{case['idle_share']:.1%}",
+        ]
+        for case in result["cases"]
+    ]
+    return Cells(columns, rows, num_labels=0)
+
+
+def gpu_section(result: dict[str, Any]) -> str:
+    """What docs/performance.md says of a GPU. A part that did not end well is named."""
+    tests = result["tests"]
+    counts = ", ".join(f"{count} {outcome.lower()}" for outcome, count in sorted(tests.get("counts", {}).items()))
+    whole = "" if tests["complete"] else "; not all ended in time"
+    parts = [f"{result['gpu']['name']}. Of {tests.get('num_tests', 0)} tests: {counts or 'none ran'}{whole}."]
+    for name, section in (("kernels", kernels_section), ("decode", _decode_section)):
+        part = result[name]
+        parts.append(
+            section(part) if part.get("cases") else f"No {name}: {part.get('error', 'nothing')}".split("\n")[0]
+        )
+    return "\n\n".join(parts)
+
+
+def _decode_section(result: dict[str, Any]) -> str:
+    head = f"Decoding with Llama 3 8B's shape and random weights ({result['weight_bytes'] / 1e9:.1f} GB, bfloat16):"
+    return f"{head}\n\n{decode_table(result).markdown()}"

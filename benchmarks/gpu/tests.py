@@ -1,0 +1,113 @@
+"""Runs the tests that want a GPU: several processes at once, since most of their time goes into compiling kernels.
+
+What is counted is read from what pytest prints as it goes, so that a test which hangs loses nothing of the others.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.record import ROOT
+
+FOLDERS = ("tests/kernels", "tests/gpu")
+MAX_PROCESSES = 8
+COLLECT_SECONDS = 90
+
+# As in pyproject.toml, which pytest must not read here: it asks for plugins that may be missing.
+PYTHON_PATH = [str(ROOT / folder) for folder in ("", "protos", "kernels", "client", "tests/support")]
+_OUTCOME = re.compile(r"^(\S.*?::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", re.MULTILINE)
+
+
+def run_tests(seconds: float, folders: Sequence[str] = FOLDERS) -> dict[str, Any]:
+    """Counts of outcomes, and the names of tests that failed. `complete`: every test ended before `seconds` passed."""
+    deadline = time.monotonic() + seconds
+    present = [folder for folder in folders if (ROOT / folder).is_dir()]
+    names, problem = _collect(present)
+    if problem is not None:
+        return {"folders": present, "complete": False, "error": problem}
+    with TemporaryDirectory(prefix="quire-gpu-tests-") as folder:
+        logs = _run_all(names, Path(folder), deadline)
+        outcomes = [match for log in logs for match in outcomes_in(log)]
+        counts = Counter(outcome for _, outcome in outcomes)
+        failed = sorted(name for name, outcome in outcomes if outcome in ("FAILED", "ERROR"))
+        ran = {name for name, _ in outcomes}
+        return {
+            "folders": present,
+            "num_tests": len(names),
+            "counts": dict(counts),
+            "failed": failed[:50],
+            "unfinished": sorted(set(names) - ran)[:50],
+            "complete": ran >= set(names),
+            "seconds": round(time.monotonic() - deadline + seconds, 1),
+            "output": "\n".join(log[-3000:] for log in logs if "FAILED" in log or "ERROR" in log)[:10000],
+        }
+
+
+def outcomes_in(log: str) -> list[tuple[str, str]]:
+    """Tests and their outcomes in what `pytest -v` printed."""
+    return [(match[1], match[2]) for match in _OUTCOME.finditer(log)]
+
+
+def deal(names: Sequence[str], num_hands: int) -> list[list[str]]:
+    """The tests in turns to as many processes, none of them empty."""
+    return [hand for start in range(num_hands) if (hand := list(names[start::num_hands]))]
+
+
+def _collect(folders: Iterable[str]) -> tuple[list[str], str | None]:
+    command = (*_pytest(), "--collect-only", "-q", *folders)
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=COLLECT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return [], f"the tests were not collected in {COLLECT_SECONDS} s"
+    if done.returncode != 0:
+        return [], f"the tests could not be collected:\n{(done.stdout + done.stderr)[-3000:]}"
+    return [line for line in done.stdout.splitlines() if "::" in line], None
+
+
+def _run_all(names: Sequence[str], folder: Path, deadline: float) -> list[str]:
+    """What each process printed, until all have ended or the deadline has come."""
+    processes: list[subprocess.Popen[bytes]] = []
+    logs: list[Path] = []
+    for number, hand in enumerate(deal(names, min(MAX_PROCESSES, os.cpu_count() or 1))):
+        (folder / f"{number}.tests").write_text("\n".join(hand))
+        logs.append(folder / f"{number}.log")
+        with logs[-1].open("wb") as output:
+            command = (*_pytest(), "-v", "--tb=short", f"@{folder / f'{number}.tests'}")
+            processes.append(
+                subprocess.Popen(
+                    command, cwd=ROOT, env=_environment(), stdout=output, stderr=output, start_new_session=True
+                )
+            )
+    try:
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return [log.read_text(errors="replace") for log in logs]
+
+
+def _pytest() -> tuple[str, ...]:
+    return (
+        *(sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={ROOT}", "--import-mode=importlib"),
+        *("-p", "no:cacheprovider", "--no-header"),
+    )
+
+
+def _environment() -> dict[str, str]:
+    settings = {"PYTHONPATH": os.pathsep.join(PYTHON_PATH), "PYTHONUNBUFFERED": "1", "PYTEST_ADDOPTS": ""}
+    return os.environ | settings

@@ -1,0 +1,74 @@
+"""Measures each op beside its peers on the same tensors, and beside the device's own rates.
+
+    python -m benchmarks.kernels [--only decode] [--output FILE]
+
+On a GPU the Triton ops, on a processor those for processors. Needs torch, triton and numpy. The file is written anew
+after each case, so that one which hangs or crashes loses nothing of the others.
+"""
+
+import argparse
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.kernels.case import Case
+from benchmarks.kernels.device import DeviceRates
+from benchmarks.kernels.report import judge, kernels_table
+from benchmarks.record import RESULTS, ROOT, describe_gpu, provenance, write_result
+
+
+def cases_for(device: torch.device) -> tuple[partial[Case], ...]:
+    """Those of the device's kind. Each imports its op when it is made."""
+    if device.type == "cuda":
+        from benchmarks.kernels import gpu_table
+
+        return gpu_table.CASES
+    from benchmarks.kernels import cpu_table
+
+    return cpu_table.CASES
+
+
+def main() -> int:
+    """Measures all cases. 1 where an op could not run."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    default = RESULTS / f"kernels_{'gpu' if device.type == 'cuda' else 'cpu'}.json"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="cases whose op or shape holds this text")
+    parser.add_argument("--output", type=Path, default=default, help=f"file for the result; default {default.name}")
+    options = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "kernels"))  # where the project is not installed
+    torch.manual_seed(0)
+    rates = DeviceRates.measure(device)
+    result: dict[str, Any] = {
+        **provenance("torch", "triton", "flashinfer-python", "flash-attn"),
+        "gpu": describe_gpu(),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "rates": rates.to_json(),
+        "cases": [],
+    }
+    for make in cases_for(device):
+        try:
+            case = make(device)
+        except Exception as error:  # no compiler, no such op, no memory: a result, not the end
+            about = {"op": make.func.__name__, "shape": str(make.keywords), "peers": {}}
+            result["cases"].append(about | {"error": f"{type(error).__name__}: {error}".splitlines()[0]})
+            continue
+        if options.only in f"{case.op} {case.shape}":
+            result["cases"].append(case.measure(device, rates))
+            print(f"{case.op}, {case.shape}: {result['cases'][-1].get('ms')} ms", file=sys.stderr, flush=True)
+        del case
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        result["targets"] = judge(result)
+        write_result(options.output, result)
+    print(kernels_table(result).markdown())
+    print(f"written to {os.path.relpath(options.output)}", file=sys.stderr)
+    return 1 if any("error" in case for case in result["cases"]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

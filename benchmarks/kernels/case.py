@@ -1,0 +1,84 @@
+"""One case: an op on given tensors, what bounds it, and its peers; and what measuring it comes to."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+
+from benchmarks.kernels.device import Bound, DeviceRates, milliseconds
+
+Run = Callable[[], object]
+
+
+class Asked(Enum):
+    """What of a case is held against a bound."""
+
+    NOTHING = "nothing"
+    DECODE = "decode"
+    PREFILL = "prefill"
+
+
+@dataclass(frozen=True)
+class Case:
+    """`amount` is what the op must move in bytes (MEMORY, LINK), or compute in operations (MATRIX), whoever does it.
+
+    Each of `peers` does the same on the same values; where both return tensors, the results are compared. Those "with
+    gather" copy the pages into one piece first, the others find them so.
+    """
+
+    op: str
+    shape: str
+    bound: Bound
+    amount: float
+    ours: Run
+    peers: Mapping[str, Run] = field(default_factory=dict)
+    asked: Asked = Asked.NOTHING
+
+    def measure(self, device: torch.device, rates: DeviceRates) -> dict[str, Any]:
+        """Times of the op and its peers. A peer that cannot run says why; an op that cannot does too."""
+        result: dict[str, Any] = {
+            "op": self.op,
+            "shape": self.shape,
+            "bound": self.bound.unit,
+            "asked": self.asked.value,
+        }
+        with torch.inference_mode():
+            result |= self._time(self.ours, device)
+            if "ms" in result:
+                rate = self.amount / result["ms"] / (1e9 if self.bound is Bound.MATRIX else 1e6)
+                best = rates.of(self.bound)
+                result |= {"rate": rate, "of_device": None if best is None else rate / best}
+            result["peers"] = {name: self._measure_peer(run, device) for name, run in self.peers.items()}
+        return result
+
+    def _measure_peer(self, run: Run, device: torch.device) -> dict[str, Any]:
+        result = self._time(run, device)
+        if "ms" in result:
+            result["relative_error"] = self._relative_error(run)
+        return result
+
+    @staticmethod
+    def _time(run: Run, device: torch.device) -> dict[str, Any]:
+        try:
+            return {"ms": milliseconds(run, device)}
+        except Exception as error:  # what one op or library cannot do is a result, not the end
+            lines = str(error).strip().splitlines()
+            return {"error": f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]}
+
+    def _relative_error(self, peer: Run) -> float | None:
+        try:
+            ours, theirs = self.ours(), peer()
+        except Exception:
+            return None  # the op's own error stands in the result already
+        if not isinstance(ours, torch.Tensor) or not isinstance(theirs, torch.Tensor) or ours.shape != theirs.shape:
+            return None
+        difference = (ours.double() - theirs.double()).norm() / theirs.double().norm().clamp_min(1e-30)
+        return float(difference)
+
+
+def best_peer(result: Mapping[str, Any]) -> tuple[str, float] | None:
+    """The fastest peer of a measured case and its milliseconds, one that gathers pages first left aside."""
+    times = {name: peer["ms"] for name, peer in result["peers"].items() if "ms" in peer and "gather" not in name}
+    return min(times.items(), key=lambda item: item[1]) if times else None

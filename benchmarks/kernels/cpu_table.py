@@ -1,0 +1,29 @@
+"""What is measured on a processor: a line for each case, made when its turn comes."""
+
+from functools import partial
+
+from benchmarks.kernels import attention, compiled, elementwise
+from benchmarks.kernels.case import Case
+from benchmarks.kernels.pages import LLAMA_8B, SMOLLM_135M
+
+CASES: tuple[partial[Case], ...] = (
+    partial(compiled.attention, heads=SMOLLM_135M, num_seqs=1, num_queries=1, context_len=2048),
+    partial(compiled.attention, heads=SMOLLM_135M, num_seqs=32, num_queries=1, context_len=512),
+    partial(compiled.attention, heads=LLAMA_8B, num_seqs=8, num_queries=1, context_len=2048),
+    partial(compiled.attention, heads=SMOLLM_135M, num_seqs=1, num_queries=512, context_len=512),
+    partial(compiled.attention, heads=SMOLLM_135M, num_seqs=1, num_queries=256, context_len=1024),
+    partial(compiled.store, heads=SMOLLM_135M, num_tokens=512),
+    partial(compiled.product, num_rows=1, outputs=16384, inputs=2048, int8=False),
+    partial(compiled.product, num_rows=8, outputs=16384, inputs=2048, int8=False),
+    partial(compiled.product, num_rows=32, outputs=16384, inputs=2048, int8=False),
+    partial(compiled.product, num_rows=256, outputs=16384, inputs=2048, int8=False),
+    partial(compiled.product, num_rows=1, outputs=16384, inputs=2048, int8=True),
+    partial(compiled.product, num_rows=32, outputs=16384, inputs=2048, int8=True),
+    partial(compiled.greedy, num_rows=32, vocab_size=49152),
+    partial(attention.cpu_attention, heads=SMOLLM_135M, num_seqs=1, num_queries=1, context_len=2048),
+    partial(attention.cpu_attention, heads=SMOLLM_135M, num_seqs=8, num_queries=1, context_len=512),
+    partial(attention.cpu_attention, heads=SMOLLM_135M, num_seqs=32, num_queries=1, context_len=512),
+    partial(attention.cpu_attention, heads=SMOLLM_135M, num_seqs=1, num_queries=512, context_len=512),
+    partial(attention.cpu_attention, heads=SMOLLM_135M, num_seqs=1, num_queries=256, context_len=1024),
+    partial(elementwise.cpu_store, heads=SMOLLM_135M, num_tokens=512),
+)

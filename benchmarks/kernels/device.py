@@ -1,0 +1,85 @@
+"""What the device can do by itself: its rates of copying and of multiplying, and how long a call takes on it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import Enum
+from statistics import median
+from typing import Any
+
+import torch
+
+_CPU_SECONDS = 0.6
+_CPU_ROUNDS = (3, 200)
+
+
+class Bound(Enum):
+    """What of the device limits an op."""
+
+    MEMORY = "GB/s"
+    MATRIX = "TFLOP/s"
+    LINK = "GB/s to the host"
+
+    @property
+    def unit(self) -> str:
+        """What its rates are in."""
+        return self.value.partition(" ")[0]
+
+
+@dataclass(frozen=True)
+class DeviceRates:
+    """Measured: `memory` counts bytes read and written, GB/s; `matrix` bfloat16 products, TFLOP/s; `link`, GB/s from
+    the device to pinned host memory, None on a processor."""
+
+    memory: float
+    matrix: float
+    link: float | None
+
+    @classmethod
+    def measure(cls, device: torch.device) -> "DeviceRates":
+        """On this device, in seconds."""
+        link = _link_rate(device) if device.type == "cuda" else None
+        return cls(_memory_rate(device), _matrix_rate(device), link)
+
+    def of(self, bound: Bound) -> float | None:
+        """The rate that bounds an op; None where the device has none."""
+        return {Bound.MEMORY: self.memory, Bound.MATRIX: self.matrix, Bound.LINK: self.link}[bound]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a result holds it."""
+        return asdict(self)
+
+
+def milliseconds(run: Callable[[], object], device: torch.device) -> float:
+    """The median time of a call once it is warm; on a GPU with its second-level cache emptied before each call."""
+    if device.type == "cuda":
+        from triton.testing import do_bench
+
+        return float(do_bench(run, warmup=50, rep=300, return_mode="median"))
+    run()
+    times: list[float] = []
+    end = time.perf_counter() + _CPU_SECONDS
+    while len(times) < _CPU_ROUNDS[0] or (time.perf_counter() < end and len(times) < _CPU_ROUNDS[1]):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return median(times) * 1e3
+
+
+def _memory_rate(device: torch.device) -> float:
+    # Far larger than any cache
+    source = torch.ones(2**31 if device.type == "cuda" else 2**28, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / milliseconds(lambda: target.copy_(source), device) / 1e6
+
+
+def _link_rate(device: torch.device) -> float:
+    source = torch.ones(2**28, dtype=torch.uint8, device=device)
+    host = torch.empty(2**28, dtype=torch.uint8, pin_memory=True)
+    return source.nbytes / milliseconds(lambda: host.copy_(source, non_blocking=True), device) / 1e6
+
+
+def _matrix_rate(device: torch.device) -> float:
+    size = 8192 if device.type == "cuda" else 2048
+    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    return 2 * size**3 / milliseconds(lambda: torch.mm(left, right), device) / 1e9

@@ -1,0 +1,204 @@
+"""Cases of the ops around attention: norms, rotary positions and the store, activations, moving blocks, sampling.
+
+Peers are torch's own operators one after another, and the same compiled by torch.compile.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.kernels.case import Case, Run
+from benchmarks.kernels.device import Bound
+from benchmarks.kernels.pages import BLOCK_SIZE, Heads
+
+_DTYPE = torch.bfloat16
+
+
+def norm(device: torch.device, num_tokens: int, width: int) -> Case:
+    """The residual stream in float32 grows by an update in 16 bits, and is normalised to 16 bits."""
+    from quire_kernels.rms_norm import add_rms_norm
+
+    hidden = torch.randn(num_tokens, width, device=device)
+    update = torch.randn(num_tokens, width, device=device, dtype=_DTYPE) * 1e-3
+    weight = torch.randn(width, device=device, dtype=_DTYPE)
+
+    def plain(residual: Tensor) -> Tensor:
+        residual.add_(update)
+        return functional.rms_norm(residual, (width,), weight.float(), 1e-5).to(_DTYPE)
+
+    def ours() -> object:
+        return add_rms_norm(hidden, update, weight, 1e-5)
+
+    amount = num_tokens * width * (4 + 4 + 2 + 2)
+    return Case("add_rms_norm", f"{num_tokens} × {width}", Bound.MEMORY, amount, ours, _torch(plain, hidden.clone()))
+
+
+def activation(device: torch.device, num_tokens: int, width: int) -> Case:
+    """SiLU of the gate times up."""
+    from quire_kernels.gated_activation import Activation, gated_activation
+
+    gate_up = torch.randn(num_tokens, 2 * width, device=device, dtype=_DTYPE)
+
+    def plain(inputs: Tensor) -> Tensor:
+        gate, up = inputs.chunk(2, -1)
+        return functional.silu(gate) * up
+
+    def ours() -> object:
+        return gated_activation(gate_up, Activation.SILU)
+
+    amount = 3 * num_tokens * width * gate_up.element_size()
+    return Case("gated_activation", f"{num_tokens} × {width}", Bound.MEMORY, amount, ours, _torch(plain, gate_up))
+
+
+def rotary(device: torch.device, heads: Heads, num_tokens: int) -> Case:
+    """Queries and keys turned, keys and values stored."""
+    from quire_kernels.rotary_store import rotary_store
+
+    width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+    qkv = torch.randn(num_tokens, width, device=device, dtype=_DTYPE)
+    positions = torch.arange(num_tokens, device=device)
+    frequencies = 1e4 ** -(torch.arange(heads.head_dim // 2, device=device, dtype=torch.float32) * 2 / heads.head_dim)
+    keys, values, slots = _cache(device, heads, num_tokens)
+
+    def plain(inputs: Tensor) -> Tensor:
+        rows = inputs.view(num_tokens, -1, heads.head_dim)
+        num_turned = heads.num_heads + heads.num_kv_heads
+        angles = positions[:, None, None] * frequencies
+        cos, sin = angles.cos(), angles.sin()
+        left, right = rows[:, :num_turned].float().chunk(2, -1)
+        turned = torch.cat((left * cos - right * sin, right * cos + left * sin), -1).to(_DTYPE)
+        _store(turned[:, heads.num_heads :], rows[:, num_turned:], keys, values, slots)
+        return turned[:, : heads.num_heads].contiguous()
+
+    def ours() -> object:
+        return rotary_store(qkv, positions, frequencies, keys, values, slots)
+
+    shape = f"{heads.num_kv_heads} × {heads.group} heads of {heads.head_dim}, {num_tokens} tokens"
+    return Case("rotary_store", shape, Bound.MEMORY, 2 * qkv.nbytes, ours, _torch(plain, qkv))
+
+
+def store(device: torch.device, heads: Heads, num_tokens: int) -> Case:
+    """Keys and values to their slots."""
+    from quire_kernels.store_kv import store_kv
+
+    key, value = _new_kv(device, heads, num_tokens)
+    keys, values, slots = _cache(device, heads, num_tokens)
+    peers: dict[str, Run] = {"torch": lambda: _store(key, value, keys, values, slots)}
+    shape = f"{heads.num_kv_heads} heads of {heads.head_dim}, {num_tokens} tokens"
+    run = partial(store_kv, key, value, keys, values, slots)
+    return Case("store_kv", shape, Bound.MEMORY, 4 * key.nbytes, run, peers)
+
+
+def cpu_store(device: torch.device, heads: Heads, num_tokens: int) -> Case:
+    """The processor's store in torch."""
+    from quire_kernels.cpu_attention import cpu_store_kv
+
+    key, value = _new_kv(device, heads, num_tokens)
+    keys, values, slots = _cache(device, heads, num_tokens)
+    run = partial(cpu_store_kv, key, value, keys, values, slots)
+    shape = f"{heads.num_kv_heads} heads of {heads.head_dim}, {num_tokens} tokens"
+    return Case("cpu_store_kv", shape, Bound.MEMORY, 4 * key.nbytes, run)
+
+
+def copy_blocks(device: torch.device, num_pairs: int, block_bytes: int) -> Case:
+    """Whole blocks from place to place."""
+    from quire_kernels.block_copy import block_copy
+
+    cache = torch.zeros(2 * num_pairs, block_bytes, dtype=torch.uint8, device=device)
+    pairs = torch.randperm(2 * num_pairs, device=device).view(num_pairs, 2)
+
+    def plain() -> object:
+        return cache.index_copy_(0, pairs[:, 1], cache[pairs[:, 0]])
+
+    shape = f"{num_pairs} blocks of {block_bytes >> 10} KiB"
+    run = partial(block_copy, cache, cache, pairs)
+    return Case("block_copy", shape, Bound.MEMORY, 2 * num_pairs * block_bytes, run, {"torch": plain})
+
+
+def swap_blocks(device: torch.device, num_pairs: int, block_bytes: int) -> Case:
+    """Scattered blocks of the device to a contiguous run of pinned host memory."""
+    from quire_kernels.block_swap import swap_out
+
+    cache = torch.zeros(2 * num_pairs, block_bytes, dtype=torch.uint8, device=device)
+    host = torch.empty(num_pairs, block_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    staging = torch.empty(64, block_bytes, dtype=torch.uint8, device=device)
+    pairs = [(block, place) for place, block in enumerate(torch.randperm(2 * num_pairs)[:num_pairs].tolist())]
+
+    def one_by_one() -> None:
+        for block, place in pairs:
+            host[place].copy_(cache[block], non_blocking=True)
+
+    shape = f"{num_pairs} blocks of {block_bytes >> 10} KiB"
+    run = partial(swap_out, cache, host, pairs, staging)
+    return Case("swap_out", shape, Bound.LINK, num_pairs * block_bytes, run, {"torch, block by block": one_by_one})
+
+
+def draw(device: torch.device, num_rows: int, vocab_size: int, temperature: float) -> Case:
+    """A token for each row: the likeliest at temperature 0, else of those that top-k, top-p and min-p leave."""
+    from quire_kernels.sample import SamplingTensors, sample
+
+    def rows(value: float, dtype: torch.dtype) -> Tensor:
+        return torch.full((num_rows,), value, dtype=dtype, device=device)
+
+    logits = torch.randn(num_rows, vocab_size, device=device) * 4
+    sampling = SamplingTensors(
+        temperature=rows(temperature, torch.float32),
+        top_k=rows(64, torch.int32),
+        top_p=rows(0.9, torch.float64),
+        min_p=rows(0.05, torch.float32),
+        seeds=rows(1, torch.int64),
+        indices=rows(0, torch.int32),
+        positions=rows(7, torch.int32),
+    )
+
+    def plain(scores: Tensor) -> Tensor | None:
+        if temperature == 0:
+            return scores.argmax(-1)
+        ordered, tokens = (scores / temperature).sort(-1, descending=True)
+        chances = ordered.softmax(-1)
+        is_dropped = chances.cumsum(-1) - chances > 0.9
+        is_dropped |= chances < 0.05 * chances[:, :1]
+        is_dropped[:, 64:] = True
+        place = torch.multinomial(chances.masked_fill(is_dropped, 0), 1)
+        tokens.gather(-1, place)
+        return None  # another generator draws other tokens
+
+    kind = "greedy" if temperature == 0 else "top-k, top-p, min-p"
+    shape = f"{num_rows} × {vocab_size}, {kind}"
+    return Case("sample", shape, Bound.MEMORY, logits.nbytes, lambda: sample(logits, sampling), _torch(plain, logits))
+
+
+def _torch(plain: Callable[[Tensor], Tensor | None], inputs: Tensor) -> dict[str, Run]:
+    compiled: list[Callable[[Tensor], Tensor | None]] = []
+
+    def run() -> object:
+        if not compiled:
+            compiled.append(torch.compile(plain, dynamic=False))
+        return compiled[0](inputs)
+
+    peers: dict[str, Run] = {"torch": lambda: plain(inputs)}
+    return peers | {"torch.compile": run} if inputs.is_cuda else peers
+
+
+def _new_kv(device: torch.device, heads: Heads, num_tokens: int) -> tuple[Tensor, Tensor]:
+    shape = (num_tokens, heads.num_kv_heads, heads.head_dim)
+    return torch.randn(shape, device=device, dtype=_DTYPE), torch.randn(shape, device=device, dtype=_DTYPE)
+
+
+def _cache(device: torch.device, heads: Heads, num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """One layer's keys and values, and a slot for each token: those of consecutive tokens in scattered blocks."""
+    num_blocks = -(-num_tokens // BLOCK_SIZE)
+    shape = (num_blocks, 2, 2, heads.num_kv_heads, BLOCK_SIZE, heads.head_dim)
+    cache = torch.zeros(shape, device=device, dtype=_DTYPE)
+    blocks = torch.randperm(num_blocks, device=device)
+    slots = (blocks[:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE, device=device)).flatten()[:num_tokens]
+    return cache[:, 1, 0], cache[:, 1, 1], slots.contiguous()
+
+
+def _store(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    blocks, offsets = slots // BLOCK_SIZE, slots % BLOCK_SIZE
+    keys[blocks, :, offsets] = key
+    values[blocks, :, offsets] = value

@@ -1,0 +1,33 @@
+"""What is measured on a GPU: a line for each case, made when its turn comes, so that it has the memory alone."""
+
+from functools import partial
+
+import torch
+
+from benchmarks.kernels import attention, elementwise
+from benchmarks.kernels.case import Case
+from benchmarks.kernels.pages import LLAMA_8B
+
+CASES: tuple[partial[Case], ...] = (
+    partial(attention.decode, heads=LLAMA_8B, num_seqs=1, context_len=4096),
+    partial(attention.decode, heads=LLAMA_8B, num_seqs=1, context_len=32768),
+    partial(attention.decode, heads=LLAMA_8B, num_seqs=32, context_len=4096),
+    partial(attention.decode, heads=LLAMA_8B, num_seqs=64, context_len=8192),
+    partial(attention.decode, heads=LLAMA_8B, num_seqs=256, context_len=1024),
+    partial(attention.decode_8bit, heads=LLAMA_8B, num_seqs=32, context_len=4096, dtype=torch.float8_e4m3fn),
+    partial(attention.decode_8bit, heads=LLAMA_8B, num_seqs=32, context_len=4096, dtype=torch.int8),
+    partial(attention.prefill, heads=LLAMA_8B, num_seqs=1, num_queries=4096, context_len=4096),
+    partial(attention.prefill, heads=LLAMA_8B, num_seqs=8, num_queries=1024, context_len=1024),
+    partial(attention.prefill, heads=LLAMA_8B, num_seqs=1, num_queries=2048, context_len=8192),
+    partial(elementwise.rotary, heads=LLAMA_8B, num_tokens=64),
+    partial(elementwise.rotary, heads=LLAMA_8B, num_tokens=4096),
+    partial(elementwise.store, heads=LLAMA_8B, num_tokens=4096),
+    partial(elementwise.norm, num_tokens=64, width=4096),
+    partial(elementwise.norm, num_tokens=4096, width=4096),
+    partial(elementwise.activation, num_tokens=64, width=14336),
+    partial(elementwise.activation, num_tokens=4096, width=14336),
+    partial(elementwise.draw, num_rows=64, vocab_size=128256, temperature=0.0),
+    partial(elementwise.draw, num_rows=64, vocab_size=128256, temperature=1.0),
+    partial(elementwise.copy_blocks, num_pairs=256, block_bytes=2 << 20),
+    partial(elementwise.swap_blocks, num_pairs=128, block_bytes=2 << 20),
+)

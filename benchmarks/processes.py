@@ -1,0 +1,80 @@
+"""Servers under measurement: started in processes of their own, waited for, and ended with all that they started."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+from benchmarks.record import ROOT
+from svc_common.supervisor.launch import launched
+
+STOP_SECONDS = 60
+
+T = TypeVar("T")
+
+
+class BenchmarkFailed(Exception):  # noqa: N818
+    """There are no figures. The text says why."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A program that runs, and the file that takes what it prints."""
+
+    name: str
+    popen: "subprocess.Popen[bytes]"
+    log: Path
+
+    def wait_until(self, probe: Callable[[], T | None], seconds: float) -> T:
+        """What `probe` finds at last. Raises BenchmarkFailed at the program's end, or after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while self.popen.poll() is None and time.monotonic() < deadline:
+            found = probe()
+            if found is not None:
+                return found
+            time.sleep(0.1)
+        status = self.popen.poll()
+        why = f"was not ready in {seconds:.0f} s" if status is None else f"ended with status {status}"
+        raise BenchmarkFailed(f"{self.name} {why}:\n{self.last_lines()}")
+
+    def stop(self) -> None:
+        """End it, as a signal from outside would, and wait until it is gone."""
+        self.popen.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.popen.wait(STOP_SECONDS)
+        # What it left behind, or itself, where it did not end.
+        with suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+
+    def last_lines(self) -> str:
+        """The end of what it printed."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
+
+
+@contextmanager
+def running(name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Process]:
+    """A program in the project's root, with `environment` added to ours, which ends with the block or with us."""
+    with TemporaryDirectory(prefix="quire-bench-") as folder:
+        log = Path(folder, "log")
+        with log.open("wb") as output:
+            popen = subprocess.Popen(
+                launched(command),
+                cwd=ROOT,
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C ends the measuring first, and that ends this
+            )
+        process = Process(name, popen, log)
+        try:
+            yield process
+        finally:
+            process.stop()

@@ -1,0 +1,1 @@
+"""What formats of weights cost in quality."""

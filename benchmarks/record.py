@@ -1,0 +1,89 @@
+"""When, on what and of which code a result was measured, and how it is kept. Imports nothing that must be installed."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def provenance(*packages: str) -> dict[str, Any]:
+    """The head of a result: date, commit, and the machine with the versions of `packages` that it has."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": describe_machine(*packages),
+    }
+
+
+def commit() -> str | None:
+    """The commit that is measured, marked where the files differ from it; None outside a repository."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() or None
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def describe_machine(*packages: str) -> dict[str, Any]:
+    """What figures depend on besides the code; nothing that tells whose machine it is."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "python": platform.python_version(),
+        **{name: version for name in packages if (version := _version(name)) is not None},
+    }
+
+
+def describe_gpu() -> dict[str, Any] | None:
+    """The GPU that torch computes on; None where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "memory_gib": round(properties.total_memory / 2**30),
+        "cuda": torch.version.cuda,
+    }
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """Replace the file as a whole, so that a program which is killed leaves one that can be read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(result, indent=2) + "\n")
+    draft.replace(path)
+
+
+def read_result(path: Path) -> dict[str, Any] | None:
+    """What was written there; None where nothing was."""
+    if not path.exists():
+        return None
+    result: dict[str, Any] = json.loads(path.read_bytes())
+    return result
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

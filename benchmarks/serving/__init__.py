@@ -1,0 +1,1 @@
+"""Quire beside other servers on the same machine, model and load."""

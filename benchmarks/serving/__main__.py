@@ -1,0 +1,128 @@
+"""Compares Quire with vLLM's build for processors, and with transformers' continuous and static batches (`make bench`).
+
+    [VLLM_VENV=ENVIRONMENT] python -m benchmarks.serving [--runs 3] [--systems quire,…] [--requests N] [--output FILE]
+
+Each is an HTTP server under one load generator; only static batches have no server, and get their requests all at once.
+They take turns on the machine, each started afresh for each run, in bfloat16, greedy, with end-of-text ignored; first
+come two requests that do not count. Figures are medians over the runs; what they mean is said in
+quire_client/bench/latency.py, what is sent in loads.py, what is asked in figures.py.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+from tokenizers import Tokenizer
+
+from benchmarks.processes import BenchmarkFailed
+from benchmarks.record import RESULTS, provenance, write_result
+from benchmarks.serving.figures import Figures, judge
+from benchmarks.serving.loads import ServingLoad, comparison_loads
+from benchmarks.serving.measure import Outcome, run_static_batches, run_system
+from benchmarks.serving.prepare import MIX, end_on_signals, make_systems, prepare_model, report
+from benchmarks.serving.report import comparison_table, summary_lines
+from benchmarks.serving.systems import Vllm
+from quire_client.bench.mix import read_mix
+from quire_client.bench.targets import TargetError
+from svc_common.models import ModelNotFound
+
+RESULT = RESULTS / "serving.json"
+STATIC = "static_batches"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Who is measured: `run` starts it, puts it under the loads, and stops it."""
+
+    name: str
+    title: str
+    run: Callable[[], dict[str, Outcome]]
+
+
+def measure(contestants: Sequence[Contestant], num_runs: int) -> Iterator[dict[str, dict[str, list[Outcome]]]]:
+    """All runs, in turns: after each, the outcomes so far by contestant and load."""
+    outcomes: dict[str, dict[str, list[Outcome]]] = {contestant.name: {} for contestant in contestants}
+    for i in range(num_runs):
+        report(f"run {i + 1} of {num_runs}")
+        for contestant in contestants:
+            for load, outcome in contestant.run().items():
+                outcomes[contestant.name].setdefault(load, []).append(outcome)
+        yield outcomes
+
+
+def summarize_runs(
+    contestants: Sequence[Contestant], loads: Sequence[ServingLoad], outcomes: dict[str, dict[str, list[Outcome]]]
+) -> dict[str, Any]:
+    """What goes into the file of the runs themselves."""
+    medians = {
+        name: {load: Figures.median([outcome.figures for outcome in runs]) for load, runs in by_load.items()}
+        for name, by_load in outcomes.items()
+    }
+    systems: dict[str, Any] = {}
+    for contestant in contestants:
+        systems[contestant.name] = {"title": contestant.title, "loads": {}}
+        for load, runs in outcomes[contestant.name].items():
+            wasted = [outcome.kv_wasted for outcome in runs if outcome.kv_wasted is not None]
+            systems[contestant.name]["loads"][load] = {
+                "median": asdict(medians[contestant.name][load]),
+                "kv_wasted": median(wasted) if wasted else None,
+                "runs": [asdict(outcome.figures) for outcome in runs],
+            }
+    return {
+        "loads": {load.name: load.describe() for load in loads},
+        "systems": systems,
+        "targets": judge(medians),
+    }
+
+
+def main() -> None:
+    """Reads flags, measures, writes. Exits with 1 where there are no figures, whatever they are otherwise with 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3, help="runs of each; default 3")
+    parser.add_argument("--systems", help=f"which, of quire, vllm, continuous_batching and {STATIC}; default all")
+    parser.add_argument("--requests", type=int, help="at most so many in each load, for a quick pass; default all")
+    parser.add_argument("--output", type=Path, help=f"file for the result; default {RESULT.name}, for whole loads")
+    options = parser.parse_args()
+    if options.runs < 1 or (options.requests or 1) < 1:
+        parser.error("--runs and --requests are at least 1")
+    output = options.output or (RESULT if options.requests is None else None)
+    end_on_signals()
+    try:
+        model = prepare_model()
+        names = None if options.systems is None else options.systems.split(",")
+        systems = make_systems(model, names and [name for name in names if name != STATIC])
+        tokenizer = Tokenizer.from_file(str(model.path / "tokenizer.json"))
+        loads = comparison_loads(read_mix(MIX), tokenizer, options.requests)
+        contestants = [Contestant(s.name, s.title, partial(run_system, s, loads, report)) for s in systems]
+        if names is None or STATIC in names:
+            at_once = next(load for load in loads if load.name == "mix-48")
+            run = partial(run_static_batches, model.path, at_once, report)
+            contestants.append(Contestant(STATIC, "transformers, static batches of 8", run))
+        head = {
+            **provenance("torch", "transformers", "grpcio"),
+            "model": model.name,
+            "vllm": next((system.version() for system in systems if isinstance(system, Vllm)), None),
+        }
+        # Written after each run: what ends a later one costs no more than that.
+        for num_runs, outcomes in enumerate(measure(contestants, options.runs), 1):
+            result = head | {"num_runs": num_runs} | summarize_runs(contestants, loads, outcomes)
+            if output:
+                write_result(output, result)
+    except (BenchmarkFailed, ModelNotFound, TargetError, httpx.HTTPError) as error:
+        sys.exit(f"serving: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    comparison_table(result).print(summary_lines(result))
+    if output:
+        print(f"written to {os.path.relpath(output)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What is sent to the systems that are compared. No prompt begins as one that the same server has answered before."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from benchmarks.texts import write_text, write_tokens
+from quire_client.bench.mix import MixRequest, draw_mix
+
+NUM_WARM_UPS = 2
+PREFIX_WORDS = 800
+SUFFIX_TOKENS = (16, 48)
+SHARED_OUTPUT_TOKENS = 64
+
+# Ids from here on are ordinary tokens in all common vocabularies.
+_FIRST_MARK = 2_000
+
+
+@dataclass(frozen=True)
+class ServingLoad:
+    """Requests, and how many of them are in flight at a time."""
+
+    name: str
+    title: str
+    requests: tuple[MixRequest, ...]
+    concurrency: int
+
+    def describe(self) -> dict[str, Any]:
+        """What a result says of it."""
+        return {
+            "title": self.title,
+            "concurrency": self.concurrency,
+            "num_requests": len(self.requests),
+            "prompt_tokens": sum(len(request.prompt_token_ids) for request in self.requests),
+            "output_tokens": sum(request.output_tokens for request in self.requests),
+        }
+
+
+def comparison_loads(mix: Sequence[MixRequest], tokenizer: Tokenizer, limit: int | None = None) -> list[ServingLoad]:
+    """The loads of the comparison, each of at most `limit` requests, in the order that they are sent."""
+    counts = {1: 8, 8: 48, 32: 48, 48: 48}
+    loads = _mix_loads(mix, {concurrency: min(count, limit or count) for concurrency, count in counts.items()})
+    shared = shared_prefix_requests(tokenizer, 48)[:limit]
+    title = f"one prefix of {PREFIX_WORDS} words, 16 at a time"
+    return [*loads, ServingLoad("shared-prefix", title, tuple(shared), 16)]
+
+
+def sweep_loads(mix: Sequence[MixRequest], concurrencies: Sequence[int]) -> list[ServingLoad]:
+    """The mix at each concurrency, three requests for each place and at least eight."""
+    return _mix_loads(mix, {concurrency: max(8, 3 * concurrency) for concurrency in concurrencies})
+
+
+def _mix_loads(mix: Sequence[MixRequest], counts: Mapping[int, int]) -> list[ServingLoad]:
+    """A load for each concurrency, of as many requests as `counts` says, none of which comes twice."""
+    loads: list[ServingLoad] = []
+    place = 0
+    for concurrency, count in counts.items():
+        requests = renewed(mix, place, count)
+        place += -(-count // len(mix))
+        loads.append(ServingLoad(f"mix-{concurrency}", f"mix, {concurrency} at a time", requests, concurrency))
+    return loads
+
+
+def warm_up() -> list[MixRequest]:
+    """Requests that come first and do not count."""
+    return draw_mix(1, NUM_WARM_UPS, None)
+
+
+def renewed(mix: Sequence[MixRequest], place: int, count: int) -> tuple[MixRequest, ...]:
+    """`count` requests of the mix, over again where it has not so many, each with another first token each time.
+
+    A cache of prefixes looks up whole blocks from the first one on: it holds none of these, unless it saw the mix
+    renewed at the same `place`. The repetitions here take the places behind it too.
+    """
+    renewals: list[MixRequest] = []
+    while len(renewals) < count:
+        mark = _FIRST_MARK + place
+        renewals += [replace(request, prompt_token_ids=(mark, *request.prompt_token_ids[1:])) for request in mix]
+        place += 1
+    return tuple(renewals[:count])
+
+
+def shared_prefix_requests(tokenizer: Tokenizer, count: int) -> list[MixRequest]:
+    """Requests that begin with the same words and end each in a short one of its own; seed 0."""
+    rng = random.Random("0 shared prefix")
+    text = " ".join(write_text(rng, 900, PREFIX_WORDS).split()[:PREFIX_WORDS])
+    prefix = tokenizer.encode(text, add_special_tokens=False).ids
+    return [
+        MixRequest((*prefix, *write_tokens(rng, tokenizer, 901 + i, rng.randint(*SUFFIX_TOKENS))), SHARED_OUTPUT_TOKENS)
+        for i in range(count)
+    ]

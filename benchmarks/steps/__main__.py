@@ -1,0 +1,111 @@
+"""Measures what a step costs beside the forward pass: scheduler, gRPC and worker are real, only the model sleeps.
+
+    python -m benchmarks.steps [--sequences 1,64,256,1024] [--forward-ms 10,0] [--steps 300] [--output FILE]
+
+For each number of running sequences and each length of a forward pass, a scheduler (with a Redis) and a worker are
+started as processes of their own, and this one is their gateway: it submits the requests and reads every event. What
+each figure means is said in figures.py.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import uvloop
+
+from benchmarks.processes import BenchmarkFailed, running
+from benchmarks.record import RESULTS, provenance, write_result
+from benchmarks.steps.figures import (
+    WARM_UP_STEPS,
+    DeviceTimes,
+    SchedulerTimes,
+    StepFigures,
+    judge,
+    summarize_steps,
+    to_json,
+)
+from benchmarks.steps.gateway import decode_together
+from benchmarks.steps.report import steps_table
+from svc_common.supervisor.addresses import free_port
+from svc_common.supervisor.embedded_redis import EmbeddedRedis
+
+RESULT = RESULTS / "steps.json"
+TIMEOUT = 120.0
+
+
+def measure(num_sequences: int, forward_ms: float, num_steps: int) -> StepFigures:
+    """One case, in processes of its own. Raises BenchmarkFailed."""
+    with TemporaryDirectory(prefix="quire-steps-") as folder, ExitStack() as stack:
+        here = Path(folder)
+        scheduler_port, worker_port = free_port(), free_port()
+        redis = EmbeddedRedis.prepare(here, free_port())
+        scheduler = (
+            *(sys.executable, "-m", "benchmarks.steps.scheduler", "--port", str(scheduler_port)),
+            *("--worker", f"127.0.0.1:{worker_port}", "--redis", redis.url, "--times", str(here / "scheduler.json")),
+        )
+        worker = (
+            *(sys.executable, "-m", "benchmarks.steps.worker", "--port", str(worker_port)),
+            *("--sequences", str(num_sequences), "--forward", str(forward_ms / 1e3)),
+            *("--times", str(here / "worker.json")),
+        )
+        stack.enter_context(running("Redis", redis.command))
+        stack.enter_context(running("scheduler", scheduler))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(
+                decode_together(
+                    f"127.0.0.1:{scheduler_port}",
+                    num_sequences,
+                    WARM_UP_STEPS + num_steps + 8,
+                    lambda: stack.enter_context(running("worker", worker)),
+                    TIMEOUT,
+                )
+            )
+        stack.close()  # ends the processes, which write their times
+        planned = [SchedulerTimes(**step) for step in json.loads((here / "scheduler.json").read_bytes())]
+        ran = [DeviceTimes(*step) for step in json.loads((here / "worker.json").read_bytes())]
+    try:
+        return summarize_steps(planned, ran, num_sequences, forward_ms, num_steps)
+    except ValueError as error:
+        raise BenchmarkFailed(str(error)) from error
+
+
+def numbers(text: str) -> list[float]:
+    """A flag's numbers, separated by commas."""
+    return [float(number) for number in text.split(",")]
+
+
+def main() -> None:
+    """Reads flags, measures, writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sequences", type=numbers, default=[1, 64, 256, 1024], help="default 1,64,256,1024")
+    parser.add_argument("--forward-ms", type=numbers, default=[10.0, 0.0], help="default 10,0")
+    parser.add_argument("--steps", type=int, default=300, help="steps that count in each case; default 300")
+    parser.add_argument("--output", type=Path, default=RESULT, help=f"file for the result; default {RESULT.name}")
+    options = parser.parse_args()
+    cases = []
+    try:
+        for forward_ms in options.forward_ms:
+            for num_sequences in options.sequences:
+                print(f"{num_sequences:.0f} sequences, {forward_ms:g} ms", file=sys.stderr, flush=True)
+                cases.append(measure(int(num_sequences), forward_ms, options.steps))
+    except BenchmarkFailed as error:
+        sys.exit(f"steps: {error}")
+    result: dict[str, Any] = {
+        **provenance("grpcio", "protobuf", "uvloop"),
+        "num_steps": options.steps,
+        "cases": [to_json(case) for case in cases],
+        "targets": judge(cases),
+    }
+    steps_table(result).print("Steps, ms")
+    write_result(options.output, result)
+    print(f"written to {os.path.relpath(options.output)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""From when things happened to what a step costs, and what is asked of that."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from quire_client.bench.latency import percentile
+
+WARM_UP_STEPS = 20
+
+
+@dataclass(slots=True)
+class SchedulerTimes:
+    """A step at the scheduler. Clock times: `planned`, when the plan was there; `answered`, when its results were.
+
+    Durations, in seconds: `schedule` and `commit` are the core's, `tell` is for events to the sessions.
+    """
+
+    step_id: int
+    num_sequences: int
+    num_tokens: int
+    schedule: float
+    planned: float
+    answered: float | None = None
+    commit: float = 0.0
+    tell: float = 0.0
+
+
+@dataclass(slots=True)
+class DeviceTimes:
+    """A step at the worker, by the clock: when it was there to be run, and when the device began and ended it."""
+
+    submitted: float
+    begun: float
+    done: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of a duration over steps, in milliseconds."""
+
+    p50: float
+    p99: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Spread":
+        """At least one."""
+        ordered = sorted(seconds)
+        return cls(percentile(ordered, 50) * 1e3, percentile(ordered, 99) * 1e3)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """What steps of `num_sequences` decoding sequences cost.
+
+    `round_trip` is from a plan at the scheduler to the step at the device thread, and from its end there to the results
+    at the scheduler: conversion, serialization, transport and event loops, without the wait for the step before it.
+    `idle` is how long the device had nothing to do before a step, `idle_share` the part of all time that this makes.
+    """
+
+    num_sequences: int
+    forward_ms: float
+    num_steps: int
+    schedule: Spread
+    commit: Spread
+    schedule_and_commit: Spread
+    tell: Spread
+    round_trip: Spread
+    idle: Spread
+    idle_share: float
+    steps_per_second: float
+
+
+def summarize_steps(
+    scheduler: Sequence[SchedulerTimes],
+    device: Sequence[DeviceTimes],
+    num_sequences: int,
+    forward_ms: float,
+    num_steps: int,
+) -> StepFigures:
+    """Figures over the first `num_steps` steps in which every sequence decodes, after some to warm up.
+
+    Both are in the order of steps, which are numbered from 1. Raises ValueError where there are too few such steps.
+    """
+    whole = [step for step in scheduler if step.num_sequences == step.num_tokens == num_sequences]
+    chosen = [step for step in whole if step.answered is not None][WARM_UP_STEPS:][:num_steps]
+    if len(chosen) < num_steps:
+        raise ValueError(f"{len(chosen)} steps of {num_sequences} sequences, not {num_steps}")
+    runs = [device[step.step_id - 1] for step in chosen]
+    round_trips = [
+        (run.submitted - step.planned) + ((step.answered or 0.0) - run.done)
+        for step, run in zip(chosen, runs, strict=True)
+    ]
+    idle = [after.begun - before.done for before, after in pairwise(runs)]
+    span = runs[-1].done - runs[0].done
+    return StepFigures(
+        num_sequences=num_sequences,
+        forward_ms=forward_ms,
+        num_steps=num_steps,
+        schedule=Spread.of([step.schedule for step in chosen]),
+        commit=Spread.of([step.commit for step in chosen]),
+        schedule_and_commit=Spread.of([step.schedule + step.commit for step in chosen]),
+        tell=Spread.of([step.tell for step in chosen]),
+        round_trip=Spread.of(round_trips),
+        idle=Spread.of(idle),
+        idle_share=sum(idle) / span,
+        steps_per_second=len(idle) / span,
+    )
+
+
+def judge(cases: Sequence[StepFigures]) -> list[dict[str, Any]]:
+    """How the case that is asked about, 256 sequences and a forward pass of 10 ms, stands to each bound."""
+    for case in cases:
+        if (case.num_sequences, case.forward_ms) == (256, 10.0):
+            values = (
+                ("schedule + commit, p50, ms", case.schedule_and_commit.p50, 1.5),
+                ("round trip without device time, p50, ms", case.round_trip.p50, 1.0),
+                ("share of the time that the device waits", case.idle_share, 0.03),
+            )
+            return [{"what": what, "value": v, "below": below, "holds": v < below} for what, v, below in values]
+    return []
+
+
+def to_json(case: StepFigures) -> dict[str, Any]:
+    """As a result holds it."""
+    return asdict(case)

@@ -1,0 +1,40 @@
+"""What steps cost, as a table, from the result that was written."""
+
+from typing import Any
+
+from benchmarks.tables import Cells
+
+_SPREADS = ("schedule", "commit", "schedule_and_commit", "tell", "round_trip", "idle")
+_COLUMNS = (
+    *("sequences", "forward", "schedule", "commit", "both", "tell sessions", "round trip", "device waits"),
+    *("of the time", "steps/s"),
+)
+
+
+def steps_table(result: dict[str, Any]) -> Cells:
+    """A row for each case; durations are p50 / p99 in milliseconds."""
+    rows = []
+    for case in result["cases"]:
+        spreads = [f"{case[name]['p50']:.2f} / {case[name]['p99']:.2f}" for name in _SPREADS]
+        share = f"{case['idle_share']:.1%}"
+        numbers = (str(case["num_sequences"]), f"{case['forward_ms']:g}")
+        rows.append([*numbers, *spreads, share, f"{case['steps_per_second']:,.0f}"])
+    return Cells(_COLUMNS, rows, num_labels=0)
+
+
+def steps_section(result: dict[str, Any]) -> str:
+    """What docs/performance.md says of steps."""
+    machine = result["machine"]
+    told = [f"{target['what']}: {_verdict(target)}" for target in result["targets"]]
+    return (
+        f"Milliseconds, p50 / p99 over {result['num_steps']} steps; {result['date'][:10]}, commit "
+        f"`{(result['commit'] or 'unknown')[:12]}`, {machine['cores']} cores of {machine['processor']}.\n\n"
+        f"{steps_table(result).markdown()}\n\n"
+        f"At 256 sequences and a forward pass of 10 ms: {'; '.join(told) or 'not measured'}."
+    )
+
+
+def _verdict(target: dict[str, Any]) -> str:
+    style = ".1%" if target["below"] < 0.1 else ".2f"
+    text = f"{target['value']:{style}}, asked < {target['below']:{style}}"
+    return text if target["holds"] else f"**{text}: missed**"

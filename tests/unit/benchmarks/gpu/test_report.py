@@ -1,0 +1,34 @@
+"""What is told of a GPU where all went well, and where a part did not."""
+
+from typing import Any
+
+from benchmarks.gpu.report import gpu_section
+
+TESTS = {"complete": True, "num_tests": 3, "counts": {"PASSED": 2, "SKIPPED": 1}}
+CASE = {
+    "num_seqs": 64,
+    "context": 1024,
+    "ms": 6.0,
+    "floor_ms": 5.0,
+    "of_floor": 1.2,
+    "tokens_per_second": 10666.7,
+    "idle_share": 0.02,
+}
+
+
+def report(**parts: Any) -> dict[str, Any]:
+    made = {"gpu": {"name": "A GPU"}, "tests": TESTS, "kernels": {"error": "took more than 130 s\nlog"}}
+    return made | {"decode": {"weight_bytes": 15e9, "cases": [CASE]}} | parts
+
+
+def test_tests_and_decoding_are_told_and_a_part_that_failed_is_named() -> None:
+    section = gpu_section(report())
+    assert "A GPU. Of 3 tests: 2 passed, 1 skipped." in section
+    assert "| 64 | 1,024 | 6.00 | 5.00 | 1.20 | 10,667 | 2.0% |" in section
+    assert "No kernels: took more than 130 s" in section
+    assert "log" not in section
+
+
+def test_tests_that_were_not_run_are_told() -> None:
+    section = gpu_section(report(tests={"complete": False, "error": "not collected"}))
+    assert "Of 0 tests: none ran; not all ended in time." in section

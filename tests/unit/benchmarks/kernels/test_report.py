@@ -1,0 +1,59 @@
+"""What is asked of ops on a GPU, and how a result is told."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.kernels.report import judge, kernels_section
+
+
+def measured(asked: str, ms: float, of_device: float | None, **peers: float) -> dict[str, Any]:
+    return {
+        "op": "op",
+        "shape": asked,
+        "bound": "GB/s",
+        "asked": asked,
+        "ms": ms,
+        "rate": 1234.5,
+        "of_device": of_device,
+        "peers": {name.replace("_", " "): {"ms": time} for name, time in peers.items()},
+    }
+
+
+def result(*cases: dict[str, Any], gpu: dict[str, Any] | None) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "date": "2026-01-02T03:04:05+00:00",
+        "commit": None,
+        "machine": {"torch": "2.0", "processor": "A processor"},
+        "gpu": gpu,
+        "threads": 2,
+        "rates": {"memory": 4000.0, "matrix": 700.0, "link": 50.0},
+        "cases": list(cases),
+    }
+    return made | {"targets": judge(made)}
+
+
+GPU = {"name": "A GPU"}
+
+
+def test_decode_is_asked_for_bandwidth_and_to_be_no_slower_than_the_best_peer() -> None:
+    case = measured("decode", 1.0, 0.9, SDPA=1.2, FlashInfer=0.9, SDPA_with_gather=0.1)
+    assert [(v["value"], v["holds"]) for v in result(case, gpu=GPU)["targets"]] == [(0.9, True), (0.9, False)]
+
+
+def test_prefill_is_asked_beside_the_fastest_sdpa() -> None:
+    case = measured("prefill", 1.0, 0.5, SDPA=1.2, FlexAttention=0.1, SDPA_with_gather=0.1)
+    (verdict,) = result(case, gpu=GPU)["targets"]
+    assert (verdict["value"], verdict["holds"]) == (pytest.approx(1.2), True)
+
+
+def test_nothing_is_asked_on_a_processor() -> None:
+    assert result(measured("decode", 1.0, 0.1, SDPA=0.1), gpu=None)["targets"] == []
+
+
+def test_misses_and_failures_stand_in_the_section() -> None:
+    broken = {"op": "broken", "shape": "", "error": "RuntimeError: why", "peers": {}}
+    section = kernels_section(result(measured("decode", 2.0, 0.5, SDPA=1.0), broken, gpu=GPU))
+    assert "**op, decode: share of the copy rate 0.50, asked ≥ 0.85: missed**" in section
+    assert "RuntimeError: why" in section
+    assert "SDPA 0.50" in section

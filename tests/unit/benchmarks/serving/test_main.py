@@ -1,0 +1,48 @@
+"""Runs in turns, and the result that is written of them."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.serving.__main__ import Contestant, measure, summarize_runs
+from benchmarks.serving.figures import Figures
+from benchmarks.serving.loads import ServingLoad
+from benchmarks.serving.measure import Outcome
+from benchmarks.serving.report import comparison_table
+from quire_client.bench.mix import MixRequest
+
+LOAD = ServingLoad("mix-8", "mix", (MixRequest((1, 2), 3), MixRequest((4,), 5)), 8)
+ONE = Figures(100.0, 0.2, 0.5, 0.02, 0.05, 10.0)
+
+
+def contestant(name: str, order: list[str], rates: list[float], kv_wasted: float | None) -> Contestant:
+    coming = iter(rates)
+
+    def run() -> dict[str, Outcome]:
+        order.append(name)
+        return {"mix-8": Outcome(replace(ONE, output_tokens_per_second=next(coming)), kv_wasted)}
+
+    return Contestant(name, name.title(), run)
+
+
+def test_contestants_take_turns_and_medians_are_compared() -> None:
+    order: list[str] = []
+    contestants = [
+        contestant("quire", order, [300.0, 100.0, 200.0], 0.02),
+        contestant("vllm", order, [90.0, 100.0, 110.0], None),
+    ]
+    *_, outcomes = measure(contestants, 3)
+    result = summarize_runs(contestants, [LOAD], outcomes)
+    assert order == ["quire", "vllm"] * 3
+    assert result["loads"]["mix-8"] == {
+        "title": "mix",
+        "concurrency": 8,
+        "num_requests": 2,
+        "prompt_tokens": 3,
+        "output_tokens": 8,
+    }
+    ours = result["systems"]["quire"]["loads"]["mix-8"]
+    assert (ours["median"]["output_tokens_per_second"], ours["kv_wasted"], len(ours["runs"])) == (200.0, 0.02, 3)
+    assert result["systems"]["vllm"]["loads"]["mix-8"]["kv_wasted"] is None
+    assert result["targets"][0]["ratio"] == pytest.approx(2.0)
+    assert comparison_table(result).rows[0][1:4] == ["output tokens/s", "200", "100"]

@@ -1,0 +1,51 @@
+"""The comparison and the sweep as tables and charts, from results as they are written."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from benchmarks.serving.figures import Figures, judge
+from benchmarks.serving.report import comparison_table, serving_section, sweep_charts, sweep_section
+
+ONE = Figures(100.0, 0.2, 0.5, 0.02, 0.05, 10.0)
+TWO = replace(ONE, output_tokens_per_second=160.0)
+HEAD: dict[str, Any] = {
+    "date": "2026-01-02T03:04:05+00:00",
+    "commit": "0123456789abcdef",
+    "machine": {"processor": "A processor", "cores": 2, "torch": "2.0", "transformers": "5.0"},
+    "model": "tiny",
+}
+RESULT: dict[str, Any] = {
+    **HEAD,
+    "vllm": "vllm 1.0",
+    "num_runs": 3,
+    "loads": {"mix-8": {"title": "mix, 8 at a time", "num_requests": 48}},
+    "systems": {
+        "quire": {"title": "Quire", "loads": {"mix-8": {"median": asdict(TWO)}}},
+        "vllm": {"title": "vLLM", "loads": {"mix-8": {"median": asdict(ONE)}}},
+        "static_batches": {"title": "static", "loads": {}},
+    },
+    "targets": judge({"quire": {"mix-8": TWO}, "vllm": {"mix-8": ONE}}),
+}
+
+
+def test_systems_stand_side_by_side_with_the_ratio_that_was_asked_for() -> None:
+    first, *_, last = comparison_table(RESULT).rows
+    assert list(first[:5]) == ["mix, 8 at a time, 48 requests", "output tokens/s", "160", "100", "–"]
+    assert first[5] == "1.60 × vLLM, asked ≥ 1.5"
+    assert last[1] == "inter-token latency p99, ms"
+    assert last[5] == "**1.00 × vLLM, asked < 1: missed**"
+
+
+def test_the_section_tells_what_was_measured() -> None:
+    section = serving_section(RESULT)
+    assert all(text in section for text in ("tiny", "medians of 3", "2026-01-02", "`0123456789ab`", "vllm 1.0"))
+
+
+def test_a_sweep_has_a_line_for_each_system() -> None:
+    points = [{"concurrency": 1, **asdict(ONE)}, {"concurrency": 8, **asdict(TWO)}]
+    sweep = {**HEAD, "systems": {"quire": {"title": "Quire", "points": points}}}
+    throughput, first_token, inter_token = sweep_charts(sweep)
+    assert throughput.series[0].points == [(1, 100.0), (8, 160.0)]
+    assert first_token.series[0].points == [(1, 0.2), (8, 0.2)]
+    assert inter_token.series[0].points == [(1, 20.0), (8, 20.0)]
+    assert "| 8 | 160 | 200 | 20.0 |" in sweep_section(sweep)

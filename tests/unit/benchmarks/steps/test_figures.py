@@ -1,0 +1,68 @@
+"""From times to what a step costs: made-up clocks of both processes."""
+
+import pytest
+
+from benchmarks.steps.figures import (
+    WARM_UP_STEPS,
+    DeviceTimes,
+    SchedulerTimes,
+    StepFigures,
+    judge,
+    summarize_steps,
+)
+
+NUM_STEPS = 10
+
+
+def steps(count: int) -> tuple[list[SchedulerTimes], list[DeviceTimes]]:
+    """Steps of 4 sequences, planned a second apart: there after 2 ms, run from 100 ms to 1 s, answered 3 ms later."""
+    scheduler, device = [], []
+    for step_id in range(1, count + 1):
+        at = float(step_id)
+        scheduler.append(SchedulerTimes(step_id, 4, 4, 0.0004, at, at + 1.003, 0.0006, 0.0001))
+        device.append(DeviceTimes(at + 0.002, at + 0.1, at + 1.0))
+    return scheduler, device
+
+
+def summarized(scheduler: list[SchedulerTimes], device: list[DeviceTimes]) -> StepFigures:
+    return summarize_steps(scheduler, device, 4, 10.0, NUM_STEPS)
+
+
+def test_times_of_a_step() -> None:
+    figures = summarized(*steps(40))
+    assert figures.schedule.p50 == pytest.approx(0.4)
+    assert figures.commit.p99 == pytest.approx(0.6)
+    assert figures.schedule_and_commit.p50 == pytest.approx(1.0)
+    assert figures.tell.p50 == pytest.approx(0.1)
+    assert figures.round_trip.p50 == pytest.approx(2 + 3)
+    assert figures.idle.p50 == pytest.approx(100)
+    assert figures.idle_share == pytest.approx(0.1)
+    assert figures.steps_per_second == pytest.approx(1.0)
+
+
+def test_steps_before_and_those_with_other_work_do_not_count() -> None:
+    scheduler, device = steps(WARM_UP_STEPS + NUM_STEPS + 2)
+    scheduler[0].schedule = 9.0
+    scheduler[-2].num_sequences, scheduler[-2].schedule = 3, 9.0
+    scheduler[-1].num_tokens, scheduler[-1].schedule = 70, 9.0
+    assert summarized(scheduler, device).schedule.p99 == pytest.approx(0.4)
+
+
+def test_a_step_without_an_answer_does_not_count() -> None:
+    scheduler, device = steps(WARM_UP_STEPS + NUM_STEPS)
+    scheduler[-1].answered = None
+    with pytest.raises(ValueError, match="9 steps of 4 sequences, not 10"):
+        summarized(scheduler, device)
+
+
+def test_only_the_case_that_is_asked_about_is_judged() -> None:
+    scheduler, device = steps(40)
+    for step in scheduler:
+        step.num_sequences = step.num_tokens = 256
+    case = summarize_steps(scheduler, device, 256, 10.0, NUM_STEPS)
+    assert [(v["value"], v["holds"]) for v in judge([summarized(*steps(40)), case])] == [
+        (pytest.approx(1.0), True),
+        (pytest.approx(5.0), False),
+        (pytest.approx(0.1), False),
+    ]
+    assert judge([summarized(*steps(40))]) == []
