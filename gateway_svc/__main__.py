@@ -9,6 +9,7 @@ from gateway_svc.auth import BadKeyFile
 from gateway_svc.gateway import Gateway
 from gateway_svc.settings import GatewaySettings
 from gateway_svc.tokenizer import BadModelFiles
+from svc_common.garbage import settle_garbage
 from svc_common.logs import configure_logging
 from svc_common.models import ModelNotFound, ServedModel, resolve_model
 from svc_common.server import CannotListen, run_until_signal
@@ -20,6 +21,7 @@ async def serve(settings: GatewaySettings, model: ServedModel) -> None:
     """Runs until a signal."""
     gateway = Gateway(settings, model)
     await gateway.start()
+    settle_garbage()
     await run_until_signal(gateway.stop)
 
 

@@ -18,6 +18,7 @@ from scheduler_svc.records import Records, RecordWriter
 from scheduler_svc.sessions import SchedulerServicer
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.worker_link import WorkerPool
+from svc_common.garbage import settle_garbage
 from svc_common.logs import configure_logging
 from svc_common.metrics import serve_metrics
 from svc_common.server import (
@@ -60,6 +61,7 @@ async def serve(settings: SchedulerSettings) -> None:
     ]
     for task in tasks:
         task.add_done_callback(exit_on_failure)
+    settle_garbage()
     await health.set_serving(True)
     log.info("ready", extra={"port": port, "metrics_port": metrics.port, "workers_at": settings.workers_at})
 

@@ -1,11 +1,22 @@
 """Between the core's values and the messages of both streams."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import cast
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
-from scheduler_svc.core.plan import Event, FailedEvent, Failure, MaxTokens, StepPlan, StopToken, TokensEvent
+from scheduler_svc.core.plan import (
+    Event,
+    FailedEvent,
+    Failure,
+    MaxTokens,
+    Scheduled,
+    StepPlan,
+    StopToken,
+    TokensEvent,
+)
 from scheduler_svc.core.replica import ReplicaShape
 from scheduler_svc.core.sequence import Request
 
@@ -72,17 +83,51 @@ def plan_to_proto(plan: StepPlan, epoch: int, generation: int) -> worker_v1.Step
             )
             for new in plan.introductions
         ],
-        scheduled=[
-            worker_v1.ScheduledSequence(
-                sequence_id=part.sequence.id,
-                start=part.start,
-                num_tokens=part.num_tokens,
-                new_block_ids=part.new_block_ids,
-                store_start=part.store_start if part.store_start > part.start else None,
-            )
-            for part in plan.scheduled
+        scheduled=_schedule_to_proto(plan.scheduled),
+    )
+
+
+def _schedule_to_proto(scheduled: list[Scheduled]) -> worker_v1.Schedule:
+    return worker_v1.Schedule(
+        sequence_ids=[part.sequence.id for part in scheduled],
+        starts=[part.start for part in scheduled],
+        num_tokens=[part.num_tokens for part in scheduled],
+        num_new_blocks=[len(part.new_block_ids) for part in scheduled],
+        new_block_ids=[block_id for part in scheduled for block_id in part.new_block_ids],
+        store_starts=[
+            worker_v1.StoreStart(place=place, store_start=part.store_start)
+            for place, part in enumerate(scheduled)
+            if part.store_start > part.start
         ],
     )
+
+
+@dataclass(slots=True)
+class SequenceResult:
+    """A worker's result for one scheduled sequence."""
+
+    token_ids: list[int]
+    logprobs: Seq[object] = ()
+    failure: str | None = None
+
+
+def results_from_proto(result: worker_v1.StepResult) -> list[SequenceResult]:
+    """The results of a step's sequences. Raises ValueError where the message's parts do not fit each other."""
+    counts, tokens = list(result.num_tokens), list(result.token_ids)
+    if len(counts) != len(result.sequence_ids) or sum(counts) != len(tokens):
+        raise ValueError("columns of different lengths")
+    results, first = [], 0
+    for count in counts:
+        results.append(SequenceResult(tokens[first : first + count]))
+        first += count
+    places = [part.place for part in result.logprobs] + [part.place for part in result.failures]
+    if any(place >= len(results) for place in places):
+        raise ValueError("a part of a sequence that is not there")
+    for logprobs in result.logprobs:
+        results[logprobs.place].logprobs = logprobs.tokens
+    for failure in result.failures:
+        results[failure.place].failure = failure.message
+    return results
 
 
 def event_to_proto(event: Event) -> scheduler_v1.Event:

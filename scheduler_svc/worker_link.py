@@ -12,7 +12,7 @@ from quire.worker.v1 import worker_pb2 as worker_v1
 from quire.worker.v1.worker_pb2_grpc import WorkerServiceStub
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.engine import Engine
-from scheduler_svc.wire import plan_to_proto, shape_from_proto
+from scheduler_svc.wire import plan_to_proto, results_from_proto, shape_from_proto
 from svc_common.addresses import join_host_port
 from svc_common.channels import inner_channel
 
@@ -123,13 +123,15 @@ class WorkerLink:
         place = (response.epoch, response.generation, response.step_id)
         if expected is None or place != (opening.epoch, opening.generation, expected.step_id):
             raise LinkBroken(f"worker answered step {place}, which is not the one in flight")
-        results = response.result.sequences
-        if [result.sequence_id for result in results] != [part.sequence.id for part in expected.scheduled]:
+        if list(response.result.sequence_ids) != [part.sequence.id for part in expected.scheduled]:
             raise LinkBroken(f"worker answered step {response.step_id} for other sequences than it was sent")
-        for result in results:
-            if result.HasField("failure"):
-                log.error("sequence failed", extra={"worker": self._address, "why": result.failure})
-        self._engine.commit(replica, [_Result(result) for result in results])
+        try:
+            results = results_from_proto(response.result)
+        except ValueError as error:
+            raise LinkBroken(f"worker's answer to step {response.step_id} is malformed: {error}") from None
+        for failure in response.result.failures:
+            log.error("sequence failed", extra={"worker": self._address, "why": failure.message})
+        self._engine.commit(replica, results)
 
     def _check_same_model(self, about: worker_v1.DescribeResponse) -> None:
         replicas = self._engine.core.replicas
@@ -144,17 +146,6 @@ class WorkerLink:
                 raise LinkBroken(f"worker serves another model: fingerprint {pair}")
             if ours.block_size != theirs.block_size:
                 raise LinkBroken(f"worker has another block size: {theirs.block_size} beside {ours.block_size}")
-
-
-class _Result:
-    """A SequenceResult as the core reads it: an absent failure is None."""
-
-    __slots__ = ("failure", "logprobs", "token_ids")
-
-    def __init__(self, result: worker_v1.SequenceResult) -> None:
-        self.token_ids = result.token_ids
-        self.logprobs = result.logprobs
-        self.failure = result.failure if result.HasField("failure") else None
 
 
 class WorkerPool:

@@ -36,6 +36,8 @@ _KEEPALIVE = (
     ("grpc.keepalive_permit_without_calls", 1),
     # Clients ping every 20 s; by default a server takes more than a ping in five minutes for abuse.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    # Those of a process that was held up come in a bunch.
+    ("grpc.http2.max_ping_strikes", 0),
 )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from quire.worker.v1 import worker_pb2_grpc
+from svc_common.garbage import settle_garbage
 from svc_common.logs import configure_logging
 from svc_common.metrics import serve_metrics
 from svc_common.models import ModelNotFound
@@ -50,6 +51,7 @@ async def serve(settings: WorkerSettings) -> None:
 
     async def load() -> None:
         replica = await device.run(partial(_load, settings))
+        settle_garbage()
         service.serve(replica)
         await health.set_serving(True)
         logger.info("ready", extra={"port": port, "metrics_port": metrics.port, **_summary(replica)})

@@ -75,7 +75,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     def _open(self, opening: pb.StepRequest, replica: "Replica") -> StepStream:
         """The stream that this message opens, in place of the one before it."""
-        if opening.step_id != 0 or opening.finished_ids or opening.new_sequences or opening.scheduled:
+        has_work = opening.finished_ids or opening.new_sequences or opening.scheduled.sequence_ids
+        if opening.step_id != 0 or has_work:
             raise BadOrder("the first message opens the stream: it is step 0, without work")
         term = (opening.epoch, opening.generation)
         if term <= self._term:

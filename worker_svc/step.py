@@ -1,6 +1,7 @@
 """A step as plain values: what the runner is given and what it answers. No grpc, no protobuf, no torch."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,7 @@ class NewSequence:
     traceparent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     """Compute tokens start to start + num_tokens - 1 of a known sequence, after adding blocks to its table.
 
     Keys and values of tokens before `store_start` (None: start) stand in shared blocks already and are not written.

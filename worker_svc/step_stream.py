@@ -13,7 +13,7 @@ from worker_svc.errors import DeviceLost
 from worker_svc.metrics import count_failed_step, count_step
 from worker_svc.spans import SequenceSpans
 from worker_svc.step import Step, StepOutcome
-from worker_svc.wire import result_to_proto, step_from_proto
+from worker_svc.wire import Malformed, results_to_proto, step_from_proto
 
 if TYPE_CHECKING:
     from worker_svc.runner import Runner
@@ -24,7 +24,7 @@ Answered: TypeAlias = "asyncio.Future[Timed[StepOutcome]]"
 
 
 class BadOrder(Exception):  # noqa: N818
-    """A message that does not follow on what came before. The text goes to the scheduler."""
+    """A message that does not follow on what came before, or not on itself. The text goes to the scheduler."""
 
 
 class StepFailed(Exception):  # noqa: N818
@@ -50,7 +50,7 @@ class StepStream:
         Raises BadOrder where a request does not follow on the last, and when the stream is superseded; StepFailed or
         DeviceLost where a step raised.
         """
-        # Behind the last step of the generation before, which may still run.
+        # Behind the last steps of the generation before, which may still run.
         await self._device.run(self._runner.reset)
         yield pb.StepResponse(epoch=self.epoch, generation=self.generation, ready=pb.Ready())
         # Steps are read and queued while one runs: its answer must not be waited for.
@@ -69,7 +69,7 @@ class StepStream:
         self._answers.put_nowait(BadOrder(f"superseded by generation {generation}"))
 
     def close(self) -> None:
-        """Drop the steps that have not begun, and end the spans of all sequences."""
+        """Drop the steps that were not launched, and end the spans of all sequences."""
         self._is_open = False
         for queued in self._pending.values():
             queued.cancel()
@@ -96,9 +96,12 @@ class StepStream:
         if request.step_id != self._last_step_id + 1:
             raise BadOrder(f"step {request.step_id} after step {self._last_step_id}")
         self._last_step_id = request.step_id
-        step = step_from_proto(request)
+        try:
+            step = step_from_proto(request)
+        except Malformed as error:
+            raise BadOrder(f"step {request.step_id} is malformed: {error}") from None
         self._spans.begin_step(step)
-        queued = self._device.submit(partial(self._runner.step, step))
+        queued = self._device.submit_step(partial(self._runner.launch, step), self._runner.finish)
         answered = asyncio.wrap_future(queued)
         self._pending[answered] = queued
         answered.add_done_callback(partial(self._answer, request.step_id, step))
@@ -129,13 +132,7 @@ class StepStream:
                     "sequence failed",
                     extra={"step_id": step_id, "sequence_id": result.sequence_id, "why": result.failure},
                 )
-        return pb.StepResponse(
-            epoch=self.epoch,
-            generation=self.generation,
-            step_id=step_id,
-            result=pb.StepResult(
-                sequences=[result_to_proto(result) for result in timed.value.sequences],
-                busy_us=round(timed.busy_seconds * 1e6),
-                idle_us=round(timed.idle_seconds * 1e6),
-            ),
-        )
+        told = results_to_proto(timed.value.sequences)
+        told.busy_us = round(timed.busy_seconds * 1e6)
+        told.idle_us = round(timed.idle_seconds * 1e6)
+        return pb.StepResponse(epoch=self.epoch, generation=self.generation, step_id=step_id, result=told)

@@ -1,5 +1,7 @@
 """Between the messages of quire.worker.v1 and the worker's own values."""
 
+from collections.abc import Sequence
+
 from quire.worker.v1 import worker_pb2 as pb
 from worker_svc.identity import Identity
 from worker_svc.step import (
@@ -12,23 +14,33 @@ from worker_svc.step import (
 )
 
 
+class Malformed(Exception):  # noqa: N818
+    """A message whose parts do not fit each other. The text goes to the scheduler."""
+
+
 def step_from_proto(request: pb.StepRequest) -> Step:
-    """The work of a request."""
+    """The work of a request. Raises Malformed."""
     return Step(
         finished_ids=list(request.finished_ids),
         new_sequences=[_new_sequence(new) for new in request.new_sequences],
-        scheduled=[_scheduled(item) for item in request.scheduled],
+        scheduled=_scheduled(request.scheduled),
     )
 
 
-def _scheduled(item: pb.ScheduledSequence) -> ScheduledSequence:
-    return ScheduledSequence(
-        sequence_id=item.sequence_id,
-        start=item.start,
-        num_tokens=item.num_tokens,
-        new_block_ids=list(item.new_block_ids),
-        store_start=item.store_start if item.HasField("store_start") else None,
-    )
+def _scheduled(schedule: pb.Schedule) -> list[ScheduledSequence]:
+    ids, blocks = list(schedule.sequence_ids), list(schedule.new_block_ids)
+    columns = (list(schedule.starts), list(schedule.num_tokens), list(schedule.num_new_blocks))
+    store_starts = {item.place: item.store_start for item in schedule.store_starts}
+    if any(len(column) != len(ids) for column in columns) or sum(columns[2]) != len(blocks):
+        raise Malformed("a schedule whose columns are of different lengths")
+    if any(place >= len(ids) for place in store_starts):
+        raise Malformed("a schedule that says of a sequence it has not what is stored")
+    scheduled, first = [], 0
+    for place, (sequence_id, start, num_tokens, count) in enumerate(zip(ids, *columns, strict=True)):
+        new_block_ids = blocks[first : first + count] if count else []
+        scheduled.append(ScheduledSequence(sequence_id, start, num_tokens, new_block_ids, store_starts.get(place)))
+        first += count
+    return scheduled
 
 
 def _new_sequence(new: pb.NewSequence) -> NewSequence:
@@ -60,13 +72,22 @@ def sampling_from_proto(params: pb.SamplingParams) -> SamplingParams:
     )
 
 
-def result_to_proto(result: SequenceResult) -> pb.SequenceResult:
-    """What became of one sequence."""
-    return pb.SequenceResult(
-        sequence_id=result.sequence_id,
-        token_ids=result.token_ids,
-        logprobs=[_logprobs_to_proto(logprobs) for logprobs in result.logprobs],
-        failure=result.failure,
+def results_to_proto(results: Sequence[SequenceResult]) -> pb.StepResult:
+    """What became of a step's sequences."""
+    return pb.StepResult(
+        sequence_ids=[result.sequence_id for result in results],
+        num_tokens=[len(result.token_ids) for result in results],
+        token_ids=[token for result in results for token in result.token_ids],
+        logprobs=[
+            pb.SequenceLogprobs(place=place, tokens=[_logprobs_to_proto(logprobs) for logprobs in result.logprobs])
+            for place, result in enumerate(results)
+            if result.logprobs
+        ],
+        failures=[
+            pb.SequenceFailure(place=place, message=result.failure)
+            for place, result in enumerate(results)
+            if result.failure is not None
+        ],
     )
 
 

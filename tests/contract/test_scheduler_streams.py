@@ -443,3 +443,16 @@ def test_core_imports_nothing_that_waits(tmp_path: Path) -> None:
         "sys.exit(bool({'grpc', 'asyncio', 'redis', 'torch', 'google.protobuf'} & sys.modules.keys()))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"num_tokens": [1, 1]}, {"token_ids": [1, 2]}, {"sequence_ids": [99]}], ids=str)
+async def test_an_answer_that_does_not_fit_its_step_costs_the_stream_and_no_request(
+    change: dict[str, list[int]], scheduler: Deployment, worker: tuple[ChecksumService, int]
+) -> None:
+    worker[0].spoil = change
+    async with scheduler.session() as session:
+        await session.ready()
+        submit = await session.submit()
+        await session.until(submit.key, "tokens")
+        assert session.tokens(submit.key) == continuation(PROMPT, 8, VOCAB)
+        assert len(worker[0].openings) == 2

@@ -34,6 +34,7 @@ class ChecksumService(WorkerServiceServicer):
         self.steps: list[worker_v1.StepRequest] = []
         self.gate = asyncio.Event()  # steps wait while it is clear
         self.gate.set()
+        self.spoil: dict[str, list[int]] = {}  # fields of one result, and what they hold instead
         self.failing_token: int | None = None  # rows fail of sequences that begin with it
 
     async def Describe(self, request: worker_v1.DescribeRequest, context: Any) -> worker_v1.DescribeResponse:
@@ -61,15 +62,22 @@ class ChecksumService(WorkerServiceServicer):
             known.pop(sequence_id, None)
         for new in request.new_sequences:
             known[new.sequence_id] = list(new.token_ids)
-        result = worker_v1.StepResult()
-        for part in request.scheduled:
-            tokens = known[part.sequence_id]
-            row = result.sequences.add(sequence_id=part.sequence_id)
+        schedule = request.scheduled
+        result = worker_v1.StepResult(sequence_ids=schedule.sequence_ids)
+        for place, sequence_id in enumerate(schedule.sequence_ids):
+            tokens = known[sequence_id]
+            draws = schedule.starts[place] + schedule.num_tokens[place] == len(tokens)
             if tokens[0] == self.failing_token:
-                row.failure = "told to fail"
-            elif part.start + part.num_tokens == len(tokens):
+                result.failures.add(place=place, message="told to fail")
+                draws = False
+            result.num_tokens.append(int(draws))
+            if draws:
                 tokens.append(next_token(tokens, VOCAB))
-                row.token_ids.append(tokens[-1])
+                result.token_ids.append(tokens[-1])
+        for name, values in self.spoil.items():
+            result.ClearField(name)
+            getattr(result, name).extend(values)
+        self.spoil = {}
         return result
 
 

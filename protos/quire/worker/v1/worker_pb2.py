@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cquire/worker/v1/worker.proto\x12\x0fquire.worker.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xfd\x01\n\x10\x44\x65scribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\x0c\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x07 \x01(\x04\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\t \x01(\r\x12\x15\n\rmax_sequences\x18\n \x01(\r\x12\r\n\x05\x65poch\x18\x0b \x01(\x04\"\xfd\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12\x0c\n\x04seed\x18\x08 \x01(\x12\x12\x42\n\nlogit_bias\x18\t \x03(\x0b\x32..quire.worker.v1.SamplingParams.LogitBiasEntry\x12\x1c\n\x14suppressed_token_ids\x18\n \x03(\r\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\"\xa3\x01\n\x0bNewSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\r\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.quire.worker.v1.SamplingParams\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\"\x8c\x01\n\x11ScheduledSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x15\n\rnew_block_ids\x18\x04 \x03(\r\x12\x18\n\x0bstore_start\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_store_start\"\xc3\x01\n\x0bStepRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\x14\n\x0c\x66inished_ids\x18\x04 \x03(\x04\x12\x33\n\rnew_sequences\x18\x05 \x03(\x0b\x32\x1c.quire.worker.v1.NewSequence\x12\x35\n\tscheduled\x18\x06 \x03(\x0b\x32\".quire.worker.v1.ScheduledSequence\",\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.quire.worker.v1.Logprob\"\x8c\x01\n\x0eSequenceResult\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x30\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1e.quire.worker.v1.TokenLogprobs\x12\x14\n\x07\x66\x61ilure\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_failure\"\x07\n\x05Ready\"b\n\nStepResult\x12\x32\n\tsequences\x18\x01 \x03(\x0b\x32\x1f.quire.worker.v1.SequenceResult\x12\x0f\n\x07\x62usy_us\x18\x02 \x01(\x04\x12\x0f\n\x07idle_us\x18\x03 \x01(\x04\"\xa5\x01\n\x0cStepResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\'\n\x05ready\x18\x04 \x01(\x0b\x32\x16.quire.worker.v1.ReadyH\x00\x12-\n\x06result\x18\x05 \x01(\x0b\x32\x1b.quire.worker.v1.StepResultH\x00\x42\t\n\x07outcome2\xa9\x01\n\rWorkerService\x12O\n\x08\x44\x65scribe\x12 .quire.worker.v1.DescribeRequest\x1a!.quire.worker.v1.DescribeResponse\x12G\n\x04Step\x12\x1c.quire.worker.v1.StepRequest\x1a\x1d.quire.worker.v1.StepResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cquire/worker/v1/worker.proto\x12\x0fquire.worker.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xfd\x01\n\x10\x44\x65scribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\x0c\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x07 \x01(\x04\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\t \x01(\r\x12\x15\n\rmax_sequences\x18\n \x01(\r\x12\r\n\x05\x65poch\x18\x0b \x01(\x04\"\xfd\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12\x0c\n\x04seed\x18\x08 \x01(\x12\x12\x42\n\nlogit_bias\x18\t \x03(\x0b\x32..quire.worker.v1.SamplingParams.LogitBiasEntry\x12\x1c\n\x14suppressed_token_ids\x18\n \x03(\r\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\"\xa3\x01\n\x0bNewSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\r\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.quire.worker.v1.SamplingParams\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\"\xa6\x01\n\x08Schedule\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\x12\x0e\n\x06starts\x18\x02 \x03(\r\x12\x12\n\nnum_tokens\x18\x03 \x03(\r\x12\x16\n\x0enum_new_blocks\x18\x04 \x03(\r\x12\x15\n\rnew_block_ids\x18\x05 \x03(\r\x12\x31\n\x0cstore_starts\x18\x06 \x03(\x0b\x32\x1b.quire.worker.v1.StoreStart\"0\n\nStoreStart\x12\r\n\x05place\x18\x01 \x01(\r\x12\x13\n\x0bstore_start\x18\x02 \x01(\r\"\xba\x01\n\x0bStepRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\x14\n\x0c\x66inished_ids\x18\x04 \x03(\x04\x12\x33\n\rnew_sequences\x18\x05 \x03(\x0b\x32\x1c.quire.worker.v1.NewSequence\x12,\n\tscheduled\x18\x06 \x01(\x0b\x32\x19.quire.worker.v1.Schedule\",\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.quire.worker.v1.Logprob\"Q\n\x10SequenceLogprobs\x12\r\n\x05place\x18\x01 \x01(\r\x12.\n\x06tokens\x18\x02 \x03(\x0b\x32\x1e.quire.worker.v1.TokenLogprobs\"1\n\x0fSequenceFailure\x12\r\n\x05place\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x07\n\x05Ready\"\xd4\x01\n\nStepResult\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\x12\x12\n\nnum_tokens\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x33\n\x08logprobs\x18\x04 \x03(\x0b\x32!.quire.worker.v1.SequenceLogprobs\x12\x32\n\x08\x66\x61ilures\x18\x05 \x03(\x0b\x32 .quire.worker.v1.SequenceFailure\x12\x0f\n\x07\x62usy_us\x18\x06 \x01(\x04\x12\x0f\n\x07idle_us\x18\x07 \x01(\x04\"\xa5\x01\n\x0cStepResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\'\n\x05ready\x18\x04 \x01(\x0b\x32\x16.quire.worker.v1.ReadyH\x00\x12-\n\x06result\x18\x05 \x01(\x0b\x32\x1b.quire.worker.v1.StepResultH\x00\x42\t\n\x07outcome2\xa9\x01\n\rWorkerService\x12O\n\x08\x44\x65scribe\x12 .quire.worker.v1.DescribeRequest\x1a!.quire.worker.v1.DescribeResponse\x12G\n\x04Step\x12\x1c.quire.worker.v1.StepRequest\x1a\x1d.quire.worker.v1.StepResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,22 +43,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=693
   _globals['_NEWSEQUENCE']._serialized_start=709
   _globals['_NEWSEQUENCE']._serialized_end=872
-  _globals['_SCHEDULEDSEQUENCE']._serialized_start=875
-  _globals['_SCHEDULEDSEQUENCE']._serialized_end=1015
-  _globals['_STEPREQUEST']._serialized_start=1018
-  _globals['_STEPREQUEST']._serialized_end=1213
-  _globals['_LOGPROB']._serialized_start=1215
-  _globals['_LOGPROB']._serialized_end=1259
-  _globals['_TOKENLOGPROBS']._serialized_start=1261
-  _globals['_TOKENLOGPROBS']._serialized_end=1332
-  _globals['_SEQUENCERESULT']._serialized_start=1335
-  _globals['_SEQUENCERESULT']._serialized_end=1475
-  _globals['_READY']._serialized_start=1477
-  _globals['_READY']._serialized_end=1484
-  _globals['_STEPRESULT']._serialized_start=1486
-  _globals['_STEPRESULT']._serialized_end=1584
-  _globals['_STEPRESPONSE']._serialized_start=1587
-  _globals['_STEPRESPONSE']._serialized_end=1752
-  _globals['_WORKERSERVICE']._serialized_start=1755
-  _globals['_WORKERSERVICE']._serialized_end=1924
+  _globals['_SCHEDULE']._serialized_start=875
+  _globals['_SCHEDULE']._serialized_end=1041
+  _globals['_STORESTART']._serialized_start=1043
+  _globals['_STORESTART']._serialized_end=1091
+  _globals['_STEPREQUEST']._serialized_start=1094
+  _globals['_STEPREQUEST']._serialized_end=1280
+  _globals['_LOGPROB']._serialized_start=1282
+  _globals['_LOGPROB']._serialized_end=1326
+  _globals['_TOKENLOGPROBS']._serialized_start=1328
+  _globals['_TOKENLOGPROBS']._serialized_end=1399
+  _globals['_SEQUENCELOGPROBS']._serialized_start=1401
+  _globals['_SEQUENCELOGPROBS']._serialized_end=1482
+  _globals['_SEQUENCEFAILURE']._serialized_start=1484
+  _globals['_SEQUENCEFAILURE']._serialized_end=1533
+  _globals['_READY']._serialized_start=1535
+  _globals['_READY']._serialized_end=1542
+  _globals['_STEPRESULT']._serialized_start=1545
+  _globals['_STEPRESULT']._serialized_end=1757
+  _globals['_STEPRESPONSE']._serialized_start=1760
+  _globals['_STEPRESPONSE']._serialized_end=1925
+  _globals['_WORKERSERVICE']._serialized_start=1928
+  _globals['_WORKERSERVICE']._serialized_end=2097
 # @@protoc_insertion_point(module_scope)

@@ -87,19 +87,29 @@ class NewSequence(_message.Message):
     traceparent: str
     def __init__(self, sequence_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., index: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
-class ScheduledSequence(_message.Message):
-    __slots__ = ("sequence_id", "start", "num_tokens", "new_block_ids", "store_start")
-    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
+class Schedule(_message.Message):
+    __slots__ = ("sequence_ids", "starts", "num_tokens", "num_new_blocks", "new_block_ids", "store_starts")
+    SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NEW_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
-    STORE_START_FIELD_NUMBER: _ClassVar[int]
-    sequence_id: int
-    start: int
-    num_tokens: int
+    STORE_STARTS_FIELD_NUMBER: _ClassVar[int]
+    sequence_ids: _containers.RepeatedScalarFieldContainer[int]
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    num_new_blocks: _containers.RepeatedScalarFieldContainer[int]
     new_block_ids: _containers.RepeatedScalarFieldContainer[int]
+    store_starts: _containers.RepeatedCompositeFieldContainer[StoreStart]
+    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block_ids: _Optional[_Iterable[int]] = ..., store_starts: _Optional[_Iterable[_Union[StoreStart, _Mapping]]] = ...) -> None: ...
+
+class StoreStart(_message.Message):
+    __slots__ = ("place", "store_start")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    STORE_START_FIELD_NUMBER: _ClassVar[int]
+    place: int
     store_start: int
-    def __init__(self, sequence_id: _Optional[int] = ..., start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., new_block_ids: _Optional[_Iterable[int]] = ..., store_start: _Optional[int] = ...) -> None: ...
+    def __init__(self, place: _Optional[int] = ..., store_start: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
     __slots__ = ("epoch", "generation", "step_id", "finished_ids", "new_sequences", "scheduled")
@@ -114,8 +124,8 @@ class StepRequest(_message.Message):
     step_id: int
     finished_ids: _containers.RepeatedScalarFieldContainer[int]
     new_sequences: _containers.RepeatedCompositeFieldContainer[NewSequence]
-    scheduled: _containers.RepeatedCompositeFieldContainer[ScheduledSequence]
-    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_ids: _Optional[_Iterable[int]] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., scheduled: _Optional[_Iterable[_Union[ScheduledSequence, _Mapping]]] = ...) -> None: ...
+    scheduled: Schedule
+    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_ids: _Optional[_Iterable[int]] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., scheduled: _Optional[_Union[Schedule, _Mapping]] = ...) -> None: ...
 
 class Logprob(_message.Message):
     __slots__ = ("token_id", "logprob")
@@ -133,31 +143,43 @@ class TokenLogprobs(_message.Message):
     top: _containers.RepeatedCompositeFieldContainer[Logprob]
     def __init__(self, logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ...) -> None: ...
 
-class SequenceResult(_message.Message):
-    __slots__ = ("sequence_id", "token_ids", "logprobs", "failure")
-    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    FAILURE_FIELD_NUMBER: _ClassVar[int]
-    sequence_id: int
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    failure: str
-    def __init__(self, sequence_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., failure: _Optional[str] = ...) -> None: ...
+class SequenceLogprobs(_message.Message):
+    __slots__ = ("place", "tokens")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    tokens: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    def __init__(self, place: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+
+class SequenceFailure(_message.Message):
+    __slots__ = ("place", "message")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    message: str
+    def __init__(self, place: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("sequences", "busy_us", "idle_us")
-    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("sequence_ids", "num_tokens", "token_ids", "logprobs", "failures", "busy_us", "idle_us")
+    SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
     BUSY_US_FIELD_NUMBER: _ClassVar[int]
     IDLE_US_FIELD_NUMBER: _ClassVar[int]
-    sequences: _containers.RepeatedCompositeFieldContainer[SequenceResult]
+    sequence_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedCompositeFieldContainer[SequenceLogprobs]
+    failures: _containers.RepeatedCompositeFieldContainer[SequenceFailure]
     busy_us: int
     idle_us: int
-    def __init__(self, sequences: _Optional[_Iterable[_Union[SequenceResult, _Mapping]]] = ..., busy_us: _Optional[int] = ..., idle_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[SequenceFailure, _Mapping]]] = ..., busy_us: _Optional[int] = ..., idle_us: _Optional[int] = ...) -> None: ...
 
 class StepResponse(_message.Message):
     __slots__ = ("epoch", "generation", "step_id", "ready", "result")
