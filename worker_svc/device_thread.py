@@ -1,34 +1,113 @@
-"""The one thread on which forward passes run, so that the event loop never waits for a model."""
+"""The one thread on which a device is given its work, so that the event loop never waits for a model.
+
+Steps come in two halves: while one runs on the device, the thread launches the next one behind it, and then sleeps
+until either the device is done with a step or there is more to do.
+"""
 
 import asyncio
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar
+
+# Launched and not finished: the step that runs, and the one behind it.
+_MAX_LAUNCHED = 2
+
+
+class Launched(Protocol):
+    """Work that the device was given."""
+
+    def is_done(self) -> bool:
+        """Whether finishing it would not wait."""
+
+    def wait(self) -> None:
+        """Return when it is done; on another thread than its own, which goes on meanwhile."""
+
 
 T = TypeVar("T")
+L = TypeVar("L", bound=Launched)
 
 
 @dataclass(frozen=True, slots=True)
 class Timed(Generic[T]):
-    """What a piece of work gave, and the time on the thread before it and in it, in seconds."""
+    """What a piece of work gave, and the time in which the device had nothing to do before it, and that it took.
+
+    In seconds. Work that was launched behind other work takes from the end of that to its own.
+    """
 
     value: T
     idle_seconds: float
     busy_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Work that was submitted. Without a first half it is all done in the second, with the device to itself."""
+
+    future: "Future[Any]"
+    launch: Callable[[], Launched] | None
+    finish: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """Work between its halves. `error` is what the first half raised, kept until it is this work's turn to answer."""
+
+    work: _Work
+    launched: Launched | None
+    error: BaseException | None
+    began: float
+    idle_seconds: float
+
+    def is_done(self) -> bool:
+        return self.launched is None or self.launched.is_done()
+
+
+class _Signal:
+    """Wakes the thread."""
+
+
+_DEVICE_DONE, _CLOSE = _Signal(), _Signal()
+
+
 class DeviceThread:
-    """Runs work in the order it is submitted, on a thread of its own."""
+    """Runs work in the order it is submitted, on a thread of its own.
+
+    A second thread does nothing but wait for the device, outside the interpreter's lock: nobody polls.
+    """
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="device")
+        self._inbox: SimpleQueue[_Work | _Signal] = SimpleQueue()
+        self._to_wait_for: SimpleQueue[Launched | None] = SimpleQueue()
+        self._queued: deque[_Work] = deque()
+        self._begun: deque[_Begun] = deque()
         self._free_since = time.perf_counter()
+        # Held from a look at `_is_closed` to what is put into the inbox: no work is put there once it is closed.
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._waiter = threading.Thread(target=self._wait_for_device, name="device-waiter", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
+        self._waiter.start()
+        self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> "Future[Timed[T]]":
-        """Queue work. Its result, or what it raises, is the future's; cancelling that unqueues the work at once."""
-        return self._executor.submit(self._run, work)
+        """Queue work, which begins when all before it is finished. Its result, or what it raises, is the future's.
+
+        Cancelling the future unqueues the work at once.
+        """
+        return self._put(_Work(Future(), None, lambda _: work()))
+
+    def submit_step(self, launch: Callable[[], L], finish: Callable[[L], T]) -> "Future[Timed[T]]":
+        """Queue work in two halves: it is launched while one step before it may run, and finished once it is done.
+
+        As with `submit`, the future has the result of `finish`, or what either half raises, and unqueues what was not
+        launched. Futures are answered in the order of their work.
+        """
+        return self._put(_Work(Future(), launch, finish))
 
     async def run(self, work: Callable[[], T]) -> T:
         """Queue work and wait for its result."""
@@ -36,13 +115,83 @@ class DeviceThread:
 
     def close(self) -> None:
         """Drop what is queued, and wait for what runs."""
-        self._executor.shutdown(cancel_futures=True)
+        with self._lock:
+            self._is_closed = True
+            self._inbox.put(_CLOSE)
+        self._thread.join()
+        self._waiter.join()
 
-    def _run(self, work: Callable[[], T]) -> Timed[T]:
-        started = time.perf_counter()
-        idle = started - self._free_since
+    def _put(self, work: _Work) -> "Future[Any]":
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("the device thread is closed")
+            self._inbox.put(work)
+        return work.future
+
+    def _serve(self) -> None:
+        while not self._is_closed:
+            item = self._inbox.get()
+            if isinstance(item, _Work):
+                self._queued.append(item)
+            del item  # or it would live until the next comes
+            self._advance()
+        while not self._inbox.empty():
+            if isinstance(item := self._inbox.get(), _Work):
+                self._queued.append(item)
+        for work in self._queued:
+            work.future.cancel()
+        while self._begun:
+            self._finish_first()
+        self._to_wait_for.put(None)
+
+    def _wait_for_device(self) -> None:
+        while (launched := self._to_wait_for.get()) is not None:
+            launched.wait()
+            del launched
+            self._inbox.put(_DEVICE_DONE)
+
+    def _advance(self) -> None:
+        """Finish and begin whatever is due."""
+        while True:
+            if self._begun and self._begun[0].is_done():
+                self._finish_first()
+            elif self._queued and self._may_begin(self._queued[0]):
+                self._begin(self._queued.popleft())
+            else:
+                return
+
+    def _may_begin(self, work: _Work) -> bool:
+        if self._is_closed:
+            return False
+        return not self._begun or (work.launch is not None and len(self._begun) < _MAX_LAUNCHED)
+
+    def _begin(self, work: _Work) -> None:
+        if not work.future.set_running_or_notify_cancel():
+            return
+        began = time.perf_counter()
+        idle = 0.0 if self._begun else began - self._free_since
+        launched, error = None, None
         try:
-            value = work()
-        finally:
-            self._free_since = time.perf_counter()
-        return Timed(value, idle, self._free_since - started)
+            launched = None if work.launch is None else work.launch()
+        except BaseException as raised:
+            error = raised
+        self._begun.append(_Begun(work, launched, error, began, idle))
+        if launched is not None and not launched.is_done():
+            self._to_wait_for.put(launched)
+
+    def _finish_first(self) -> None:
+        begun = self._begun[0]
+        work, value, error = begun.work, None, begun.error
+        if error is None:
+            try:
+                value = work.finish(begun.launched)
+            except BaseException as raised:
+                error = raised
+        self._begun.popleft()
+        now = time.perf_counter()
+        busy = now - max(begun.began, self._free_since)
+        self._free_since = now
+        if error is not None:
+            work.future.set_exception(error)
+        else:
+            work.future.set_result(Timed(value, begun.idle_seconds, busy))

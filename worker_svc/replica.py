@@ -2,37 +2,31 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from quire_kernels.cpu.attention import why_not_compiled
 from quire_kernels.cpu.library import CannotBuild, load_library
 from quire_kernels.cpu.team import Team
 from svc_common.models import cache_root, resolve_model, tokenizer_fingerprint
-from worker_svc.attention import AttentionKind, make_attention
+from worker_svc.attention import AttentionKind, CompiledKernels, Kernels
 from worker_svc.errors import CannotServe
+from worker_svc.executor import Graphs
 from worker_svc.fingerprint import model_fingerprint
-from worker_svc.forward import EagerForward, Forward
 from worker_svc.host import available_cpus, has_bfloat16
 from worker_svc.identity import Identity, Limits
 from worker_svc.memory import CacheShape, MemoryBudget, OutOfMemory, count_blocks
-from worker_svc.model.compiled import CompiledKernels, load_compiled, why_not_compiled
-from worker_svc.model.config import ModelConfig, read_model_config
-from worker_svc.model.llama import load_model
+from worker_svc.model.config import ModelConfig, native_config, read_config
+from worker_svc.model.loading import LoadedModel, load
 from worker_svc.progress import progress
 from worker_svc.runner import Runner
 from worker_svc.settings import WorkerSettings
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step
 
-# Tokens and sequences of a step. On 2 cores, chunks of 256 tokens instead of 512 cost 8 % of throughput and shorten
-# the gaps between a stream's tokens by a third at p99. A GPU needs more to be busy.
-_BUDGETS = {"cpu": (512, 64), "cuda": (2048, 256)}
+# Tokens and sequences of a step. On 2 cores a prompt's tokens are computed fastest, and the streams beside it wait
+# least, in chunks of 256 (512: a tenth slower, 64: a tenth slower too). A GPU needs more to be busy.
+_BUDGETS = {"cpu": (256, 64), "cuda": (2048, 256)}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-# A loaded model, to be put over its cache.
-OverCache = Callable[[Tensor], Forward]
 
 
 class NoSuchDevice(CannotServe):
@@ -56,15 +50,15 @@ def load_replica(settings: WorkerSettings, report: Callable[[str], None]) -> Rep
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
     torch.set_num_threads(settings.num_threads or available_cpus())
-    config = read_model_config(served.path)
-    kernels = _kernels(settings, config, dtype, device, report)
+    native = native_config(read_config(served.path))
+    kernels = _kernels(settings, native, dtype, device, report)
     with progress(f"loading {served.name}", report):
-        model = _load(served.path, config, dtype, device, kernels)
+        model = load(served.path, dtype, device, kernels)
     default_step_tokens, default_sequences = _BUDGETS[device.type]
-    shape = CacheShape.of(config, settings.block_size, dtype)
+    shape = CacheShape.of(model.layout, settings.block_size, dtype)
     limits = Limits(
-        vocab_size=config.vocab_size,
-        context_length=config.context_length,
+        vocab_size=model.layout.vocab_size,
+        context_length=model.layout.context_length,
         block_size=settings.block_size,
         num_blocks=0,
         max_step_tokens=settings.max_step_tokens or default_step_tokens,
@@ -72,7 +66,7 @@ def load_replica(settings: WorkerSettings, report: Callable[[str], None]) -> Rep
     )
     with progress("measuring memory", report):
         limits = replace(limits, num_blocks=_num_blocks(settings, model, device, shape, limits))
-    runner = _make_runner(model, device, shape, limits)
+    runner = _make_runner(model, device, shape, limits, Graphs(settings.cuda_graphs, _told(report)))
     with progress("warming up", report):
         _warm_up(runner)
     identity = Identity(
@@ -104,11 +98,11 @@ def _dtype(choice: str, device: torch.device) -> torch.dtype:
 
 def _kernels(
     settings: WorkerSettings,
-    config: ModelConfig,
+    native: ModelConfig | None,
     dtype: torch.dtype,
     device: torch.device,
     report: Callable[[str], None],
-) -> AttentionKind | CompiledKernels:
+) -> Kernels:
     """What computes, as the settings want it or as suits the device best."""
     choice, int8 = settings.kernels, settings.quantization == "int8"
     on_gpu = device.type == "cuda"
@@ -119,7 +113,11 @@ def _kernels(
         return AttentionKind.TRITON
     if choice == "torch" and not int8:
         return AttentionKind.TORCH
-    why_not = why_not_compiled(config, settings.block_size, dtype)
+    if native is not None:
+        why_not = why_not_compiled(native.head_dim, settings.block_size, dtype)
+    else:
+        # Of other models they compute the attention, if its shape lets them: that is known once the model is loaded.
+        why_not = "of the model, only those of the Llama family take weights in 8 bits" if int8 else None
     if why_not is None:
         try:
             library = load_library(cache_root() / "kernels", report)
@@ -133,39 +131,38 @@ def _kernels(
     return AttentionKind.TORCH
 
 
-def _load(
-    directory: Path,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    kernels: AttentionKind | CompiledKernels,
-) -> OverCache:
-    if isinstance(kernels, CompiledKernels):
-        return load_compiled(config, directory, dtype, kernels).over
-    model = load_model(config, directory, dtype, device)
-    return lambda cache: EagerForward(model, make_attention(kernels, cache, config.attention_scale))
-
-
-def _make_runner(model: OverCache, device: torch.device, shape: CacheShape, limits: Limits) -> Runner:
-    return Runner(model(shape.allocate(limits.num_blocks, device)), limits)
+def _make_runner(model: LoadedModel, device: torch.device, shape: CacheShape, limits: Limits, graphs: Graphs) -> Runner:
+    return Runner(model.executor(shape.allocate(limits.num_blocks, device), limits, graphs), limits)
 
 
 def _num_blocks(
-    settings: WorkerSettings, model: OverCache, device: torch.device, shape: CacheShape, limits: Limits
+    settings: WorkerSettings, model: LoadedModel, device: torch.device, shape: CacheShape, limits: Limits
 ) -> int:
     if settings.num_blocks is not None:
         return settings.num_blocks
     budget = MemoryBudget(settings.memory_fraction, settings.cpu_kv_bytes)
 
-    def profile() -> None:
+    def profile() -> Runner:
         step = _largest_step(limits)
         needed = sum(len(scheduled.new_block_ids) for scheduled in step.scheduled)
-        _run(_make_runner(model, device, shape, replace(limits, num_blocks=needed)), step)
+        runner = _make_runner(model, device, shape, replace(limits, num_blocks=needed), Graphs(settings.cuda_graphs))
+        _run(runner, step)
+        return runner
 
     num_blocks = count_blocks(shape.block_bytes, budget, device, profile)
     if num_blocks == 0:
         raise OutOfMemory("no memory is left for keys and values: choose a smaller model, or smaller budgets")
     return num_blocks
+
+
+def _told(report: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Tells of graphs that are captured, a few lines in all."""
+
+    def tell(captured: int, of: int) -> None:
+        if captured % 8 == 0 or captured == of:
+            report(f"captured {captured} of {of} graphs")
+
+    return tell
 
 
 def _largest_step(limits: Limits) -> Step:
@@ -188,12 +185,20 @@ def _prefill(lengths: list[int], block_size: int) -> Step:
 
 
 def _warm_up(runner: Runner) -> None:
-    """Compile and load what the first steps need: one with a prompt, one with a draw after it."""
+    """Compile and load what the first steps need: one with a prompt, one with a draw after it, and so for more of them.
+
+    Triton compiles a kernel anew where a size is 1 or becomes a multiple of 16.
+    """
     limits = runner.limits
     length = min(limits.max_step_tokens, limits.context_length - 2, limits.num_blocks * limits.block_size - 1)
-    _run(runner, _prefill([length], limits.block_size))
-    _run(runner, Step([], [], [ScheduledSequence(0, length, 1, [])]))
-    runner.reset()
+    for num_sequences in sorted({min(count, limits.max_sequences, length) for count in (1, 3, 16, 17)}):
+        share = length // num_sequences
+        step = _prefill([share] * num_sequences, limits.block_size)
+        if sum(len(scheduled.new_block_ids) for scheduled in step.scheduled) > limits.num_blocks:
+            break
+        _run(runner, step)
+        _run(runner, Step([], [], [ScheduledSequence(row, share, 1, []) for row in range(num_sequences)]))
+        runner.reset()
 
 
 def _run(runner: Runner, step: Step) -> None:

@@ -1,18 +1,27 @@
-"""Runs steps: one forward pass over all tokens of a step, then one draw for each sequence that is due one."""
+"""Runs steps: one forward pass over all tokens of a step, then one draw for each sequence that is due one.
+
+A step runs in two halves, so that the next one can be on its way to the device before the draws of this one are back:
+`launch` admits, lays out and enqueues it, `finish` takes over what was drawn.
+"""
 
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from worker_svc.batch import Chunk, make_batch
 from worker_svc.errors import DeviceLost
-from worker_svc.forward import Forward
+from worker_svc.executor import Drawing, Executor
 from worker_svc.identity import Limits
-from worker_svc.sampler import draw_tokens
+from worker_svc.sampler import Draws
 from worker_svc.sequences import Refused, Sequence
-from worker_svc.step import NewSequence, ScheduledSequence, SequenceResult, Step, StepOutcome
+from worker_svc.step import NewSequence, ScheduledSequence, SequenceResult, Step, StepOutcome, TokenLogprobs
+
+# One step that runs, and one that waits behind it. More would help no device, and an executor has room for no more.
+MAX_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +34,11 @@ class _Run:
     draws: bool
 
     @property
+    def end(self) -> int:
+        """The position after the last token that it computes, where a token that it draws stands."""
+        return self.scheduled.start + self.scheduled.num_tokens
+
+    @property
     def decodes(self) -> bool:
         """Whether it computes the token drawn last, and no more."""
         return self.scheduled.num_tokens == 1 and self.scheduled.start >= self.sequence.prompt_length
@@ -32,12 +46,31 @@ class _Run:
     def chunk(self) -> Chunk:
         start, store_start = self.scheduled.start, self.scheduled.store_start
         return Chunk(
-            token_ids=self.sequence.tokens.values[start : start + self.scheduled.num_tokens],
+            token_ids=self.sequence.tokens.values[start : self.end],
             start=start,
             blocks=self.sequence.blocks.values,
             store_start=start if store_start is None else store_start,
             draws=self.draws,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step that was launched, to be given to `Runner.finish`."""
+
+    results: list[SequenceResult]
+    runs: list[_Run]
+    drawing: Drawing | None
+    started: float
+
+    def is_done(self) -> bool:
+        """Whether finishing it would not wait."""
+        return self.drawing is None or self.drawing.is_done()
+
+    def wait(self) -> None:
+        """Return when it is done; on any thread."""
+        if self.drawing is not None:
+            self.drawing.wait()
 
 
 class Runner:
@@ -47,20 +80,30 @@ class Runner:
     later step too, since steps already on their way build on what was not computed.
     """
 
-    def __init__(self, forward: Forward, limits: Limits) -> None:
+    def __init__(self, executor: Executor, limits: Limits) -> None:
         self.limits = limits
-        self._forward = forward
+        self._executor = executor
         self._sequences: dict[int, Sequence] = {}
         self._failures: dict[int, str] = {}
+        self._num_in_flight = 0
 
     def reset(self) -> None:
         """Forget all sequences."""
         self._sequences.clear()
         self._failures.clear()
 
-    @torch.inference_mode()
     def step(self, step: Step) -> StepOutcome:
         """Run one step. It raises only for a fault of ours or of the device; then every sequence in it has failed."""
+        return self.finish(self.launch(step))
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> InFlight:
+        """Begin a step, behind no more than one that is not finished yet. Raises as `step` does.
+
+        Where it raises there is nothing to finish.
+        """
+        if self._num_in_flight == MAX_IN_FLIGHT:
+            raise RuntimeError(f"a step launched behind {MAX_IN_FLIGHT} that are not finished")
         started = time.perf_counter()
         for sequence_id in step.finished_ids:
             self._sequences.pop(sequence_id, None)
@@ -69,19 +112,22 @@ class Runner:
             self._learn(new)
         results = [SequenceResult(scheduled.sequence_id, []) for scheduled in step.scheduled]
         runs = self._admit(step.scheduled, results)
-        if runs:
-            try:
-                self._run(runs, results)
-            except torch.AcceleratorError as error:
-                # After an error of its own a CUDA context fails whatever it is asked.
-                raise DeviceLost("the device failed in a step") from error
-            except Exception:
-                for run in runs:
-                    self._fail(run.scheduled.sequence_id, "the step failed")
-                raise
+        drawing = self._enqueue(runs) if runs else None
+        self._num_in_flight += 1
+        return InFlight(results, runs, drawing, started)
+
+    def finish(self, in_flight: InFlight) -> StepOutcome:
+        """Wait for a step that was launched, and take over what it drew. In the order of launches. Raises as `step`."""
+        self._num_in_flight -= 1
+        runs, results = in_flight.runs, in_flight.results
+        with self._failing_together(runs):
+            draws = Draws([], []) if in_flight.drawing is None else in_flight.drawing.result()
+        drawing = [run for run in runs if run.draws]
+        for run, token, told in zip(drawing, draws.tokens, draws.logprobs, strict=True):
+            results[run.place] = self._take_over(run, token, told)
         num_tokens = sum(run.scheduled.num_tokens for run in runs)
         num_decodes = sum(run.decodes for run in runs)
-        return StepOutcome(results, time.perf_counter() - started, num_tokens - num_decodes, num_decodes)
+        return StepOutcome(results, time.perf_counter() - in_flight.started, num_tokens - num_decodes, num_decodes)
 
     def _learn(self, new: NewSequence) -> None:
         try:
@@ -93,7 +139,10 @@ class Runner:
             self._failures[new.sequence_id] = str(refusal)
 
     def _admit(self, scheduled: Items[ScheduledSequence], results: list[SequenceResult]) -> list[_Run]:
-        """What of the step can run, with its blocks taken over. The rest fails, in `results`."""
+        """What of the step can run, with its blocks taken over. The rest fails, in `results`.
+
+        Sequences of one token come first: kernels take these apart from the others.
+        """
         runs: list[_Run] = []
         admitted: set[int] = set()
         tokens_left = self.limits.max_step_tokens
@@ -112,6 +161,7 @@ class Runner:
             tokens_left -= item.num_tokens
             admitted.add(item.sequence_id)
             runs.append(_Run(place, item, sequence, sequence.draws(item)))
+        runs.sort(key=lambda run: run.scheduled.num_tokens > 1)
         return runs
 
     def _find(self, sequence_id: int) -> Sequence:
@@ -127,21 +177,43 @@ class Runner:
             self._failures[sequence_id] = why
         return SequenceResult(sequence_id, [], failure=why)
 
-    def _run(self, runs: list[_Run], results: list[SequenceResult]) -> None:
-        """Compute and draw, and take over what came of it."""
-        logits = self._forward(make_batch([run.chunk() for run in runs], self.limits.block_size))
+    def _fail_run(self, run: _Run, why: str) -> None:
+        # Its sequence may have been finished since it was launched, and the id be another's by now.
+        if self._sequences.get(run.scheduled.sequence_id) is run.sequence:
+            self._fail(run.scheduled.sequence_id, why)
+
+    def _enqueue(self, runs: list[_Run]) -> Drawing:
+        """Have runs computed; what they draw is promised."""
+        drawing = [run.sequence for run in runs if run.draws]
+        with self._failing_together(runs):
+            batch = make_batch([run.chunk() for run in runs], self.limits.block_size)
+            draws = self._executor.launch(batch, drawing)
         for run in runs:
-            run.sequence.num_computed = run.scheduled.start + run.scheduled.num_tokens
-        drawing = [run for run in runs if run.draws]
-        if not drawing:
-            return
-        draws = draw_tokens(logits, [run.sequence.sampling for run in drawing])
-        for run, token, told in zip(drawing, draws.tokens, draws.logprobs, strict=True):
-            sequence_id = run.scheduled.sequence_id
-            if token is None:
-                results[run.place] = self._fail(
-                    sequence_id, "there is no token to draw: the logits are not numbers, or all are suppressed"
-                )
-                continue
-            run.sequence.add(token)
-            results[run.place] = SequenceResult(sequence_id, [token], [] if told is None else [told])
+            run.sequence.num_computed = run.end
+        for sequence, stand_in in zip(drawing, draws.stand_ins, strict=True):
+            sequence.promise(stand_in)
+        return draws
+
+    def _take_over(self, run: _Run, token: int | None, told: TokenLogprobs | None) -> SequenceResult:
+        """A sequence's result, of the token that it was promised."""
+        sequence, sequence_id = run.sequence, run.scheduled.sequence_id
+        if token is None and sequence.lost is None:
+            sequence.lost = "there is no token to draw: the logits are not numbers, or all are suppressed"
+            self._fail_run(run, sequence.lost)
+        if token is None or sequence.lost is not None:
+            return SequenceResult(sequence_id, [], failure=sequence.lost)
+        sequence.settle(run.end, token)
+        return SequenceResult(sequence_id, [token], [] if told is None else [told])
+
+    @contextmanager
+    def _failing_together(self, runs: list[_Run]) -> Iterator[None]:
+        """Where this raises, nobody knows what became of any sequence in the step."""
+        try:
+            yield
+        except torch.AcceleratorError as error:
+            # After an error of its own a CUDA context fails whatever it is asked.
+            raise DeviceLost("the device failed in a step") from error
+        except Exception:
+            for run in runs:
+                self._fail_run(run, "the step failed")
+            raise

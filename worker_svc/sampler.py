@@ -88,13 +88,8 @@ def draw_tokens(logits: Tensor, states: Sequence[SamplingState]) -> Draws:
     else:
         tokens = _likeliest(logits)
         tokens[random] = _draw(logits[random], [states[row] for row in random])
-    logprobs: list[TokenLogprobs | None] = [None] * len(states)
-    if raw is not None:
-        counts = [states[row].params.logprobs or 0 for row in reported]
-        for row, told in zip(reported, _logprobs(raw, tokens[reported], counts), strict=True):
-            logprobs[row] = told
     drawn = [token if is_valid else None for token, is_valid in zip(tokens.tolist(), valid, strict=True)]
-    return Draws(drawn, logprobs)
+    return Draws(drawn, tell_logprobs(raw, tokens, states))
 
 
 def _likeliest(logits: Tensor) -> Tensor:
@@ -200,16 +195,23 @@ def _inverse_cdf(weights: Tensor, numbers: Tensor) -> Tensor:
     return group.squeeze(1) * _GROUP + torch.minimum(member, heavy.amax(-1))
 
 
-def _logprobs(logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
-    """Log-probabilities under `logits` [rows, vocab] of the tokens [rows], and of each row's likeliest."""
-    norms = logits.logsumexp(-1, keepdim=True)
-    drawn = (logits.gather(-1, tokens[:, None]) - norms).squeeze(1).tolist()
-    values, ids = logits.topk(min(max(counts), logits.shape[1]))
-    ranked, ranked_ids = (values - norms).tolist(), ids.tolist()
-    return [
-        TokenLogprobs(logprob, list(zip(row_ids[:count], row[:count], strict=True)))
-        for logprob, row_ids, row, count in zip(drawn, ranked_ids, ranked, counts, strict=True)
-    ]
+def tell_logprobs(raw: Tensor | None, tokens: Tensor, states: Sequence[SamplingState]) -> list[TokenLogprobs | None]:
+    """Log-probabilities of the tokens int64 [rows] drawn, and of each row's likeliest, for the rows that want them.
+
+    `raw` are the model's own logits [wanting rows, vocab]; None where no row wants any.
+    """
+    told: list[TokenLogprobs | None] = [None] * len(states)
+    if raw is None:
+        return told
+    wanted = [(row, state.params.logprobs) for row, state in enumerate(states) if state.params.logprobs is not None]
+    norms = raw.logsumexp(-1, keepdim=True)
+    drawn = (raw.gather(-1, tokens[[row for row, _ in wanted], None]) - norms).squeeze(1).tolist()
+    values, ids = raw.topk(min(max(count for _, count in wanted), raw.shape[1]))
+    for (row, count), logprob, ranked, ranked_ids in zip(
+        wanted, drawn, (values - norms).tolist(), ids.tolist(), strict=True
+    ):
+        told[row] = TokenLogprobs(logprob, list(zip(ranked_ids[:count], ranked[:count], strict=True)))
+    return told
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:

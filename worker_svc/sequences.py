@@ -16,17 +16,34 @@ class Refused(Exception):  # noqa: N818
 
 
 class Sequence:
-    """A sequence: its known tokens, how many are computed, the blocks that hold their keys and values."""
+    """A sequence: its known tokens, how many are computed, the blocks that hold their keys and values.
 
-    __slots__ = ("blocks", "num_computed", "prompt_length", "sampling", "tokens")
+    The last tokens may be *promised*: drawn by a step that was launched, their values not known here yet. A stand-in
+    holds the place of each.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_sampling",
+        "blocks",
+        "index",
+        "lost",
+        "num_computed",
+        "params",
+        "prompt_length",
+        "tokens",
+    )
 
     def __init__(self, new: NewSequence) -> None:
         self.tokens = IntList(new.token_ids)
         self.prompt_length = new.prompt_length
+        self.params, self.index = new.sampling, new.index
         # How many are computed when a sequence comes: its first step says, for a prefix may be in the cache already.
         self.num_computed: int | None = None
         self.blocks = IntList()
-        self.sampling = SamplingState(new.sampling, new.index, self.tokens.values, new.prompt_length)
+        self._sampling: SamplingState | None = None
+        # Why a promised token never came. What was launched for the sequence since then was computed for nothing.
+        self.lost: str | None = None
 
     @classmethod
     def learn(cls, new: NewSequence, limits: Limits) -> Self:
@@ -59,10 +76,20 @@ class Sequence:
         """Whether what is scheduled reaches the last known token, so that the next one is drawn."""
         return scheduled.start + scheduled.num_tokens == len(self.tokens)
 
-    def add(self, token: int) -> None:
-        """A token was drawn: it is known from now on."""
-        self.tokens.append(token)
-        self.sampling.add(token)
+    def promise(self, stand_in: int) -> None:
+        """The next token is being drawn."""
+        self.tokens.append(stand_in)
+
+    def settle(self, position: int, token: int) -> None:
+        """The token promised at this position was drawn: it is known from now on."""
+        self.tokens.values[position] = token
+
+    @property
+    def sampling(self) -> SamplingState:
+        """How it draws on the host, from the tokens known when this is first asked for; whoever draws keeps it."""
+        if self._sampling is None:
+            self._sampling = SamplingState(self.params, self.index, self.tokens.values, self.prompt_length)
+        return self._sampling
 
 
 def _within(values: Items[int], end: int) -> bool:

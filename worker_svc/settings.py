@@ -28,10 +28,11 @@ class WorkerSettings(ServiceSettings):
     quantization: Literal["none", "int8"] = Field(
         "none", description="int8 keeps weights in 8 bits, with a scale for each output; for compiled kernels"
     )
+    cuda_graphs: bool = Field(True, description="capture steps of decodes as CUDA graphs at start, on a GPU")
     block_size: int = Field(16, ge=8, le=128, description="tokens in one block of keys and values")
     num_blocks: int | None = Field(None, ge=1, description="number of blocks; else what memory allows")
     max_step_tokens: int | None = Field(
-        None, ge=1, description="the most tokens that one step computes; else 2048 on a GPU, 512 on a processor"
+        None, ge=1, description="the most tokens that one step computes; else 2048 on a GPU, 256 on a processor"
     )
     max_sequences: int | None = Field(
         None, ge=1, description="the most sequences that one step holds; else 256 on a GPU, 64 on a processor"

@@ -26,6 +26,8 @@ _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_SIZES_BY_WIDTH = {name: size for name, size in SIZES.items() if name != "head_dim"}
 
 VARIANTS: dict[str, Callable[[], Any]] = {
     "llama": lambda: LlamaConfig(**SIZES),
@@ -34,9 +36,17 @@ VARIANTS: dict[str, Callable[[], Any]] = {
         **SIZES, rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
     ),
     "llama-rope-llama3": lambda: LlamaConfig(**SIZES, rope_parameters=_LLAMA3),
+    "llama-rope-yarn": lambda: LlamaConfig(**SIZES, rope_parameters=_YARN),
     "mistral": lambda: MistralConfig(**SIZES, sliding_window=None),
-    "qwen2": lambda: Qwen2Config(**{name: size for name, size in SIZES.items() if name != "head_dim"}),
+    "mistral-window": lambda: MistralConfig(**SIZES, sliding_window=20),
+    "qwen2": lambda: Qwen2Config(**_SIZES_BY_WIDTH),
+    "qwen2-window": lambda: Qwen2Config(
+        **_SIZES_BY_WIDTH, use_sliding_window=True, sliding_window=20, max_window_layers=1
+    ),
     "qwen3": lambda: Qwen3Config(**SIZES),
+    "qwen3-window": lambda: Qwen3Config(
+        **SIZES, use_sliding_window=True, sliding_window=20, layer_types=["sliding_attention", "full_attention"]
+    ),
 }
 
 

@@ -7,19 +7,21 @@ As a program it prints what a model generates:
 import json
 import random
 import sys
+from collections import deque
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import compiled
-from worker_svc.attention import AttentionKind, make_attention
-from worker_svc.forward import EagerForward
+from worker_svc.attention import AttentionKind, CompiledKernels
+from worker_svc.executor import Graphs
 from worker_svc.identity import Limits
 from worker_svc.memory import CacheShape
-from worker_svc.model.compiled import CompiledKernels, load_compiled
-from worker_svc.model.config import read_model_config
-from worker_svc.model.llama import load_model
-from worker_svc.runner import Runner
+from worker_svc.model.config import native_config, read_config
+from worker_svc.model.layout import ModelLayout
+from worker_svc.model.loading import load
+from worker_svc.runner import InFlight, Runner
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step, TokenLogprobs
 
 GREEDY = SamplingParams()
@@ -36,26 +38,43 @@ def make_runner(
     max_step_tokens: int = 512,
     max_sequences: int = 64,
     device: str = "cpu",
+    cuda_graphs: bool = False,
 ) -> Runner:
-    """A runner of the model in a directory, over a cache that is full of garbage."""
-    config = read_model_config(directory)
-    cache = CacheShape.of(config, block_size, dtype).allocate(num_blocks, torch.device(device))
+    """A runner of the model in a directory, over a cache that is full of garbage.
+
+    `kernels` as the settings have them, and "fused": the Triton kernels as a GPU runs them, draws included.
+    """
+    where = torch.device(device)
+    model = _load(directory, kernels, int8, dtype, where)
+    layout: ModelLayout = model.layout
+    cache = CacheShape.of(layout, block_size, dtype).allocate(num_blocks, where)
     cache.normal_(generator=torch.Generator(device).manual_seed(0))
-    limits = Limits(config.vocab_size, config.context_length, block_size, num_blocks, max_step_tokens, max_sequences)
-    if kernels == "compiled":
-        compiled_model = load_compiled(config, directory, dtype, CompiledKernels(compiled.team(), int8))
-        return Runner(compiled_model.over(cache), limits)
-    model = load_model(config, directory, dtype, torch.device(device))
-    backend = make_attention(AttentionKind(kernels), cache, config.attention_scale)
-    return Runner(EagerForward(model, backend), limits)
+    limits = Limits(layout.vocab_size, layout.context_length, block_size, num_blocks, max_step_tokens, max_sequences)
+    return Runner(model.executor(cache, limits, Graphs(cuda_graphs)), limits)
+
+
+def _load(directory: Path, kernels: str, int8: bool, dtype: torch.dtype, device: torch.device) -> Any:
+    if kernels != "fused":
+        chosen = CompiledKernels(compiled.team(), int8) if kernels == "compiled" else AttentionKind(kernels)
+        return load(directory, dtype, device, chosen)
+    # Triton is for those who ask for it.
+    from worker_svc.model.triton_llama import load_triton_llama
+
+    config = native_config(read_config(directory))
+    assert config is not None
+    return load_triton_llama(config, directory, dtype, device)
 
 
 class Driver:
-    """Runs prompts together, `chunk` prompt tokens of each at a time, until each has its tokens."""
+    """Runs prompts together, `chunk` prompt tokens of each at a time, until each has its tokens.
 
-    def __init__(self, runner: Runner, chunk: int = 512) -> None:
+    `ahead` is how many steps are launched before the one behind which they run is finished: 0 or 1.
+    """
+
+    def __init__(self, runner: Runner, chunk: int = 512, ahead: int = 0) -> None:
         self._runner = runner
         self._chunk = chunk
+        self._ahead = ahead
         self._free = list(range(runner.limits.num_blocks))
         random.Random(0).shuffle(self._free)
         self._next_id = 1
@@ -66,35 +85,49 @@ class Driver:
     ) -> list[list[int]]:
         """What each prompt continues with."""
         every = params if isinstance(params, list) else [params] * len(prompts)
-        ids = range(self._next_id, self._next_id + len(prompts))
-        self._next_id = ids.stop
-        tables: dict[int, list[int]] = {sequence_id: [] for sequence_id in ids}
-        computed = dict.fromkeys(ids, 0)
-        known = {sequence_id: len(prompt) for sequence_id, prompt in zip(ids, prompts, strict=True)}
-        drawn: dict[int, list[int]] = {sequence_id: [] for sequence_id in ids}
-        new = [
-            NewSequence(sequence_id, prompt, len(prompt), 0, wanted)
-            for sequence_id, prompt, wanted in zip(ids, prompts, every, strict=True)
+        running = [
+            _Running(NewSequence(sequence_id, prompt, len(prompt), 0, wanted), num_tokens)
+            for sequence_id, (prompt, wanted) in enumerate(zip(prompts, every, strict=True), start=self._next_id)
         ]
-        while running := [sequence_id for sequence_id in ids if len(drawn[sequence_id]) < num_tokens]:
-            scheduled = []
-            for sequence_id in running:
-                count = min(self._chunk, known[sequence_id] - computed[sequence_id])
-                end = computed[sequence_id] + count
-                missing = -(-end // self._runner.limits.block_size) - len(tables[sequence_id])
-                added = [self._free.pop() for _ in range(missing)]
-                tables[sequence_id] += added
-                scheduled.append(ScheduledSequence(sequence_id, computed[sequence_id], count, added))
-                computed[sequence_id] = end
-            for result in self._runner.step(Step([], new, scheduled)).sequences:
-                assert result.failure is None, result.failure
-                drawn[result.sequence_id] += result.token_ids
-                known[result.sequence_id] += len(result.token_ids)
-                self.logprobs.setdefault(result.sequence_id, []).extend(result.logprobs)
-            new = []
-        self._runner.step(Step(list(ids), [], []))
-        self._free += [block for table in tables.values() for block in table]
+        self._next_id += len(running)
+        new = [sequence.new for sequence in running]
+        drawn: dict[int, list[int]] = {sequence.new.sequence_id: [] for sequence in running}
+        in_flight: deque[InFlight] = deque()
+        while True:
+            scheduled = [self._schedule(sequence) for sequence in running if sequence.num_due]
+            if scheduled:
+                in_flight.append(self._runner.launch(Step([], new, scheduled)))
+                new = []
+            if not in_flight:
+                break
+            if len(in_flight) > self._ahead or not scheduled:
+                for result in self._runner.finish(in_flight.popleft()).sequences:
+                    assert result.failure is None, result.failure
+                    drawn[result.sequence_id] += result.token_ids
+                    self.logprobs.setdefault(result.sequence_id, []).extend(result.logprobs)
+        self._runner.step(Step(list(drawn), [], []))
+        self._free += [block for sequence in running for block in sequence.blocks]
         return list(drawn.values())
+
+    def _schedule(self, sequence: "_Running") -> ScheduledSequence:
+        start, count = sequence.num_computed, min(self._chunk, sequence.num_known - sequence.num_computed)
+        sequence.num_computed += count
+        missing = -(-sequence.num_computed // self._runner.limits.block_size) - len(sequence.blocks)
+        added = [self._free.pop() for _ in range(missing)]
+        sequence.blocks += added
+        if sequence.num_computed == sequence.num_known:
+            sequence.num_known += 1
+            sequence.num_due -= 1
+        return ScheduledSequence(sequence.new.sequence_id, start, count, added)
+
+
+class _Running:
+    """What a scheduler knows of a sequence: tokens that are known, the last of them promised perhaps, and computed."""
+
+    def __init__(self, new: NewSequence, num_due: int) -> None:
+        self.new, self.num_due = new, num_due
+        self.num_known, self.num_computed = len(new.token_ids), 0
+        self.blocks: list[int] = []
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""Native language models of the Llama family over a paged KV cache."""
+"""Language models over a paged KV cache: the Llama family by our own modules, any other by those of transformers."""

@@ -1,7 +1,6 @@
 """The Llama family by compiled code on a processor: all layers of a step in one call, with no Python between them."""
 
 from ctypes import byref
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,32 +10,18 @@ from quire_kernels.cpu.attention import SequencesArgs
 from quire_kernels.cpu.linear import PackedMatrix, pack_matrix
 from quire_kernels.cpu.llama import LayerArgs, ModelArgs, StepArgs
 from quire_kernels.cpu.team import Team, type_of
+from worker_svc.attention import CompiledKernels
 from worker_svc.batch import Batch
+from worker_svc.compiled_sampler import CompiledSampler
+from worker_svc.executor import Executor, Graphs, HostExecutor
+from worker_svc.identity import Limits
 from worker_svc.model.config import ModelConfig
+from worker_svc.model.layout import ModelLayout
 from worker_svc.model.rope import inverse_frequencies
 from worker_svc.model.weights import Checkpoint
 
-# A vector of values, of the head dimensions; what a panel takes of gate and of up.
+# What a panel takes of gate and of up.
 _LANES = 16
-
-
-def why_not_compiled(config: ModelConfig, block_size: int, dtype: torch.dtype) -> str | None:
-    """What of a model the compiled code does not take, or None."""
-    if dtype not in (torch.float32, torch.bfloat16):
-        return f"it computes in float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
-    if config.head_dim % _LANES:
-        return f"a head's dimensions must be a multiple of {_LANES}, not {config.head_dim}"
-    if block_size % _LANES and block_size != _LANES // 2:
-        return f"the block size must be 8 or a multiple of {_LANES}, not {block_size}"
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledKernels:
-    """The threads that run them, and whether weights are kept in 8 bits."""
-
-    team: Team
-    int8: bool
 
 
 class CompiledLlama:
@@ -51,7 +36,7 @@ class CompiledLlama:
         self._embedding = checkpoint.take("model.embed_tokens.weight", *shape).contiguous()
         self.dtype = self._embedding.dtype
         self._layers = (LayerArgs * config.num_layers)(
-            *[self._layer(checkpoint, f"model.layers.{layer}.") for layer in range(config.num_layers)]
+            *[self._layer(checkpoint, layer) for layer in range(config.num_layers)]
         )
         self._norm = self._vector(checkpoint, "model.norm.weight", config.hidden_size)
         if config.tied_embeddings:
@@ -61,6 +46,15 @@ class CompiledLlama:
             head = checkpoint.take("lm_head.weight", *shape)
         self._head = self._keep(pack_matrix(team, head, int8=int8))
         self.frequencies = inverse_frequencies(config.rope, config.head_dim)
+
+    @property
+    def layout(self) -> ModelLayout:
+        """What the cache and the limits of a worker follow from."""
+        return self.config.layout
+
+    def executor(self, cache: Tensor, limits: Limits, graphs: Graphs) -> Executor:
+        """As `LoadedModel` has it."""
+        return HostExecutor(self.over(cache), CompiledSampler(self.team))
 
     def over(self, cache: Tensor) -> "CompiledForward":
         """The model over a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]."""
@@ -83,8 +77,9 @@ class CompiledLlama:
         )
         return CompiledForward(self, cache, arguments)
 
-    def _layer(self, checkpoint: Checkpoint, prefix: str) -> LayerArgs:
+    def _layer(self, checkpoint: Checkpoint, layer: int) -> LayerArgs:
         config = self.config
+        prefix = f"model.layers.{layer}."
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         hidden, dim = config.hidden_size, config.head_dim
         widths = [config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim]
@@ -112,7 +107,7 @@ class CompiledLlama:
                 None if gate[1] is None or up[1] is None else _interleaved(gate[1], up[1]),
             ).args(),
             self._pack(*down).args(),
-            0,
+            config.windows[layer] or 0,
         )
 
     def _take(
@@ -157,7 +152,8 @@ class CompiledForward:
 
     def __call__(self, batch: Batch) -> Tensor:
         angles = torch.from_numpy(batch.positions)[:, None].float() * self._model.frequencies
-        cosines, sines = angles.cos(), angles.sin()
+        factor = self._model.config.rope.attention_factor
+        cosines, sines = angles.cos() * factor, angles.sin() * factor
         logits = self._logits_of(len(batch.draw_rows))
         step = StepArgs(
             len(batch.token_ids),

@@ -128,7 +128,7 @@ class LlamaModel:
         Returns:
             Logits float32 [num_draws, vocab_size].
         """
-        rotation = Rotation(positions, self._frequencies, self.dtype)
+        rotation = Rotation(positions, self._frequencies, self.dtype, self.config.rope.attention_factor)
         hidden = F.embedding(token_ids, self._embedding).float()
         for layer in self._layers:
             gathered = layer.attention.attend(layer.attention_norm(hidden), rotation, attention)

@@ -18,6 +18,8 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
             return frequencies / config.factor
         case RopeKind.LLAMA3:
             return _llama3_frequencies(frequencies, config)
+        case RopeKind.YARN:
+            return _yarn_frequencies(frequencies, config, head_dim)
 
 
 def _llama3_frequencies(frequencies: Tensor, config: RopeConfig) -> Tensor:
@@ -31,13 +33,32 @@ def _llama3_frequencies(frequencies: Tensor, config: RopeConfig) -> Tensor:
     return torch.where(between, blended, stretched)
 
 
+def _yarn_frequencies(frequencies: Tensor, config: RopeConfig, head_dim: int) -> Tensor:
+    """YaRN's scaling (arXiv:2309.00071, section 3.2): as Llama 3.1's, blended along the dimensions."""
+
+    def dimension(turns: float) -> float:
+        """The pair of dimensions that turns so often within the original context."""
+        wavelength = config.original_context_length / (turns * 2 * math.pi)
+        return head_dim * math.log(wavelength) / (2 * math.log(config.theta))
+
+    low, high = dimension(config.beta_fast), dimension(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = high - low or 0.001
+    stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return frequencies / config.factor * stretched + frequencies * (1 - stretched)
+
+
 class Rotation:
     """The angles of one step's tokens, ready to turn queries and keys of every layer."""
 
-    def __init__(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> None:
-        """`positions` int64 [num_tokens], `frequencies` float32 [head_dim / 2]."""
+    def __init__(
+        self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype, attention_factor: float = 1.0
+    ) -> None:
+        """`positions` int64 [num_tokens], `frequencies` float32 [head_dim / 2]; what is turned grows by the factor."""
         angles = (positions[:, None].float() * frequencies)[:, None, :]
-        cosine, sine = angles.cos(), angles.sin()
+        cosine, sine = angles.cos() * attention_factor, angles.sin() * attention_factor
         # [num_tokens, 1, head_dim]: the halves of a head swap places under the sine, the first with its sign changed.
         self._cosine = torch.cat((cosine, cosine), -1).to(dtype)
         self._sine = torch.cat((-sine, sine), -1).to(dtype)

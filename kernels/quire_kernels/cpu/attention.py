@@ -45,6 +45,21 @@ class RuleArgs(Structure):
     _fields_ = (("scale", c_float), ("soft_cap", c_float), ("window", c_int64))
 
 
+# A vector of values, of which a head's dimensions are made, and a group of keys.
+_LANES = 16
+
+
+def why_not_compiled(head_dim: int, block_size: int, dtype: torch.dtype) -> str | None:
+    """What of a cache the compiled kernels do not take, or None."""
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"they compute in float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+    if head_dim % _LANES:
+        return f"a head's dimensions must be a multiple of {_LANES}, not {head_dim}"
+    if block_size % _LANES and block_size != _LANES // 2:
+        return f"the block size must be 8 or a multiple of {_LANES}, not {block_size}"
+    return None
+
+
 @dataclass(frozen=True, eq=False)
 class CacheLayer:
     """One layer's keys and values in a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
@@ -59,8 +74,8 @@ class CacheLayer:
     def args(self) -> CacheArgs:
         """What the library is told. Valid as long as this lives."""
         _, _, _, num_kv_heads, block_size, head_dim = self.cache.shape
-        require(block_size == 8 or block_size % 16 == 0, "cache", "have a block_size of 8 or a multiple of 16")
-        require(head_dim % 16 == 0, "cache", "have a head_dim that is a multiple of 16")
+        why_not = why_not_compiled(head_dim, block_size, self.cache.dtype)
+        require(why_not is None, "cache", f"be one that the compiled kernels take: {why_not}")
         require(self.cache.is_contiguous(), "cache", "be contiguous")
         half = num_kv_heads * block_size * head_dim
         data = self.cache.data_ptr() + self.layer * 2 * half * self.cache.element_size()

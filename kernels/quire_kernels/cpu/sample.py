@@ -20,15 +20,21 @@ DRAW = np.dtype(
 )
 
 
-def likeliest(team: Team, logits: Tensor) -> NDArray[np.int64]:
+def likeliest(team: Team, logits: Tensor, *, suppressed: bool = False) -> NDArray[np.int64]:
     """The first of the likeliest tokens of each row of float32 logits [rows, vocab].
 
-    -1 where a logit is no finite number.
+    -1 where a logit is no finite number. With `suppressed` logits may be minus infinity, but not all of a row.
     """
     _check_logits(logits)
     tokens = np.empty(len(logits), np.int64)
     team.library.quire_likeliest(
-        team.handle, logits.data_ptr(), len(logits), logits.stride(0), logits.shape[1], tokens.ctypes.data
+        team.handle,
+        logits.data_ptr(),
+        len(logits),
+        logits.stride(0),
+        logits.shape[1],
+        suppressed,
+        tokens.ctypes.data,
     )
     return tokens
 

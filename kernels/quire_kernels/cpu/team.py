@@ -40,7 +40,7 @@ def _declare(library: Any) -> None:
         ("linear", None, pointer, number, pointer, pointer, number, number, pointer),
         ("store", None, pointer, number, pointer, pointer, number, pointer, number, pointer, number),
         ("attend", None, pointer, number, pointer, pointer, pointer, number, pointer, pointer),
-        ("likeliest", None, pointer, pointer, number, number, number, pointer),
+        ("likeliest", None, pointer, pointer, number, number, number, number, pointer),
         ("draw", None, pointer, pointer, number, number, pointer, pointer, number, pointer),
         ("llama_new", pointer, pointer, number, pointer),
         ("llama_delete", None, pointer),

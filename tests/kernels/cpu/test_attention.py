@@ -133,7 +133,7 @@ def test_tokens_without_a_slot_are_not_stored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "name"), [((4, 1, 2, 1, 12, 64), "block_size"), ((4, 1, 2, 1, 16, 72), "head_dim")], ids=str
+    ("shape", "name"), [((4, 1, 2, 1, 12, 64), "block size"), ((4, 1, 2, 1, 16, 72), "dimensions")], ids=str
 )
 def test_a_cache_that_it_cannot_read_is_refused_by_name(shape: tuple[int, ...], name: str) -> None:
     with pytest.raises(ValueError, match=name):

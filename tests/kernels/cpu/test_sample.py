@@ -83,3 +83,5 @@ def test_suppressed_tokens_are_never_drawn() -> None:
     draws = np.zeros(2, DRAW)
     draws["temperature"], draws["top_p"], draws["number"] = 1.0, 0.5, 0.999
     assert draw(compiled.team(), logits, np.arange(2), draws).tolist() == [33, -1]
+    assert likeliest(compiled.team(), logits, suppressed=True).tolist() == [33, -1]
+    assert likeliest(compiled.team(), logits).tolist() == [-1, -1]

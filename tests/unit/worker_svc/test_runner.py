@@ -2,16 +2,24 @@
 
 import random
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from llama_models import VARIANTS, VOCAB
 from runner_driver import GREEDY, Driver, make_runner
+from worker_svc.batch import Batch
+from worker_svc.errors import DeviceLost
+from worker_svc.executor import Drawing, HostDrawing, HostExecutor
+from worker_svc.identity import Limits
 from worker_svc.runner import Runner
+from worker_svc.sampler import Draws
+from worker_svc.sequences import Sequence
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, SequenceResult, Step
 
 Generate = Callable[[Path, list[list[int]], int], list[list[int]]]
@@ -50,6 +58,15 @@ def test_random_draws_do_not_depend_on_chunks_or_batch(tiny_llama: Path) -> None
     alone = [driver.generate([prompt], 12, one)[0] for prompt, one in zip(PROMPTS, every, strict=True)]
     assert together == alone
     assert len({tuple(tokens) for tokens in together}) == len(PROMPTS)
+
+
+def test_steps_launched_ahead_draw_the_same(tiny_llama: Path) -> None:
+    params = SamplingParams(temperature=1.0, repetition_penalty=1.2, frequency_penalty=0.3, min_tokens=3,
+                            suppressed_token_ids=(5, 6, 7), logprobs=2)  # fmt: skip
+    every = [replace(params, seed=seed) for seed in range(len(PROMPTS))]
+    in_turn, ahead = (Driver(make_runner(tiny_llama), chunk=20, ahead=ahead) for ahead in (0, 1))
+    assert ahead.generate(PROMPTS, 12, every) == in_turn.generate(PROMPTS, 12, every)
+    assert ahead.logprobs == in_turn.logprobs
 
 
 def test_a_sequence_may_begin_behind_a_cached_prefix(tiny_llama: Path) -> None:
@@ -127,7 +144,7 @@ def _check_alone(runner: Runner, bad: list[NewSequence], item: ScheduledSequence
     first, failed = _step(runner, [_new(1, prompt), *bad], good, item)
     assert failed.failure
     assert failed.token_ids == []
-    second, again = _step(runner, [], ScheduledSequence(1, len(prompt), 1, []), replace(item, start=3, num_tokens=1))
+    second, again = _step(runner, [], ScheduledSequence(1, len(prompt), 1, []), item._replace(start=3, num_tokens=1))
     assert again.failure
     assert first.token_ids + second.token_ids == expected
 
@@ -188,12 +205,18 @@ def test_reset_forgets_every_sequence(tiny_llama: Path) -> None:
     assert _step(runner, [], ScheduledSequence(1, 2, 1, []))[0].failure
 
 
-def test_logits_that_are_no_numbers_fail_their_sequence_alone(save_model: Callable[..., Path]) -> None:
+@pytest.fixture
+def faulty(save_model: Callable[..., Path]) -> Path:
+    """A model that computes no numbers from token 13 on."""
     directory = save_model(VARIANTS["llama"]())
     tensors = load_file(directory / "model.safetensors")
     tensors["model.embed_tokens.weight"][13] = float("nan")
     save_file(tensors, directory / "model.safetensors")
-    runner = make_runner(directory)
+    return directory
+
+
+def test_logits_that_are_no_numbers_fail_their_sequence_alone(faulty: Path) -> None:
+    runner = make_runner(faulty)
     good, bad = _step(
         runner,
         [_new(1, [1, 2, 3]), _new(2, [1, 13, 3])],
@@ -205,17 +228,59 @@ def test_logits_that_are_no_numbers_fail_their_sequence_alone(save_model: Callab
     assert _step(runner, [], ScheduledSequence(2, 3, 1, []))[0].failure
 
 
+def test_a_token_that_never_comes_fails_what_was_launched_for_it_since(faulty: Path) -> None:
+    runner = make_runner(faulty)
+    new = [_new(1, [1, 2, 3]), _new(2, [1, 13, 3])]
+    first = runner.launch(Step([], new, [ScheduledSequence(1, 0, 3, [0]), ScheduledSequence(2, 0, 3, [1])]))
+    second = runner.launch(Step([], [], [ScheduledSequence(2, 3, 1, []), ScheduledSequence(1, 3, 1, [])]))
+    good, bad = runner.finish(first).sequences
+    again, on = runner.finish(second).sequences
+    assert (bad.token_ids, again.token_ids) == ([], [])
+    assert bad.failure
+    assert again.failure == bad.failure
+    ((*expected,),) = Driver(make_runner(faulty)).generate([[1, 2, 3]], 2)
+    assert good.token_ids + on.token_ids == expected
+
+
+def test_a_sequence_that_is_finished_while_its_step_runs_fails_no_other_of_its_id(faulty: Path) -> None:
+    runner = make_runner(faulty)
+    first = runner.launch(Step([], [_new(1, [1, 13])], [ScheduledSequence(1, 0, 2, [0])]))
+    second = runner.launch(Step([1], [_new(1, [1, 2, 3])], [ScheduledSequence(1, 0, 3, [1])]))
+    assert runner.finish(first).sequences[0].failure
+    (result,) = runner.finish(second).sequences
+    assert [result.token_ids] == Driver(make_runner(faulty)).generate([[1, 2, 3]], 1)
+    assert _step(runner, [], ScheduledSequence(1, 3, 1, []))[0].failure is None
+
+
+def test_a_refused_step_leaves_the_one_before_it_as_it_is(tiny_llama: Path) -> None:
+    runner = make_runner(tiny_llama)
+    first = runner.launch(Step([], [_new(1, [1, 2, 3])], [ScheduledSequence(1, 0, 3, [0])]))
+    second = runner.launch(Step([], [], [ScheduledSequence(1, 0, 1, [])]))
+    assert len(runner.finish(first).sequences[0].token_ids) == 1
+    assert runner.finish(second).sequences[0].failure
+
+
+def test_no_more_than_two_steps_are_in_flight(tiny_llama: Path) -> None:
+    runner = make_runner(tiny_llama)
+    empty = Step([], [], [])
+    in_flight = [runner.launch(empty), runner.launch(empty)]
+    with pytest.raises(RuntimeError, match="not finished"):
+        runner.launch(empty)
+    runner.finish(in_flight[0])
+    runner.launch(empty)
+
+
 def test_after_a_step_that_raised_its_sequences_fail_and_others_run(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make_runner(tiny_llama)
     _step(runner, [_new(1, [1, 2, 3])], ScheduledSequence(1, 0, 2, [0]))
 
-    def broken(*_: object) -> torch.Tensor:
+    def broken(*_: object) -> Drawing:
         raise RuntimeError("device lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr("worker_svc.runner.draw_tokens", broken)
+        patch.setattr(HostExecutor, "launch", broken)
         with pytest.raises(RuntimeError):
             _step(
                 runner,
@@ -226,3 +291,56 @@ def test_after_a_step_that_raised_its_sequences_fail_and_others_run(
     known, lost = _step(runner, [], ScheduledSequence(1, 2, 1, []), ScheduledSequence(2, 1, 1, []))
     assert known.failure is None
     assert lost.failure
+
+
+class RecordingExecutor:
+    """Draws token 1 for every sequence, and keeps the batches."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+
+    def launch(self, batch: Batch, drawing: Items[Sequence]) -> HostDrawing:
+        self.batches.append(batch)
+        return HostDrawing(Draws([1] * len(drawing), [None] * len(drawing)))
+
+
+def test_sequences_of_one_token_come_first_and_are_answered_in_their_place() -> None:
+    executor = RecordingExecutor()
+    runner = Runner(executor, Limits(VOCAB, 64, 16, 8, 64, 8))
+    lengths = [3, 1, 4, 1, 5]
+    new = [_new(sequence_id, [2] * length) for sequence_id, length in enumerate(lengths)]
+    scheduled = [ScheduledSequence(i, 0, min(length, 4), [i]) for i, length in enumerate(lengths)]
+    results = _step(runner, new, *scheduled)
+    assert np.diff(executor.batches[0].query_starts).tolist() == [1, 1, 3, 4, 4]
+    assert [(result.sequence_id, result.token_ids) for result in results] == [
+        (0, [1]), (1, [1]), (2, [1]), (3, [1]), (4, []),
+    ]  # fmt: skip
+
+
+class LosingExecutor:
+    """Launches steps on a device that fails: as the step is launched, or while it runs."""
+
+    def __init__(self, when: str) -> None:
+        self.when = when
+        self.stand_ins = [0]
+
+    def launch(self, batch: Batch, drawing: object) -> "LosingExecutor":
+        if self.when == "launch":
+            raise torch.AcceleratorError("lost")
+        return self
+
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+    def result(self) -> Draws:
+        raise torch.AcceleratorError("lost")
+
+
+@pytest.mark.parametrize("when", ["launch", "finish"])
+def test_an_error_of_the_device_is_told_apart_from_ours(when: str) -> None:
+    runner = Runner(LosingExecutor(when), Limits(VOCAB, 64, 16, 4, 16, 4))
+    with pytest.raises(DeviceLost):
+        _step(runner, [_new(1, [1, 2])], ScheduledSequence(1, 0, 2, [0]))

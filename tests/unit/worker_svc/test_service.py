@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 import pytest
-import torch
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -19,9 +18,11 @@ from runner_driver import Driver, make_runner
 from svc_common.channels import inner_channel
 from svc_common.server import INNER_MESSAGE_BYTES, bind, create_server
 from svc_common.settings import read_settings
+from worker_svc.batch import Batch
 from worker_svc.device_thread import DeviceThread
+from worker_svc.executor import Drawing, HostExecutor
 from worker_svc.replica import Replica, load_replica
-from worker_svc.sampler import Draws, SamplingState, draw_tokens
+from worker_svc.sequences import Sequence as Known
 from worker_svc.service import WorkerService
 from worker_svc.settings import WorkerSettings
 from worker_svc.step import SamplingParams
@@ -86,8 +87,16 @@ def _new(sequence_id: int, tokens: list[int] | None = None, **fields: Any) -> pb
     )
 
 
-def _scheduled(sequence_id: int, start: int, num_tokens: int, *blocks: int) -> pb.ScheduledSequence:
-    return pb.ScheduledSequence(sequence_id=sequence_id, start=start, num_tokens=num_tokens, new_block_ids=blocks)
+def _scheduled(*items: tuple[int, ...]) -> pb.Schedule:
+    """Items are (sequence_id, start, num_tokens, *new blocks)."""
+    schedule = pb.Schedule()
+    for sequence_id, start, num_tokens, *blocks in items:
+        schedule.sequence_ids.append(sequence_id)
+        schedule.starts.append(start)
+        schedule.num_tokens.append(num_tokens)
+        schedule.num_new_blocks.append(len(blocks))
+        schedule.new_block_ids.extend(blocks)
+    return schedule
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +138,7 @@ async def test_describe_tells_what_the_worker_is(worker: Worker, tiny_llama: Pat
     assert (described.context_length, described.vocab_size) == (256, 97)
     assert (described.block_size, described.num_blocks) == (16, 32)
     assert described.block_bytes == 2 * 2 * 2 * 16 * 64 * 4  # keys and values, layers, heads, tokens, width, float32
-    assert (described.max_step_tokens, described.max_sequences) == (512, 64)
+    assert (described.max_step_tokens, described.max_sequences) == (256, 64)
     assert len(described.fingerprint) == len(described.tokenizer_fingerprint) == 32
     assert described.epoch == 0
 
@@ -142,12 +151,12 @@ async def test_describe_tells_the_highest_epoch(worker: Worker) -> None:
 async def test_steps_are_answered_in_order_though_they_are_sent_ahead(worker: Worker, tiny_llama: Path) -> None:
     ((*expected,),) = Driver(make_runner(tiny_llama)).generate([PROMPT], 6)
     stream = await worker.open()
-    await stream.send(1, new_sequences=[_new(5)], scheduled=[_scheduled(5, 0, 5, 9)])
+    await stream.send(1, new_sequences=[_new(5)], scheduled=_scheduled((5, 0, 5, 9)))
     for step_id in range(2, 7):
-        await stream.send(step_id, scheduled=[_scheduled(5, 3 + step_id, 1)])
+        await stream.send(step_id, scheduled=_scheduled((5, 3 + step_id, 1)))
     responses = [await stream.receive() for _ in range(6)]
     assert [response.step_id for response in responses] == [1, 2, 3, 4, 5, 6]
-    assert [list(response.result.sequences[0].token_ids) for response in responses] == [[token] for token in expected]
+    assert [list(response.result.token_ids) for response in responses] == [[token] for token in expected]
     assert all(response.result.busy_us > 0 for response in responses)
 
 
@@ -159,19 +168,21 @@ async def test_sampling_and_log_probabilities_cross_the_wire(worker: Worker, tin
     ((*expected,),) = driver.generate([PROMPT], 4, params)
     sent = pb.SamplingParams(**{name: getattr(params, name) for name in SamplingParams.__dataclass_fields__})
     stream = await worker.open()
-    await stream.send(1, new_sequences=[_new(1, sampling=sent)], scheduled=[_scheduled(1, 0, 5, 0)])
+    await stream.send(1, new_sequences=[_new(1, sampling=sent)], scheduled=_scheduled((1, 0, 5, 0)))
     for step_id in range(2, 5):
-        await stream.send(step_id, scheduled=[_scheduled(1, 3 + step_id, 1)])
-    results = [(await stream.receive()).result.sequences[0] for _ in range(4)]
+        await stream.send(step_id, scheduled=_scheduled((1, 3 + step_id, 1)))
+    results = [(await stream.receive()).result for _ in range(4)]
     assert [result.token_ids[0] for result in results] == expected
     for result, told in zip(results, driver.logprobs[1], strict=True):
-        assert result.logprobs[0].logprob == pytest.approx(told.logprob, abs=1e-4)
-        assert [top.token_id for top in result.logprobs[0].top] == [token for token, _ in told.top]
+        [of_sequence] = result.logprobs
+        assert of_sequence.place == 0
+        assert of_sequence.tokens[0].logprob == pytest.approx(told.logprob, abs=1e-4)
+        assert [top.token_id for top in of_sequence.tokens[0].top] == [token for token, _ in told.top]
 
 
 async def test_the_stream_ends_when_its_requests_do_and_all_are_answered(worker: Worker) -> None:
     stream = await worker.open()
-    await stream.send(1, new_sequences=[_new(1)], scheduled=[_scheduled(1, 0, 5, 0)])
+    await stream.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
     await stream.call.done_writing()
     assert (await stream.receive()).step_id == 1
     assert await stream.call.read() is grpc.aio.EOF
@@ -207,58 +218,84 @@ async def test_a_step_that_does_not_follow_ends_the_stream(message: dict[str, An
     assert code is grpc.StatusCode.FAILED_PRECONDITION
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"starts": [0]},
+        {"num_tokens": [1, 2, 3]},
+        {"num_new_blocks": [1]},
+        {"num_new_blocks": [2, 1]},
+        {"new_block_ids": [1]},
+        {"store_starts": [pb.StoreStart(place=2, store_start=1)]},
+    ],
+    ids=str,
+)
+async def test_a_schedule_that_does_not_fit_itself_ends_the_stream(change: dict[str, Any], worker: Worker) -> None:
+    schedule = _scheduled((1, 0, 5, 0), (2, 0, 5, 1))
+    for name, values in change.items():
+        schedule.ClearField(name)
+        getattr(schedule, name).extend(values)
+    stream = await worker.open()
+    await stream.send(1, new_sequences=[_new(1), _new(2)], scheduled=schedule)
+    code, details = await stream.refusal()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "malformed" in details
+
+
 async def test_a_new_stream_supersedes_the_old_one_and_forgets_its_sequences(worker: Worker) -> None:
     old = await worker.open(generation=1)
-    await old.send(1, new_sequences=[_new(1)], scheduled=[_scheduled(1, 0, 5, 0)])
+    await old.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
     await old.receive()
     new = await worker.open(generation=2)
     code, details = await old.refusal()
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "superseded" in details
-    await new.send(1, scheduled=[_scheduled(1, 5, 1)])
-    assert (await new.receive()).result.sequences[0].HasField("failure")
+    await new.send(1, scheduled=_scheduled((1, 5, 1)))
+    assert [failure.place for failure in (await new.receive()).result.failures] == [0]
 
 
 async def test_a_stream_that_broke_can_be_followed_by_another(worker: Worker) -> None:
     first = await worker.open(generation=1)
-    await first.send(1, new_sequences=[_new(1)], scheduled=[_scheduled(1, 0, 5, 0)])
+    await first.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
     first.call.cancel()
     second = await worker.open(generation=2)
-    await second.send(1, new_sequences=[_new(1)], scheduled=[_scheduled(1, 0, 5, 0)])
-    assert len((await second.receive()).result.sequences[0].token_ids) == 1
+    await second.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
+    assert len((await second.receive()).result.token_ids) == 1
 
 
 async def test_a_step_that_raises_ends_its_stream_and_tells_nothing(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> torch.Tensor:
+    def broken(*_: object) -> Drawing:
         raise RuntimeError("secret")
 
     stream = await worker.open()
     with monkeypatch.context() as patch:
-        patch.setattr("worker_svc.runner.draw_tokens", broken)
-        await stream.send(1, new_sequences=[_new(1)], scheduled=[_scheduled(1, 0, 5, 0)])
+        patch.setattr(HostExecutor, "launch", broken)
+        await stream.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stream.receive()
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "secret" not in str(caught.value.details())
     again = await worker.open(generation=2)
-    await again.send(1, new_sequences=[_new(1)], scheduled=[_scheduled(1, 0, 5, 0)])
-    assert len((await again.receive()).result.sequences[0].token_ids) == 1
+    await again.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
+    assert len((await again.receive()).result.token_ids) == 1
 
 
 async def test_the_event_loop_is_free_while_a_step_runs(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     described = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def held(logits: torch.Tensor, states: Sequence[SamplingState]) -> Draws:
+    launch = HostExecutor.launch
+
+    def held(executor: HostExecutor, batch: Batch, drawing: Sequence[Known]) -> Drawing:
         # The step ends only after another call was answered.
         asyncio.run_coroutine_threadsafe(described.wait(), loop).result(timeout=30)
-        return draw_tokens(logits, states)
+        return launch(executor, batch, drawing)
 
-    monkeypatch.setattr("worker_svc.runner.draw_tokens", held)
+    monkeypatch.setattr(HostExecutor, "launch", held)
     stream = await worker.open()
-    await stream.send(1, new_sequences=[_new(1)], scheduled=[_scheduled(1, 0, 5, 0)])
+    await stream.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
     await worker.stub.Describe(pb.DescribeRequest())
     described.set()
     assert (await stream.receive()).step_id == 1
@@ -277,8 +314,8 @@ async def test_metrics_count_steps_and_tokens(worker: Worker) -> None:
 
     before = values()
     stream = await worker.open()
-    await stream.send(1, new_sequences=[_new(1)], scheduled=[_scheduled(1, 0, 5, 0)])
-    await stream.send(2, scheduled=[_scheduled(1, 5, 1)])
+    await stream.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
+    await stream.send(2, scheduled=_scheduled((1, 5, 1)))
     await stream.receive()
     await stream.receive()
     assert [now - then for now, then in zip(values(), before, strict=True)] == [2, 2, 5, 1]
@@ -301,8 +338,8 @@ def _only(spans: InMemorySpanExporter) -> ReadableSpan:
 async def test_a_traced_sequence_has_one_span_in_its_own_trace(worker: Worker, spans: InMemorySpanExporter) -> None:
     traced = _new(1, traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01")
     stream = await worker.open()
-    await stream.send(1, new_sequences=[traced, _new(2)], scheduled=[_scheduled(1, 0, 5, 0), _scheduled(2, 0, 5, 1)])
-    await stream.send(2, scheduled=[_scheduled(1, 5, 1)])
+    await stream.send(1, new_sequences=[traced, _new(2)], scheduled=_scheduled((1, 0, 5, 0), (2, 0, 5, 1)))
+    await stream.send(2, scheduled=_scheduled((1, 5, 1)))
     for _ in range(2):
         await stream.receive()
     assert spans.get_finished_spans() == ()
@@ -321,7 +358,7 @@ async def test_a_traced_sequence_has_one_span_in_its_own_trace(worker: Worker, s
 async def test_spans_end_with_their_stream(worker: Worker, spans: InMemorySpanExporter) -> None:
     stream = await worker.open()
     traced = _new(1, traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01")
-    await stream.send(1, new_sequences=[traced], scheduled=[_scheduled(1, 0, 5, 0)])
+    await stream.send(1, new_sequences=[traced], scheduled=_scheduled((1, 0, 5, 0)))
     await stream.receive()
     await worker.open(generation=2)
     assert _only(spans).name == "worker"

@@ -109,11 +109,15 @@ void quire_attend(void* team_, Type type, const Cache<char>* shape, const Sequen
 }
 
 // The first of the likeliest tokens of each row of logits [rows, stride], of which [rows, vocab] count; -1 where one of
-// them is no finite number.
-void quire_likeliest(void* team_, const float* logits, int64_t rows, int64_t stride, int64_t vocab, int64_t* tokens) {
+// them is no finite number, or, with `suppressed`, where none is, of which some may be minus infinity.
+void quire_likeliest(void* team_, const float* logits, int64_t rows, int64_t stride, int64_t vocab, int64_t suppressed,
+                     int64_t* tokens) {
     Team& team = *static_cast<Team*>(team_);
     team.run([&](int) {
-        team.share(rows, [&](int64_t row) { tokens[row] = find_peak<false>(logits + row * stride, vocab).token; });
+        team.share(rows, [&](int64_t row) {
+            const float* from = logits + row * stride;
+            tokens[row] = (suppressed ? find_peak<true>(from, vocab) : find_peak<false>(from, vocab)).token;
+        });
     });
 }
 

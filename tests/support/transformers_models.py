@@ -1,0 +1,78 @@
+"""Tiny configs of architectures without a native module, each with what sets it apart switched on."""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    MixtralConfig,
+    OPTConfig,
+    Phi3Config,
+    PhiConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
+
+VOCAB = 97
+WINDOW = 20
+CONTEXT = 128
+# Wide random weights, and no tied ones, which would repeat a token for ever: for clear and manifold choices.
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.3,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+_SIZES: dict[str, Any] = {
+    **_COMMON,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+}
+_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "factor": 2.0,
+    "short_factor": [1.5] * 8,
+    "long_factor": [4.0] * 8,
+}
+
+VARIANTS: dict[str, Callable[[], Any]] = {
+    "gpt2": lambda: GPT2Config(**_COMMON, n_embd=48, n_layer=2, n_head=3, scale_attn_by_inverse_layer_idx=True),
+    "opt": lambda: OPTConfig(
+        **_COMMON, hidden_size=48, word_embed_proj_dim=48, ffn_dim=80, num_hidden_layers=2, num_attention_heads=3,
+        init_std=0.3,
+    ),
+    "gpt-neox": lambda: GPTNeoXConfig(
+        **_COMMON, hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=2,
+    ),
+    "phi": lambda: PhiConfig(**_SIZES | {"num_attention_heads": 3, "num_key_value_heads": 3}, qk_layernorm=True),
+    "phi3": lambda: Phi3Config(**_SIZES | {"hidden_size": 96}, sliding_window=WINDOW),
+    "phi3-longrope": lambda: Phi3Config(
+        **_SIZES | {"hidden_size": 96}, rope_parameters=_LONGROPE, original_max_position_embeddings=96,
+    ),
+    "gemma": lambda: GemmaConfig(**_SIZES, head_dim=16),
+    "gemma2": lambda: Gemma2Config(
+        **_SIZES, head_dim=16, query_pre_attn_scalar=12, sliding_window=WINDOW, attn_logit_softcapping=3.0,
+        final_logit_softcapping=20.0,
+    ),
+    "gemma3": lambda: Gemma3TextConfig(
+        **_SIZES | {"num_hidden_layers": 3}, head_dim=16, sliding_window=WINDOW,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    ),
+    "mixtral": lambda: MixtralConfig(**_SIZES, head_dim=16, num_local_experts=4, sliding_window=WINDOW),
+    "qwen2-moe": lambda: Qwen2MoeConfig(
+        **_SIZES | {"num_attention_heads": 3, "num_key_value_heads": 3}, **_EXPERTS, shared_expert_intermediate_size=32,
+    ),
+    "qwen3-moe": lambda: Qwen3MoeConfig(**_SIZES | {"head_dim": 16}, **_EXPERTS),
+}  # fmt: skip

@@ -1,0 +1,21 @@
+"""Graphs are captured for batch sizes so close to each other that little is computed for nothing."""
+
+import pytest
+
+from worker_svc.gpu.graphs import ladder
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "rungs"),
+    [
+        (1, [1]),
+        (2, [1, 2]),
+        (3, [1, 2, 3]),
+        (8, [1, 2, 4, 8]),
+        (9, [1, 2, 4, 8, 9]),
+        (32, [1, 2, 4, 8, 16, 24, 32]),
+        (37, [1, 2, 4, 8, 16, 24, 32, 37]),
+    ],
+)
+def test_the_ladder_ends_with_the_largest_batch(max_rows: int, rungs: list[int]) -> None:
+    assert ladder(max_rows) == rungs

@@ -1,0 +1,74 @@
+"""What is sent arrives, where it always does, and a step's memory is not touched while the step is in flight."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from worker_svc.gpu.staging import ALIGNMENT, Staging
+
+
+@pytest.fixture
+def staging(device: torch.device) -> Staging:
+    return Staging(256, 16, device)
+
+
+def test_arrays_of_all_kinds_arrive_in_their_groups(staging: Staging) -> None:
+    groups: list[list[NDArray[Any]]] = [
+        [np.arange(5, dtype=np.int32), np.array([[1.5, 2.0], [3.0, -1.0]])],
+        [],
+        [np.empty(0, np.int64), np.array([2**62], np.int64), np.array([0.25], np.float32)],
+    ]
+    sent = staging.send(staging.take_lane(), groups)
+    assert [len(group) for group in sent] == [2, 0, 3]
+    for group, arrays in zip(sent, groups, strict=True):
+        for tensor, array in zip(group, arrays, strict=True):
+            assert tensor.data_ptr() % ALIGNMENT == 0 or not array.size
+            np.testing.assert_array_equal(tensor.cpu().numpy(), array, strict=True)
+
+
+def test_arrays_of_the_same_sizes_lie_where_those_before_them_lay(staging: Staging) -> None:
+    first = staging.send(staging.take_lane(), [[np.arange(3), np.arange(2)]])
+    second = staging.send(staging.take_lane(), [[np.arange(3, 6), np.arange(2, 4)], [np.arange(7)]])
+    assert [t.data_ptr() for t in second[0]] == [t.data_ptr() for t in first[0]]
+    assert first[0][1].tolist() == [2, 3]
+
+
+def test_results_of_two_steps_are_there_at_the_same_time(staging: Staging, device: torch.device) -> None:
+    fetched = []
+    for step in range(2):
+        lane = staging.take_lane()
+        tokens = torch.tensor([step, step + 10], device=device)
+        fetched.append(staging.fetch(lane, [tokens, torch.tensor([[0.5 + step]], device=device)]))
+        lane.done.synchronize()
+    for step, memory in enumerate(fetched):
+        assert memory[:16].view(torch.int64).tolist() == [step, step + 10]
+        assert memory[16:].view(torch.float32).tolist() == [0.5 + step]
+
+
+def test_a_lane_is_taken_again_only_when_its_step_is_done(staging: Staging) -> None:
+    class Completion:
+        waited = 0
+
+        def query(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            self.waited += 1
+
+    done = Completion()
+    first = staging.take_lane()
+    first.done = done
+    second = staging.take_lane()
+    assert second is not first
+    assert done.waited == 0
+    assert staging.take_lane() is first
+    assert done.waited == 1
+
+
+def test_an_upload_is_a_tensor_of_its_own(staging: Staging, device: torch.device) -> None:
+    tensor = staging.upload(np.array([4, 5], np.int64))
+    assert tensor.device.type == device.type
+    assert tensor.tolist() == [4, 5]

@@ -1,0 +1,147 @@
+"""A directory becomes a model that runs, native where that fits, or a refusal that says why."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BartConfig,
+    BertConfig,
+    BloomConfig,
+    DeepseekV3Config,
+    GptOssConfig,
+    Lfm2Config,
+    Llama4TextConfig,
+    LlamaConfig,
+    MambaConfig,
+    MiniMaxConfig,
+    MistralConfig,
+    T5Config,
+)
+
+from llama_models import SIZES, VARIANTS
+from transformers_models import VARIANTS as OTHERS
+from worker_svc.attention import AttentionKind
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.loading import LoadedModel, NativeModel, load
+
+Save = Callable[..., Path]
+_SMALL: dict[str, Any] = {name: size for name, size in SIZES.items() if name != "head_dim"}
+_MLA: dict[str, Any] = {
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
+    "first_k_dense_replace": 2,
+}  # fmt: skip
+
+
+def _load(directory: Path) -> LoadedModel:
+    return load(directory, torch.float32, torch.device("cpu"), AttentionKind.TORCH)
+
+
+def _change_config(directory: Path, **changes: Any) -> Path:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return directory
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_llama_family_is_native(variant: str, save_model: Save) -> None:
+    assert isinstance(_load(save_model(VARIANTS[variant]())), NativeModel)
+
+
+@pytest.mark.parametrize(
+    ("variant", "windows"),
+    [("mistral-window", [20, 20]), ("qwen2-window", [None, 20]), ("qwen3-window", [20, None]), ("qwen3", [None, None])],
+)
+def test_windows_are_those_of_the_config(variant: str, windows: list[int | None], save_model: Save) -> None:
+    assert [layer.window for layer in _load(save_model(VARIANTS[variant]())).layout.layers] == windows
+
+
+def test_a_window_as_wide_as_the_context_is_none(save_model: Save) -> None:
+    layers = _load(save_model(MistralConfig(**SIZES, sliding_window=256))).layout.layers
+    assert {layer.window for layer in layers} == {None}
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (BloomConfig(vocab_size=97, hidden_size=16, n_layer=1, n_head=2), "BloomForCausalLM, whose attention"),
+        (MambaConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1), "MambaForCausalLM, whose attention"),
+        (BertConfig(**_SMALL, is_decoder=False), "other tokens than those before"),
+        (Llama4TextConfig(**SIZES, attention_chunk_size=16), "other tokens than those before"),
+        (GptOssConfig(**SIZES, num_local_experts=4), "not supported: s_aux"),
+        (DeepseekV3Config(**_SMALL, **_MLA), "keys of 32 dimensions and values of 16"),
+        (MiniMaxConfig(**SIZES, num_local_experts=2), "states, convolutions"),
+        (Lfm2Config(**_SMALL, full_attn_idxs=[1]), "states, convolutions"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+)
+def test_attention_of_other_kinds_is_refused(config: Any, told: str, save_model: Save) -> None:
+    with pytest.raises(UnsupportedModel, match=told):
+        _load(save_model(config))
+
+
+@pytest.mark.parametrize("config", [T5Config(), BartConfig(is_encoder_decoder=True)], ids=lambda c: c.model_type)
+def test_a_model_with_an_encoder_is_refused(config: Any, tmp_path: Path) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="has an encoder"):
+        _load(tmp_path)
+
+
+def test_another_head_than_that_of_a_language_model_is_refused(save_model: Save) -> None:
+    directory = _change_config(save_model(OTHERS["gpt2"]()), architectures=["GPT2ForSequenceClassification"])
+    with pytest.raises(UnsupportedModel, match="GPT2ForSequenceClassification, which is no causal"):
+        _load(directory)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "none-such"},
+        {"model_type": None},
+        {"model_type": "none-such", "auto_map": {"AutoConfig": "code.NoneSuch"}},
+    ],
+    ids=str,
+)
+def test_an_unknown_architecture_is_refused_by_its_name(changes: dict[str, Any], save_model: Save) -> None:
+    directory = _change_config(save_model(OTHERS["gpt2"]()), architectures=["NoneSuch"], **changes)
+    with pytest.raises(UnsupportedModel, match=r"NoneSuch, which .* does not know"):
+        _load(directory)
+
+
+def test_a_missing_shard_is_named(save_model: Save) -> None:
+    for config in (LlamaConfig(**SIZES), OTHERS["gpt2"]()):
+        sharded = save_model(config, max_shard_size="40KB")
+        gone = sorted(sharded.glob("*.safetensors"))[1]
+        gone.unlink()
+        with pytest.raises(UnsupportedModel, match=gone.name):
+            _load(sharded)
+
+
+def test_quantized_weights_are_refused(save_model: Save) -> None:
+    for config in (LlamaConfig(**SIZES), OTHERS["gpt2"]()):
+        directory = _change_config(save_model(config), quantization_config={"quant_method": "gptq"})
+        with pytest.raises(UnsupportedModel, match="quantized"):
+            _load(directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda tensors: tensors.pop("transformer.ln_f.weight"), "no tensors transformer.ln_f.weight"),
+        (lambda tensors: tensors.update({"transformer.ln_f.weight": torch.zeros(3)}), "ln_f.weight"),
+        (lambda tensors: tensors.update({"transformer.h.0.extra": torch.zeros(3)}), "not use: transformer.h.0.extra"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    change: Callable[[dict[str, torch.Tensor]], object], told: str, save_model: Save
+) -> None:
+    directory = save_model(OTHERS["gpt2"]())
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=told):
+        _load(directory)

@@ -1,0 +1,73 @@
+"""Every backend stores and attends in each layer as that layer is told to."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quire_kernels.paged_attention import paged_attention_reference
+from worker_svc.attention import AttentionKind, LayerAttention, make_attention
+from worker_svc.batch import Batch, Chunk, make_batch
+
+LAYERS = [
+    LayerAttention(0.25),
+    LayerAttention(0.25, window=5),
+    LayerAttention(0.1, window=17, soft_cap=0.5),
+    LayerAttention(1.0, soft_cap=2.0),
+    LayerAttention(0.25, window=1000),
+]
+NUM_HEADS, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM = 4, 2, 8, 16
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _step(cache: Tensor) -> Batch:
+    """A decode after 29 tokens, a chunk of a prompt, and a whole one, over scattered blocks."""
+    blocks = np.random.default_rng(0).permutation(cache.shape[0]).astype(np.int32)
+    chunks = [
+        Chunk(np.zeros(length, np.int32), start, blocks[place * 5 : place * 5 + 5], start, draws=True)
+        for place, (start, length) in enumerate([(29, 1), (13, 20), (0, 11)])
+    ]
+    return make_batch(chunks, BLOCK_SIZE)
+
+
+@pytest.mark.parametrize("kind", AttentionKind)
+def test_each_layer_attends_in_its_own_way(kind: AttentionKind) -> None:
+    if kind is AttentionKind.TORCH and DEVICE == "cuda":
+        pytest.skip("torch is the processor's")
+    torch.manual_seed(0)
+    cache = torch.randn(15, len(LAYERS), 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, device=DEVICE)
+    batch = _step(cache)
+    attention = make_attention(kind, cache, LAYERS).plan(batch)
+    outputs = []
+    for layer, how in enumerate(LAYERS):
+        query, key, value = (
+            torch.randn(len(batch.positions), count, HEAD_DIM, device=DEVICE)
+            for count in (NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS)
+        )
+        output = attention(layer, query, key, value)
+        expected = paged_attention_reference(
+            query,
+            cache[:, layer, 0],
+            cache[:, layer, 1],
+            torch.from_numpy(batch.block_tables).to(DEVICE),
+            torch.from_numpy(batch.query_starts).to(DEVICE),
+            torch.from_numpy(batch.context_lens).to(DEVICE),
+            batch.max_query_len,
+            how.scale,
+            window=how.window,
+            soft_cap=how.soft_cap,
+        )
+        torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+        outputs.append(output)
+        stored = cache[:, layer].permute(1, 0, 3, 2, 4).flatten(1, 2)[:, batch.slots]
+        assert torch.equal(stored, torch.stack([key, value]))
+    for one, other in itertools.combinations(outputs, 2):
+        assert not torch.allclose(one, other, atol=1e-2)
+
+
+def test_layers_must_be_those_of_the_cache() -> None:
+    cache = torch.zeros(2, 3, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    with pytest.raises(ValueError, match=r"^layers: .* 3, not 2"):
+        make_attention(AttentionKind.TORCH, cache, LAYERS[:2])

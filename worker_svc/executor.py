@@ -1,0 +1,101 @@
+"""How a step is computed and drawn: what the runner asks for, and the answer to it where the host draws."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from worker_svc.batch import Batch
+from worker_svc.forward import Forward
+from worker_svc.sampler import Draws, SamplingState, draw_tokens
+from worker_svc.sequences import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """Whether steps of decodes are captured as CUDA graphs, where there is a GPU, and who is told how far that is."""
+
+    wanted: bool = True
+    report: Callable[[int, int], None] = lambda captured, of: None
+
+
+class Drawing(Protocol):
+    """The draws of a step that was launched, in the order of the sequences that draw."""
+
+    @property
+    def stand_ins(self) -> list[int]:
+        """What stands for each token in the batch of the next launch, if that comes before the token is known.
+
+        The token itself, or a negative number that means something to the executor alone.
+        """
+
+    def is_done(self) -> bool:
+        """Whether `result` would return at once. Never raises."""
+
+    def wait(self) -> None:
+        """Return when `is_done` is true. Never raises; on any thread."""
+
+    def result(self) -> Draws:
+        """What was drawn; waits for it. Raises what went wrong on the device."""
+
+
+class Executor(Protocol):
+    """A model over its cache, and the sampler behind it. For one thread, under `torch.inference_mode`."""
+
+    def launch(self, batch: Batch, drawing: Items[Sequence]) -> Drawing:
+        """Have a step computed, after those launched before it, and a token drawn for each of `batch.draw_rows`.
+
+        `drawing` are the sequences that these rows are of. `batch.token_ids` may hold stand-ins of the launch before.
+        No more than one launch may be unfinished when this is called, and it may return before anything is computed.
+        """
+
+
+class Sampler(Protocol):
+    """What draws."""
+
+    def __call__(self, logits: Tensor, states: Items[SamplingState]) -> Draws:
+        """A token for each row of logits [rows, vocab], which may be changed, as `worker_svc.sampler` says."""
+
+
+class HostExecutor:
+    """A forward pass that is waited for, and draws by the host: all is done when `launch` returns."""
+
+    def __init__(self, forward: Forward, draw: Sampler = draw_tokens) -> None:
+        self._forward, self._draw = forward, draw
+
+    def launch(self, batch: Batch, drawing: Items[Sequence]) -> Drawing:
+        """As `Executor` has it."""
+        logits = self._forward(batch)
+        if not drawing:
+            return HostDrawing(Draws([], []))
+        states = [sequence.sampling for sequence in drawing]
+        draws = self._draw(logits, states)
+        for state, token in zip(states, draws.tokens, strict=True):
+            if token is not None:
+                state.add(token)
+        return HostDrawing(draws)
+
+
+class HostDrawing:
+    """Draws that are there."""
+
+    def __init__(self, draws: Draws) -> None:
+        self._draws = draws
+
+    @property
+    def stand_ins(self) -> list[int]:
+        """The tokens themselves; where none could be drawn, any one."""
+        return [0 if token is None else token for token in self._draws.tokens]
+
+    def is_done(self) -> bool:
+        """Always."""
+        return True
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+    def result(self) -> Draws:
+        """What was drawn."""
+        return self._draws

@@ -1,0 +1,76 @@
+"""What a forward pass on the device is given: a batch as tensors there, and what launches must know of it here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker_svc.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardInputs:
+    """A batch on the device, as `worker_svc.batch.Batch` has it.
+
+    `token_ids` may hold -1 - row for the token that the last step drew at that row. `draw_rows` is None where every
+    token is followed by a draw. The first `num_single` sequences have one token each.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    block_tables: Tensor
+    query_starts: Tensor
+    context_lens: Tensor
+    draw_rows: Tensor | None
+    num_single: int
+    max_query_len: int
+
+
+def decodes_only(batch: Batch) -> bool:
+    """Whether each sequence has one token, and a draw behind it."""
+    return batch.max_query_len == 1 and len(batch.draw_rows) == len(batch.context_lens)
+
+
+def count_single(batch: Batch) -> int:
+    """How many sequences of one token come before any longer one."""
+    if batch.max_query_len == 1:
+        return len(batch.context_lens)
+    return int(np.argmax(np.diff(batch.query_starts) > 1))
+
+
+def token_arrays(batch: Batch) -> list[NDArray[Any]]:
+    """What a batch has for each token, and its context lengths: of decodes, a row of each."""
+    return [batch.token_ids, batch.positions, batch.slots, batch.context_lens]
+
+
+def layout_arrays(batch: Batch) -> list[NDArray[Any]]:
+    """How a batch of any kind is laid out."""
+    return [batch.query_starts, batch.draw_rows, batch.block_tables]
+
+
+def filled(values: NDArray[Any], length: int, fill: float) -> NDArray[Any]:
+    """The values [n, at most length], and behind them `fill`."""
+    array = np.full(length, fill, values.dtype)
+    array[: len(values)] = values
+    return array
+
+
+def forward_inputs(batch: Batch, tokens: Sequence[Tensor], layout: Sequence[Tensor]) -> ForwardInputs:
+    """The inputs of any batch, from its `token_arrays` and `layout_arrays` on the device."""
+    token_ids, positions, slots, context_lens = tokens
+    query_starts, draw_rows, block_tables = layout
+    return ForwardInputs(
+        token_ids,
+        positions,
+        slots,
+        block_tables,
+        query_starts,
+        context_lens,
+        None if decodes_only(batch) else draw_rows,
+        count_single(batch),
+        batch.max_query_len,
+    )

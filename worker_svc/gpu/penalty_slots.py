@@ -1,0 +1,61 @@
+"""Which sequences have their token counts on the device, and where."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quire_kernels.adjust_logits import remember
+from worker_svc.sequences import Sequence
+from worker_svc.step import SamplingParams
+
+
+class PenaltySlots:
+    """Counts of generated tokens, int32 [num_slots, vocab_size], for sequences with penalties as long as they draw.
+
+    There is a slot for each sequence of a step. Of the others, the one that drew longest ago gives its slot up; should
+    it come back, its tokens are counted anew: by then the host knows them all.
+    """
+
+    def __init__(
+        self, num_slots: int, vocab_size: int, device: torch.device, upload: Callable[[NDArray[Any]], Tensor]
+    ) -> None:
+        self.token_counts = torch.zeros((num_slots, vocab_size), dtype=torch.int32, device=device)
+        self._free = list(range(num_slots))
+        # The one that drew longest ago first
+        self._slots: OrderedDict[Sequence, int] = OrderedDict()
+        self._upload = upload
+
+    def of(self, drawing: Items[Sequence]) -> NDArray[np.int64]:
+        """The slot of each sequence that is about to draw, at most `num_slots` of them; -1 for one without penalties.
+
+        What fills a slot is enqueued on the device, behind the step that may still use it.
+        """
+        slots = np.full(len(drawing), -1, np.int64)
+        penalized = [(row, sequence) for row, sequence in enumerate(drawing) if _has_penalties(sequence.params)]
+        for _, sequence in penalized:
+            if sequence in self._slots:
+                self._slots.move_to_end(sequence)
+        for row, sequence in penalized:
+            if sequence not in self._slots:
+                self._slots[sequence] = self._fill(sequence)
+            slots[row] = self._slots[sequence]
+        return slots
+
+    def _fill(self, sequence: Sequence) -> int:
+        slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
+        tokens = sequence.tokens.values.astype(np.int64)
+        prompt, generated = tokens[: sequence.prompt_length], tokens[sequence.prompt_length :]
+        if (generated < 0).any():
+            raise RuntimeError("a sequence lost its token counts while it was promised a token")
+        remember(self.token_counts, slot, self._upload(prompt), self._upload(generated))
+        return slot
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0)

@@ -1,0 +1,130 @@
+"""The way of a step's inputs to the device and of its draws back: one copy each, through pinned memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+# Where each array begins: Triton reads from such addresses in its widest loads, and compiles one kernel for all.
+ALIGNMENT = 16
+_NUM_LANES = 2
+
+
+class Completion(Protocol):
+    """A place in a stream, as torch.cuda.Event is one."""
+
+    def query(self) -> bool:
+        """Whether the device has come there."""
+
+    def synchronize(self) -> None:
+        """Return when it has."""
+
+
+class _Reached:
+    """Where all work is done at once, as on a processor."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return
+
+
+def record(device: torch.device) -> Completion:
+    """The place in the device's current stream that is now its end."""
+    if device.type != "cuda":
+        return _Reached()
+    # Whoever waits for it sleeps, instead of spinning on a core that others need.
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def pinned(num_bytes: int, device: torch.device) -> Tensor:
+    """uint8 [num_bytes] on the host, which a GPU copies to and from while the host goes on."""
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+@dataclass(slots=True)
+class Lane:
+    """The host's memory of one step in flight. It is taken again only when the device is done with that step."""
+
+    inputs: Tensor
+    outputs: Tensor
+    done: Completion
+
+
+class Staging:
+    """Two lanes on the host, for the step that runs and for the one that is laid out behind it.
+
+    There is one buffer on the device: what fills it for a step runs in the stream behind all that reads it for the step
+    before. Its addresses never change, so captured graphs may read from it.
+    """
+
+    def __init__(self, num_input_bytes: int, num_output_bytes: int, device: torch.device) -> None:
+        self._device = device
+        self._on_device = torch.empty(num_input_bytes, dtype=torch.uint8, device=device)
+        self._lanes = [
+            Lane(pinned(num_input_bytes, device), pinned(num_output_bytes, device), _Reached())
+            for _ in range(_NUM_LANES)
+        ]
+
+    def take_lane(self) -> Lane:
+        """The lane for the next step. It waits only where the caller has more than one step in flight."""
+        lane = self._lanes.pop(0)
+        self._lanes.append(lane)
+        lane.done.synchronize()
+        return lane
+
+    def send(self, lane: Lane, groups: Sequence[Sequence[NDArray[Any]]]) -> list[list[Tensor]]:
+        """Copy groups of contiguous arrays to the device, in one piece; the same groups of tensors there.
+
+        Each lies where the sizes of those before it put it, on a multiple of ALIGNMENT.
+        """
+        memory = lane.inputs.numpy()
+        end = 0
+        tensors: list[list[Tensor]] = []
+        for group in groups:
+            tensors.append([])
+            for array in group:
+                start = -(-end // ALIGNMENT) * ALIGNMENT
+                end = start + array.nbytes
+                memory[start:end] = array.reshape(-1).view(np.uint8)
+                dtype = _TORCH_DTYPES[array.dtype.name]
+                tensors[-1].append(self._on_device[start:end].view(dtype).view(array.shape))
+        self._on_device[:end].copy_(lane.inputs[:end], non_blocking=True)
+        return tensors
+
+    def fetch(self, lane: Lane, tensors: Sequence[Tensor]) -> Tensor:
+        """Begin to copy tensors back, which ends the lane's step. Their bytes on the host, one after another.
+
+        They are there when `lane.done` is reached, until the lane is taken again.
+        """
+        flat = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
+        packed = flat[0] if len(flat) == 1 else torch.cat(flat)
+        if len(lane.outputs) < len(packed):
+            lane.outputs = pinned(len(packed), self._device)
+        outputs = lane.outputs[: len(packed)]
+        outputs.copy_(packed, non_blocking=True)
+        lane.done = record(self._device)
+        return outputs
+
+    def upload(self, array: NDArray[Any]) -> Tensor:
+        """A tensor of its own, for what is too rare or too large for the lanes. This does not wait either.
+
+        torch keeps the pinned memory until the copy is done.
+        """
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
+
+
+_TORCH_DTYPES = {
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}

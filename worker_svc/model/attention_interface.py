@@ -1,0 +1,69 @@
+"""Where transformers' modules hand over their attention: a name in its registry, and what a call brings."""
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+PAGED = "quire_paged"
+"""The attention that answers a model's calls. No mask function goes by this name: transformers builds no masks."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What a layer hands over of the tokens of one pass."""
+
+    layer: int
+    query: Tensor
+    """[num_tokens, num_heads, head_dim]"""
+    key: Tensor
+    """[num_tokens, num_kv_heads, head_dim]"""
+    value: Tensor
+    """[num_tokens, num_kv_heads, head_dim]"""
+    mask: Tensor | None
+    options: dict[str, Any]
+
+
+class AttentionHook(Protocol):
+    """What answers the calls of one pass."""
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """What each token gathers, [num_tokens, num_heads, head_dim]."""
+
+
+# Of the pass that runs in this thread. Not every architecture passes arguments on to its layers.
+_hook: ContextVar[AttentionHook] = ContextVar("attention hook")
+
+
+def run(model: Any, token_ids: Tensor, positions: Tensor, draw_rows: Tensor, hook: AttentionHook) -> Tensor:
+    """Logits float32 [num_draws, vocab_size] after the tokens [num_tokens] at `draw_rows`; attention goes to `hook`."""
+    before = _hook.set(hook)
+    try:
+        output = model(
+            input_ids=token_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=draw_rows
+        )
+    finally:
+        _hook.reset(before)
+    logits: Tensor = output.logits[0].float()
+    return logits
+
+
+def hand_over(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """An attention function as transformers calls it, of heads [1, num_heads, num_tokens, head_dim]."""
+    layer: Any = module.layer_idx
+    call = AttentionCall(layer, _by_token(query), _by_token(key), _by_token(value), attention_mask, options)
+    return _hook.get()(call)[None], None
+
+
+def _by_token(heads: Tensor) -> Tensor:
+    """[num_tokens, num_heads, head_dim], contiguous within a head."""
+    by_token = heads.squeeze(0).transpose(0, 1)
+    return by_token if by_token.stride(2) == 1 else by_token.contiguous()
+
+
+AttentionInterface.register(PAGED, hand_over)

@@ -1,0 +1,58 @@
+"""From a model's directory to what runs it: for the Llama family our own modules, else those of transformers."""
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from worker_svc.attention import AttentionKind, CompiledKernels, Kernels, make_attention
+from worker_svc.executor import Executor, Graphs, HostExecutor
+from worker_svc.forward import EagerForward
+from worker_svc.identity import Limits
+from worker_svc.model.compiled import load_compiled
+from worker_svc.model.config import native_config, read_config
+from worker_svc.model.layout import ModelLayout
+from worker_svc.model.llama import LlamaModel, load_model
+
+
+class LoadedModel(Protocol):
+    """A model's weights, on their device, to be put over a cache."""
+
+    @property
+    def layout(self) -> ModelLayout:
+        """What the cache and the limits of a worker follow from."""
+
+    def executor(self, cache: Tensor, limits: Limits, graphs: Graphs) -> Executor:
+        """What computes steps over a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]."""
+
+
+class NativeModel:
+    """A model of the Llama family, by our own modules."""
+
+    def __init__(self, model: LlamaModel, kind: AttentionKind) -> None:
+        self._model, self._kind = model, kind
+        self.layout = model.config.layout
+
+    def executor(self, cache: Tensor, limits: Limits, graphs: Graphs) -> Executor:
+        """As `LoadedModel` has it."""
+        return HostExecutor(EagerForward(self._model, make_attention(self._kind, cache, self.layout.layers)))
+
+
+def load(directory: Path, dtype: torch.dtype, device: torch.device, kernels: Kernels) -> LoadedModel:
+    """The model of a directory. Raises UnsupportedModel, which says why it cannot be served."""
+    config = read_config(directory)
+    native = native_config(config)
+    if native is None:
+        # Its modules take seconds to import.
+        from worker_svc.model.transformers_model import load_transformers_model
+
+        return load_transformers_model(config, directory, dtype, device, kernels)
+    if isinstance(kernels, CompiledKernels):
+        return load_compiled(native, directory, dtype, kernels)
+    if device.type == "cuda":
+        # Triton is for those who ask for it.
+        from worker_svc.model.triton_llama import load_triton_llama
+
+        return load_triton_llama(native, directory, dtype, device)
+    return NativeModel(load_model(native, directory, dtype, device), kernels)

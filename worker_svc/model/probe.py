@@ -1,0 +1,174 @@
+"""Finds out how a model of transformers attends, and that nothing but attention lets its tokens know of each other.
+
+Three passes over three tokens, in which each token attends to itself alone: one whose masks describe themselves, and
+two that must agree on a token whose neighbours differ. No architecture is named: what does not fit is refused.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+
+from worker_svc.attention import LayerAttention
+from worker_svc.model.attention_interface import PAGED, AttentionCall, hand_over, run
+from worker_svc.model.layout import ModelLayout
+
+_DESCRIBED = "quire_described"
+# What a mask says of itself in place of the size of its window.
+_NO_WINDOW = 0
+_OTHER = -1
+# What a layer may say beside mask, scale, window and cap without a say in what is attended to.
+_HARMLESS = {"dropout", "is_causal", "position_ids", "logits_to_keep"}
+# Rows that ought to be equal differ by less, relative to their norm, even where products round differently.
+_NEAR = {torch.float32: 1e-3}
+_NEAR_16_BITS = 5e-2
+
+
+class Unfit(Exception):  # noqa: N818
+    """Why a model cannot be run over a paged cache: what follows on "the model"."""
+
+
+def _context_length(config: Any) -> int:
+    """How many tokens a sequence may have, given the config of a model that reads text.
+
+    Where positions change their frequencies beyond the original context, as LongRoPE's do, the context ends there: keys
+    in the cache would have to change with them.
+    """
+    length = getattr(config, "max_position_embeddings", None)
+    if length is None:
+        raise Unfit("does not say how long its context may be")
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+    originals = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
+    return int(min([length, *originals]))
+
+
+def _describe_mask(*, mask_function: Callable[..., Tensor], config: Any, device: torch.device, **_: Any) -> Tensor:
+    """A mask function as transformers calls it, whose mask [1, 1, 1, 1] only says of what kind the real one would be.
+
+    float64: how many keys up to its own a query sees, or one of the two above.
+    """
+    length = _context_length(config.get_text_config())
+    first = torch.tensor(0, device=device)
+    keys = torch.arange(length, device=device)
+
+    def visible(query: int) -> Tensor:
+        """bool [length], of a batch's and a head's first."""
+        return mask_function(first, first, torch.tensor(query, device=device), keys).expand(length)
+
+    window = int(visible(length - 1).sum())
+    windowed = all(
+        torch.equal(visible(query), (keys <= query) & (keys > query - window))
+        for query in {0, length // 3, length // 2, length - 1}
+    )
+    kind = _OTHER if not windowed else window if window < length else _NO_WINDOW
+    return torch.full((1, 1, 1, 1), kind, dtype=torch.float64, device=device)
+
+
+AttentionInterface.register(_DESCRIBED, hand_over)
+AttentionMaskInterface.register(_DESCRIBED, _describe_mask)
+
+
+class _Recorder:
+    """Takes down what every layer hands over, and lets each token attend to itself alone."""
+
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        if call.key.shape != call.value.shape:
+            raise Unfit(f"has keys of {call.key.shape[2]} dimensions and values of {call.value.shape[2]}")
+        if call.query.shape[2] != call.key.shape[2] or call.query.shape[1] % call.key.shape[1]:
+            raise Unfit(f"has queries of the shape {list(call.query.shape)} and keys of {list(call.key.shape)}")
+        self.calls.append(call)
+        return call.value.repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1)
+
+
+def probe(model: Any) -> tuple[ModelLayout, dict[int, int]]:
+    """The layout of a model, and the place in it of each of the model's own layer numbers. Raises Unfit."""
+    config = model.config.get_text_config()
+    length = _context_length(config)
+    model.set_attn_implementation(_DESCRIBED)
+    recorded, logits = _run(model, [1, 2, 3], [0, 1, 2])
+    # Among others than consecutive tokens masks would look for sequences of their own.
+    model.set_attn_implementation(PAGED)
+    _check_isolation(model, length)
+    if logits.shape[1] != config.vocab_size:
+        raise Unfit(f"has {logits.shape[1]} scores for a vocabulary of {config.vocab_size}")
+    shapes = {tuple(call.key.shape[1:]) for call in recorded}
+    if len(shapes) > 1:
+        raise Unfit(f"has layers of different shapes (KV heads, dimensions): {', '.join(map(str, sorted(shapes)))}")
+    ((num_kv_heads, head_dim),) = shapes
+    layers = tuple(_layer_attention(call) for call in recorded)
+    _check_cache(config, recorded, layers, length)
+    places = {call.layer: place for place, call in enumerate(recorded)}
+    return ModelLayout(config.vocab_size, length, num_kv_heads, head_dim, layers), places
+
+
+def _run(model: Any, token_ids: list[int], positions: list[int]) -> tuple[list[AttentionCall], Tensor]:
+    """What each layer hands over, once each, and the logits of all tokens."""
+    recorder = _Recorder()
+    tokens, places = (torch.tensor(values, device=model.device) for values in (token_ids, positions))
+    try:
+        with torch.inference_mode():
+            logits = run(model, tokens, places, torch.arange(len(tokens), device=model.device), recorder)
+    except Unfit:
+        raise
+    except Exception as error:  # whatever an architecture does with what it does not expect
+        raise Unfit(f"does not run without a cache of its own: {type(error).__name__}: {error}") from error
+    calls = recorder.calls
+    if not calls:
+        raise Unfit("does not hand over its attention")
+    if len({call.layer for call in calls}) < len(calls):
+        raise Unfit("attends more than once in a layer")
+    return calls, logits
+
+
+def _check_isolation(model: Any, length: int) -> None:
+    """A token's way through the layers must not depend on its neighbours, nor on its place among them."""
+    position = min(2, length - 1)
+    last, last_logits = _run(model, [1, 2, 3], [min(5, length - 1), length - 1, position])
+    first, first_logits = _run(model, [3, 4, 1], [position, 0, min(3, length - 1)])
+    pairs = [(last_logits, first_logits)]
+    for one, other in zip(last, first, strict=True):
+        pairs += [(one.query, other.query), (one.key, other.key), (one.value, other.value)]
+    for one_rows, other_rows in pairs:
+        expected, actual = one_rows[2].float(), other_rows[0].float()
+        near = _NEAR.get(one_rows.dtype, _NEAR_16_BITS)
+        if not (expected - actual).norm() <= near * expected.norm():
+            raise Unfit(
+                "lets tokens know of each other, or of their order, by other means than attention and positions: by "
+                "states, convolutions, or positions of its own"
+            )
+
+
+def _check_cache(config: Any, calls: list[AttentionCall], layers: tuple[LayerAttention, ...], length: int) -> None:
+    """The windows that the masks tell of must be what transformers' own cache would keep."""
+    kept = DynamicCache(config=config).layers
+    for call, layer in zip(calls, layers, strict=True):
+        window = getattr(kept[call.layer], "sliding_window", None) if call.layer < len(kept) else None
+        if (length if window is None else min(window, length)) != (layer.window or length):
+            raise Unfit(f"has a layer that keeps {window or 'all'} tokens, and attends to {layer.window or 'all'}")
+
+
+def _layer_attention(call: AttentionCall) -> LayerAttention:
+    options = dict(call.options)
+    scale = options.pop("scaling", None)
+    soft_cap = options.pop("softcap", None)
+    # The mask has the last word on the window.
+    options.pop("sliding_window", None)
+    unknown = {name for name, value in options.items() if value is not None and value is not False} - _HARMLESS
+    if unknown:
+        raise Unfit(f"attends by means that are not supported: {', '.join(sorted(unknown))}")
+    if call.mask is None or call.mask.shape != (1, 1, 1, 1):
+        raise Unfit("does not say which tokens a token attends to")
+    window = int(call.mask)
+    if window == _OTHER:
+        raise Unfit("attends to other tokens than those before, or a window of them")
+    return LayerAttention(
+        scale=call.query.shape[2] ** -0.5 if scale is None else float(scale),
+        window=None if window == _NO_WINDOW else window,
+        soft_cap=None if soft_cap is None else float(soft_cap),
+    )

@@ -1,0 +1,127 @@
+"""Any architecture that transformers holds, by its own modules, over the paged cache."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from worker_svc.attention import AttentionBackend, Kernels, make_attention
+from worker_svc.batch import Batch
+from worker_svc.executor import Executor, Graphs, HostExecutor
+from worker_svc.identity import Limits
+from worker_svc.model.attention_interface import PAGED, AttentionCall, run
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.head import Head
+from worker_svc.model.layout import ModelLayout
+from worker_svc.model.probe import Unfit, probe
+from worker_svc.model.weights import weight_files
+
+
+class TransformersModel:
+    """A causal language model of transformers, found fit to run over a paged cache."""
+
+    def __init__(self, model: Any, kernels: Kernels) -> None:
+        """Raises Unfit."""
+        self._model, self._kernels = model, kernels
+        self.layout: ModelLayout
+        self.layout, self._places = probe(model)
+
+    def executor(self, cache: Tensor, limits: Limits, graphs: Graphs) -> Executor:
+        """As `LoadedModel` has it."""
+        attention = make_attention(self._kernels, cache, self.layout.layers)
+        return HostExecutor(TransformersForward(self._model, attention, self._places))
+
+
+class TransformersForward:
+    """The tokens of a step as one sequence without a cache of transformers' own; `worker_svc.forward.Forward`."""
+
+    def __init__(self, model: Any, attention: AttentionBackend, places: dict[int, int]) -> None:
+        self._model, self._attention, self._places = model, attention, places
+
+    def __call__(self, batch: Batch) -> Tensor:
+        attention = self._attention.plan(batch)
+
+        def attend(call: AttentionCall) -> Tensor:
+            return attention(self._places[call.layer], call.query, call.key, call.value)
+
+        token_ids, positions, draw_rows = (
+            torch.from_numpy(values).to(self._model.device)
+            for values in (batch.token_ids, batch.positions, batch.draw_rows)
+        )
+        return run(self._model, token_ids, positions, draw_rows, attend)
+
+
+class _ExactScores:
+    """An output product whose scores are float32, though its weights are not."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self._width = linear.out_features
+        self._head = Head(linear.weight.detach())
+        self._bias = None if linear.bias is None else linear.bias.detach().float()
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Scores [..., vocab_size] of hidden states [..., hidden_size]."""
+        rows = hidden.flatten(0, -2)
+        scores = self._head(rows) if len(rows) else rows.new_empty(0, self._width, dtype=torch.float32)
+        if self._bias is not None:
+            scores += self._bias
+        return scores.view(*hidden.shape[:-1], self._width)
+
+
+def load_transformers_model(
+    config: Any, directory: Path, dtype: torch.dtype, device: torch.device, kernels: Kernels
+) -> TransformersModel:
+    """The model of a directory, whose config is given. Raises UnsupportedModel, which says why it cannot be served."""
+    try:
+        _check_class(config)
+        return TransformersModel(_load(config, directory, dtype, device), kernels)
+    except Unfit as unfit:
+        raise UnsupportedModel(f"the model in {directory} {unfit}") from None
+
+
+def _check_class(config: Any) -> None:
+    named = ", ".join(config.architectures or [config.model_type])
+    if getattr(config, "is_encoder_decoder", False):
+        raise Unfit(f"is of the architecture {named}, which has an encoder")
+    model_class: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if model_class is None or config.architectures not in (None, [model_class.__name__]):
+        raise Unfit(f"is of the architecture {named}, which is no causal language model of transformers'")
+    takes = inspect.signature(model_class.forward).parameters
+    if not model_class._supports_attention_backend or not {"position_ids", "logits_to_keep"} <= set(takes):
+        raise Unfit(f"is of the architecture {named}, whose attention transformers does not let others compute")
+
+
+def _load(config: Any, directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    weight_files(directory)
+    # Typed as if they had no types, and as if they returned less.
+    auto: Any = AutoModelForCausalLM
+    log: Any = logging
+    # The worker says itself what it is waiting for.
+    log.disable_progress_bar()
+    model, told = auto.from_pretrained(
+        directory,
+        config=config,
+        dtype=dtype,
+        attn_implementation=PAGED,
+        device_map={"": device},
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )
+    for what, fault in (("missing_keys", "has no tensors"), ("unexpected_keys", "has tensors that it does not use:")):
+        names = sorted(told[what])
+        if names:
+            raise Unfit(f"{fault} {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}")
+    if told["mismatched_keys"]:
+        raise Unfit(f"has tensors of the wrong shape: {sorted(told['mismatched_keys'])[0][0]}")
+    output = model.get_output_embeddings()
+    if dtype != torch.float32 and type(output) is nn.Linear:
+        # An attribute of its own: what else asks the module for its weights goes on finding them.
+        vars(output)["forward"] = _ExactScores(output)
+    return model.eval()

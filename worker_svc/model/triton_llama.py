@@ -1,0 +1,210 @@
+"""The Llama family on a GPU: what lies between two matrix products is one Triton kernel, or two around attention.
+
+Products are torch's, in the model's dtype. What they add up to, the hidden states between layers, is float32: rounding
+those after each product moves logits by enough to turn near choices.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from quire_kernels.embed_tokens import embed_tokens
+from quire_kernels.gated_activation import Activation, gated_activation
+from quire_kernels.paged_attention import paged_attention
+from quire_kernels.paged_decode import paged_decode
+from quire_kernels.rms_norm import add_rms_norm
+from quire_kernels.rotary_store import HeadNorm, rotary_store
+from worker_svc.attention import LayerAttention
+from worker_svc.executor import Executor, Graphs
+from worker_svc.gpu.executor import DeviceExecutor
+from worker_svc.gpu.inputs import ForwardInputs
+from worker_svc.identity import Limits
+from worker_svc.model.config import ModelConfig
+from worker_svc.model.layout import ModelLayout
+from worker_svc.model.rope import inverse_frequencies
+from worker_svc.model.weights import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A linear map [num_tokens, inputs] to [num_tokens, outputs]."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return F.linear(inputs, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One decoder layer's weights. Products of the same inputs are one, their outputs side by side."""
+
+    attention_norm: Tensor
+    head_norm: HeadNorm | None
+    qkv: _Product
+    output: _Product
+    mlp_norm: Tensor
+    gate_up: _Product
+    down: _Product
+
+
+class TritonLlama:
+    """A model's weights on its device."""
+
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint) -> None:
+        self.config = config
+        shape = (config.vocab_size, config.hidden_size)
+        self.embedding = checkpoint.take("model.embed_tokens.weight", *shape).contiguous()
+        self.layers = [_take_layer(config, checkpoint, layer) for layer in range(config.num_layers)]
+        self.norm = checkpoint.take("model.norm.weight", config.hidden_size)
+        if config.tied_embeddings:
+            checkpoint.drop("lm_head.weight")
+            self.head = self.embedding
+        else:
+            self.head = checkpoint.take("lm_head.weight", *shape)
+        self.frequencies = inverse_frequencies(config.rope, config.head_dim).to(self.embedding.device)
+
+    @property
+    def layout(self) -> ModelLayout:
+        """What the cache and the limits of a worker follow from."""
+        return self.config.layout
+
+    def executor(self, cache: Tensor, limits: Limits, graphs: Graphs) -> Executor:
+        """As `LoadedModel` has it."""
+        forward = TritonForward(self, cache)
+        return DeviceExecutor(forward, limits, cache.device, cuda_graphs=graphs.wanted, report=graphs.report)
+
+
+def load_triton_llama(config: ModelConfig, directory: Path, dtype: torch.dtype, device: torch.device) -> TritonLlama:
+    """The model of a directory. Raises UnsupportedModel where its tensors are not those of its config."""
+    with torch.inference_mode(), Checkpoint(directory, dtype, device) as checkpoint:
+        model = TritonLlama(config, checkpoint)
+        checkpoint.check_all_taken()
+        return model
+
+
+class TritonForward:
+    """A `worker_svc.gpu.executor.DeviceForward`: the model over its cache."""
+
+    def __init__(self, model: TritonLlama, cache: Tensor) -> None:
+        self._model, self._epsilon = model, model.config.rms_norm_eps
+        caches = [(cache[:, layer, 0], cache[:, layer, 1]) for layer in range(cache.shape[1])]
+        layout = model.layout
+        self._layers = list(zip(model.layers, layout.layers, caches, strict=True))
+        self._context_length = layout.context_length
+
+    def __call__(self, inputs: ForwardInputs, drawn: Tensor, logits: Tensor) -> None:
+        """Enqueue a step, as `DeviceForward` has it."""
+        model = self._model
+        hidden = embed_tokens(inputs.token_ids, drawn, model.embedding)
+        # What is to be added to `hidden` by the norm that comes next
+        update: Tensor | None = None
+        for number, (layer, attention, caches) in enumerate(self._layers, start=1):
+            normed = add_rms_norm(hidden, update, layer.attention_norm, self._epsilon)
+            query = self._rotate_and_store(layer, normed, caches, inputs)
+            is_last = number == len(self._layers)
+            # Beyond the last layer's keys and values, only tokens whose successor is drawn matter.
+            if is_last and not len(logits):
+                return
+            gathered = _attend(query, caches, attention, inputs, self._context_length)
+            if is_last and inputs.draw_rows is not None:
+                gathered, hidden = (rows.index_select(0, inputs.draw_rows) for rows in (gathered, hidden))
+            normed = add_rms_norm(hidden, layer.output(gathered.flatten(1)), layer.mlp_norm, self._epsilon)
+            update = layer.down(gated_activation(layer.gate_up(normed), Activation.SILU))
+        _score(add_rms_norm(hidden, update, model.norm, self._epsilon), model.head, logits)
+
+    def _rotate_and_store(
+        self, layer: _Layer, normed: Tensor, caches: tuple[Tensor, Tensor], inputs: ForwardInputs
+    ) -> Tensor:
+        """The queries [num_tokens, num_heads, head_dim] of a layer, whose keys and values go into its cache."""
+        return rotary_store(
+            layer.qkv(normed),
+            inputs.positions,
+            self._model.frequencies,
+            *caches,
+            inputs.slots,
+            attention_factor=self._model.config.rope.attention_factor,
+            norm=layer.head_norm,
+        )
+
+
+def _attend(
+    query: Tensor,
+    caches: tuple[Tensor, Tensor],
+    attention: LayerAttention,
+    inputs: ForwardInputs,
+    max_context_len: int,
+) -> Tensor:
+    """What each query gathers: those of one token by split contexts, the others by tiles of queries.
+
+    `max_context_len` is the model's, not the batch's: how contexts are split then depends on nothing that a captured
+    graph does not know.
+    """
+    single = inputs.num_single
+    gathered = torch.empty_like(query)
+    if single:
+        paged_decode(
+            query[:single],
+            *caches,
+            inputs.block_tables[:single],
+            inputs.context_lens[:single],
+            max_context_len,
+            attention.scale,
+            window=attention.window,
+            soft_cap=attention.soft_cap,
+            out=gathered[:single],
+        )
+    if single < len(inputs.context_lens):
+        paged_attention(
+            query,
+            *caches,
+            inputs.block_tables[single:],
+            inputs.query_starts[single:],
+            inputs.context_lens[single:],
+            inputs.max_query_len,
+            attention.scale,
+            window=attention.window,
+            soft_cap=attention.soft_cap,
+            out=gathered,
+        )
+    return gathered
+
+
+def _score(hidden: Tensor, head: Tensor, logits: Tensor) -> None:
+    """The last product, given out in float32: scores of about 25 are 0.125 apart in bfloat16, which makes many ties."""
+    if hidden.dtype == torch.float32:
+        torch.mm(hidden, head.t(), out=logits)
+    else:
+        torch.mm(hidden, head.t(), out_dtype=torch.float32, out=logits)
+
+
+def _take_layer(config: ModelConfig, checkpoint: Checkpoint, layer: int) -> _Layer:
+    prefix = f"model.layers.{layer}."
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    hidden, dim, middle = config.hidden_size, config.head_dim, config.intermediate_size
+    queries, keys = config.num_heads * dim, config.num_kv_heads * dim
+
+    def product(prefix: str, outputs: dict[str, int], num_inputs: int, biased: bool) -> _Product:
+        weights = [checkpoint.take(f"{prefix}{name}_proj.weight", width, num_inputs) for name, width in outputs.items()]
+        if not biased:
+            return _Product(torch.cat(weights), None)
+        biases = [checkpoint.take(f"{prefix}{name}_proj.bias", width) for name, width in outputs.items()]
+        return _Product(torch.cat(weights), torch.cat(biases))
+
+    head_norm = None
+    if config.qk_norm:
+        query, key = (checkpoint.take(f"{attention}{name}_norm.weight", dim) for name in "qk")
+        head_norm = HeadNorm(query, key, config.rms_norm_eps)
+    return _Layer(
+        attention_norm=checkpoint.take(prefix + "input_layernorm.weight", hidden),
+        head_norm=head_norm,
+        qkv=product(attention, {"q": queries, "k": keys, "v": keys}, hidden, config.qkv_bias),
+        output=product(attention, {"o": hidden}, queries, config.output_bias),
+        mlp_norm=checkpoint.take(prefix + "post_attention_layernorm.weight", hidden),
+        gate_up=product(mlp, {"gate": middle, "up": middle}, hidden, config.mlp_bias),
+        down=product(mlp, {"down": hidden}, middle, config.mlp_bias),
+    )
