@@ -13,7 +13,8 @@ from quire_kernels.cpu.team import Team, type_of
 from worker_svc.attention import CompiledKernels
 from worker_svc.batch import Batch
 from worker_svc.compiled_sampler import CompiledSampler
-from worker_svc.executor import Executor, Graphs, HostExecutor
+from worker_svc.executor import Executor, Graphs
+from worker_svc.host_thread import HostThreadExecutor
 from worker_svc.identity import Limits
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.layout import ModelLayout
@@ -54,7 +55,7 @@ class CompiledLlama:
 
     def executor(self, cache: Tensor, limits: Limits, graphs: Graphs) -> Executor:
         """As `LoadedModel` has it."""
-        return HostExecutor(self.over(cache), CompiledSampler(self.team))
+        return HostThreadExecutor(self.over(cache), CompiledSampler(self.team))
 
     def over(self, cache: Tensor) -> "CompiledForward":
         """The model over a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]."""

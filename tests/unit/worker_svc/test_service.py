@@ -20,7 +20,8 @@ from svc_common.server import INNER_MESSAGE_BYTES, bind, create_server
 from svc_common.settings import read_settings
 from worker_svc.batch import Batch
 from worker_svc.device_thread import DeviceThread
-from worker_svc.executor import Drawing, HostExecutor
+from worker_svc.executor import Drawing
+from worker_svc.host_thread import HostThreadExecutor
 from worker_svc.replica import Replica, load_replica
 from worker_svc.sequences import Sequence as Known
 from worker_svc.service import WorkerService
@@ -271,7 +272,7 @@ async def test_a_step_that_raises_ends_its_stream_and_tells_nothing(
 
     stream = await worker.open()
     with monkeypatch.context() as patch:
-        patch.setattr(HostExecutor, "launch", broken)
+        patch.setattr(HostThreadExecutor, "launch", broken)
         await stream.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stream.receive()
@@ -286,14 +287,14 @@ async def test_the_event_loop_is_free_while_a_step_runs(worker: Worker, monkeypa
     described = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    launch = HostExecutor.launch
+    launch = HostThreadExecutor.launch
 
-    def held(executor: HostExecutor, batch: Batch, drawing: Sequence[Known]) -> Drawing:
+    def held(executor: HostThreadExecutor, batch: Batch, drawing: Sequence[Known]) -> Drawing:
         # The step ends only after another call was answered.
         asyncio.run_coroutine_threadsafe(described.wait(), loop).result(timeout=30)
         return launch(executor, batch, drawing)
 
-    monkeypatch.setattr(HostExecutor, "launch", held)
+    monkeypatch.setattr(HostThreadExecutor, "launch", held)
     stream = await worker.open()
     await stream.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
     await worker.stub.Describe(pb.DescribeRequest())

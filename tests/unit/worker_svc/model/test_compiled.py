@@ -56,6 +56,17 @@ def test_tokens_are_those_of_transformers(
     assert Driver(runner, chunk).generate(PROMPTS, 24) == reference(tiny_llama, PROMPTS, 24)
 
 
+@pytest.mark.parametrize("chunk", [512, 7])
+def test_steps_launched_ahead_draw_the_same(
+    chunk: int, tiny_llama: Path, reference: Callable[..., list[list[int]]]
+) -> None:
+    driver = Driver(make_runner(tiny_llama, "compiled"), chunk, ahead=1)
+    assert driver.generate(PROMPTS, 24) == reference(tiny_llama, PROMPTS, 24)
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=3, frequency_penalty=0.5, min_tokens=4)
+    in_turn = Driver(make_runner(tiny_llama, "compiled"), chunk).generate(PROMPTS, 12, params)
+    assert driver.generate(PROMPTS, 12, params) == in_turn
+
+
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_log_probabilities_are_the_same_bits_alone_in_a_crowd_and_in_chunks(

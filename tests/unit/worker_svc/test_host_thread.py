@@ -1,0 +1,78 @@
+"""Where steps run on a thread of their own, the next one may be launched before a token is known."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from worker_svc.batch import Batch, Chunk, make_batch
+from worker_svc.host_thread import HostThreadExecutor
+from worker_svc.sampler import Draws, draw_tokens
+from worker_svc.sequences import Sequence
+from worker_svc.step import NewSequence, SamplingParams
+
+VOCAB = 5
+
+
+class Successor:
+    """A model that draws the token after the last one; after token 4 there are no numbers, and 99 breaks it.
+
+    It waits to be let go.
+    """
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        assert self.let_go.wait(30)
+        if 99 in batch.token_ids:
+            raise RuntimeError("broken")
+        last = torch.from_numpy(batch.token_ids[batch.draw_rows])
+        logits = torch.nn.functional.one_hot((last + 1) % VOCAB, VOCAB).float()
+        logits[last == 4] = float("nan")
+        return logits
+
+
+def _batch(*tokens: int) -> Batch:
+    chunks = [Chunk(np.array([token], np.int32), 0, np.zeros(1, np.int32), 0, True) for token in tokens]
+    return make_batch(chunks, 8)
+
+
+def _sequences(count: int) -> list[Sequence]:
+    return [Sequence(NewSequence(place, [0], 1, 0, SamplingParams())) for place in range(count)]
+
+
+def test_stand_ins_become_the_tokens_of_the_launch_before() -> None:
+    model, sequences = Successor(), _sequences(3)
+    executor = HostThreadExecutor(model, draw_tokens)
+    first = executor.launch(_batch(0, 1, 2), sequences)
+    second = executor.launch(_batch(first.stand_ins[2], 3, first.stand_ins[0]), sequences)
+    assert not first.is_done()
+    model.let_go.set()
+    second.wait()
+    assert second.is_done()
+    assert first.result().tokens == [1, 2, 3]
+    assert second.result().tokens == [4, 4, 2]
+
+
+def test_what_could_not_be_drawn_harms_no_other() -> None:
+    model, sequences = Successor(), _sequences(2)
+    model.let_go.set()
+    executor = HostThreadExecutor(model, draw_tokens)
+    first = executor.launch(_batch(4, 0), sequences)
+    second = executor.launch(_batch(*first.stand_ins), sequences)
+    assert first.result() == Draws([None, 1], [None, None])
+    assert second.result().tokens[1] == 2
+
+
+def test_what_a_step_raises_is_told_by_its_result_and_the_next_one_runs() -> None:
+    model, sequences = Successor(), _sequences(1)
+    model.let_go.set()
+    executor = HostThreadExecutor(model, draw_tokens)
+    broken = executor.launch(_batch(99), sequences)
+    fine = executor.launch(_batch(1), sequences)
+    broken.wait()
+    with pytest.raises(RuntimeError, match="broken"):
+        broken.result()
+    assert fine.result().tokens == [2]

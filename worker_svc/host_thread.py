@@ -1,0 +1,69 @@
+"""Steps computed and drawn on a thread of their own, so that what lies between two of them is done while one runs."""
+
+from collections.abc import Sequence as Items
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from worker_svc.batch import Batch
+from worker_svc.executor import Drawing, Sampler
+from worker_svc.forward import Forward
+from worker_svc.sampler import Draws, SamplingState
+from worker_svc.sequences import Sequence
+
+
+class HostThreadExecutor:
+    """An `Executor` on a processor whose `launch` waits for nothing.
+
+    For a forward pass with threads of its own, that lets go of the interpreter: torch computes on one thread beside it.
+    """
+
+    def __init__(self, forward: Forward, draw: Sampler) -> None:
+        self._forward, self._draw = forward, draw
+        self._thread = ThreadPoolExecutor(1, "host", initializer=torch.set_num_threads, initargs=(1,))
+        # Of the last step that ran, where stand-ins point. Only the thread looks at them.
+        self._drawn: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def launch(self, batch: Batch, drawing: Items[Sequence]) -> Drawing:
+        """As `Executor` has it."""
+        states = [sequence.sampling for sequence in drawing]
+        return HostThreadDrawing(self._thread.submit(self._run, batch, states), len(states))
+
+    @torch.inference_mode()
+    def _run(self, batch: Batch, states: list[SamplingState]) -> Draws:
+        promised = batch.token_ids < 0
+        batch.token_ids[promised] = self._drawn[-1 - batch.token_ids[promised]]
+        logits = self._forward(batch)
+        draws = self._draw(logits, states) if states else Draws([], [])
+        for state, token in zip(states, draws.tokens, strict=True):
+            if token is not None:
+                state.add(token)
+        # A draw that failed has to be looked up too: any token will do, for what comes of it is thrown away.
+        self._drawn = np.array([token or 0 for token in draws.tokens], np.int64)
+        return draws
+
+
+class HostThreadDrawing:
+    """The draws of a step that may still run."""
+
+    def __init__(self, draws: "Future[Draws]", num_draws: int) -> None:
+        self._draws, self._num_draws = draws, num_draws
+
+    @property
+    def stand_ins(self) -> list[int]:
+        """Where the next step finds each token: -1 - row."""
+        return list(range(-1, -1 - self._num_draws, -1))
+
+    def is_done(self) -> bool:
+        """Whether it has run, or failed."""
+        return self._draws.done()
+
+    def wait(self) -> None:
+        """Return when it has."""
+        wait([self._draws])
+
+    def result(self) -> Draws:
+        """What was drawn. Raises what the forward pass or the sampler raised."""
+        return self._draws.result()
