@@ -23,6 +23,7 @@ from svc_common.logs import configure_logging
 from svc_common.metrics import serve_metrics
 from svc_common.server import (
     INNER_MESSAGE_BYTES,
+    INNER_OPTIONS,
     CannotListen,
     HealthReporter,
     bind,
@@ -41,7 +42,7 @@ async def serve(settings: SchedulerSettings) -> None:
     records = Records(settings.redis_url, settings.record_ttl)
     writer = RecordWriter(records)
     engine = Engine(Scheduler(settings.limits), writer, settings.detach_grace)
-    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
+    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES, options=INNER_OPTIONS)
     add_SchedulerServiceServicer_to_server(SchedulerServicer(engine, records), server)
     services = [scheduler_v1.DESCRIPTOR.services_by_name["SchedulerService"].full_name]
     health = HealthReporter(server, services)

@@ -13,6 +13,7 @@ from svc_common.boundary import Boundary, ErrorStatus
 
 __all__ = [
     "INNER_MESSAGE_BYTES",
+    "INNER_OPTIONS",
     "LIVENESS",
     "PUBLIC_MESSAGE_BYTES",
     "AddressInUse",
@@ -36,18 +37,24 @@ _KEEPALIVE = (
     ("grpc.keepalive_permit_without_calls", 1),
     # Clients ping every 20 s; by default a server takes more than a ping in five minutes for abuse.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    # Those of a process that was held up come in a bunch.
+)
+
+INNER_OPTIONS = (
+    # Pings of a process that was held up come in a bunch. Between our own services that is no abuse.
     ("grpc.http2.max_ping_strikes", 0),
 )
 
 
 def create_server(
-    *, max_message_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    *,
+    max_message_bytes: int,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    options: Sequence[tuple[str, int]] = (),
 ) -> grpc.aio.Server:
     """A server, not bound yet. Its handlers may raise QuireError; no exception's text reaches a client.
 
     A larger message than `max_message_bytes` is answered RESOURCE_EXHAUSTED. `interceptors` stand within the
-    boundary, the first one outermost.
+    boundary, the first one outermost; `options` are gRPC's own.
     """
     return grpc.aio.server(
         interceptors=[Boundary(), *interceptors, ErrorStatus()],
@@ -57,6 +64,7 @@ def create_server(
             # Else a stale process would share the port and take part of the connections unseen.
             ("grpc.so_reuseport", 0),
             *_KEEPALIVE,
+            *options,
         ],
     )
 

@@ -14,6 +14,7 @@ from svc_common.metrics import serve_metrics
 from svc_common.models import ModelNotFound
 from svc_common.server import (
     INNER_MESSAGE_BYTES,
+    INNER_OPTIONS,
     CannotListen,
     HealthReporter,
     bind,
@@ -39,7 +40,7 @@ _GRACE_SECONDS = 1.0
 
 async def serve(settings: WorkerSettings) -> None:
     """Serve until a signal comes. Listens at once, and is SERVING when the model is warm."""
-    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
+    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES, options=INNER_OPTIONS)
     device = DeviceThread()
     service = WorkerService(device)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache, by Triton kernels or by torch on the processor.
+"""Attention over the paged KV cache, by Triton kernels, or on the processor by compiled ones or by torch.
 
 A backend lays out a step once (`plan`); what it returns stores and attends in each layer.
 """
@@ -183,7 +183,8 @@ class CompiledAttention:
 
 def _per_token(heads: Tensor) -> Tensor:
     """The same [num_tokens, num_heads, head_dim], each token's heads contiguous."""
-    return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()
+    is_contiguous = heads.stride(2) == 1 and (heads.shape[1] == 1 or heads.stride(1) == heads.shape[2])
+    return heads if is_contiguous else heads.contiguous()
 
 
 def _caches(cache: Tensor) -> list[tuple[Tensor, Tensor]]:

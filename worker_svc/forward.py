@@ -1,4 +1,4 @@
-"""The forward pass of a step: what the runner asks of a model, however it is computed."""
+"""The forward pass of a step: what a host's executor asks of a model, however it is computed."""
 
 from typing import Protocol
 

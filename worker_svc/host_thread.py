@@ -35,6 +35,8 @@ class HostThreadExecutor:
     def _run(self, batch: Batch, states: list[SamplingState]) -> Draws:
         promised = batch.token_ids < 0
         batch.token_ids[promised] = self._drawn[-1 - batch.token_ids[promised]]
+        # Nothing is to be looked up of a step that raises.
+        self._drawn = np.empty(0, np.int64)
         logits = self._forward(batch)
         draws = self._draw(logits, states) if states else Draws([], [])
         for state, token in zip(states, draws.tokens, strict=True):

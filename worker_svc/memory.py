@@ -71,9 +71,9 @@ def count_blocks(block_bytes: int, budget: MemoryBudget, device: torch.device, p
     if device.type == "cuda":
         memory = _free_on_gpu(budget, device, profile)
     else:
-        # The heap keeps what the run took: it is no longer available.
-        profile()
+        kept = profile()
         memory = min(budget.cpu_bytes, int(available_memory() * (budget.fraction or 0.4)))
+        del kept
     return max(0, memory // block_bytes)
 
 

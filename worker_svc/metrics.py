@@ -11,8 +11,11 @@ _steps = Counter("quire_worker_steps_total", "Steps run")
 _failed_steps = Counter("quire_worker_failed_steps_total", "Steps that failed as a whole, by a fault of the worker")
 _failed_sequences = Counter("quire_worker_failed_sequences_total", "Sequences that failed in a step")
 _step_seconds = Histogram("quire_worker_step_seconds", "Time of a step on the device thread", buckets=_STEP_SECONDS)
-_busy_seconds = Counter("quire_worker_busy_seconds_total", "Time that the device thread ran steps")
-_idle_seconds = Counter("quire_worker_idle_seconds_total", "Time that the device thread waited for steps")
+_busy_seconds = Counter(
+    "quire_worker_busy_seconds_total",
+    "Time from when a step began, or the one before it was finished, until it was finished",
+)
+_idle_seconds = Counter("quire_worker_idle_seconds_total", "Time in which no step was begun")
 _tokens = Counter("quire_worker_tokens_total", "Tokens computed", ["kind"])
 _prefill_tokens = _tokens.labels(kind="prefill")
 _decode_tokens = _tokens.labels(kind="decode")

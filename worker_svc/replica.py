@@ -24,7 +24,7 @@ from worker_svc.settings import WorkerSettings
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step
 
 # Tokens and sequences of a step. On 2 cores a prompt's tokens are computed fastest, and the streams beside it wait
-# least, in chunks of 256 (512: a tenth slower, 64: a tenth slower too). A GPU needs more to be busy.
+# least, in chunks of 256. A GPU needs more to be busy.
 _BUDGETS = {"cpu": (256, 64), "cuda": (2048, 256)}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -44,7 +44,8 @@ class Replica:
 def load_replica(settings: WorkerSettings, report: Callable[[str], None]) -> Replica:
     """Load what the settings name, in seconds to minutes; `report` is told what takes long, on another thread.
 
-    Raises ModelNotFound, UnsupportedModel, NoSuchDevice or OutOfMemory, with a text for the operator.
+    Raises ModelNotFound, or CannotServe as UnsupportedModel, NoSuchDevice, OutOfMemory and itself: with a text for the
+    operator.
     """
     served = resolve_model(settings.model)
     device = _device(settings.device)
@@ -54,6 +55,12 @@ def load_replica(settings: WorkerSettings, report: Callable[[str], None]) -> Rep
     kernels = _kernels(settings, native, dtype, device, report)
     with progress(f"loading {served.name}", report):
         model = load(served.path, dtype, device, kernels)
+    if native is None and isinstance(kernels, CompiledKernels):
+        why_not = why_not_compiled(model.layout.head_dim, settings.block_size, dtype)
+        if why_not is not None and settings.kernels == "compiled":
+            raise CannotServe(f"the compiled kernels cannot be used: {why_not}")
+        if why_not is not None:
+            report(f"torch computes the attention, which is slower than compiled kernels: {why_not}")
     default_step_tokens, default_sequences = _BUDGETS[device.type]
     shape = CacheShape.of(model.layout, settings.block_size, dtype)
     limits = Limits(
@@ -106,12 +113,14 @@ def _kernels(
     """What computes, as the settings want it or as suits the device best."""
     choice, int8 = settings.kernels, settings.quantization == "int8"
     on_gpu = device.type == "cuda"
+    if int8 and choice in ("torch", "triton"):
+        raise CannotServe(f"QUIRE_QUANTIZATION is int8, which compiled kernels compute, and QUIRE_KERNELS is {choice}")
     if on_gpu and (choice in ("torch", "compiled") or int8):
         what = "QUIRE_QUANTIZATION is int8" if int8 else f"QUIRE_KERNELS is {choice}"
         raise NoSuchDevice(f"{what}, which is for processors, and the device is a GPU")
     if on_gpu or choice == "triton":
         return AttentionKind.TRITON
-    if choice == "torch" and not int8:
+    if choice == "torch":
         return AttentionKind.TORCH
     if native is not None:
         why_not = why_not_compiled(native.head_dim, settings.block_size, dtype)

@@ -215,5 +215,6 @@ class Runner:
             raise DeviceLost("the device failed in a step") from error
         except Exception:
             for run in runs:
-                self._fail_run(run, "the step failed")
+                run.sequence.lost = run.sequence.lost or "the step failed"
+                self._fail_run(run, run.sequence.lost)
             raise

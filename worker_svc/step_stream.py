@@ -32,7 +32,7 @@ class StepFailed(Exception):  # noqa: N818
 
 
 class StepStream:
-    """A generation of steps, on the event loop; the steps themselves run on the device thread."""
+    """A generation of steps, on the event loop; the steps themselves are begun and finished on the device thread."""
 
     def __init__(self, epoch: int, generation: int, runner: "Runner", device: DeviceThread) -> None:
         self.epoch, self.generation = epoch, generation

@@ -1,6 +1,6 @@
 """Measures each op beside its peers on the same tensors, and beside the device's own rates.
 
-    python -m benchmarks.kernels [--only decode] [--output FILE]
+    python -m benchmarks.kernels [--only decode] [--skip-peers compile,Flex] [--output FILE]
 
 On a GPU the Triton ops, on a processor those for processors. Needs torch, triton and numpy. The file is written anew
 after each case, so that one which hangs or crashes loses nothing of the others.
@@ -9,6 +9,7 @@ after each case, so that one which hangs or crashes loses nothing of the others.
 import argparse
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,9 @@ def main() -> int:
     default = RESULTS / f"kernels_{'gpu' if device.type == 'cuda' else 'cpu'}.json"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose op or shape holds this text")
+    parser.add_argument(
+        "--skip-peers", default="", help="peers whose names hold one of these texts; compiling some takes long"
+    )
     parser.add_argument("--output", type=Path, default=default, help=f"file for the result; default {default.name}")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT / "kernels"))  # where the project is not installed
@@ -58,7 +62,9 @@ def main() -> int:
             result["cases"].append(about | {"error": f"{type(error).__name__}: {error}".splitlines()[0]})
             continue
         if options.only in f"{case.op} {case.shape}":
-            result["cases"].append(case.measure(device, rates))
+            skipped = [text for text in options.skip_peers.split(",") if text]
+            peers = {name: run for name, run in case.peers.items() if not any(text in name for text in skipped)}
+            result["cases"].append(replace(case, peers=peers).measure(device, rates))
             print(f"{case.op}, {case.shape}: {result['cases'][-1].get('ms')} ms", file=sys.stderr, flush=True)
         del case
         if device.type == "cuda":

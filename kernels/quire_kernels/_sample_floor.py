@@ -108,7 +108,7 @@ def kept_floor(  # type: ignore[no-untyped-def]
     return floor.to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["pass_index"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["pass_index", "num_rows"])  # type: ignore[untyped-decorator]
 def measure_kernel(  # type: ignore[no-untyped-def]
     p_records,
     p_logits,

@@ -75,7 +75,7 @@ def _peaks_kernel(  # type: ignore[no-untyped-def]
     tl.store(p_places + row * num_chunks + chunk, place)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _masses_kernel(  # type: ignore[no-untyped-def]
     p_masses,
     p_records,
@@ -114,7 +114,7 @@ def _masses_kernel(  # type: ignore[no-untyped-def]
     tl.store(p_mass, tl.sum(tl.where(b_bits >= floor, mass(b_bits), 0)))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _draw_kernel(  # type: ignore[no-untyped-def]
     p_tokens,
     p_token_counts,

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import llama_models
+import transformers_models
 from runner_driver import Driver, make_runner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -24,19 +25,20 @@ def exact_products() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
-@pytest.mark.parametrize("variant", llama_models.VARIANTS)
-@pytest.mark.parametrize("kernels", ["triton", "fused"])
-def test_float32_is_token_identical_with_transformers(kernels: str, variant: str, tmp_path: Path) -> None:
-    directory = llama_models.save_model(tmp_path, llama_models.VARIANTS[variant]())
+MODELS = llama_models.VARIANTS | {name: transformers_models.VARIANTS[name] for name in ("gpt2", "gemma2", "mixtral")}
+
+
+@pytest.mark.parametrize("variant", MODELS)
+def test_float32_is_token_identical_with_transformers(variant: str, tmp_path: Path) -> None:
+    directory = llama_models.save_model(tmp_path, MODELS[variant]())
     asked = prompts(1, 15, 16, 17, 33, 64)
-    driver = Driver(make_runner(directory, kernels, device="cuda"), chunk=8)
+    driver = Driver(make_runner(directory, "triton", device="cuda"), chunk=8)
     assert driver.generate(asked, 12) == llama_models.generate(directory, asked, 12, "cuda")
 
 
-@pytest.mark.parametrize("kernels", ["triton", "fused"])
-def test_bfloat16_draws_what_float32_does_where_the_choice_is_clear(kernels: str, tmp_path: Path) -> None:
+def test_bfloat16_draws_what_float32_does_where_the_choice_is_clear(tmp_path: Path) -> None:
     directory = llama_models.save_model(tmp_path, llama_models.VARIANTS["llama"]())
     asked = prompts(1, 15, 16, 17, 33, 64)
-    exact = Driver(make_runner(directory, kernels, device="cuda")).generate(asked, 1)
-    rounded = Driver(make_runner(directory, kernels, device="cuda", dtype=torch.bfloat16)).generate(asked, 1)
+    exact = Driver(make_runner(directory, "triton", device="cuda")).generate(asked, 1)
+    rounded = Driver(make_runner(directory, "triton", device="cuda", dtype=torch.bfloat16)).generate(asked, 1)
     assert sum(a == b for a, b in zip(exact, rounded, strict=True)) >= len(asked) - 1

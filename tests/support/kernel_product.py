@@ -3,11 +3,7 @@
 Most of the time goes into compiling, so cases run in several processes at once, each of which owns its CUDA context.
 """
 
-import multiprocessing
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -27,8 +23,6 @@ CONTEXTS = sorted(
 )
 # Queries of the longest chunk: more than a tile has rows, whatever the group
 LONGEST_CHUNK = 140
-# Contexts of several gigabytes at once are more than fits beside each other
-MOST_PROCESSES = 16
 
 
 @dataclass(frozen=True)
@@ -87,14 +81,3 @@ def check(case: Case) -> None:
     for keys_per_split in (None, 512):
         assert_close(paged_decode(**arguments, keys_per_split=keys_per_split), expected)
     torch.cuda.empty_cache()
-
-
-@contextmanager
-def checking(cases: Iterable[Case]) -> Iterator[dict[Case, Future[None]]]:
-    """Begin to check all the cases; leaving ends what has not begun."""
-    processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
-    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
-    try:
-        yield {case: pool.submit(check, case) for case in cases}
-    finally:
-        pool.shutdown(cancel_futures=True)

@@ -61,7 +61,7 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "phi3-longrope": lambda: Phi3Config(
         **_SIZES | {"hidden_size": 96}, rope_parameters=_LONGROPE, original_max_position_embeddings=96,
     ),
-    "gemma": lambda: GemmaConfig(**_SIZES, head_dim=16),
+    "gemma": lambda: GemmaConfig(**_SIZES | {"num_key_value_heads": 1}, head_dim=16),
     "gemma2": lambda: Gemma2Config(
         **_SIZES, head_dim=16, query_pre_attn_scalar=12, sliding_window=WINDOW, attn_logit_softcapping=3.0,
         final_logit_softcapping=20.0,

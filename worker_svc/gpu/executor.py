@@ -98,7 +98,7 @@ class DeviceExecutor:
             self._capture(GraphCapture() if device.type == "cuda" else run_again, report)
 
     def launch(self, batch: Batch, drawing: Items[Sequence]) -> "DeviceDrawing":
-        """As `Executor` has it. Nothing here waits for the device, if no more than one step is unfinished."""
+        """As `Executor` has it. Waits for nothing but the making of pinned memory, where more is needed than ever."""
         lane = self._staging.take_lane()
         entries = _with_room(self._entry_lists.of(drawing))
         slots = self._penalty_slots.of(drawing)

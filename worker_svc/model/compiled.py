@@ -26,7 +26,7 @@ _LANES = 16
 
 
 class CompiledLlama:
-    """A model's weights as the compiled code wants them. They are laid out while they are read: none is kept twice."""
+    """A model's weights as the compiled code wants them. They are laid out while they are read."""
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint, team: Team, *, int8: bool = False) -> None:
         self.config = config

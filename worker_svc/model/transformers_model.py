@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from worker_svc.attention import AttentionBackend, Kernels, make_attention
+from worker_svc.attention import AttentionBackend, CompiledKernels, Kernels, make_attention
 from worker_svc.batch import Batch
+from worker_svc.compiled_sampler import CompiledSampler
 from worker_svc.executor import Executor, Graphs, HostExecutor
 from worker_svc.identity import Limits
 from worker_svc.model.attention_interface import PAGED, AttentionCall, run
@@ -33,7 +34,10 @@ class TransformersModel:
     def executor(self, cache: Tensor, limits: Limits, graphs: Graphs) -> Executor:
         """As `LoadedModel` has it."""
         attention = make_attention(self._kernels, cache, self.layout.layers)
-        return HostExecutor(TransformersForward(self._model, attention, self._places))
+        forward = TransformersForward(self._model, attention, self._places)
+        if isinstance(self._kernels, CompiledKernels):
+            return HostExecutor(forward, CompiledSampler(self._kernels.team))
+        return HostExecutor(forward)
 
 
 class TransformersForward:
@@ -107,7 +111,6 @@ def _load(config: Any, directory: Path, dtype: torch.dtype, device: torch.device
         config=config,
         dtype=dtype,
         attn_implementation=PAGED,
-        device_map={"": device},
         local_files_only=True,
         trust_remote_code=False,
         use_safetensors=True,
@@ -124,4 +127,4 @@ def _load(config: Any, directory: Path, dtype: torch.dtype, device: torch.device
     if dtype != torch.float32 and type(output) is nn.Linear:
         # An attribute of its own: what else asks the module for its weights goes on finding them.
         vars(output)["forward"] = _ExactScores(output)
-    return model.eval()
+    return model.to(device).eval()

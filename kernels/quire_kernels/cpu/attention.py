@@ -90,7 +90,9 @@ def store(team: Team, key: Tensor, value: Tensor, layer: CacheLayer, slots: Tens
     kind = type_of(layer.cache.dtype)
     for name, tensor in (("key", key), ("value", value)):
         _check_tokens(name, tensor, layer, layer.cache.shape[3])
-    require(slots.dtype == torch.int64 and slots.shape == (len(key),), "slots", "be int64 [num_tokens]")
+    require(len(value) == len(key), "value", "be of as many tokens as key")
+    is_list = slots.dtype == torch.int64 and slots.shape == (len(key),) and slots.is_contiguous()
+    require(is_list, "slots", "be int64 [num_tokens], contiguous")
     team.library.quire_store(
         team.handle,
         kind,
@@ -141,6 +143,9 @@ def attend(
         ("context_lens", context_lens),
     ):
         require(tensor.dtype == torch.int32 and tensor.is_contiguous(), name, "be int32 and contiguous")
+    num_sequences = len(context_lens)
+    require(block_tables.ndim == 2 and len(block_tables) == num_sequences, "block_tables", "be [num_seqs, max_blocks]")
+    require(query_starts.shape == (num_sequences + 1,), "query_starts", "be [num_seqs + 1]")
     output = torch.empty_like(query)
     sequences = SequencesArgs(
         len(context_lens),
@@ -167,5 +172,7 @@ def _check_tokens(name: str, tensor: Tensor, layer: CacheLayer, num_heads: int) 
     require(
         tensor.ndim == 3 and tensor.shape[1:] == (num_heads, head_dim), name, f"be [tokens, {num_heads}, {head_dim}]"
     )
-    require(tensor.stride()[1:] == (head_dim, 1), name, "be contiguous in each token")
+    # Of a single head the stride means nothing, and may be anything.
+    is_contiguous = tensor.stride(2) == 1 and (num_heads == 1 or tensor.stride(1) == head_dim)
+    require(is_contiguous, name, "be contiguous in each token")
     require(tensor.dtype == layer.cache.dtype, name, "have the dtype of the cache")

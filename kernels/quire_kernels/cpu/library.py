@@ -4,10 +4,12 @@ import ctypes
 import functools
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 _SOURCES = Path(__file__).with_name("csrc")
@@ -26,34 +28,41 @@ def load_library(directory: Path, report: Callable[[str], None] = lambda line: N
     Raises:
         CannotBuild: there is no C++ compiler, or it failed.
     """
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    named = shlex.split(os.environ.get("CXX", ""))
+    found = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    compiler = tuple(named) or ((found,) if found else ())
     if not compiler:
-        raise CannotBuild("no C++ compiler is found: install one (Debian: apt install g++), or name it in CXX")
+        raise CannotBuild("no C++ compiler is found: install g++ 12 or later, or name one in CXX")
     path = directory / f"quire-{_key(compiler)}.so"
-    if not path.exists():
-        report(f"compiling the processor's kernels with {compiler}")
-        _build(compiler, path)
-    return ctypes.CDLL(str(path))
+    if path.exists():
+        with suppress(OSError):  # it may have been cut short by a full disk: made anew
+            return ctypes.CDLL(str(path))
+    report(f"compiling the processor's kernels with {' '.join(compiler)}")
+    _build(compiler, path)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CannotBuild(f"the processor's kernels were compiled, and cannot be loaded: {error}") from error
 
 
 @functools.cache
-def _key(compiler: str) -> str:
+def _key(compiler: tuple[str, ...]) -> str:
     """A digest of all that the library depends on."""
-    digest = hashlib.sha256("\0".join((compiler, *_FLAGS)).encode())
+    digest = hashlib.sha256("\0".join((*compiler, *_FLAGS)).encode())
     for path in sorted(_SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     # What -march=native stands for here: the directory may be shared by machines with different processors.
-    digest.update(_run(compiler, "-march=native", "-dM", "-E", "-x", "c++", "/dev/null").encode())
+    digest.update(_run(*compiler, "-march=native", "-dM", "-E", "-x", "c++", "/dev/null").encode())
     return digest.hexdigest()[:16]
 
 
-def _build(compiler: str, path: Path) -> None:
+def _build(compiler: tuple[str, ...], path: Path) -> None:
     """Compiles beside the target and renames, so that the target is there only when whole."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as scratch:
             built = Path(scratch) / path.name
-            _run(compiler, *_FLAGS, str(_SOURCES / "library.cpp"), "-o", str(built))
+            _run(*compiler, *_FLAGS, str(_SOURCES / "library.cpp"), "-o", str(built))
             built.rename(path)
     except OSError as error:
         raise CannotBuild(f"the processor's kernels cannot be kept in {path.parent}: {error}") from error

@@ -31,6 +31,7 @@ class PackedMatrix:
 
     outputs: int
     inputs: int
+    dtype: torch.dtype  # of what it multiplies
     panels: Tensor
     scales: Tensor | None
     bias: Tensor | None
@@ -54,7 +55,8 @@ def pack_matrix(team: Team, weight: Tensor, bias: Tensor | None = None, *, int8:
     """
     outputs, inputs = weight.shape
     values = 1 if weight.dtype == torch.float32 else 2
-    type_of(weight.dtype)
+    dtype = weight.dtype
+    type_of(dtype)
     scales = None
     if int8:
         scale = weight.float().abs().amax(1, keepdim=True).div_(127.0).clamp_(min=torch.finfo(torch.float32).tiny)
@@ -64,12 +66,13 @@ def pack_matrix(team: Team, weight: Tensor, bias: Tensor | None = None, *, int8:
     steps = -(-inputs // values)
     panels = torch.empty(-(-outputs // PANEL) * steps * PANEL * values, dtype=weight.dtype)
     team.library.quire_pack(weight.data_ptr(), outputs, inputs, weight.element_size(), values, panels.data_ptr())
-    return PackedMatrix(outputs, inputs, panels, scales, None if bias is None else _padded(bias.float()))
+    return PackedMatrix(outputs, inputs, dtype, panels, scales, None if bias is None else _padded(bias.float()))
 
 
 def linear(team: Team, inputs: Tensor, matrix: PackedMatrix) -> Tensor:
     """The float32 images [rows, outputs] of `inputs` [rows, inputs], float32 or bfloat16."""
-    kind = type_of(inputs.dtype)
+    kind = type_of(matrix.dtype)
+    require(inputs.dtype == matrix.dtype, "inputs", "have the dtype that the matrix is packed for")
     require(inputs.ndim == 2 and inputs.shape[1] == matrix.inputs, "inputs", f"be [rows, {matrix.inputs}]")
     padded = torch.nn.functional.pad(inputs, (0, inputs.shape[1] % 2)).contiguous()
     output = torch.empty(len(inputs), matrix.outputs)

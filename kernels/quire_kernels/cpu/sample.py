@@ -53,6 +53,9 @@ def draw(team: Team, logits: Tensor, rows: NDArray[np.int64], draws: NDArray[np.
         "draws",
         "be of DRAW, as many as rows",
     )
+    require(rows.flags.c_contiguous and draws.flags.c_contiguous, "draws", "be contiguous, as rows must be")
+    is_within = not len(rows) or (rows.min() >= 0 and rows.max() < len(logits))
+    require(bool(is_within), "rows", "be rows of logits")
     tokens = np.empty(len(rows), np.int64)
     team.library.quire_draw(
         team.handle,

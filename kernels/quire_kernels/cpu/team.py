@@ -32,19 +32,28 @@ class Team:
 
 
 def _declare(library: Any) -> None:
-    pointer, number = c_void_p, c_int64
+    pointer, number, status = c_void_p, c_int64, c_int64
     for name, result, *arguments in (
         ("team_new", pointer, number),
         ("team_delete", None, pointer),
         ("pack", None, pointer, number, number, number, number, pointer),
-        ("linear", None, pointer, number, pointer, pointer, number, number, pointer),
-        ("store", None, pointer, number, pointer, pointer, number, pointer, number, pointer, number),
-        ("attend", None, pointer, number, pointer, pointer, pointer, number, pointer, pointer),
-        ("likeliest", None, pointer, pointer, number, number, number, number, pointer),
-        ("draw", None, pointer, pointer, number, number, pointer, pointer, number, pointer),
+        ("linear", status, pointer, number, pointer, pointer, number, number, pointer),
+        ("store", status, pointer, number, pointer, pointer, number, pointer, number, pointer, number),
+        ("attend", status, pointer, number, pointer, pointer, pointer, number, pointer, pointer),
+        ("likeliest", status, pointer, pointer, number, number, number, number, pointer),
+        ("draw", status, pointer, pointer, number, number, pointer, pointer, number, pointer),
         ("llama_new", pointer, pointer, number, pointer),
         ("llama_delete", None, pointer),
-        ("llama_run", None, pointer, pointer),
+        ("llama_run", status, pointer, pointer),
     ):
         function = getattr(library, f"quire_{name}")
         function.restype, function.argtypes = result, arguments
+        if result is not None:
+            function.errcheck = _check
+
+
+def _check(result: int | None, function: Any, arguments: tuple[Any, ...]) -> int | None:
+    """What a function returned: an object, or 0."""
+    if result is None or (function.restype is c_int64 and result != 0):
+        raise MemoryError("the compiled kernels found no memory, or could not start their threads")
+    return result

@@ -30,6 +30,12 @@ struct Cache {
     int64_t block_size;
     int64_t head_dim;
 
+    // The same of another element, as C names none.
+    template <class U>
+    Cache<U> of() const {
+        return {static_cast<U*>(data), block_stride, value_offset, num_kv_heads, block_size, head_dim};
+    }
+
     T* keys(int64_t block, int64_t head) const { return data + block * block_stride + head * block_size * head_dim; }
     T* values(int64_t block, int64_t head) const { return keys(block, head) + value_offset; }
 };

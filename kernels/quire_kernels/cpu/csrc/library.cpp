@@ -1,5 +1,9 @@
 // What Python calls, through ctypes: plain functions and structures, no header of Python or torch.
-// A pointer to a team or a model is its maker's to give back. Nothing here checks its arguments: the callers do.
+// A pointer to a team or a model is its maker's to give back. Nothing here checks its arguments: the callers do. Where
+// memory or threads run out, the answer is null, or not 0: all that may fail so is done before the team's threads begin.
+
+#include <deque>
+#include <memory>
 
 #include "attention.h"
 #include "linear.h"
@@ -16,6 +20,23 @@ enum class Type : int64_t { FLOAT32 = 0, BFLOAT16 = 1 };
 template <class F>
 auto with_type(Type type, F&& f) {
     return type == Type::BFLOAT16 ? f(BFloat16{}) : f(float{});
+}
+
+// Runs f, and says whether it raised: no exception may leave C.
+template <class F>
+int64_t guarded(F&& f) noexcept {
+    try {
+        f();
+        return 0;
+    } catch (...) {
+        return 1;
+    }
+}
+
+template <class F>
+void* made(F&& f) noexcept {
+    void* object = nullptr;
+    return guarded([&] { object = f(); }) ? nullptr : object;
 }
 
 // Either of the two, since C has no templates.
@@ -42,7 +63,9 @@ void pack(const E* weight, int64_t outputs, int64_t inputs, int64_t values, E* p
 
 extern "C" {
 
-void* quire_team_new(int64_t size) { return new Team(static_cast<int>(size)); }
+void* quire_team_new(int64_t size) {
+    return made([&] { return new Team(static_cast<int>(size)); });
+}
 void quire_team_delete(void* team) { delete static_cast<Team*>(team); }
 
 // Panels of a weight. An element is of `width` bytes, 1, 2 or 4; a step holds `values` inputs.
@@ -55,96 +78,114 @@ void quire_pack(const void* weight, int64_t outputs, int64_t inputs, int64_t wid
 }
 
 // output [rows, outputs] float32 = input [rows, stride] of the type, of which [rows, inputs] count, zeros beside them.
-void quire_linear(void* team_, Type type, const Matrix* matrix, const void* input, int64_t rows, int64_t stride,
+int64_t quire_linear(void* team_, Type type, const Matrix* matrix, const void* input, int64_t rows, int64_t stride,
                   float* output) {
-    Team& team = *static_cast<Team*>(team_);
-    with_type(type, [&](auto zero) {
-        using T = decltype(zero);
-        const int64_t size = panel_steps<T>(*matrix) * Lane<T>::VALUES * PANEL;
-        Buffer<T> scratch(size * team.size());
-        team.run([&](int thread) {
-            multiply(team, *matrix, static_cast<const T*>(input), rows, stride, scratch.data() + thread * size,
-                     [&](int64_t row, int64_t panel, Floats left, Floats right) {
-                         const int64_t first = panel * PANEL;
-                         float* to = output + row * matrix->outputs + first;
-                         put(to, left, matrix->outputs - first);
-                         put(to + LANES, right, matrix->outputs - first - LANES);
-                     });
+    return guarded([&] {
+        Team& team = *static_cast<Team*>(team_);
+        with_type(type, [&](auto zero) {
+            using T = decltype(zero);
+            const int64_t size = panel_steps<T>(*matrix) * Lane<T>::VALUES * PANEL;
+            Buffer<T> scratch(size * team.size());
+            team.run([&](int thread) {
+                multiply(team, *matrix, static_cast<const T*>(input), rows, stride, scratch.data() + thread * size,
+                         [&](int64_t row, int64_t panel, Floats left, Floats right) {
+                             const int64_t first = panel * PANEL;
+                             float* to = output + row * matrix->outputs + first;
+                             put(to, left, matrix->outputs - first);
+                             put(to + LANES, right, matrix->outputs - first - LANES);
+                         });
+            });
         });
     });
 }
 
 // Stores keys and values [tokens, kv_heads, head_dim], the rows at strides, in the slots of one layer's cache.
-void quire_store(void* team_, Type type, const Cache<char>* shape, const void* key, int64_t key_stride,
+int64_t quire_store(void* team_, Type type, const Cache<void>* shape, const void* key, int64_t key_stride,
                  const void* value, int64_t value_stride, const int64_t* slots, int64_t tokens) {
-    Team& team = *static_cast<Team*>(team_);
-    with_type(type, [&](auto zero) {
-        using T = decltype(zero);
-        const Cache<T>& cache = *reinterpret_cast<const Cache<T>*>(shape);
-        team.run([&](int) {
-            team.share(tokens, [&](int64_t token) {
-                if (slots[token] < 0) return;
-                for (int64_t head = 0; head < cache.num_kv_heads; ++head)
-                    store_token(cache, slots[token], head,
-                                static_cast<const T*>(key) + token * key_stride + head * cache.head_dim,
-                                static_cast<const T*>(value) + token * value_stride + head * cache.head_dim);
+    return guarded([&] {
+        Team& team = *static_cast<Team*>(team_);
+        with_type(type, [&](auto zero) {
+            using T = decltype(zero);
+            const Cache<T> cache = shape->of<T>();
+            team.run([&](int) {
+                team.share(tokens, [&](int64_t token) {
+                    if (slots[token] < 0) return;
+                    for (int64_t head = 0; head < cache.num_kv_heads; ++head)
+                        store_token(cache, slots[token], head,
+                                    static_cast<const T*>(key) + token * key_stride + head * cache.head_dim,
+                                    static_cast<const T*>(value) + token * value_stride + head * cache.head_dim);
+                });
             });
         });
     });
 }
 
 // Attention of queries [tokens, kv_heads * group, head_dim] over one layer's cache.
-void quire_attend(void* team_, Type type, const Cache<char>* shape, const Sequences* sequences,
+int64_t quire_attend(void* team_, Type type, const Cache<void>* shape, const Sequences* sequences,
                   const AttentionRule* rule, int64_t group, const void* query, void* output) {
-    Team& team = *static_cast<Team*>(team_);
-    with_type(type, [&](auto zero) {
-        using T = decltype(zero);
-        const Cache<T>& cache = *reinterpret_cast<const Cache<T>*>(shape);
-        const std::vector<Piece> pieces = cut(*sequences, cache.num_kv_heads, group, team.size());
-        team.run([&](int) {
-            TileAttention<T> tile(group, cache.head_dim);
-            attend(team, tile, cache, *sequences, pieces, *rule, static_cast<const T*>(query), static_cast<T*>(output));
+    return guarded([&] {
+        Team& team = *static_cast<Team*>(team_);
+        with_type(type, [&](auto zero) {
+            using T = decltype(zero);
+            const Cache<T> cache = shape->of<T>();
+            const std::vector<Piece> pieces = cut(*sequences, cache.num_kv_heads, group, team.size());
+            std::deque<TileAttention<T>> tiles;
+            for (int i = 0; i < team.size(); ++i) tiles.emplace_back(group, cache.head_dim);
+            team.run([&](int thread) {
+                attend(team, tiles[thread], cache, *sequences, pieces, *rule, static_cast<const T*>(query),
+                       static_cast<T*>(output));
+            });
         });
     });
 }
 
 // The first of the likeliest tokens of each row of logits [rows, stride], of which [rows, vocab] count; -1 where one of
 // them is no finite number, or, with `suppressed`, where none is, of which some may be minus infinity.
-void quire_likeliest(void* team_, const float* logits, int64_t rows, int64_t stride, int64_t vocab, int64_t suppressed,
+int64_t quire_likeliest(void* team_, const float* logits, int64_t rows, int64_t stride, int64_t vocab, int64_t suppressed,
                      int64_t* tokens) {
-    Team& team = *static_cast<Team*>(team_);
-    team.run([&](int) {
-        team.share(rows, [&](int64_t row) {
-            const float* from = logits + row * stride;
-            tokens[row] = (suppressed ? find_peak<true>(from, vocab) : find_peak<false>(from, vocab)).token;
+    return guarded([&] {
+        Team& team = *static_cast<Team*>(team_);
+        team.run([&](int) {
+            team.share(rows, [&](int64_t row) {
+                const float* from = logits + row * stride;
+                tokens[row] = (suppressed ? find_peak<true>(from, vocab) : find_peak<false>(from, vocab)).token;
+            });
         });
     });
 }
 
 // A token for each of `count` rows of logits, rows[i] drawn as draws[i] says; -1 where there is none to draw.
-void quire_draw(void* team_, const float* logits, int64_t stride, int64_t vocab, const int64_t* rows, const Draw* draws,
+int64_t quire_draw(void* team_, const float* logits, int64_t stride, int64_t vocab, const int64_t* rows, const Draw* draws,
                 int64_t count, int64_t* tokens) {
-    Team& team = *static_cast<Team*>(team_);
-    team.run([&](int) {
-        Sampler sampler;
-        team.share(count, [&](int64_t i) { tokens[i] = sampler.draw(logits + rows[i] * stride, vocab, draws[i]); });
+    return guarded([&] {
+        Team& team = *static_cast<Team*>(team_);
+        std::deque<Sampler> samplers;
+        for (int i = 0; i < team.size(); ++i) samplers.emplace_back(vocab);
+        team.run([&](int thread) {
+            Sampler& own = samplers[thread];
+            team.share(count, [&](int64_t i) { tokens[i] = own.draw(logits + rows[i] * stride, draws[i]); });
+        });
     });
 }
 
 void* quire_llama_new(void* team, Type type, const Model* model) {
-    auto* made = new AnyLlama;
-    if (type == Type::BFLOAT16)
-        made->rounded = std::make_unique<Llama<BFloat16>>(*model, *static_cast<Team*>(team));
-    else
-        made->exact = std::make_unique<Llama<float>>(*model, *static_cast<Team*>(team));
-    return made;
+    return made([&] {
+        auto any = std::make_unique<AnyLlama>();
+        if (type == Type::BFLOAT16)
+            any->rounded = std::make_unique<Llama<BFloat16>>(*model, *static_cast<Team*>(team));
+        else
+            any->exact = std::make_unique<Llama<float>>(*model, *static_cast<Team*>(team));
+        return any.release();
+    });
 }
 
 void quire_llama_delete(void* llama) { delete static_cast<AnyLlama*>(llama); }
 
-void quire_llama_run(void* llama, const Step* step) {
-    auto* any = static_cast<AnyLlama*>(llama);
-    any->rounded ? any->rounded->run(*step) : any->exact->run(*step);
+int64_t quire_llama_run(void* llama, const Step* step) {
+    return guarded([&] {
+        auto* any = static_cast<AnyLlama*>(llama);
+        any->rounded ? any->rounded->run(*step) : any->exact->run(*step);
+    });
 }
 
 }  // extern "C"

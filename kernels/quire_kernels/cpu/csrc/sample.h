@@ -56,18 +56,22 @@ inline Peak find_peak(const float* logits, int64_t vocab) {
 // One thread's work space.
 class Sampler {
 public:
+    explicit Sampler(int64_t vocab)
+        : vocab_(vocab), padded_((vocab + GROUP - 1) / GROUP * GROUP), weights_(padded_), sums_(BUCKETS),
+          ends_(padded_ / GROUP) {
+        members_.reserve(padded_);
+    }
+
     // The token of a row of logits, some of which may be minus infinity; -1 where there is none to draw.
-    int64_t draw(const float* logits, int64_t vocab, const Draw& how) {
-        const Peak peak = find_peak<true>(logits, vocab);
+    int64_t draw(const float* logits, const Draw& how) {
+        const Peak peak = find_peak<true>(logits, vocab_);
         if (peak.token < 0) return -1;
-        const int64_t padded = (vocab + GROUP - 1) / GROUP * GROUP;
-        weights_.reserve(padded);
-        weigh(logits, vocab, padded, peak.logit, how.temperature);
+        weigh(logits, peak.logit, how.temperature);
         float floor = how.min_p;
-        if (0 < how.top_k && how.top_k < vocab)
-            floor = std::max(floor, find_floor<false>(padded, 0.0f, static_cast<double>(how.top_k)));
-        if (how.top_p < 1.0) floor = std::max(floor, find_floor<true>(padded, floor, how.top_p));
-        return pick(padded, floor, how.number);
+        if (0 < how.top_k && how.top_k < vocab_)
+            floor = std::max(floor, find_floor<false>(0.0f, static_cast<double>(how.top_k)));
+        if (how.top_p < 1.0) floor = std::max(floor, find_floor<true>(floor, how.top_p));
+        return pick(floor, how.number);
     }
 
 private:
@@ -83,26 +87,25 @@ private:
     }
 
     // In which proportion tokens are drawn: the likeliest has 1.
-    void weigh(const float* logits, int64_t vocab, int64_t padded, float peak, float temperature) {
+    void weigh(const float* logits, float peak, float temperature) {
         const float scale = LOG2_E / temperature;
         int64_t i = 0;
-        for (; i + LANES <= vocab; i += LANES)
+        for (; i + LANES <= vocab_; i += LANES)
             store(&weights_[i], exp2((load_floats(logits + i) - peak) * scale));
-        for (; i < vocab; ++i) weights_[i] = exp2(splat((logits[i] - peak) * scale))[0];
-        std::fill_n(&weights_[vocab], padded - vocab, 0.0f);
+        for (; i < vocab_; ++i) weights_[i] = exp2(splat((logits[i] - peak) * scale))[0];
+        std::fill_n(&weights_[vocab_], padded_ - vocab_, 0.0f);
     }
 
     // The least weight among the fewest, heaviest tokens of at least `kept` that together are as many as `target`, or
     // with MASS, weigh this share of them all.
     template <bool MASS>
-    float find_floor(int64_t padded, float kept, double target) {
-        std::vector<double>& sums = sums_;
-        sums.assign(BUCKETS, 0.0);
+    float find_floor(float kept, double target) {
+        std::fill(sums_.begin(), sums_.end(), 0.0);
         double all = 0.0;
-        for (int64_t i = 0; i < padded; ++i) {
+        for (int64_t i = 0; i < padded_; ++i) {
             const float weight = weights_[i];
             if (weight > 0.0f && weight >= kept) {
-                sums[bits_of(weight) >> SHIFT] += MASS ? weight : 1.0;
+                sums_[bits_of(weight) >> SHIFT] += MASS ? weight : 1.0;
                 all += MASS ? weight : 1.0;
             }
         }
@@ -110,13 +113,13 @@ private:
         double before = 0.0;
         int bucket = BUCKETS - 1, lowest = bucket;
         for (; bucket >= 0; --bucket) {
-            if (sums[bucket] > 0.0) lowest = bucket;
-            if (before + sums[bucket] >= target) break;
-            before += sums[bucket];
+            if (sums_[bucket] > 0.0) lowest = bucket;
+            if (before + sums_[bucket] >= target) break;
+            before += sums_[bucket];
         }
         if (bucket < 0) bucket = lowest, before = INFINITY;  // out of reach, if only by rounding: all
         members_.clear();
-        for (int64_t i = 0; i < padded; ++i)
+        for (int64_t i = 0; i < padded_; ++i)
             if (weights_[i] >= kept && static_cast<int>(bits_of(weights_[i]) >> SHIFT) == bucket && weights_[i] > 0.0f)
                 members_.push_back(weights_[i]);
         if (before == INFINITY) return *std::min_element(members_.begin(), members_.end());
@@ -129,14 +132,13 @@ private:
     }
 
     // The first token, in the vocabulary's order, at which the weights sum to more than the number's share of them all.
-    int64_t pick(int64_t padded, float floor, double number) {
+    int64_t pick(float floor, double number) {
         const auto kept = [&](int64_t i) {
             const Floats x = load_floats(&weights_[i]);
             return x >= floor ? x : Floats{};
         };
-        ends_.resize(padded / GROUP);
         double end = 0.0;
-        for (int64_t group = 0; group < padded / GROUP; ++group) {
+        for (int64_t group = 0; group < padded_ / GROUP; ++group) {
             Floats sum = {};
             for (int64_t i = 0; i < GROUP; i += LANES) sum += kept(group * GROUP + i);
             ends_[group] = end += total(sum);
@@ -157,6 +159,7 @@ private:
         return last;
     }
 
+    const int64_t vocab_, padded_;
     Buffer<float> weights_;
     std::vector<double> sums_, ends_;
     std::vector<float> members_;

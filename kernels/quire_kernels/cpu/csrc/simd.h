@@ -58,7 +58,7 @@ inline float total(Floats v) {
     return reduce(v, [](Floats a, Floats b) { return a + b; });
 }
 
-// 2**v, to 2 units in the last place; 0 below -126, infinite from 127.5 on.
+// 2**v, to 2 units in the last place; 0 below -126.5, infinite from 127.5 on.
 inline Floats exp2(Floats v) {
     v = v < -127.0f ? splat(-127.0f) : v;
     v = v > 128.0f ? splat(128.0f) : v;

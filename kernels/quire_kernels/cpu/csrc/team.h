@@ -22,14 +22,15 @@ inline void relax() {
 class Team {
 public:
     explicit Team(int size) : size_(size) {
-        for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve(i); });
+        try {
+            for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve(i); });
+        } catch (...) {
+            end();
+            throw;
+        }
     }
 
-    ~Team() {
-        ends_ = true;
-        wake(rounds_);
-        for (auto& thread : threads_) thread.join();
-    }
+    ~Team() { end(); }
 
     int size() const { return size_; }
 
@@ -69,7 +70,7 @@ public:
     }
 
 private:
-    // About 50 microseconds.
+    // Tens of microseconds, by how long a processor pauses.
     static constexpr int SPINS = 2000;
     static constexpr int64_t CLOSED = 1 << 20;
     static constexpr uint64_t PIECE = 0xffffffff;
@@ -83,6 +84,12 @@ private:
     static uint32_t& own_phase() {
         static thread_local uint32_t phase;
         return phase;
+    }
+
+    void end() {
+        ends_ = true;
+        wake(rounds_);
+        for (auto& thread : threads_) thread.join();
     }
 
     void serve(int thread) {
