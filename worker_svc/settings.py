@@ -41,6 +41,4 @@ class WorkerSettings(ServiceSettings):
         None, gt=0, le=1, description="share of the GPU to use, else 0.9; or of available memory, else 0.4"
     )
     cpu_kv_bytes: int = Field(4 * 2**30, ge=1, description="the most memory for keys and values on a processor")
-    num_threads: int | None = Field(
-        None, ge=1, le=1024, description="threads of a forward pass; else one a processor"
-    )
+    num_threads: int | None = Field(None, ge=1, le=1024, description="threads of a forward pass; else one a processor")

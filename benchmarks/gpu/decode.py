@@ -109,7 +109,7 @@ def _idle_share(decoding: Decoding, seconds: float) -> float:
         decoding.run(PROFILED_STEPS)
         torch.cuda.synchronize()
     # An event of the host carries the times of the kernels that it launched too.
-    kernels = [event for event in profiler.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = [event for event in profiler.key_averages() if event.device_type.name == "CUDA"]
     busy: float = sum(event.self_device_time_total for event in kernels) / 1e6 / PROFILED_STEPS
     return 1 - busy / seconds
 
