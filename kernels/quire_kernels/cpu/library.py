@@ -35,7 +35,7 @@ def load_library(directory: Path, report: Callable[[str], None] = lambda line: N
         raise CannotBuild("no C++ compiler is found: install g++ 12 or later, or name one in CXX")
     path = directory / f"quire-{_key(compiler)}.so"
     if path.exists():
-        with suppress(OSError):  # it may have been cut short by a full disk: made anew
+        with suppress(OSError):  # whatever it is: made anew
             return ctypes.CDLL(str(path))
     report(f"compiling the processor's kernels with {' '.join(compiler)}")
     _build(compiler, path)
