@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import cast
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
@@ -116,10 +117,11 @@ def results_from_proto(result: worker_v1.StepResult) -> list[SequenceResult]:
     counts, tokens = list(result.num_tokens), list(result.token_ids)
     if len(counts) != len(result.sequence_ids) or sum(counts) != len(tokens):
         raise ValueError("columns of different lengths")
-    results, first = [], 0
-    for count in counts:
-        results.append(SequenceResult(tokens[first : first + count]))
-        first += count
+    if counts.count(1) == len(counts):  # decodes, mostly
+        results = [SequenceResult([token]) for token in tokens]
+    else:
+        ends = accumulate(counts)
+        results = [SequenceResult(tokens[end - count : end]) for count, end in zip(counts, ends, strict=True)]
     places = [part.place for part in result.logprobs] + [part.place for part in result.failures]
     if any(place >= len(results) for place in places):
         raise ValueError("a part of a sequence that is not there")
