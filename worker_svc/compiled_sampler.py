@@ -10,8 +10,7 @@ from torch import Tensor
 from quire_kernels.cpu.sample import DRAW, draw, likeliest
 from quire_kernels.cpu.team import Team
 from worker_svc.penalties import adjust_logits
-from worker_svc.philox import uniforms
-from worker_svc.sampler import Draws, SamplingState, tell_logprobs
+from worker_svc.sampler import Draws, SamplingState, draw_numbers, tell_logprobs
 
 
 class CompiledSampler:
@@ -43,9 +42,5 @@ def _draws(states: Sequence[SamplingState]) -> NDArray[np.void]:
     table = np.empty(len(states), DRAW)
     for name in ("top_p", "temperature", "min_p", "top_k"):
         table[name] = [getattr(state.params, name) for state in states]
-    table["number"] = uniforms(
-        np.array([state.seed for state in states], np.uint64),
-        np.array([state.index for state in states], np.uint32),
-        np.array([state.position for state in states], np.uint32),
-    )
+    table["number"] = draw_numbers(states)
     return table

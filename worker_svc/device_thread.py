@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
-# Launched and not finished: the step that runs, and the one behind it.
-_MAX_LAUNCHED = 2
+from worker_svc.step import MAX_IN_FLIGHT
 
 
 class Launched(Protocol):
@@ -163,7 +162,7 @@ class DeviceThread:
     def _may_begin(self, work: _Work) -> bool:
         if self._is_closed:
             return False
-        return not self._begun or (work.launch is not None and len(self._begun) < _MAX_LAUNCHED)
+        return not self._begun or (work.launch is not None and len(self._begun) < MAX_IN_FLIGHT)
 
     def _begin(self, work: _Work) -> None:
         if not work.future.set_running_or_notify_cancel():

@@ -59,6 +59,18 @@ class Sampler(Protocol):
         """A token for each row of logits [rows, vocab], which may be changed, as `worker_svc.sampler` says."""
 
 
+def compute(forward: Forward, draw: Sampler, batch: Batch, states: Items[SamplingState]) -> Draws:
+    """Compute a step on the host and draw for each of `batch.draw_rows`, as its state says. It takes the token in."""
+    logits = forward(batch)
+    if not states:
+        return Draws([], [])
+    draws = draw(logits, states)
+    for state, token in zip(states, draws.tokens, strict=True):
+        if token is not None:
+            state.add(token)
+    return draws
+
+
 class HostExecutor:
     """A forward pass that is waited for, and draws by the host: all is done when `launch` returns."""
 
@@ -67,15 +79,7 @@ class HostExecutor:
 
     def launch(self, batch: Batch, drawing: Items[Sequence]) -> Drawing:
         """As `Executor` has it."""
-        logits = self._forward(batch)
-        if not drawing:
-            return HostDrawing(Draws([], []))
-        states = [sequence.sampling for sequence in drawing]
-        draws = self._draw(logits, states)
-        for state, token in zip(states, draws.tokens, strict=True):
-            if token is not None:
-                state.add(token)
-        return HostDrawing(draws)
+        return HostDrawing(compute(self._forward, self._draw, batch, [sequence.sampling for sequence in drawing]))
 
 
 class HostDrawing:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from worker_svc.batch import Batch
-from worker_svc.executor import Drawing, Sampler
+from worker_svc.executor import Drawing, Sampler, compute
 from worker_svc.forward import Forward
 from worker_svc.sampler import Draws, SamplingState
 from worker_svc.sequences import Sequence
@@ -37,11 +37,7 @@ class HostThreadExecutor:
         batch.token_ids[promised] = self._drawn[-1 - batch.token_ids[promised]]
         # Nothing is to be looked up of a step that raises.
         self._drawn = np.empty(0, np.int64)
-        logits = self._forward(batch)
-        draws = self._draw(logits, states) if states else Draws([], [])
-        for state, token in zip(states, draws.tokens, strict=True):
-            if token is not None:
-                state.add(token)
+        draws = compute(self._forward, self._draw, batch, states)
         # A draw that failed has to be looked up too: any token will do, for what comes of it is thrown away.
         self._drawn = np.array([token or 0 for token in draws.tokens], np.int64)
         return draws

@@ -18,10 +18,15 @@ from worker_svc.executor import Drawing, Executor
 from worker_svc.identity import Limits
 from worker_svc.sampler import Draws
 from worker_svc.sequences import Refused, Sequence
-from worker_svc.step import NewSequence, ScheduledSequence, SequenceResult, Step, StepOutcome, TokenLogprobs
-
-# One step that runs, and one that waits behind it. More would help no device, and an executor has room for no more.
-MAX_IN_FLIGHT = 2
+from worker_svc.step import (
+    MAX_IN_FLIGHT,
+    NewSequence,
+    ScheduledSequence,
+    SequenceResult,
+    Step,
+    StepOutcome,
+    TokenLogprobs,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,13 +101,18 @@ def _likeliest(logits: Tensor) -> Tensor:
     return group * width + grouped[torch.arange(len(logits), device=logits.device), group].argmax(-1)
 
 
-def _draw(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
-    """One token for each row by its seed: int64 [rows]."""
-    numbers = uniforms(
+def draw_numbers(states: Sequence[SamplingState]) -> NDArray[np.float64]:
+    """The number in [0, 1) that each row's draw uses, by its seed, index and position."""
+    return uniforms(
         np.array([state.seed for state in states], np.uint64),
         np.array([state.index for state in states], np.uint32),
         np.array([state.position for state in states], np.uint32),
     )
+
+
+def _draw(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
+    """One token for each row by its seed: int64 [rows]."""
+    numbers = draw_numbers(states)
     params = [state.params for state in states]
     # A processor does a few rows at a time, whose intermediate values stay in its cache.
     size = _CPU_ROWS if logits.device.type == "cpu" else len(params)

@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+# One step that runs, and one that waits behind it. More would help no device, and an executor has room for no more.
+MAX_IN_FLIGHT = 2
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

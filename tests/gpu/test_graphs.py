@@ -1,6 +1,5 @@
 """On a GPU: captured decodes, and steps launched one ahead, draw what eager steps draw one after the other."""
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,18 +17,6 @@ SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, top_k=50, repetition_penal
                          min_tokens=4, suppressed_token_ids=(1, 2), logit_bias={3: 2.0}, logprobs=4)  # fmt: skip
 
 
-def prompts(*lengths: int) -> list[list[int]]:
-    """Random tokens."""
-    rng = random.Random(1)
-    return [[rng.randrange(llama_models.VOCAB) for _ in range(length)] for length in lengths]
-
-
-@pytest.fixture(autouse=True)
-def exact_products() -> None:
-    """Full float32 in torch's own products, as the comparison needs it."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-
-
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     return llama_models.save_model(tmp_path, llama_models.VARIANTS["llama"]())
@@ -45,7 +32,7 @@ def _driver(directory: Path, *, cuda_graphs: bool, ahead: int, max_sequences: in
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_tokens_are_those_of_transformers(cuda_graphs: bool, ahead: int, directory: Path) -> None:
-    asked = prompts(1, 15, 16, 17, 33, 64)
+    asked = llama_models.prompts(1, 15, 16, 17, 33, 64)
     driver = _driver(directory, cuda_graphs=cuda_graphs, ahead=ahead)
     # Twice, so that the second time stands on blocks and slots that the first one left
     for _ in range(2):
@@ -54,7 +41,7 @@ def test_tokens_are_those_of_transformers(cuda_graphs: bool, ahead: int, directo
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_graphs_and_steps_launched_ahead_draw_what_eager_steps_draw(ahead: int, directory: Path) -> None:
-    asked = prompts(1, 5, 9, 17, 33, 2, 3)
+    asked = llama_models.prompts(1, 5, 9, 17, 33, 2, 3)
     every = [replace(SAMPLED, seed=seed) for seed in range(len(asked))]
     eager = _driver(directory, cuda_graphs=False, ahead=0)
     captured = _driver(directory, cuda_graphs=True, ahead=ahead)
@@ -67,14 +54,14 @@ def test_graphs_and_steps_launched_ahead_draw_what_eager_steps_draw(ahead: int, 
 
 @pytest.mark.parametrize("num_sequences", [*ladder(12), 3, 5, 7, 9, 11])
 def test_every_batch_size_decodes_as_transformers_does(num_sequences: int, directory: Path) -> None:
-    asked = prompts(*range(2, 2 + num_sequences))
+    asked = llama_models.prompts(*range(2, 2 + num_sequences))
     driver = _driver(directory, cuda_graphs=True, ahead=1)
     assert driver.generate(asked, 8) == llama_models.generate(directory, asked, 8, "cuda")
 
 
 def test_rows_that_only_fill_up_write_nothing(directory: Path) -> None:
     runner = make_runner(directory, "fused", device="cuda", cuda_graphs=True, max_sequences=8, num_blocks=16)
-    asked = prompts(1, 1, 1)
+    asked = llama_models.prompts(1, 1, 1)
     new = [NewSequence(row, prompt, 1, 0, SamplingParams()) for row, prompt in enumerate(asked)]
     drawn: list[list[int]] = [[], [], []]
     for start in range(6):
@@ -87,7 +74,7 @@ def test_rows_that_only_fill_up_write_nothing(directory: Path) -> None:
 
 def test_a_launch_returns_before_the_step_before_it_is_done(directory: Path) -> None:
     runner = make_runner(directory, "fused", device="cuda", cuda_graphs=True, max_sequences=4)
-    (prompt,) = prompts(20)
+    (prompt,) = llama_models.prompts(20)
     runner.step(Step([], [NewSequence(1, prompt, 20, 0, SAMPLED)], [ScheduledSequence(1, 0, 20, [0, 1])]))
     for start in (20, 22):  # the first pair compiles what is compiled late
         # The device is kept busy for a while, and nothing of the two launches waits for it.

@@ -1,6 +1,5 @@
 """The runner on a GPU, with the Triton kernels compiled: every variant of the Llama family against transformers."""
 
-import random
 from pathlib import Path
 
 import pytest
@@ -13,32 +12,20 @@ from runner_driver import Driver, make_runner
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def prompts(*lengths: int) -> list[list[int]]:
-    """Random tokens."""
-    rng = random.Random(1)
-    return [[rng.randrange(llama_models.VOCAB) for _ in range(length)] for length in lengths]
-
-
-@pytest.fixture(autouse=True)
-def exact_products() -> None:
-    """Full float32 in torch's own products, as the comparison needs it."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-
-
 MODELS = llama_models.VARIANTS | {name: transformers_models.VARIANTS[name] for name in ("gpt2", "gemma2", "mixtral")}
 
 
 @pytest.mark.parametrize("variant", MODELS)
 def test_float32_is_token_identical_with_transformers(variant: str, tmp_path: Path) -> None:
     directory = llama_models.save_model(tmp_path, MODELS[variant]())
-    asked = prompts(1, 15, 16, 17, 33, 64)
+    asked = llama_models.prompts(1, 15, 16, 17, 33, 64)
     driver = Driver(make_runner(directory, "triton", device="cuda"), chunk=8)
     assert driver.generate(asked, 12) == llama_models.generate(directory, asked, 12, "cuda")
 
 
 def test_bfloat16_draws_what_float32_does_where_the_choice_is_clear(tmp_path: Path) -> None:
     directory = llama_models.save_model(tmp_path, llama_models.VARIANTS["llama"]())
-    asked = prompts(1, 15, 16, 17, 33, 64)
+    asked = llama_models.prompts(1, 15, 16, 17, 33, 64)
     exact = Driver(make_runner(directory, "triton", device="cuda")).generate(asked, 1)
     rounded = Driver(make_runner(directory, "triton", device="cuda", dtype=torch.bfloat16)).generate(asked, 1)
     assert sum(a == b for a, b in zip(exact, rounded, strict=True)) >= len(asked) - 1

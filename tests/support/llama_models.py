@@ -1,5 +1,6 @@
 """Tiny random models of the Llama family on disk, and what transformers makes of them."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,12 @@ def save_model(directory: Path, config: Any, **options: Any) -> Path:
     model.save_pretrained(directory, **options)
     (directory / "tokenizer.json").write_text("{}")
     return directory
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    """Random tokens."""
+    rng = random.Random(1)
+    return [[rng.randrange(VOCAB) for _ in range(length)] for length in lengths]
 
 
 def generate(directory: Path, prompts: list[list[int]], num_tokens: int, device: str = "cpu") -> list[list[int]]:

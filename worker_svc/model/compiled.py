@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels.cpu.attention import SequencesArgs
-from quire_kernels.cpu.linear import PackedMatrix, pack_matrix
+from quire_kernels.cpu.linear import PANEL, PackedMatrix, pack_matrix
 from quire_kernels.cpu.llama import LayerArgs, ModelArgs, StepArgs
 from quire_kernels.cpu.team import Team, type_of
 from worker_svc.attention import CompiledKernels
@@ -22,7 +22,7 @@ from worker_svc.model.rope import inverse_frequencies
 from worker_svc.model.weights import Checkpoint
 
 # What a panel takes of gate and of up.
-_LANES = 16
+_LANES = PANEL // 2
 
 
 class CompiledLlama:
