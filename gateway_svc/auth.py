@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from svc_common.errors import QuireError, Reason
+from svc_common.keys import DEFAULT_TENANT_NAME
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _ENTRY_NAMES = {"key", "sha256", "tenant", "weight"}
@@ -24,7 +25,7 @@ class Tenant:
     weight: float = 1.0
 
 
-DEFAULT_TENANT = Tenant("default")
+DEFAULT_TENANT = Tenant(DEFAULT_TENANT_NAME)
 
 
 class BadKeyFile(Exception):  # noqa: N818

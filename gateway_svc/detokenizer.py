@@ -9,7 +9,6 @@ from gateway_svc.generation import Generation, SpecialTokens, StopText
 from gateway_svc.stop_strings import StopSearch
 from gateway_svc.vocabulary import Vocabulary
 
-_UTF8 = codecs.getincrementaldecoder("utf-8")
 _BYTES_OF_A_CHARACTER = 4
 
 
@@ -19,18 +18,18 @@ class Detokenizer:
     The pieces together are the tokenizer's own decoding of prompt and output, less that of the prompt.
     """
 
-    __slots__ = ("_at_start", "_characters", "_hidden_ids", "_vocabulary")
+    __slots__ = ("_at_start", "_held", "_hidden_ids", "_vocabulary")
 
     def __init__(self, vocabulary: Vocabulary, prompt_token_ids: Sequence[int], special: SpecialTokens) -> None:
         self._vocabulary = vocabulary
         self._hidden_ids = vocabulary.special_ids if special is SpecialTokens.HIDDEN else frozenset()
-        self._characters = _UTF8("replace")
+        self._held = b""
         # Every token that is seen has a byte or more, and nothing before the last character matters.
         visible = (token_id for token_id in reversed(prompt_token_ids) if token_id not in self._hidden_ids)
         tail = list(islice(visible, _BYTES_OF_A_CHARACTER))
         self._at_start = not tail
         for token_id in reversed(tail):
-            self._characters.decode(vocabulary.piece(token_id))
+            self._decode(vocabulary.piece(token_id))
 
     def push(self, token_id: int) -> str:
         """Text that this token makes whole."""
@@ -38,12 +37,18 @@ class Detokenizer:
             return ""
         if self._at_start:
             self._at_start = False
-            return self._characters.decode(self._vocabulary.first_piece(token_id))
-        return self._characters.decode(self._vocabulary.piece(token_id))
+            return self._decode(self._vocabulary.first_piece(token_id))
+        return self._decode(self._vocabulary.piece(token_id))
 
     def flush(self) -> str:
         """U+FFFD where the tokens end within a character."""
-        return self._characters.decode(b"", final=True)
+        return self._decode(b"", final=True)
+
+    def _decode(self, piece: bytes, *, final: bool = False) -> str:
+        data = self._held + piece
+        text, num_decoded = codecs.utf_8_decode(data, "replace", final)
+        self._held = data[num_decoded:]
+        return text
 
 
 class SequenceText:

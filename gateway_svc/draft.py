@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from gateway_svc.generation import SpecialTokens, StopText
+from gateway_svc.generation import EarlyStopping, SpecialTokens, StopText
 from quire.inference.v1 import inference_pb2
 from svc_common.errors import QuireError, Reason
 
@@ -35,6 +35,11 @@ class Field(StrEnum):
     STOP = "stopping.stop"
     STOP_TOKEN_IDS = "stopping.stop_token_ids"
     N = "n"
+    BEST_OF = "best_of"
+    BEAM_SEARCH = "beam_search"
+    BEAM_WIDTH = "beam_search.width"
+    LENGTH_PENALTY = "beam_search.length_penalty"
+    EARLY_STOPPING = "beam_search.early_stopping"
     LOGPROBS = "logprobs"
     REQUEST_ID = "request_id"
     PRIORITY = "priority"
@@ -82,6 +87,43 @@ class EndOfText(StrEnum):
     IGNORED = "ignored"
 
 
+class Reply(StrEnum):
+    """How the answer is given."""
+
+    WHOLE = "whole"
+    STREAMED = "streamed"
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchDraft:
+    """A beam search, before validation. None is what was left out."""
+
+    width: int
+    length_penalty: float | None = None
+    early_stopping: EarlyStopping | None = None
+
+    @classmethod
+    def from_proto(cls, search: inference_pb2.BeamSearch) -> "BeamSearchDraft":
+        """From the public contract. Raises QuireError for a field or value that this version of it does not have."""
+        _refuse_unknown(search, "generation.beam_search")
+        if search.early_stopping not in _EARLY_STOPPINGS:
+            where = f"generation.{Field.EARLY_STOPPING}"
+            raise QuireError(Reason.INVALID_FIELD, "is not one of the values of EarlyStopping", field=where)
+        return cls(
+            width=search.width,
+            length_penalty=_present(search, "length_penalty"),
+            early_stopping=_EARLY_STOPPINGS[search.early_stopping],
+        )
+
+
+_EARLY_STOPPINGS = {
+    inference_pb2.EARLY_STOPPING_UNSPECIFIED: None,
+    inference_pb2.EARLY_STOPPING_HEURISTIC: EarlyStopping.HEURISTIC,
+    inference_pb2.EARLY_STOPPING_AT_WIDTH: EarlyStopping.AT_WIDTH,
+    inference_pb2.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A request to generate, before validation. None is what was left out."""
@@ -106,13 +148,16 @@ class Draft:
     end_of_text: EndOfText = EndOfText.ENDS
     stop_text: StopText = StopText.EXCLUDED
     n: int | None = None
+    best_of: int | None = None
+    beam_search: BeamSearchDraft | None = None
     logprobs: int | None = None
     request_id: str | None = None
     priority: int | None = None
     special_tokens: SpecialTokens = SpecialTokens.HIDDEN
+    reply: Reply = Reply.WHOLE
 
     @classmethod
-    def from_proto(cls, generation: inference_pb2.Generation) -> "Draft":
+    def from_proto(cls, generation: inference_pb2.Generation, reply: Reply) -> "Draft":
         """From the public contract. Raises QuireError for a field that this version of it does not have."""
         sampling, stopping = generation.sampling, generation.stopping
         for path, message in (("", generation), (".sampling", sampling), (".stopping", stopping)):
@@ -136,10 +181,15 @@ class Draft:
             end_of_text=EndOfText.IGNORED if stopping.ignore_eos else EndOfText.ENDS,
             stop_text=StopText.INCLUDED if stopping.include_stop else StopText.EXCLUDED,
             n=_present(generation, "n"),
+            best_of=_present(generation, "best_of"),
+            beam_search=(
+                BeamSearchDraft.from_proto(generation.beam_search) if generation.HasField("beam_search") else None
+            ),
             logprobs=_present(generation, "logprobs"),
             request_id=_present(generation, "request_id"),
             priority=_present(generation, "priority"),
             special_tokens=SpecialTokens.KEPT if generation.keep_special_tokens else SpecialTokens.HIDDEN,
+            reply=reply,
         )
 
 

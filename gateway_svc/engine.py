@@ -12,7 +12,6 @@ from opentelemetry.context import Context
 from gateway_svc.auth import Tenant
 from gateway_svc.draft import Draft, Spelling
 from gateway_svc.generation import Generation, ModelFacts
-from gateway_svc.keys import cache_salt, request_key
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.running import RequestGroup, RunningRequest
 from gateway_svc.session import SchedulerSession
@@ -20,6 +19,7 @@ from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.tracing import GenerationSpan, Operation
 from gateway_svc.validation import Validator
 from svc_common.errors import QuireError, Reason
+from svc_common.keys import cache_salt, request_key
 
 _RETRY_AFTER_SECONDS = 1.0
 

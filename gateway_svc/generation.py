@@ -81,9 +81,35 @@ class Stopping:
         return tuple(sorted({*self.stop_token_ids, *self.eos_token_ids}))
 
 
+class EarlyStopping(Enum):
+    """When a beam search ends, once it holds as many finished sequences as it is wide; as transformers has it."""
+
+    HEURISTIC = scheduler_pb2.EARLY_STOPPING_HEURISTIC
+    AT_WIDTH = scheduler_pb2.EARLY_STOPPING_AT_WIDTH
+    NEVER = scheduler_pb2.EARLY_STOPPING_NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """Search for the likeliest sequences instead of draws."""
+
+    width: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+
+    def to_proto(self) -> scheduler_pb2.BeamSearch:
+        """The search as a scheduler is asked for it."""
+        return scheduler_pb2.BeamSearch(
+            width=self.width, length_penalty=self.length_penalty, early_stopping=self.early_stopping.value
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What the gateway asks a scheduler to run, and how it gives the text out."""
+    """What the gateway asks a scheduler to run, and how it gives the text out.
+
+    `best_of` sequences come of the scheduler, and the best `n` of them go out.
+    """
 
     request_id: str
     on_leave: OnLeave
@@ -92,16 +118,24 @@ class Generation:
     sampling: Sampling
     stopping: Stopping
     n: int
+    best_of: int
+    beam_search: BeamSearch | None
     logprobs: int | None
     priority: int
     special_tokens: SpecialTokens
 
+    @property
+    def is_ranked_here(self) -> bool:
+        """Whether sequences are ranked by the log-probabilities of what was drawn."""
+        return self.best_of > self.n
+
     def to_proto(self) -> scheduler_pb2.Submit:
         """The request as a scheduler is asked to run it, less who asks, from where and until when."""
         ending = self.stopping.ending_token_ids
+        logprobs = 0 if self.logprobs is None and self.is_ranked_here else self.logprobs
         return scheduler_pb2.Submit(
             prompt_token_ids=self.prompt_token_ids,
-            n=self.n,
+            n=self.best_of,
             max_tokens=self.stopping.max_tokens,
             sampling=worker_pb2.SamplingParams(
                 temperature=self.sampling.temperature,
@@ -115,10 +149,11 @@ class Generation:
                 logit_bias=self.sampling.logit_bias,
                 suppressed_token_ids=ending if self.stopping.min_tokens else (),
                 min_tokens=self.stopping.min_tokens,
-                logprobs=self.logprobs,
+                logprobs=logprobs,
             ),
             stop_token_ids=ending,
             has_stop_strings=bool(self.stopping.stops),
             priority=self.priority,
             detachable=self.on_leave is OnLeave.DETACH,
+            beam_search=self.beam_search.to_proto() if self.beam_search else None,
         )

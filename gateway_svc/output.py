@@ -77,7 +77,8 @@ def _token_to_proto(token_id: int, logprob: float, vocabulary: Vocabulary) -> in
 @dataclass(slots=True)
 class Chunk:
     """A piece of one sequence: the tokens from `offset` on, counted from the end of the prompt, and the text that
-    is due with them. `logprobs` is one for each token where they were asked for."""
+    is due with them. `logprobs` is one for each token where they were asked for, `score` what the sequence was ranked
+    by, in its last piece."""
 
     index: int
     offset: int
@@ -85,6 +86,7 @@ class Chunk:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
+    score: float | None = None
 
     def to_proto(self, vocabulary: Vocabulary) -> inference_pb2.Chunk:
         """The chunk in the public contract."""
@@ -106,6 +108,7 @@ class Chunk:
             token_ids=chunk.token_ids,
             logprobs=chunk.logprobs,
             finish=chunk.finish,
+            score=self.score,
         )
 
 
@@ -118,6 +121,7 @@ def joined(chunks: Sequence[Chunk]) -> list[Chunk]:
         so_far.token_ids += chunk.token_ids
         so_far.logprobs += chunk.logprobs
         so_far.finish = chunk.finish
+        so_far.score = chunk.score
     return [whole[index] for index in sorted(whole)]
 
 

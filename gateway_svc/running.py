@@ -47,16 +47,16 @@ class _Sequence:
         if tokens.HasField("cached_tokens"):
             self.cached_tokens = tokens.cached_tokens
         cause = tokens.end.WhichOneof("cause") if tokens.HasField("end") else None
-        last = len(tokens.token_ids) - 1
+        token_ids, logprobs = tokens.token_ids, tokens.logprobs
+        last = len(token_ids) - 1
         chunk = self._pending or Chunk(self.index, self.num_tokens)
         self._pending = chunk
         for place in range(num_known, last + 1):
-            token_id = tokens.token_ids[place]
+            token_id = token_ids[place]
             chunk.token_ids.append(token_id)
             self.num_tokens += 1
-            if tokens.logprobs:
-                logprobs = tokens.logprobs[place]
-                chunk.logprobs.append(TokenLogprob.from_proto(token_id, logprobs, self._text.num_chars))
+            if logprobs:
+                chunk.logprobs.append(TokenLogprob.from_proto(token_id, logprobs[place], self._text.num_chars))
             if cause == "stop_token_id" and place == last:
                 break  # the token that ends a sequence is counted and not read
             chunk.text += self._text.push(token_id)
@@ -70,6 +70,8 @@ class _Sequence:
             else:
                 chunk.finish = Finish(FinishReason.LENGTH)
             self.finish = chunk.finish
+            if tokens.HasField("score"):
+                chunk.score = tokens.score
 
     def take(self) -> Chunk | None:
         """What came since the call before."""
@@ -110,8 +112,8 @@ class RunningRequest:
         self._called_at = called_at
         self._wake = wake
         self._phase = _Phase.NEW
-        self._sequences = [_Sequence(index, vocabulary, generation) for index in range(generation.n)]
-        self._num_open = generation.n
+        self._sequences = [_Sequence(index, vocabulary, generation) for index in range(generation.best_of)]
+        self._num_open = generation.best_of
         self._has_tokens = False
 
     def start(self, deadline: float | None) -> None:
@@ -210,13 +212,13 @@ class RunningRequest:
 
     def _measure(self, sequence: _Sequence, num_tokens: int) -> None:
         now = time.monotonic()
-        self._metrics.generation_tokens.inc(num_tokens)
+        self._metrics.tokens.came(num_tokens)
         if not self._has_tokens:
             self._has_tokens = True
             self._metrics.first_token_seconds.observe(now - self._called_at)
             self._span.first_token(now - self._called_at)
         elif sequence.last_time is not None:
-            self._metrics.inter_token_seconds.observe((now - sequence.last_time) / max(num_tokens, 1))
+            self._metrics.tokens.waited((now - sequence.last_time) / max(num_tokens, 1))
         sequence.last_time = now
 
 

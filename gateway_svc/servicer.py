@@ -12,10 +12,11 @@ from grpc_status import rpc_status
 from opentelemetry import context as otel
 
 from gateway_svc.auth import Authenticator, Tenant
-from gateway_svc.draft import ChatPrompt, Draft, Field, TextPrompt
+from gateway_svc.draft import ChatPrompt, Draft, Field, Reply, TextPrompt
 from gateway_svc.engine import Call, Engine
 from gateway_svc.generation import Generation, SpecialTokens
-from gateway_svc.output import Chunk, joined
+from gateway_svc.output import Chunk
+from gateway_svc.ranking import completed
 from gateway_svc.tracing import Operation
 from gateway_svc.validation import Checks, is_request_id
 from quire.inference.v1 import inference_pb2
@@ -27,6 +28,8 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
 _REQUEST_ID = "x-request-id"
+_PUSHBACK = "grpc-retry-pushback-ms"
+_LATER_SECONDS = 2.0  # beyond what a channel waits until its own tries are used up
 _ENDLESS_SECONDS = 1e9  # a deadline decades away is none
 
 
@@ -44,7 +47,7 @@ class InferenceServicer(InferenceServiceServicer):
         request_id = _reply_id(request.generation.request_id)
         async with self._answer(context, "StreamGenerate", request_id):
             call = self._call(request.generation, context)
-            generation = await self._resolve(request.generation, request_id)
+            generation = await self._resolve(request.generation, Reply.STREAMED, request_id)
             with self._engine.run(call, [generation]) as group:
                 await group.accepted()
                 await context.send_initial_metadata(((_REQUEST_ID, request_id),))
@@ -62,7 +65,7 @@ class InferenceServicer(InferenceServiceServicer):
         request_id = _reply_id(request.generation.request_id)
         async with self._answer(context, "Generate", request_id):
             call = self._call(request.generation, context)
-            generation = await self._resolve(request.generation, request_id)
+            generation = await self._resolve(request.generation, Reply.WHOLE, request_id)
             with self._engine.run(call, [generation]) as group:
                 chunks: list[Chunk] = []
                 while more := await group.next():
@@ -71,7 +74,7 @@ class InferenceServicer(InferenceServiceServicer):
                 await context.send_initial_metadata(((_REQUEST_ID, request_id),))
         return inference_pb2.GenerateResponse(
             acceptance=_acceptance(generation),
-            completions=[whole.to_completion(vocabulary) for whole in joined(chunks)],
+            completions=[whole.to_completion(vocabulary) for whole in completed(chunks, generation)],
             usage=group.usage.to_proto(),
         )
 
@@ -140,8 +143,14 @@ class InferenceServicer(InferenceServiceServicer):
                 yield
             except QuireError as error:
                 outcome.code = error.code.name
-                details = (rpc_status.GRPC_DETAILS_METADATA_KEY, error.details())
-                await context.abort(error.code, str(error), trailing_metadata=(details, (_REQUEST_ID, request_id)))
+                metadata: list[tuple[str, str | bytes]] = [
+                    (rpc_status.GRPC_DETAILS_METADATA_KEY, error.details()),
+                    (_REQUEST_ID, request_id),
+                ]
+                if error.retry_after is not None and error.retry_after > _LATER_SECONDS:
+                    # A client's retry policy would only add to the crowd: its caller is told when to come back.
+                    metadata.append((_PUSHBACK, "-1"))
+                await context.abort(error.code, str(error), trailing_metadata=tuple(metadata))
             except (asyncio.CancelledError, GeneratorExit):
                 time_left = context.time_remaining()
                 late = time_left is not None and time_left <= 0
@@ -164,8 +173,8 @@ class InferenceServicer(InferenceServiceServicer):
             parent=otel.get_current(),
         )
 
-    async def _resolve(self, generation: inference_pb2.Generation, request_id: str) -> Generation:
-        return await self._engine.resolve(Draft.from_proto(generation), in_generation, request_id)
+    async def _resolve(self, generation: inference_pb2.Generation, reply: Reply, request_id: str) -> Generation:
+        return await self._engine.resolve(Draft.from_proto(generation, reply), in_generation, request_id)
 
     def _tenant(self, context: _Context) -> Tenant:
         metadata = dict(context.invocation_metadata() or ())

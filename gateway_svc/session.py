@@ -12,12 +12,12 @@ from enum import Enum
 from typing import Protocol, TypeAlias
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 
 from gateway_svc.generation import ModelFacts, OnLeave
 from quire.scheduler.v1 import scheduler_pb2
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from svc_common.channels import inner_channel
+from svc_common.durations import to_duration, to_seconds
 from svc_common.errors import QuireError, Reason
 
 logger = logging.getLogger("quire.gateway")
@@ -152,9 +152,8 @@ class SchedulerSession:
 
     def _send_submit(self, route: _Route) -> None:
         if route.deadline is not None:
-            time_left = Duration()
-            time_left.FromNanoseconds(max(int((route.deadline - time.monotonic()) * 1e9), 0))
-            route.submit.time_left.CopyFrom(time_left)
+            time_left = max(route.deadline - time.monotonic(), 0.0)
+            route.submit.time_left.CopyFrom(to_duration(time_left))
         self._send(submit=route.submit)
 
     # The stream.
@@ -311,6 +310,9 @@ async def _write(call: _Call, outbox: asyncio.Queue[scheduler_pb2.SessionRequest
 
 def _error_of(failed: scheduler_pb2.Failed) -> QuireError:
     """What a client is told of a scheduler's verdict."""
+    retry_after = _RETRY_AFTER_SECONDS
+    if failed.HasField("retry_after"):
+        retry_after = to_seconds(failed.retry_after)
     match failed.reason:
         case scheduler_pb2.FAILURE_REASON_KEY_IN_USE:
             return _key_in_use()
@@ -323,7 +325,11 @@ def _error_of(failed: scheduler_pb2.Failed) -> QuireError:
         case scheduler_pb2.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED:
             return QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, failed.message)
         case scheduler_pb2.FAILURE_REASON_UNAVAILABLE:
-            return _unavailable("there is no capacity for the request now")
+            return _unavailable("there is no capacity for the request now", retry_after)
+        case scheduler_pb2.FAILURE_REASON_TENANT_OVER_QUOTA:
+            return QuireError(Reason.TENANT_OVER_QUOTA, failed.message, retry_after=retry_after)
+        case scheduler_pb2.FAILURE_REASON_DEADLINE_INFEASIBLE:
+            return QuireError(Reason.DEADLINE_INFEASIBLE, failed.message, retry_after=retry_after)
     return _internal(failed.message)
 
 
@@ -342,5 +348,5 @@ def _deadline_exceeded() -> QuireError:
     return QuireError(Reason.DEADLINE_EXCEEDED, "the deadline passed before the request was done")
 
 
-def _unavailable(message: str) -> QuireError:
-    return QuireError(Reason.CAPACITY_EXHAUSTED, message, retry_after=_RETRY_AFTER_SECONDS)
+def _unavailable(message: str, retry_after: float = _RETRY_AFTER_SECONDS) -> QuireError:
+    return QuireError(Reason.CAPACITY_EXHAUSTED, message, retry_after=retry_after)

@@ -7,13 +7,15 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from gateway_svc.chat_template import ChatRefused
-from gateway_svc.draft import ChatPrompt, Draft, EndOfText, Field, Prompt, Spelling, TextPrompt, TokenPrompt
-from gateway_svc.generation import Generation, ModelFacts, OnLeave, Sampling, Stopping
+from gateway_svc.draft import ChatPrompt, Draft, EndOfText, Field, Prompt, Reply, Spelling, TextPrompt, TokenPrompt
+from gateway_svc.generation import BeamSearch, EarlyStopping, Generation, ModelFacts, OnLeave, Sampling, Stopping
 from gateway_svc.stop_strings import StopString
 from gateway_svc.tokenizer import ModelTokenizer, PromptTooLong
 from svc_common.errors import QuireError, Reason
 
 MAX_SEQUENCES = 128
+MAX_BEAMS = 64
+MAX_LENGTH_PENALTY = 10
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1_024
 MAX_LOGPROBS = 20
@@ -41,6 +43,8 @@ class Validator:
         request_id, on_leave = _identity(draft, check, own_id)
         sampling = _sampling(draft, model, check)
         n = check.integer(Field.N, draft.n, 1, 1, MAX_SEQUENCES)
+        beam_search = _beam_search(draft, n, check)
+        best_of = _best_of(draft, n, check)
         logprobs = None
         if draft.logprobs is not None:
             logprobs = check.integer(Field.LOGPROBS, draft.logprobs, 0, 0, MAX_LOGPROBS)
@@ -58,6 +62,8 @@ class Validator:
             sampling=sampling,
             stopping=stopping,
             n=n,
+            best_of=best_of,
+            beam_search=beam_search,
             logprobs=logprobs,
             priority=priority,
             special_tokens=draft.special_tokens,
@@ -165,6 +171,10 @@ class Checks:
         """The error to raise about a field."""
         return QuireError(Reason.INVALID_FIELD, message, field=self.spell(which))
 
+    def unserved(self, which: Field, message: str) -> QuireError:
+        """The error to raise about a field that is not served as it stands."""
+        return QuireError(Reason.FEATURE_UNSUPPORTED, message, field=self.spell(which))
+
     def too_long(self, which: Field, num_tokens: int | None, model: ModelFacts) -> QuireError:
         """The error to raise about a prompt that leaves no room."""
         length = "the prompt" if num_tokens is None else f"a prompt of {num_tokens} tokens"
@@ -231,7 +241,7 @@ def _identity(draft: Draft, check: Checks, own_id: str) -> tuple[str, OnLeave]:
 def _sampling(draft: Draft, model: ModelFacts, check: Checks) -> Sampling:
     top_k = check.integer(Field.TOP_K, draft.top_k, 0, -1, 2**63 - 1)
     return Sampling(
-        temperature=check.number(Field.TEMPERATURE, draft.temperature, 1.0, 0, 2),
+        temperature=check.number(Field.TEMPERATURE, draft.temperature, 1.0 if draft.beam_search is None else 0.0, 0, 2),
         top_p=check.positive(Field.TOP_P, draft.top_p, 1.0, 1),
         top_k=top_k if 0 < top_k < model.vocab_size else 0,
         min_p=check.number(Field.MIN_P, draft.min_p, 0.0, 0, 1),
@@ -240,6 +250,49 @@ def _sampling(draft: Draft, model: ModelFacts, check: Checks) -> Sampling:
         repetition_penalty=check.positive(Field.REPETITION_PENALTY, draft.repetition_penalty, 1.0, 10),
         seed=check.integer(Field.SEED, draft.seed, secrets.randbits(_DRAWN_SEED_BITS), -(2**63), 2**63 - 1),
         logit_bias=_logit_bias(draft.logit_bias, model, check),
+    )
+
+
+def _best_of(draft: Draft, n: int, check: Checks) -> int:
+    """How many sequences are generated for the n that are given."""
+    best_of = check.integer(Field.BEST_OF, draft.best_of, n, 1, MAX_SEQUENCES)
+    if best_of < n:
+        raise check.invalid(Field.BEST_OF, f"must be at least n, which is {n}")
+    if best_of > n and draft.reply is Reply.STREAMED:
+        # Which ones are the best is known when all have ended.
+        raise check.invalid(Field.BEST_OF, f"must be n, which is {n}, where the answer is streamed")
+    return best_of
+
+
+def _beam_search(draft: Draft, n: int, check: Checks) -> BeamSearch | None:
+    asked = draft.beam_search
+    if asked is None:
+        return None
+    if draft.reply is Reply.STREAMED:
+        raise check.invalid(Field.BEAM_SEARCH, "has nothing to stream before its end")
+    meaningless = {
+        Field.TEMPERATURE: draft.temperature not in (None, 0),
+        Field.TOP_P: draft.top_p not in (None, 1),
+        Field.TOP_K: draft.top_k not in (None, 0, -1),
+        Field.MIN_P: draft.min_p not in (None, 0),
+        Field.PRESENCE_PENALTY: draft.presence_penalty not in (None, 0),
+        Field.FREQUENCY_PENALTY: draft.frequency_penalty not in (None, 0),
+        Field.REPETITION_PENALTY: draft.repetition_penalty not in (None, 1),
+        Field.LOGIT_BIAS: len(draft.logit_bias) > 0,
+        Field.STOP: len(draft.stop) > 0,
+        Field.BEST_OF: draft.best_of is not None,
+    }
+    for which, is_given in meaningless.items():
+        if is_given:
+            raise check.unserved(which, "is not served in a beam search")
+    width = check.integer(Field.BEAM_WIDTH, asked.width, 0, 2, MAX_BEAMS)
+    if n > width:
+        raise check.invalid(Field.N, f"must be at most the width of the beam search, which is {width}")
+    most = MAX_LENGTH_PENALTY
+    return BeamSearch(
+        width=width,
+        length_penalty=check.number(Field.LENGTH_PENALTY, asked.length_penalty, 1.0, -most, most),
+        early_stopping=asked.early_stopping or EarlyStopping.HEURISTIC,
     )
 
 

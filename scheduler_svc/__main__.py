@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
+from scheduler_svc.admin import admin_server
 from scheduler_svc.collector import EngineCollector
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
@@ -48,9 +49,11 @@ async def serve(settings: SchedulerSettings) -> None:
     health = HealthReporter(server, services)
     enable_reflection(server, services)
     port = bind(server, settings.host, settings.scheduler_port)
+    admin, admin_health, admin_port = admin_server(engine, settings.scheduler_admin_host, settings.scheduler_admin_port)
     REGISTRY.register(EngineCollector(engine, records))
     metrics = serve_metrics(settings.host, settings.scheduler_metrics_port)
     await server.start()
+    await admin.start()
     tasks = [
         asyncio.create_task(work)
         for work in (
@@ -64,11 +67,14 @@ async def serve(settings: SchedulerSettings) -> None:
         task.add_done_callback(exit_on_failure)
     settle_garbage()
     await health.set_serving(True)
-    log.info("ready", extra={"port": port, "metrics_port": metrics.port, "workers_at": settings.workers_at})
+    await admin_health.set_serving(True)
+    ports = {"port": port, "admin_port": admin_port, "metrics_port": metrics.port}
+    log.info("ready", extra={**ports, "workers_at": settings.workers_at})
 
     async def stop() -> None:
         await health.set_serving(False)
         await server.stop(grace=1)
+        await admin.stop(grace=None)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -5,13 +5,16 @@ Everything here runs on the event loop's thread and none of it waits, so that th
 
 import asyncio
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
-from scheduler_svc.core.plan import Drawn, Event, Failure, StepPlan, TokensEvent
+from scheduler_svc.core.explain import Explanation, Summary
+from scheduler_svc.core.inquiry import explain, summaries
+from scheduler_svc.core.plan import Event, Failure, StepOutcome, StepPlan, TokensEvent
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.metrics import STEP_SECONDS
@@ -96,6 +99,19 @@ class Engine:
         for key in [key for key, live in self._live.items() if live.listener is listener]:
             self.detach(key, listener)
 
+    def explain(self, key: str) -> Explanation | None:
+        """Where a request stands; None where no live one has this key."""
+        return explain(self.core, key, time.monotonic())
+
+    def summaries(self, tenant: str | None) -> Iterator[Summary]:
+        """Live requests in a line each, of one tenant or of all, oldest first; made as they are read."""
+        return summaries(self.core, tenant, time.monotonic())
+
+    @property
+    def num_live(self) -> int:
+        """How many requests are live."""
+        return len(self._live)
+
     def is_live(self, key: str) -> bool:
         """Whether a request runs or waits under this key."""
         return key in self._live
@@ -141,7 +157,8 @@ class Engine:
             _refuse(submit, listener, Failure.CANCELLED, "cancelled")
             self._writer.end(submit.key, submit.submission_id, State.CANCELLED)
             return
-        refusal = self.core.submit(request_from_proto(submit, time.monotonic()))
+        now = time.monotonic()
+        refusal = self.core.submit(request_from_proto(submit, now), now)
         if refusal is not None:
             listener.tell([event_to_proto(refusal)])
             self._writer.end(submit.key, submit.submission_id, State.FAILED)
@@ -210,9 +227,11 @@ class Engine:
         self._tell_status()
 
     def schedule(self, replica: Replica) -> StepPlan | None:
-        """The replica's next step, if there is any."""
+        """The replica's next step, if there is any. What is past its deadline is not in it."""
+        now = time.monotonic()
+        self._dispatch(self.core.expire(now))
         with STEP_SECONDS.labels("schedule").time():
-            plan = self.core.schedule(replica)
+            plan = self.core.schedule(replica, now)
         if plan is not None:
             for new in plan.introductions:
                 trace = self._live[new.sequence.request.key].trace
@@ -220,10 +239,10 @@ class Engine:
                     trace.admitted()
         return plan
 
-    def commit(self, replica: Replica, results: Seq[Drawn]) -> None:
-        """Take in a step's results and tell whom they concern."""
+    def commit(self, replica: Replica, outcome: StepOutcome) -> None:
+        """Take in what came of a step and tell whom it concerns. Raises ValueError where it is not the step's."""
         with STEP_SECONDS.labels("commit").time():
-            events = self.core.commit(replica, results)
+            events = self.core.commit(replica, outcome, time.monotonic())
         self._dispatch(events)
         if len(self._workers) > 1:
             self._wake()  # what was preempted here may run elsewhere

@@ -1,9 +1,14 @@
 """Settings of the scheduler."""
 
+from typing import Literal
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from scheduler_svc.core.scheduler import Limits
+from scheduler_svc.core.admission import AdmissionLimits
+from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.policies import PolicySettings
+from scheduler_svc.core.pressure import PreemptionMode
 from svc_common.settings import ServiceSettings
 
 
@@ -14,6 +19,10 @@ class SchedulerSettings(ServiceSettings):
 
     scheduler_port: int = Field(50052, ge=0, le=65535, description="port for gateways; 0 takes a free one")
     scheduler_metrics_port: int = Field(9101, ge=0, le=65535, description="port for Prometheus")
+    scheduler_admin_port: int = Field(50062, ge=0, le=65535, description="port for `quire explain`; 0 takes a free one")
+    scheduler_admin_host: str = Field(
+        "127.0.0.1", description="address of that port, which tells of every tenant's requests and asks for no key"
+    )
     workers_at: str = Field(
         "127.0.0.1:50053",
         pattern=r"^\s*[^\s,]+:\d+(\s*,\s*[^\s,]+:\d+)*\s*$",
@@ -26,6 +35,20 @@ class SchedulerSettings(ServiceSettings):
     max_sequences: int | None = Field(
         None, ge=1, description="most sequences that run at once on a worker; else as many as it holds"
     )
+    policy: Literal["fair", "priority", "fcfs"] = Field(
+        "fair", description="who goes first: shares by the token, priorities alone, or whoever comes first"
+    )
+    ageing_seconds: float = Field(10, gt=0, description="seconds of waiting that make up for one class of priority")
+    deadline_horizon: float = Field(
+        60, ge=0, description="a request without a deadline counts among its tenant's as due so many seconds on"
+    )
+    preemption: Literal["auto", "swap", "recompute"] = Field(
+        "auto", description="how sequences that gave way come back; auto: by whichever costs less, as measured"
+    )
+    max_queued_requests: int = Field(16384, ge=1, description="most requests that wait")
+    max_queued_tokens: int = Field(2**31, ge=1, description="most tokens, of prompts and max_tokens, that wait")
+    max_tenant_queued_requests: int = Field(2**31, ge=1, description="most requests of one tenant that wait")
+    max_tenant_queued_tokens: int = Field(2**31, ge=1, description="most tokens of one tenant that wait")
     detach_grace: float = Field(30, ge=0, description="seconds that a named request runs on without a client")
     record_ttl: int = Field(3600, ge=60, description="seconds that a request's record is kept after its end")
 
@@ -36,6 +59,18 @@ class SchedulerSettings(ServiceSettings):
 
     @property
     def limits(self) -> Limits:
-        """The budgets that are set, beside those of workers."""
-        budgets = {"max_step_tokens": self.max_step_tokens, "max_sequences": self.max_sequences}
-        return Limits(**{name: value for name, value in budgets.items() if value is not None})
+        """What the core is told."""
+        unbounded = Limits()
+        return Limits(
+            max_step_tokens=self.max_step_tokens or unbounded.max_step_tokens,
+            max_sequences=self.max_sequences or unbounded.max_sequences,
+            queue=AdmissionLimits(
+                self.max_queued_requests,
+                self.max_queued_tokens,
+                self.max_tenant_queued_requests,
+                self.max_tenant_queued_tokens,
+            ),
+            policy=self.policy,
+            policy_settings=PolicySettings(self.ageing_seconds, self.deadline_horizon),
+            preemption=PreemptionMode(self.preemption),
+        )

@@ -8,18 +8,24 @@ from typing import cast
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
+from scheduler_svc.core.beam_search import BeamParams, Choice, EarlyStopping, num_candidates
 from scheduler_svc.core.plan import (
+    BlockPair,
+    Direction,
     Event,
     FailedEvent,
     Failure,
     MaxTokens,
     Scheduled,
+    StepOutcome,
     StepPlan,
     StopToken,
     TokensEvent,
+    TransferDone,
 )
 from scheduler_svc.core.replica import ReplicaShape
 from scheduler_svc.core.sequence import Request
+from svc_common.durations import to_duration, to_seconds
 
 _FAILURES = {
     Failure.KEY_IN_USE: scheduler_v1.FAILURE_REASON_KEY_IN_USE,
@@ -28,13 +34,21 @@ _FAILURES = {
     Failure.INVALID: scheduler_v1.FAILURE_REASON_INVALID,
     Failure.CONTEXT_LENGTH_EXCEEDED: scheduler_v1.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED,
     Failure.UNAVAILABLE: scheduler_v1.FAILURE_REASON_UNAVAILABLE,
+    Failure.TENANT_OVER_QUOTA: scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA,
+    Failure.DEADLINE_INFEASIBLE: scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE,
     Failure.INTERNAL: scheduler_v1.FAILURE_REASON_INTERNAL,
+}
+
+_EARLY_STOPPINGS = {
+    scheduler_v1.EARLY_STOPPING_HEURISTIC: EarlyStopping.HEURISTIC,
+    scheduler_v1.EARLY_STOPPING_AT_WIDTH: EarlyStopping.AT_WIDTH,
+    scheduler_v1.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
 }
 
 
 def request_from_proto(submit: scheduler_v1.Submit, now: float) -> Request:
     """A request as the core knows it; `now` is the monotonic clock, in seconds."""
-    time_left = submit.time_left.ToTimedelta().total_seconds() if submit.HasField("time_left") else None
+    time_left = to_seconds(submit.time_left) if submit.HasField("time_left") else None
     return Request(
         key=submit.key,
         prompt=list(submit.prompt_token_ids),
@@ -42,14 +56,36 @@ def request_from_proto(submit: scheduler_v1.Submit, now: float) -> Request:
         max_tokens=submit.max_tokens,
         stop_token_ids=frozenset(submit.stop_token_ids),
         min_tokens=submit.sampling.min_tokens,
-        sampling=submit.sampling,
+        sampling=_sampling_from_proto(submit),
         has_stop_strings=submit.has_stop_strings,
         priority=submit.priority,
         tenant=submit.tenant,
         weight=submit.weight,
         salt=submit.cache_salt,
+        arrived_at=now,
         deadline=None if time_left is None else now + time_left,
         traceparent=submit.traceparent,
+        beam=_beam_from_proto(submit) if submit.HasField("beam_search") else None,
+    )
+
+
+def _sampling_from_proto(submit: scheduler_v1.Submit) -> worker_v1.SamplingParams:
+    if not submit.HasField("beam_search"):
+        return submit.sampling
+    sampling = worker_v1.SamplingParams()
+    sampling.CopyFrom(submit.sampling)
+    needed = num_candidates(submit.beam_search.width, len(submit.stop_token_ids))
+    sampling.logprobs = max(needed, sampling.logprobs)
+    return sampling
+
+
+def _beam_from_proto(submit: scheduler_v1.Submit) -> BeamParams:
+    search = submit.beam_search
+    return BeamParams(
+        width=search.width,
+        length_penalty=search.length_penalty,
+        early_stopping=_EARLY_STOPPINGS.get(search.early_stopping, EarlyStopping.HEURISTIC),
+        logprobs=submit.sampling.logprobs if submit.sampling.HasField("logprobs") else None,
     )
 
 
@@ -62,6 +98,10 @@ def shape_from_proto(about: worker_v1.DescribeResponse) -> ReplicaShape:
         context_length=about.context_length,
         max_step_tokens=about.max_step_tokens,
         max_sequences=about.max_sequences,
+        num_host_blocks=about.num_host_blocks,
+        block_bytes=about.block_bytes,
+        swap_bytes_per_second=about.swap_bytes_per_second,
+        prefill_tokens_per_second=about.prefill_tokens_per_second,
     )
 
 
@@ -72,6 +112,13 @@ def plan_to_proto(plan: StepPlan, epoch: int, generation: int) -> worker_v1.Step
         generation=generation,
         step_id=plan.step_id,
         finished_ids=plan.departed_ids,
+        swap_out=_pairs_to_proto(plan.swap_out, Direction.OUT),
+        swap_in=_pairs_to_proto(plan.swap_in, Direction.IN),
+        copies=_copies_to_proto([copy.source for copy in plan.copies], [copy.destination for copy in plan.copies]),
+        table_changes=[
+            worker_v1.TableChange(sequence_id=change.sequence_id, index=change.index, block_id=change.block_id)
+            for change in plan.table_changes
+        ],
         new_sequences=[
             worker_v1.NewSequence(
                 sequence_id=new.sequence.id,
@@ -86,6 +133,15 @@ def plan_to_proto(plan: StepPlan, epoch: int, generation: int) -> worker_v1.Step
         ],
         scheduled=_schedule_to_proto(plan.scheduled),
     )
+
+
+def _pairs_to_proto(pairs: list[BlockPair], direction: Direction) -> worker_v1.BlockCopies | None:
+    device, host = [pair.device for pair in pairs], [pair.host for pair in pairs]
+    return _copies_to_proto(device, host) if direction is Direction.OUT else _copies_to_proto(host, device)
+
+
+def _copies_to_proto(sources: list[int], destinations: list[int]) -> worker_v1.BlockCopies | None:
+    return worker_v1.BlockCopies(sources=sources, destinations=destinations) if sources else None
 
 
 def _schedule_to_proto(scheduled: list[Scheduled]) -> worker_v1.Schedule:
@@ -112,6 +168,20 @@ class SequenceResult:
     failure: str | None = None
 
 
+_DIRECTIONS = {worker_v1.DIRECTION_OUT: Direction.OUT, worker_v1.DIRECTION_IN: Direction.IN}
+
+
+def outcome_from_proto(result: worker_v1.StepResult) -> StepOutcome:
+    """What came of a step. Raises ValueError where the message's parts do not fit each other."""
+    transfers = []
+    for done in result.transfers:
+        if done.direction not in _DIRECTIONS:
+            raise ValueError("a transfer in no direction")
+        failure = done.failure if done.HasField("failure") else None
+        transfers.append(TransferDone(done.step_id, _DIRECTIONS[done.direction], done.duration_us / 1e6, failure))
+    return StepOutcome(results_from_proto(result), transfers, result.busy_us / 1e6)
+
+
 def results_from_proto(result: worker_v1.StepResult) -> list[SequenceResult]:
     """The results of a step's sequences. Raises ValueError where the message's parts do not fit each other."""
     counts, tokens = list(result.num_tokens), list(result.token_ids)
@@ -135,26 +205,41 @@ def results_from_proto(result: worker_v1.StepResult) -> list[SequenceResult]:
 def event_to_proto(event: Event) -> scheduler_v1.Event:
     """What happened to a request, as its gateway is told."""
     if isinstance(event, FailedEvent):
-        return failed_to_proto(event.request.key, event.reason, event.message)
-    return scheduler_v1.Event(key=event.sequence.request.key, tokens=_tokens_to_proto(event))
+        return failed_to_proto(event.request.key, event.reason, event.message, event.retry_after)
+    return scheduler_v1.Event(key=event.sequence.request.key, tokens=_token_fields(event))
 
 
-def failed_to_proto(key: str, reason: Failure, message: str) -> scheduler_v1.Event:
-    """That the request of this key is over, or never was."""
-    return scheduler_v1.Event(key=key, failed=scheduler_v1.Failed(reason=_FAILURES[reason], message=message))
+def failed_to_proto(key: str, reason: Failure, message: str, retry_after: float | None = None) -> scheduler_v1.Event:
+    """That the request of this key is over, or never was; `retry_after` is in seconds."""
+    failed = scheduler_v1.Failed(reason=_FAILURES[reason], message=message)
+    if retry_after is not None:
+        failed.retry_after.CopyFrom(to_duration(retry_after))
+    return scheduler_v1.Event(key=key, failed=failed)
 
 
-def _tokens_to_proto(event: TokensEvent) -> scheduler_v1.Tokens:
+def _logprobs_to_proto(logprobs: Seq[object]) -> Iterable[worker_v1.TokenLogprobs]:
+    """A worker's own messages go on as they are; a search's choices become such messages."""
+    if not logprobs or not isinstance(logprobs[0], Choice):
+        return cast("Iterable[worker_v1.TokenLogprobs]", logprobs)
+    return [
+        worker_v1.TokenLogprobs(logprob=choice.logprob, top=cast("Iterable[worker_v1.Logprob]", choice.top))
+        for choice in cast("Iterable[Choice]", logprobs)
+    ]
+
+
+def _token_fields(event: TokensEvent) -> dict[str, object]:
+    """A Tokens message by its fields: a message of its own would be copied into its Event, for every token."""
     end = None
     if isinstance(event.end, StopToken):
         end = scheduler_v1.SequenceEnd(stop_token_id=event.end.token_id)
     elif isinstance(event.end, MaxTokens):
         end = scheduler_v1.SequenceEnd(length=scheduler_v1.Length())
-    return scheduler_v1.Tokens(
-        index=event.sequence.index,
-        offset=event.offset,
-        token_ids=event.token_ids,
-        logprobs=cast("Iterable[worker_v1.TokenLogprobs]", event.logprobs),
-        cached_tokens=event.sequence.num_cached if event.offset == 0 else None,
-        end=end,
-    )
+    return {
+        "index": event.sequence.index,
+        "offset": event.offset,
+        "token_ids": event.token_ids,
+        "logprobs": _logprobs_to_proto(event.logprobs),
+        "cached_tokens": event.sequence.num_cached if event.offset == 0 else None,
+        "end": end,
+        "score": event.score,
+    }

@@ -12,7 +12,7 @@ from quire.worker.v1 import worker_pb2 as worker_v1
 from quire.worker.v1.worker_pb2_grpc import WorkerServiceStub
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.engine import Engine
-from scheduler_svc.wire import plan_to_proto, results_from_proto, shape_from_proto
+from scheduler_svc.wire import outcome_from_proto, plan_to_proto, shape_from_proto
 from svc_common.addresses import join_host_port
 from svc_common.channels import inner_channel
 
@@ -125,13 +125,15 @@ class WorkerLink:
             raise LinkBroken(f"worker answered step {place}, which is not the one in flight")
         if list(response.result.sequence_ids) != [part.sequence.id for part in expected.scheduled]:
             raise LinkBroken(f"worker answered step {response.step_id} for other sequences than it was sent")
-        try:
-            results = results_from_proto(response.result)
-        except ValueError as error:
-            raise LinkBroken(f"worker's answer to step {response.step_id} is malformed: {error}") from None
         for failure in response.result.failures:
             log.error("sequence failed", extra={"worker": self._address, "why": failure.message})
-        self._engine.commit(replica, results)
+        for transfer in response.result.transfers:
+            if transfer.HasField("failure"):
+                log.error("swap failed", extra={"worker": self._address, "why": transfer.failure})
+        try:
+            self._engine.commit(replica, outcome_from_proto(response.result))
+        except ValueError as error:
+            raise LinkBroken(f"worker's answer to step {response.step_id} is malformed: {error}") from None
 
     def _check_same_model(self, about: worker_v1.DescribeResponse) -> None:
         replicas = self._engine.core.replicas

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
+
+from svc_common.durations import to_duration
 
 DOMAIN = "quire"
 
@@ -25,6 +26,8 @@ class Reason(StrEnum):
     NOT_FOUND = "NOT_FOUND"
     IDEMPOTENCY_KEY_REUSED = "IDEMPOTENCY_KEY_REUSED"
     CAPACITY_EXHAUSTED = "CAPACITY_EXHAUSTED"
+    TENANT_OVER_QUOTA = "TENANT_OVER_QUOTA"
+    DEADLINE_INFEASIBLE = "DEADLINE_INFEASIBLE"
     DRAINING = "DRAINING"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     CANCELLED = "CANCELLED"
@@ -43,6 +46,8 @@ _CODES: dict[Reason, grpc.StatusCode] = {
     Reason.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.IDEMPOTENCY_KEY_REUSED: grpc.StatusCode.ALREADY_EXISTS,
     Reason.CAPACITY_EXHAUSTED: grpc.StatusCode.UNAVAILABLE,
+    Reason.TENANT_OVER_QUOTA: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.DEADLINE_INFEASIBLE: grpc.StatusCode.UNAVAILABLE,
     Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.CANCELLED: grpc.StatusCode.CANCELLED,
@@ -79,9 +84,8 @@ class QuireError(Exception):
             violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.message)
             status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
         if self.retry_after is not None:
-            delay = Duration()
-            delay.FromNanoseconds(int(self.retry_after * 1e9))
-            status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+            retry = error_details_pb2.RetryInfo(retry_delay=to_duration(self.retry_after))
+            status.details.add().Pack(retry)
         data: bytes = status.SerializeToString()
         return data
 

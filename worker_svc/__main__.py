@@ -95,6 +95,7 @@ def _summary(replica: "Replica") -> dict[str, object]:
         "blocks": num_blocks,
         "block_size": identity.limits.block_size,
         "kv_bytes": num_blocks * identity.block_bytes,
+        "swap_bytes": identity.limits.num_host_blocks * identity.block_bytes,
     }
 
 

@@ -15,6 +15,8 @@ from quire_kernels.cpu.attention import CacheLayer, attend, store, why_not_compi
 from quire_kernels.cpu.team import Team
 from quire_kernels.cpu_attention import CpuAttentionPlan, cpu_paged_attention, cpu_store_kv, plan_cpu_attention
 from worker_svc.batch import Batch
+from worker_svc.cache import KVCache
+from worker_svc.model.layout import LayerAttention
 
 
 class AttentionKind(StrEnum):
@@ -35,19 +37,6 @@ class CompiledKernels:
 Kernels: TypeAlias = AttentionKind | CompiledKernels
 
 
-@dataclass(frozen=True, slots=True)
-class LayerAttention:
-    """How one layer attends.
-
-    Scores are multiplied by `scale`, then capped: s becomes c * tanh(s / c) for a `soft_cap` c. Of a `window` w a query
-    sees the last w keys up to its own. None: no cap, all keys.
-    """
-
-    scale: float
-    window: int | None = None
-    soft_cap: float | None = None
-
-
 class StepAttention(Protocol):
     """Attention of one step."""
 
@@ -66,31 +55,33 @@ class AttentionBackend(Protocol):
         """Attention of this batch."""
 
 
-def make_attention(kernels: Kernels, cache: Tensor, layers: Sequence[LayerAttention]) -> AttentionBackend:
-    """A backend over a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim] of these layers.
+def make_attention(kernels: Kernels, cache: KVCache, layers: Sequence[LayerAttention]) -> AttentionBackend:
+    """A backend over a cache of these layers. Only Triton's reads and writes one in 8 bits.
 
     Where the cache is of a shape that the compiled kernels do not take, torch stands in for them.
     """
-    if len(layers) != cache.shape[1]:
-        raise ValueError(f"layers: must be those of the cache, {cache.shape[1]}, not {len(layers)}")
-    match kernels:
-        case AttentionKind.TRITON:
-            return TritonAttention(cache, layers)
-        case CompiledKernels() if why_not_compiled(cache.shape[5], cache.shape[4], cache.dtype) is None:
-            return CompiledAttention(cache, layers, kernels.team)
-        case _:
-            return TorchAttention(cache, layers)
+    if len(layers) != cache.num_layers:
+        raise ValueError(f"layers: must be those of the cache, {cache.num_layers}, not {len(layers)}")
+    if kernels is AttentionKind.TRITON:
+        return TritonAttention(cache, layers)
+    if cache.scales is not None:
+        raise ValueError("cache: must not be in 8 bits where the kernels are not Triton's")
+    why_not = why_not_compiled(cache.head_dim, cache.block_size, cache.values.dtype)
+    if isinstance(kernels, CompiledKernels) and why_not is None:
+        return CompiledAttention(cache, layers, kernels.team)
+    return TorchAttention(cache, layers)
 
 
 class TritonAttention:
     """The Triton kernels; on CPU tensors through Triton's interpreter (TRITON_INTERPRET=1), which is for tests."""
 
-    def __init__(self, cache: Tensor, layers: Sequence[LayerAttention]) -> None:
+    def __init__(self, cache: KVCache, layers: Sequence[LayerAttention]) -> None:
         from quire_kernels.paged_attention import paged_attention
         from quire_kernels.store_kv import store_kv
 
         self._attend, self._store = paged_attention, store_kv
-        self._caches, self._layers, self._device = _caches(cache), layers, cache.device
+        self._caches = [cache.layer(layer) for layer in range(cache.num_layers)]
+        self._layers, self._device = layers, cache.device
 
     def plan(self, batch: Batch) -> StepAttention:
         slots = torch.from_numpy(batch.slots).to(self._device)
@@ -99,13 +90,13 @@ class TritonAttention:
         context_lens = torch.from_numpy(batch.context_lens).to(self._device)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = self._caches[layer]
-            how = self._layers[layer]
-            self._store(key, value, keys, values, slots)
+            cache, how = self._caches[layer], self._layers[layer]
+            scales = {"key_scales": cache.key_scales, "value_scales": cache.value_scales}
+            self._store(key, value, cache.keys, cache.values, slots, **scales)
             return self._attend(
                 query,
-                keys,
-                values,
+                cache.keys,
+                cache.values,
                 block_tables,
                 query_starts,
                 context_lens,
@@ -113,6 +104,7 @@ class TritonAttention:
                 how.scale,
                 window=how.window,
                 soft_cap=how.soft_cap,
+                **scales,
             )
 
         return attend
@@ -121,8 +113,9 @@ class TritonAttention:
 class TorchAttention:
     """torch on the processor, without a loop over sequences."""
 
-    def __init__(self, cache: Tensor, layers: Sequence[LayerAttention]) -> None:
-        self._caches, self._layers, self._block_size = _caches(cache), layers, cache.shape[4]
+    def __init__(self, cache: KVCache, layers: Sequence[LayerAttention]) -> None:
+        self._caches = [cache.layer(layer) for layer in range(cache.num_layers)]
+        self._layers, self._block_size = layers, cache.block_size
         self._windows = {layer.window for layer in layers}
 
     def plan(self, batch: Batch) -> StepAttention:
@@ -130,10 +123,11 @@ class TorchAttention:
         plans = self._plan_windows(batch)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = self._caches[layer]
-            how = self._layers[layer]
-            cpu_store_kv(key, value, keys, values, slots)
-            return cpu_paged_attention(query, keys, values, plans[how.window], how.scale, soft_cap=how.soft_cap)
+            cache, how = self._caches[layer], self._layers[layer]
+            cpu_store_kv(key, value, cache.keys, cache.values, slots)
+            return cpu_paged_attention(
+                query, cache.keys, cache.values, plans[how.window], how.scale, soft_cap=how.soft_cap
+            )
 
         return attend
 
@@ -153,8 +147,8 @@ class TorchAttention:
 class CompiledAttention:
     """The compiled kernels on the processor, for models whose other parts are torch's."""
 
-    def __init__(self, cache: Tensor, layers: Sequence[LayerAttention], team: Team) -> None:
-        self._caches = [CacheLayer(cache, layer) for layer in range(cache.shape[1])]
+    def __init__(self, cache: KVCache, layers: Sequence[LayerAttention], team: Team) -> None:
+        self._caches = [CacheLayer(cache.values, layer) for layer in range(cache.num_layers)]
         self._layers, self._team = layers, team
 
     def plan(self, batch: Batch) -> StepAttention:
@@ -185,8 +179,3 @@ def _per_token(heads: Tensor) -> Tensor:
     """The same [num_tokens, num_heads, head_dim], each token's heads contiguous."""
     is_contiguous = heads.stride(2) == 1 and (heads.shape[1] == 1 or heads.stride(1) == heads.shape[2])
     return heads if is_contiguous else heads.contiguous()
-
-
-def _caches(cache: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Views of each layer's keys and values, [num_blocks, num_kv_heads, block_size, head_dim]."""
-    return [(cache[:, layer, 0], cache[:, layer, 1]) for layer in range(cache.shape[1])]

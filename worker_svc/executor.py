@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -41,6 +42,9 @@ class Drawing(Protocol):
         """What was drawn; waits for it. Raises what went wrong on the device."""
 
 
+T = TypeVar("T")
+
+
 class Executor(Protocol):
     """A model over its cache, and the sampler behind it. For one thread, under `torch.inference_mode`."""
 
@@ -50,6 +54,9 @@ class Executor(Protocol):
         `drawing` are the sequences that these rows are of. `batch.token_ids` may hold stand-ins of the launch before.
         No more than one launch may be unfinished when this is called, and it may return before anything is computed.
         """
+
+    def submit(self, work: Callable[[], T]) -> "Future[T]":
+        """Have other work done where steps are computed or enqueued, between those launched before and those after."""
 
 
 class Sampler(Protocol):
@@ -71,6 +78,16 @@ def compute(forward: Forward, draw: Sampler, batch: Batch, states: Items[Samplin
     return draws
 
 
+def at_once(work: Callable[[], T]) -> "Future[T]":
+    """Do the work here. What it gives or raises is the future's, which is done."""
+    future: Future[T] = Future()
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
+    return future
+
+
 class HostExecutor:
     """A forward pass that is waited for, and draws by the host: all is done when `launch` returns."""
 
@@ -80,6 +97,10 @@ class HostExecutor:
     def launch(self, batch: Batch, drawing: Items[Sequence]) -> Drawing:
         """As `Executor` has it."""
         return HostDrawing(compute(self._forward, self._draw, batch, [sequence.sampling for sequence in drawing]))
+
+    def submit(self, work: Callable[[], T]) -> "Future[T]":
+        """As `Executor` has it."""
+        return at_once(work)
 
 
 class HostDrawing:

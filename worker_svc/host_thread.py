@@ -1,7 +1,9 @@
 """Steps computed and drawn on a thread of their own, so that what lies between two of them is done while one runs."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +14,8 @@ from worker_svc.executor import Drawing, Sampler, compute
 from worker_svc.forward import Forward
 from worker_svc.sampler import Draws, SamplingState
 from worker_svc.sequences import Sequence
+
+T = TypeVar("T")
 
 
 class HostThreadExecutor:
@@ -30,6 +34,14 @@ class HostThreadExecutor:
         """As `Executor` has it."""
         states = [sequence.sampling for sequence in drawing]
         return HostThreadDrawing(self._thread.submit(self._run, batch, states), len(states))
+
+    def submit(self, work: Callable[[], T]) -> "Future[T]":
+        """As `Executor` has it."""
+        return self._thread.submit(self._work, work)
+
+    @torch.inference_mode()
+    def _work(self, work: Callable[[], T]) -> T:
+        return work()
 
     @torch.inference_mode()
     def _run(self, batch: Batch, states: list[SamplingState]) -> Draws:

@@ -13,11 +13,15 @@ class Limits:
     num_blocks: int
     max_step_tokens: int
     max_sequences: int
+    num_host_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The model that a replica serves, and the cache that it has for it."""
+    """The model that a replica serves, the cache that it has for it, and how fast it was at start.
+
+    Rates are per second: bytes of blocks swapped, 0 where there are no host blocks; and tokens of a prompt computed.
+    """
 
     model: str
     fingerprint: bytes
@@ -26,3 +30,5 @@ class Identity:
     limits: Limits
     dtype: str
     device: str
+    swap_bytes_per_second: float = 0.0
+    prefill_tokens_per_second: float = 0.0

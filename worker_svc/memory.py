@@ -1,57 +1,20 @@
-"""The cache of keys and values, and how many blocks it gets: measured by a run of the largest step."""
+"""How many blocks there are: on the device, measured by a run of the largest step, and in the host's memory."""
 
 import gc
-import mmap
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from worker_svc.errors import CannotServe
 from worker_svc.host import available_memory
-from worker_svc.model.layout import ModelLayout
+
+_GIB = 2**30
+_MAX_DEFAULT_SWAP = 16 * _GIB
 
 
 class OutOfMemory(CannotServe):
-    """Not even one sequence's blocks fit. The text is for the operator."""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheShape:
-    """The layout of the cache: a block is contiguous over all layers."""
-
-    num_layers: int
-    num_kv_heads: int
-    block_size: int
-    head_dim: int
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, layout: ModelLayout, block_size: int, dtype: torch.dtype) -> "CacheShape":
-        """The layout for a model."""
-        return cls(len(layout.layers), layout.num_kv_heads, block_size, layout.head_dim, dtype)
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.block_size * self.head_dim * self.dtype.itemsize
-
-    def allocate(self, num_blocks: int, device: torch.device) -> Tensor:
-        """A cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], all zeros.
-
-        On a processor its memory is taken from the system only as blocks are first written.
-        """
-        shape = (num_blocks, self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
-        if device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=device)
-        # torch.zeros would write all of it.
-        memory = mmap.mmap(-1, num_blocks * self.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # Fewer page faults and misses of the TLB, since a step reads all over it. Not every system has large pages.
-        with suppress(AttributeError, OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        return torch.frombuffer(memory, dtype=self.dtype).view(shape)
+    """What is wanted, or one block at least, does not fit. The text is for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +38,41 @@ def count_blocks(block_bytes: int, budget: MemoryBudget, device: torch.device, p
         memory = min(budget.cpu_bytes, int(available_memory() * (budget.fraction or 0.4)))
         del kept
     return max(0, memory // block_bytes)
+
+
+def count_host_blocks(block_bytes: int, num_blocks: int, swap_space: float | None, device: torch.device) -> int:
+    """How many blocks go into the host's memory, given how many the device has, and the GiB that the settings want.
+
+    Without these: as many as the device has, as far as they take no more than a quarter of the memory that is left,
+    which others want too, and 16 GiB: on a GPU they are pinned, so that no other process gets at them as long as this
+    one lives. On a processor blocks of either kind take memory only once they are written, and the host's only where
+    the others do not suffice; so they are worth having there too, though more of the others would be worth more.
+
+    Raises OutOfMemory, which names the setting.
+    """
+    left = available_memory() - (num_blocks * block_bytes if device.type == "cpu" else 0)
+    if swap_space is None:
+        return max(0, min(num_blocks, min(left // 4, _MAX_DEFAULT_SWAP) // block_bytes))
+    wanted = int(swap_space * _GIB)
+    if wanted > left:
+        raise OutOfMemory(
+            f"QUIRE_SWAP_SPACE is {swap_space:g} GiB, and {max(0, left) / _GIB:.2f} GiB of memory are left"
+        )
+    if swap_space > 0 and wanted < block_bytes:
+        raise OutOfMemory(
+            f"QUIRE_SWAP_SPACE is {swap_space:g} GiB, and one block takes {block_bytes} bytes; 0 is for none"
+        )
+    return wanted // block_bytes
+
+
+def check_num_blocks(num_blocks: int, block_bytes: int, device: torch.device) -> None:
+    """Raises OutOfMemory where the machine has no room for as many blocks as the settings want."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+    if num_blocks * block_bytes > free:
+        raise OutOfMemory(
+            f"QUIRE_NUM_BLOCKS is {num_blocks}, which takes {num_blocks * block_bytes / _GIB:.2f} GiB, and "
+            f"{free / _GIB:.2f} GiB of memory are free"
+        )
 
 
 def _free_on_gpu(budget: MemoryBudget, device: torch.device, profile: Callable[[], object]) -> int:

@@ -19,6 +19,9 @@ _idle_seconds = Counter("quire_worker_idle_seconds_total", "Time in which no ste
 _tokens = Counter("quire_worker_tokens_total", "Tokens computed", ["kind"])
 _prefill_tokens = _tokens.labels(kind="prefill")
 _decode_tokens = _tokens.labels(kind="decode")
+_swapped_blocks = Counter("quire_worker_swapped_blocks_total", "Blocks swapped", ["direction"])
+_swap_seconds = Counter("quire_worker_swap_seconds_total", "Time in which blocks were swapped", ["direction"])
+_failed_swaps = Counter("quire_worker_failed_swaps_total", "Transfers of blocks that failed", ["direction"])
 
 
 def count_step(outcome: Timed[StepOutcome]) -> None:
@@ -30,6 +33,13 @@ def count_step(outcome: Timed[StepOutcome]) -> None:
     _prefill_tokens.inc(outcome.value.prefill_tokens)
     _decode_tokens.inc(outcome.value.decode_tokens)
     _failed_sequences.inc(sum(result.failure is not None for result in outcome.value.sequences))
+    for transfer in outcome.value.transfers:
+        direction = transfer.direction.value
+        if transfer.failure is None:
+            _swapped_blocks.labels(direction).inc(transfer.num_blocks)
+            _swap_seconds.labels(direction).inc(transfer.seconds)
+        else:
+            _failed_swaps.labels(direction).inc()
 
 
 def count_failed_step() -> None:

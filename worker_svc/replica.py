@@ -10,23 +10,28 @@ from quire_kernels.cpu.library import CannotBuild, load_library
 from quire_kernels.cpu.team import Team
 from svc_common.models import cache_root, resolve_model, tokenizer_fingerprint
 from worker_svc.attention import AttentionKind, CompiledKernels, Kernels
+from worker_svc.cache import CacheShape
 from worker_svc.errors import CannotServe
 from worker_svc.executor import Graphs
 from worker_svc.fingerprint import model_fingerprint
 from worker_svc.host import available_cpus, has_bfloat16
 from worker_svc.identity import Identity, Limits
-from worker_svc.memory import CacheShape, MemoryBudget, OutOfMemory, count_blocks
+from worker_svc.memory import MemoryBudget, OutOfMemory, check_num_blocks, count_blocks, count_host_blocks
 from worker_svc.model.config import ModelConfig, native_config, read_config
 from worker_svc.model.loading import LoadedModel, load
+from worker_svc.mover import Pace, make_mover
 from worker_svc.progress import progress
 from worker_svc.runner import Runner
 from worker_svc.settings import WorkerSettings
-from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step
+from worker_svc.warm_up import measure_prefill, measure_swaps, run_largest_step, warm_up
 
 # Tokens and sequences of a step. On 2 cores a prompt's tokens are computed fastest, and the streams beside it wait
 # least, in chunks of 256. A GPU needs more to be busy.
 _BUDGETS = {"cpu": (256, 64), "cuda": (2048, 256)}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+# Of the first GPUs that convert float8_e4m3fn: Ada Lovelace.
+_FP8_CAPABILITY = (8, 9)
 
 
 class NoSuchDevice(CannotServe):
@@ -62,7 +67,9 @@ def load_replica(settings: WorkerSettings, report: Callable[[str], None]) -> Rep
         if why_not is not None:
             report(f"torch computes the attention, which is slower than compiled kernels: {why_not}")
     default_step_tokens, default_sequences = _BUDGETS[device.type]
-    shape = CacheShape.of(model.layout, settings.block_size, dtype)
+    shape = CacheShape.of(
+        model.layout, settings.block_size, _cache_dtype(settings.kv_cache_dtype, kernels, dtype, device)
+    )
     limits = Limits(
         vocab_size=model.layout.vocab_size,
         context_length=model.layout.context_length,
@@ -73,17 +80,24 @@ def load_replica(settings: WorkerSettings, report: Callable[[str], None]) -> Rep
     )
     with progress("measuring memory", report):
         limits = replace(limits, num_blocks=_num_blocks(settings, model, device, shape, limits))
-    runner = _make_runner(model, device, shape, limits, Graphs(settings.cuda_graphs, _told(report)))
+        num_host_blocks = count_host_blocks(shape.block_bytes, limits.num_blocks, settings.swap_space, device)
+        limits = replace(limits, num_host_blocks=num_host_blocks)
+    graphs = Graphs(settings.cuda_graphs, _told(report))
+    runner = _make_runner(model, device, shape, limits, graphs, settings.swap_rate)
     with progress("warming up", report):
-        _warm_up(runner)
+        warm_up(runner)
+        prefill_rate = measure_prefill(runner)
+        swap_rate = measure_swaps(runner, shape.block_bytes, settings.swap_rate)
     identity = Identity(
         model=served.name,
-        fingerprint=model_fingerprint(served.path, dtype, settings.quantization),
+        fingerprint=model_fingerprint(served.path, dtype, settings.quantization, settings.kv_cache_dtype),
         tokenizer_fingerprint=tokenizer_fingerprint(served.path),
         block_bytes=shape.block_bytes,
         limits=limits,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
+        swap_bytes_per_second=swap_rate,
+        prefill_tokens_per_second=prefill_rate,
     )
     return Replica(identity, runner)
 
@@ -140,23 +154,51 @@ def _kernels(
     return AttentionKind.TORCH
 
 
-def _make_runner(model: LoadedModel, device: torch.device, shape: CacheShape, limits: Limits, graphs: Graphs) -> Runner:
-    return Runner(model.executor(shape.allocate(limits.num_blocks, device), limits, graphs), limits)
+def _cache_dtype(choice: str, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What keys and values are kept in."""
+    if choice == "auto":
+        return dtype
+    if kernels is not AttentionKind.TRITON:
+        raise CannotServe(f"QUIRE_KV_CACHE_DTYPE is {choice}, which is for a GPU: on a processor it can only be auto")
+    if choice == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        raise CannotServe("QUIRE_KV_CACHE_DTYPE is fp8, which this GPU does not convert: int8 can be had, or auto")
+    return _CACHE_DTYPES[choice]
+
+
+def _make_runner(
+    model: LoadedModel,
+    device: torch.device,
+    shape: CacheShape,
+    limits: Limits,
+    graphs: Graphs,
+    swap_rate: float | None = None,
+) -> Runner:
+    cache, host_blocks = shape.allocate(limits.num_blocks, device), shape.allocate_host(limits.num_host_blocks)
+    if device.type == "cuda" and limits.num_host_blocks:
+        from worker_svc.gpu.staging import pin
+
+        try:
+            pin(host_blocks)
+        except RuntimeError as error:
+            raise OutOfMemory(
+                f"QUIRE_SWAP_SPACE: {host_blocks.nbytes} bytes of the host's memory cannot be pinned: {error}"
+            ) from error
+    executor = model.executor(cache, limits, graphs)
+    return Runner(executor, limits, make_mover(executor, cache, host_blocks, Pace(swap_rate)))
 
 
 def _num_blocks(
     settings: WorkerSettings, model: LoadedModel, device: torch.device, shape: CacheShape, limits: Limits
 ) -> int:
     if settings.num_blocks is not None:
+        check_num_blocks(settings.num_blocks, shape.block_bytes, device)
         return settings.num_blocks
     budget = MemoryBudget(settings.memory_fraction, settings.cpu_kv_bytes)
 
     def profile() -> Runner:
-        step = _largest_step(limits)
-        needed = sum(len(scheduled.new_block_ids) for scheduled in step.scheduled)
-        runner = _make_runner(model, device, shape, replace(limits, num_blocks=needed), Graphs(settings.cuda_graphs))
-        _run(runner, step)
-        return runner
+        return run_largest_step(
+            limits, lambda needed: _make_runner(model, device, shape, needed, Graphs(settings.cuda_graphs))
+        )
 
     num_blocks = count_blocks(shape.block_bytes, budget, device, profile)
     if num_blocks == 0:
@@ -172,45 +214,3 @@ def _told(report: Callable[[str], None]) -> Callable[[int, int], None]:
             report(f"captured {captured} of {of} graphs")
 
     return tell
-
-
-def _largest_step(limits: Limits) -> Step:
-    """All tokens and all sequences that a step may hold, each with a draw of the costliest kind."""
-    num_sequences = min(limits.max_sequences, limits.max_step_tokens)
-    share, more = divmod(limits.max_step_tokens, num_sequences)
-    lengths = [min(share + (row < more), limits.context_length - 1) for row in range(num_sequences)]
-    return _prefill(lengths, limits.block_size)
-
-
-def _prefill(lengths: list[int], block_size: int) -> Step:
-    params = SamplingParams(temperature=1.0, top_p=0.9, top_k=1000, repetition_penalty=1.1, logprobs=20)
-    new, scheduled, next_block = [], [], 0
-    for sequence_id, length in enumerate(lengths):
-        blocks = list(range(next_block, next_block + length // block_size + 1))
-        next_block += len(blocks)
-        new.append(NewSequence(sequence_id, [0] * length, length, 0, params))
-        scheduled.append(ScheduledSequence(sequence_id, 0, length, blocks))
-    return Step([], new, scheduled)
-
-
-def _warm_up(runner: Runner) -> None:
-    """Compile and load what the first steps need: one with a prompt, one with a draw after it, and so for more of them.
-
-    Triton compiles a kernel anew where a size is 1 or becomes a multiple of 16.
-    """
-    limits = runner.limits
-    length = min(limits.max_step_tokens, limits.context_length - 2, limits.num_blocks * limits.block_size - 1)
-    for num_sequences in sorted({min(count, limits.max_sequences, length) for count in (1, 3, 16, 17)}):
-        share = length // num_sequences
-        step = _prefill([share] * num_sequences, limits.block_size)
-        if sum(len(scheduled.new_block_ids) for scheduled in step.scheduled) > limits.num_blocks:
-            break
-        _run(runner, step)
-        _run(runner, Step([], [], [ScheduledSequence(row, share, 1, []) for row in range(num_sequences)]))
-        runner.reset()
-
-
-def _run(runner: Runner, step: Step) -> None:
-    for result in runner.step(step).sequences:
-        if result.failure is not None:
-            raise RuntimeError(f"a step of the worker's own failed: {result.failure}")

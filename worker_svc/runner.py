@@ -7,8 +7,10 @@ A step runs in two halves, so that the next one can be on its way to the device 
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,6 +18,7 @@ from worker_svc.batch import Chunk, make_batch
 from worker_svc.errors import DeviceLost
 from worker_svc.executor import Drawing, Executor
 from worker_svc.identity import Limits
+from worker_svc.mover import Mover
 from worker_svc.sampler import Draws
 from worker_svc.sequences import Refused, Sequence
 from worker_svc.step import (
@@ -25,8 +28,10 @@ from worker_svc.step import (
     SequenceResult,
     Step,
     StepOutcome,
+    TableChange,
     TokenLogprobs,
 )
+from worker_svc.transfers import Transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +68,23 @@ class _Run:
 class InFlight:
     """A step that was launched, to be given to `Runner.finish`."""
 
+    step_id: int
     results: list[SequenceResult]
     runs: list[_Run]
     drawing: Drawing | None
+    moving: "list[Future[Any]]"
+    """What must be moved before it is done."""
     started: float
 
     def is_done(self) -> bool:
         """Whether finishing it would not wait."""
-        return self.drawing is None or self.drawing.is_done()
+        return (self.drawing is None or self.drawing.is_done()) and all(future.done() for future in self.moving)
 
     def wait(self) -> None:
         """Return when it is done; on any thread."""
         if self.drawing is not None:
             self.drawing.wait()
+        wait(self.moving)
 
 
 class Runner:
@@ -85,15 +94,20 @@ class Runner:
     later step too, since steps already on their way build on what was not computed.
     """
 
-    def __init__(self, executor: Executor, limits: Limits) -> None:
+    def __init__(self, executor: Executor, limits: Limits, mover: Mover) -> None:
         self.limits = limits
         self._executor = executor
+        self._transfers = Transfers(mover, limits)
         self._sequences: dict[int, Sequence] = {}
         self._failures: dict[int, str] = {}
         self._num_in_flight = 0
 
     def reset(self) -> None:
-        """Forget all sequences."""
+        """Forget all sequences, and give up all transfers. The host's blocks hold nothing that is known then.
+
+        No step may be in flight.
+        """
+        self._transfers.drop()
         self._sequences.clear()
         self._failures.clear()
 
@@ -113,13 +127,19 @@ class Runner:
         for sequence_id in step.finished_ids:
             self._sequences.pop(sequence_id, None)
             self._failures.pop(sequence_id, None)
+        with self._failing_together([]):
+            copying = self._transfers.begin(step.step_id, step.moves)
+        for change in step.table_changes:
+            self._change(change)
         for new in step.new_sequences:
             self._learn(new)
         results = [SequenceResult(scheduled.sequence_id, []) for scheduled in step.scheduled]
         runs = self._admit(step.scheduled, results)
         drawing = self._enqueue(runs) if runs else None
+        # A scheduler with nothing to compute asks for the transfers that it waits for.
+        moving = copying if runs else [*copying, *self._transfers.pending]
         self._num_in_flight += 1
-        return InFlight(results, runs, drawing, started)
+        return InFlight(step.step_id, results, runs, drawing, moving, started)
 
     def finish(self, in_flight: InFlight) -> StepOutcome:
         """Wait for a step that was launched, and take over what it drew. In the order of launches. Raises as `step`."""
@@ -127,12 +147,26 @@ class Runner:
         runs, results = in_flight.runs, in_flight.results
         with self._failing_together(runs):
             draws = Draws([], []) if in_flight.drawing is None else in_flight.drawing.result()
+            for moved in in_flight.moving:
+                moved.result()
+            transfers = self._transfers.take_done(in_flight.step_id)
         drawing = [run for run in runs if run.draws]
         for run, token, told in zip(drawing, draws.tokens, draws.logprobs, strict=True):
             results[run.place] = self._take_over(run, token, told)
         num_tokens = sum(run.scheduled.num_tokens for run in runs)
         num_decodes = sum(run.decodes for run in runs)
-        return StepOutcome(results, time.perf_counter() - in_flight.started, num_tokens - num_decodes, num_decodes)
+        seconds = time.perf_counter() - in_flight.started
+        held_up = self._transfers.held_up_seconds(in_flight.step_id, transfers)
+        return StepOutcome(results, seconds, num_tokens - num_decodes, num_decodes, transfers, held_up)
+
+    def _change(self, change: TableChange) -> None:
+        sequence = self._sequences.get(change.sequence_id)
+        if sequence is None:
+            return  # where it should be known, it fails when it is scheduled
+        try:
+            sequence.change(change, self.limits)
+        except Refused as refusal:
+            self._fail(change.sequence_id, str(refusal))
 
     def _learn(self, new: NewSequence) -> None:
         try:
@@ -159,6 +193,7 @@ class Runner:
                     raise Refused("the step is larger than this worker's budget")
                 sequence = self._find(item.sequence_id)
                 sequence.check(item, self.limits)
+                self._transfers.check_copied(sequence.blocks.values, item.new_block_ids)
             except Refused as refusal:
                 results[place] = self._fail(item.sequence_id, str(refusal))
                 continue

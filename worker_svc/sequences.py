@@ -8,7 +8,7 @@ import numpy as np
 from worker_svc.growing import IntList
 from worker_svc.identity import Limits
 from worker_svc.sampler import SamplingState
-from worker_svc.step import NewSequence, ScheduledSequence
+from worker_svc.step import NewSequence, ScheduledSequence, TableChange
 
 
 class Refused(Exception):  # noqa: N818
@@ -71,6 +71,14 @@ class Sequence:
             raise Refused(f"scheduled up to {start + num_tokens}, and its blocks hold {held}")
         if self.draws(scheduled) and known >= limits.context_length:
             raise Refused(f"a token drawn beyond the context of {limits.context_length}")
+
+    def change(self, change: TableChange, limits: Limits) -> None:
+        """Another block stands in one place of the table from now on. Raises Refused where there is no such place."""
+        if change.index >= len(self.blocks):
+            raise Refused(f"block {change.index} of its table to change, and it has {len(self.blocks)}")
+        if not _within([change.block_id], limits.num_blocks):
+            raise Refused(f"a block beyond the {limits.num_blocks} there are")
+        self.blocks.values[change.index] = change.block_id
 
     def draws(self, scheduled: ScheduledSequence) -> bool:
         """Whether what is scheduled reaches the last known token, so that the next one is drawn."""

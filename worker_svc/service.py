@@ -13,7 +13,7 @@ from svc_common.errors import QuireError, Reason
 from worker_svc.device_thread import DeviceThread
 from worker_svc.errors import DeviceLost
 from worker_svc.step_stream import BadOrder, StepFailed, StepStream
-from worker_svc.wire import identity_to_proto
+from worker_svc.wire import has_work, identity_to_proto
 
 if TYPE_CHECKING:
     from worker_svc.replica import Replica
@@ -75,8 +75,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     def _open(self, opening: pb.StepRequest, replica: "Replica") -> StepStream:
         """The stream that this message opens, in place of the one before it."""
-        has_work = opening.finished_ids or opening.new_sequences or opening.scheduled.sequence_ids
-        if opening.step_id != 0 or has_work:
+        if opening.step_id != 0 or has_work(opening):
             raise BadOrder("the first message opens the stream: it is step 0, without work")
         term = (opening.epoch, opening.generation)
         if term <= self._term:

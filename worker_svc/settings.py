@@ -28,6 +28,11 @@ class WorkerSettings(ServiceSettings):
     quantization: Literal["none", "int8"] = Field(
         "none", description="int8 keeps weights in 8 bits, with a scale for each output; for compiled kernels"
     )
+    kv_cache_dtype: Literal["auto", "fp8", "int8"] = Field(
+        "auto",
+        description="what keys and values are kept in: auto is what the model computes in; fp8 and int8, for triton "
+        "kernels, are 8 bits with a scale for each vector",
+    )
     cuda_graphs: bool = Field(True, description="capture steps of decodes as CUDA graphs at start, on a GPU")
     block_size: int = Field(16, ge=8, le=128, description="tokens in one block of keys and values")
     num_blocks: int | None = Field(None, ge=1, description="number of blocks; else what memory allows")
@@ -41,4 +46,14 @@ class WorkerSettings(ServiceSettings):
         None, gt=0, le=1, description="share of the GPU to use, else 0.9; or of available memory, else 0.4"
     )
     cpu_kv_bytes: int = Field(4 * 2**30, ge=1, description="the most memory for keys and values on a processor")
+    swap_space: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="GiB of the host's memory for blocks that are swapped out, 0 for none; else as much as the blocks "
+        "themselves take, at most 16, and a quarter of what is left",
+    )
+    swap_rate: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="bytes that swaps move in a second at most; else all they can"
+    )
     num_threads: int | None = Field(None, ge=1, le=1024, description="threads of a forward pass; else one a processor")

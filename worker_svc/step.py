@@ -1,10 +1,21 @@
 """A step as plain values: what the runner is given and what it answers. No grpc, no protobuf, no torch."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from enum import Enum
+from typing import NamedTuple, TypeAlias
 
 # One step that runs, and one that waits behind it. More would help no device, and an executor has room for no more.
 MAX_IN_FLIGHT = 2
+
+# Blocks to copy, as (source, destination). No two have one destination.
+BlockPairs: TypeAlias = list[tuple[int, int]]
+
+
+class Direction(Enum):
+    """Which way blocks are swapped: from the device to the host, or from the host to the device."""
+
+    OUT = "out"
+    IN = "in"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +62,34 @@ class ScheduledSequence(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class TableChange:
+    """Place `index` of a known sequence's block table is `block_id` from now on."""
+
+    sequence_id: int
+    index: int
+    block_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Blocks that a step copies: to the host, from the host, and within the device, where none is at both ends."""
+
+    swap_out: BlockPairs = field(default_factory=list)
+    swap_in: BlockPairs = field(default_factory=list)
+    copies: BlockPairs = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
-    """One step, executed in the order of its fields."""
+    """One step, executed in the order: finished, swap out, swap in, copies, table changes, new sequences, forward."""
 
     finished_ids: list[int]
     new_sequences: list[NewSequence]
     scheduled: list[ScheduledSequence]
+    moves: Moves = field(default_factory=Moves)
+    table_changes: list[TableChange] = field(default_factory=list)
+    step_id: int = 0
+    """By which its transfers are told apart from others'; none is less than that of the step before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +111,32 @@ class SequenceResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """The swaps of one step in one direction: done, or failed, as one.
+
+    `seconds` is how long the copying took, without what it waited for. After a failure the destinations hold nothing
+    of use.
+    """
+
+    step_id: int
+    direction: Direction
+    num_blocks: int
+    seconds: float
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutcome:
     """Results in the order of Step.scheduled, and the time on the device thread in seconds.
 
     Of the tokens computed, `decode_tokens` were the last that their sequences drew, `prefill_tokens` all others.
+    `transfers` are those of this step and of earlier ones that were found done or failed, each once. `held_up_seconds`
+    are what its own took of its time, where they are not made beside it.
     """
 
     sequences: list[SequenceResult]
     busy_seconds: float
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    transfers: list[Transfer] = field(default_factory=list)
+    held_up_seconds: float = 0.0

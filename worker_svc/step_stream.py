@@ -13,7 +13,7 @@ from worker_svc.errors import DeviceLost
 from worker_svc.metrics import count_failed_step, count_step
 from worker_svc.spans import SequenceSpans
 from worker_svc.step import Step, StepOutcome
-from worker_svc.wire import Malformed, results_to_proto, step_from_proto
+from worker_svc.wire import Malformed, outcome_to_proto, step_from_proto
 
 if TYPE_CHECKING:
     from worker_svc.runner import Runner
@@ -132,7 +132,18 @@ class StepStream:
                     "sequence failed",
                     extra={"step_id": step_id, "sequence_id": result.sequence_id, "why": result.failure},
                 )
-        told = results_to_proto(timed.value.sequences)
-        told.busy_us = round(timed.busy_seconds * 1e6)
+        for transfer in timed.value.transfers:
+            if transfer.failure is not None:
+                logger.warning(
+                    "swap failed",
+                    extra={
+                        "step_id": transfer.step_id,
+                        "direction": transfer.direction.value,
+                        "blocks": transfer.num_blocks,
+                        "why": transfer.failure,
+                    },
+                )
+        told = outcome_to_proto(timed.value)
+        told.busy_us = max(0, round((timed.busy_seconds - timed.value.held_up_seconds) * 1e6))
         told.idle_us = round(timed.idle_seconds * 1e6)
         return pb.StepResponse(epoch=self.epoch, generation=self.generation, step_id=step_id, result=told)

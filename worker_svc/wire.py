@@ -1,22 +1,34 @@
 """Between the messages of quire.worker.v1 and the worker's own values."""
 
-from collections.abc import Sequence
 from functools import partial
 
 from quire.worker.v1 import worker_pb2 as pb
 from worker_svc.identity import Identity
 from worker_svc.step import (
+    BlockPairs,
+    Direction,
+    Moves,
     NewSequence,
     SamplingParams,
     ScheduledSequence,
-    SequenceResult,
     Step,
+    StepOutcome,
+    TableChange,
     TokenLogprobs,
+    Transfer,
 )
+
+_DIRECTIONS = {Direction.OUT: pb.DIRECTION_OUT, Direction.IN: pb.DIRECTION_IN}
 
 
 class Malformed(Exception):  # noqa: N818
     """A message whose parts do not fit each other. The text goes to the scheduler."""
+
+
+def has_work(request: pb.StepRequest) -> bool:
+    """Whether a request asks for anything."""
+    named = {field.name for field, _ in request.ListFields()}
+    return bool(named - {"epoch", "generation", "step_id"})
 
 
 def step_from_proto(request: pb.StepRequest) -> Step:
@@ -25,7 +37,18 @@ def step_from_proto(request: pb.StepRequest) -> Step:
         finished_ids=list(request.finished_ids),
         new_sequences=[_new_sequence(new) for new in request.new_sequences],
         scheduled=_scheduled(request.scheduled),
+        moves=Moves(_pairs(request.swap_out), _pairs(request.swap_in), _pairs(request.copies)),
+        table_changes=[
+            TableChange(change.sequence_id, change.index, change.block_id) for change in request.table_changes
+        ],
+        step_id=request.step_id,
     )
+
+
+def _pairs(copies: pb.BlockCopies) -> BlockPairs:
+    if len(copies.sources) != len(copies.destinations):
+        raise Malformed("blocks to copy whose columns are of different lengths")
+    return list(zip(copies.sources, copies.destinations, strict=True))
 
 
 def _scheduled(schedule: pb.Schedule) -> list[ScheduledSequence]:
@@ -77,8 +100,9 @@ def sampling_from_proto(params: pb.SamplingParams) -> SamplingParams:
     )
 
 
-def results_to_proto(results: Sequence[SequenceResult]) -> pb.StepResult:
-    """What became of a step's sequences."""
+def outcome_to_proto(outcome: StepOutcome) -> pb.StepResult:
+    """What became of a step's sequences, and of transfers."""
+    results = outcome.sequences
     return pb.StepResult(
         sequence_ids=[result.sequence_id for result in results],
         num_tokens=[len(result.token_ids) for result in results],
@@ -93,6 +117,16 @@ def results_to_proto(results: Sequence[SequenceResult]) -> pb.StepResult:
             for place, result in enumerate(results)
             if result.failure is not None
         ],
+        transfers=[_transfer_to_proto(transfer) for transfer in outcome.transfers],
+    )
+
+
+def _transfer_to_proto(transfer: Transfer) -> pb.Transfer:
+    return pb.Transfer(
+        step_id=transfer.step_id,
+        direction=_DIRECTIONS[transfer.direction],
+        duration_us=round(transfer.seconds * 1e6),
+        failure=transfer.failure,
     )
 
 
@@ -118,4 +152,7 @@ def identity_to_proto(identity: Identity, epoch: int) -> pb.DescribeResponse:
         max_step_tokens=limits.max_step_tokens,
         max_sequences=limits.max_sequences,
         epoch=epoch,
+        num_host_blocks=limits.num_host_blocks,
+        swap_bytes_per_second=identity.swap_bytes_per_second,
+        prefill_tokens_per_second=identity.prefill_tokens_per_second,
     )

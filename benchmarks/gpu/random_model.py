@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from worker_svc.attention import AttentionKind
+from worker_svc.cache import CacheShape
 from worker_svc.executor import Graphs
 from worker_svc.identity import Limits
-from worker_svc.memory import CacheShape
 from worker_svc.model.config import native_config, read_config
 from worker_svc.model.llama import LlamaModel
 from worker_svc.model.loading import NativeModel
 from worker_svc.model.triton_llama import TritonLlama
 from worker_svc.model.weights import Checkpoint
+from worker_svc.mover import Pace, make_mover
 from worker_svc.runner import Runner
 
 # The shape of Llama 3 8B
@@ -76,10 +77,12 @@ class RandomModel:
     def make_runner(self, block_size: int, num_blocks: int, max_step_tokens: int, max_sequences: int) -> Runner:
         """A runner over a cache of its own, as a worker has it: with Triton's kernels, CUDA graphs too."""
         layout = self.layout
-        cache = CacheShape.of(layout, block_size, self.dtype).allocate(num_blocks, self.device)
+        shape = CacheShape.of(layout, block_size, self.dtype)
+        cache, host_blocks = shape.allocate(num_blocks, self.device), shape.allocate_host(0)
         limits = Limits(
             layout.vocab_size, layout.context_length, block_size, num_blocks, max_step_tokens, max_sequences
         )
         model = self._model
         loaded = model if isinstance(model, TritonLlama) else NativeModel(model, AttentionKind.TORCH)
-        return Runner(loaded.executor(cache, limits, Graphs()), limits)
+        executor = loaded.executor(cache, limits, Graphs())
+        return Runner(executor, limits, make_mover(executor, cache, host_blocks, Pace(None)))

@@ -2,9 +2,10 @@
 
 from functools import partial
 
-from benchmarks.kernels import attention, compiled, elementwise
+from benchmarks.kernels import attention, blocks, compiled, elementwise
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.pages import LLAMA_8B, SMOLLM_135M
+from worker_svc.step import Direction
 
 CASES: tuple[partial[Case], ...] = (
     partial(compiled.attention, heads=SMOLLM_135M, num_seqs=1, num_queries=1, context_len=2048),
@@ -26,4 +27,6 @@ CASES: tuple[partial[Case], ...] = (
     partial(attention.cpu_attention, heads=SMOLLM_135M, num_seqs=1, num_queries=512, context_len=512),
     partial(attention.cpu_attention, heads=SMOLLM_135M, num_seqs=1, num_queries=256, context_len=1024),
     partial(elementwise.cpu_store, heads=SMOLLM_135M, num_tokens=512),
+    partial(blocks.swap_blocks, direction=Direction.OUT, num_pairs=256, block_bytes=360 << 10),
+    partial(blocks.swap_blocks, direction=Direction.IN, num_pairs=256, block_bytes=360 << 10),
 )

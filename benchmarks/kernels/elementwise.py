@@ -1,4 +1,4 @@
-"""Cases of the ops around attention: norms, rotary positions and the store, activations, moving blocks, sampling.
+"""Cases of the ops around attention: embeddings, norms, rotary positions and the store, activations, sampling.
 
 Peers are torch's own operators one after another, and the same compiled by torch.compile.
 """
@@ -15,6 +15,26 @@ from benchmarks.kernels.device import Bound
 from benchmarks.kernels.pages import BLOCK_SIZE, Heads
 
 _DTYPE = torch.bfloat16
+
+
+def embed(device: torch.device, num_tokens: int, vocab_size: int, width: int) -> Case:
+    """Embeddings in float32, of tokens half of which the step before has just drawn."""
+    from quire_kernels.embed_tokens import embed_tokens
+
+    embedding = torch.randn(vocab_size, width, device=device, dtype=_DTYPE)
+    drawn = torch.randint(vocab_size, (num_tokens,), device=device)
+    token_ids = torch.randint(vocab_size, (num_tokens,), device=device)
+    token_ids[::2] = -1 - torch.arange(num_tokens, device=device)[::2]
+
+    def plain(tokens: Tensor) -> Tensor:
+        known = torch.where(tokens < 0, drawn[(-1 - tokens).clamp(min=0)], tokens)
+        return functional.embedding(known, embedding).float()
+
+    def ours() -> object:
+        return embed_tokens(token_ids, drawn, embedding)
+
+    amount = num_tokens * width * (embedding.element_size() + 4)
+    return Case("embed_tokens", f"{num_tokens} × {width}", Bound.MEMORY, amount, ours, _torch(plain, token_ids))
 
 
 def norm(device: torch.device, num_tokens: int, width: int) -> Case:
@@ -54,6 +74,22 @@ def activation(device: torch.device, num_tokens: int, width: int) -> Case:
     return Case("gated_activation", f"{num_tokens} × {width}", Bound.MEMORY, amount, ours, _torch(plain, gate_up))
 
 
+def rotary_8bit(device: torch.device, heads: Heads, num_tokens: int, dtype: torch.dtype) -> Case:
+    """The same into a cache in 8 bits, with a scale for each vector."""
+    from quire_kernels.rotary_store import rotary_store
+
+    width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+    qkv = torch.randn(num_tokens, width, device=device, dtype=_DTYPE)
+    positions = torch.arange(num_tokens, device=device)
+    frequencies = _frequencies(heads, device)
+    keys, values, (key_scales, value_scales), slots = _cache_8bit(device, heads, num_tokens, dtype)
+    how = partial(rotary_store, key_scales=key_scales, value_scales=value_scales)
+    run = partial(how, qkv, positions, frequencies, keys, values, slots)
+    query_bytes = num_tokens * heads.num_heads * heads.head_dim * qkv.element_size()
+    amount = qkv.nbytes + query_bytes + _stored_bytes_8bit(heads, num_tokens)
+    return Case("rotary_store", f"{_kv_shape(heads, num_tokens)}, {_name(dtype)}", Bound.MEMORY, amount, run)
+
+
 def rotary(device: torch.device, heads: Heads, num_tokens: int) -> Case:
     """Queries and keys turned, keys and values stored."""
     from quire_kernels.rotary_store import rotary_store
@@ -61,7 +97,7 @@ def rotary(device: torch.device, heads: Heads, num_tokens: int) -> Case:
     width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
     qkv = torch.randn(num_tokens, width, device=device, dtype=_DTYPE)
     positions = torch.arange(num_tokens, device=device)
-    frequencies = 1e4 ** -(torch.arange(heads.head_dim // 2, device=device, dtype=torch.float32) * 2 / heads.head_dim)
+    frequencies = _frequencies(heads, device)
     keys, values, slots = _cache(device, heads, num_tokens)
 
     def plain(inputs: Tensor) -> Tensor:
@@ -93,6 +129,25 @@ def store(device: torch.device, heads: Heads, num_tokens: int) -> Case:
     return Case("store_kv", shape, Bound.MEMORY, 4 * key.nbytes, run, peers)
 
 
+def store_8bit(device: torch.device, heads: Heads, num_tokens: int, dtype: torch.dtype) -> Case:
+    """Keys and values to their slots in 8 bits, with a scale for each vector."""
+    from quire_kernels.kv_quantization import quantize
+    from quire_kernels.store_kv import store_kv
+
+    key, value = _new_kv(device, heads, num_tokens)
+    keys, values, (key_scales, value_scales), slots = _cache_8bit(device, heads, num_tokens, dtype)
+
+    def plain() -> None:
+        (key_codes, scales_of_keys), (value_codes, scales_of_values) = quantize(key, dtype), quantize(value, dtype)
+        _store(key_codes, value_codes, keys, values, slots)
+        _store(scales_of_keys, scales_of_values, key_scales, value_scales, slots)
+
+    run = partial(store_kv, key, value, keys, values, slots, key_scales=key_scales, value_scales=value_scales)
+    amount = 2 * key.nbytes + _stored_bytes_8bit(heads, num_tokens)
+    shape = f"{_kv_shape(heads, num_tokens)}, {_name(dtype)}"
+    return Case("store_kv", shape, Bound.MEMORY, amount, run, {"torch": plain})
+
+
 def cpu_store(device: torch.device, heads: Heads, num_tokens: int) -> Case:
     """The processor's store in torch."""
     from quire_kernels.cpu_attention import cpu_store_kv
@@ -104,37 +159,34 @@ def cpu_store(device: torch.device, heads: Heads, num_tokens: int) -> Case:
     return Case("cpu_store_kv", shape, Bound.MEMORY, 4 * key.nbytes, run)
 
 
-def copy_blocks(device: torch.device, num_pairs: int, block_bytes: int) -> Case:
-    """Whole blocks from place to place."""
-    from quire_kernels.block_copy import block_copy
+def adjust(device: torch.device, num_rows: int, vocab_size: int, tokens_seen: int) -> Case:
+    """Bias of 64 tokens of each row, and penalties of as many as it has seen: read are the counts, written those."""
+    from quire_kernels.adjust_logits import LogitEntries, Penalties, adjust_logits
 
-    cache = torch.zeros(2 * num_pairs, block_bytes, dtype=torch.uint8, device=device)
-    pairs = torch.randperm(2 * num_pairs, device=device).view(num_pairs, 2)
+    logits = torch.randn(num_rows, vocab_size, device=device)
+    counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=device)
+    counts.scatter_(1, torch.randint(vocab_size, (num_rows, tokens_seen), device=device), 1)
+    rows = torch.arange(num_rows, device=device, dtype=torch.int32)
+    tokens = torch.stack([torch.randperm(vocab_size, device=device)[:64] for _ in range(num_rows)]).int()
 
-    def plain() -> object:
-        return cache.index_copy_(0, pairs[:, 1], cache[pairs[:, 0]])
+    def each(value: float) -> Tensor:
+        return torch.full((num_rows,), value, device=device)
 
-    shape = f"{num_pairs} blocks of {block_bytes >> 10} KiB"
-    run = partial(block_copy, cache, cache, pairs)
-    return Case("block_copy", shape, Bound.MEMORY, 2 * num_pairs * block_bytes, run, {"torch": plain})
+    entries = LogitEntries(rows.repeat_interleave(64), tokens.flatten(), torch.zeros(64 * num_rows, device=device))
+    penalties = Penalties(rows.long(), each(1.1), each(0.1), each(0.1), counts)
 
+    def plain(scores: Tensor) -> None:
+        scores.index_put_((entries.rows.long(), entries.tokens.long()), entries.values, accumulate=True)
+        seen = counts > 0
+        turned = torch.where(scores > 0, scores / 1.1, scores * 1.1)
+        scores.copy_(torch.where(seen, turned, scores) - 0.1 * counts - 0.1 * seen)
 
-def swap_blocks(device: torch.device, num_pairs: int, block_bytes: int) -> Case:
-    """Scattered blocks of the device to a contiguous run of pinned host memory."""
-    from quire_kernels.block_swap import swap_out
+    def ours() -> None:
+        # Not returned: each call changes the logits on.
+        adjust_logits(logits, entries, penalties)
 
-    cache = torch.zeros(2 * num_pairs, block_bytes, dtype=torch.uint8, device=device)
-    host = torch.empty(num_pairs, block_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    staging = torch.empty(64, block_bytes, dtype=torch.uint8, device=device)
-    pairs = [(block, place) for place, block in enumerate(torch.randperm(2 * num_pairs)[:num_pairs].tolist())]
-
-    def one_by_one() -> None:
-        for block, place in pairs:
-            host[place].copy_(cache[block], non_blocking=True)
-
-    shape = f"{num_pairs} blocks of {block_bytes >> 10} KiB"
-    run = partial(swap_out, cache, host, pairs, staging)
-    return Case("swap_out", shape, Bound.LINK, num_pairs * block_bytes, run, {"torch, block by block": one_by_one})
+    shape = f"{num_rows} × {vocab_size}, {tokens_seen} seen"
+    return Case("adjust_logits", shape, Bound.MEMORY, counts.nbytes, ours, _torch(plain, logits.clone()))
 
 
 def draw(device: torch.device, num_rows: int, vocab_size: int, temperature: float) -> Case:
@@ -197,6 +249,34 @@ def _cache(device: torch.device, heads: Heads, num_tokens: int) -> tuple[Tensor,
     blocks = torch.randperm(num_blocks, device=device)
     slots = (blocks[:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE, device=device)).flatten()[:num_tokens]
     return cache[:, 1, 0], cache[:, 1, 1], slots.contiguous()
+
+
+def _cache_8bit(
+    device: torch.device, heads: Heads, num_tokens: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], Tensor]:
+    """As `_cache`, with the scales beside it as the ops take them."""
+    keys, values, slots = _cache(device, heads, num_tokens)
+    scales = (torch.zeros(keys.shape[:3], device=device), torch.zeros(keys.shape[:3], device=device))
+    return keys.to(dtype), values.to(dtype), scales, slots
+
+
+def _frequencies(heads: Heads, device: torch.device) -> Tensor:
+    """Radians per position of each pair of dimensions."""
+    pairs = torch.arange(heads.head_dim // 2, device=device, dtype=torch.float32)
+    return 1e4 ** -(pairs * 2 / heads.head_dim)
+
+
+def _stored_bytes_8bit(heads: Heads, num_tokens: int) -> int:
+    """Codes and scales of the tokens' keys and values."""
+    return 2 * num_tokens * heads.num_kv_heads * (heads.head_dim + 4)
+
+
+def _kv_shape(heads: Heads, num_tokens: int) -> str:
+    return f"{heads.num_kv_heads} heads of {heads.head_dim}, {num_tokens} tokens"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _store(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:

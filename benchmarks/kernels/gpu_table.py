@@ -4,9 +4,10 @@ from functools import partial
 
 import torch
 
-from benchmarks.kernels import attention, elementwise
+from benchmarks.kernels import attention, blocks, elementwise
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.pages import LLAMA_8B
+from worker_svc.step import Direction
 
 CASES: tuple[partial[Case], ...] = (
     partial(attention.decode, heads=LLAMA_8B, num_seqs=1, context_len=4096),
@@ -22,12 +23,19 @@ CASES: tuple[partial[Case], ...] = (
     partial(elementwise.rotary, heads=LLAMA_8B, num_tokens=64),
     partial(elementwise.rotary, heads=LLAMA_8B, num_tokens=4096),
     partial(elementwise.store, heads=LLAMA_8B, num_tokens=4096),
+    partial(elementwise.rotary_8bit, heads=LLAMA_8B, num_tokens=4096, dtype=torch.float8_e4m3fn),
+    partial(elementwise.store_8bit, heads=LLAMA_8B, num_tokens=4096, dtype=torch.float8_e4m3fn),
+    partial(elementwise.store_8bit, heads=LLAMA_8B, num_tokens=4096, dtype=torch.int8),
+    partial(elementwise.embed, num_tokens=64, vocab_size=128256, width=4096),
+    partial(elementwise.embed, num_tokens=4096, vocab_size=128256, width=4096),
     partial(elementwise.norm, num_tokens=64, width=4096),
     partial(elementwise.norm, num_tokens=4096, width=4096),
     partial(elementwise.activation, num_tokens=64, width=14336),
     partial(elementwise.activation, num_tokens=4096, width=14336),
+    partial(elementwise.adjust, num_rows=64, vocab_size=128256, tokens_seen=1024),
     partial(elementwise.draw, num_rows=64, vocab_size=128256, temperature=0.0),
     partial(elementwise.draw, num_rows=64, vocab_size=128256, temperature=1.0),
-    partial(elementwise.copy_blocks, num_pairs=256, block_bytes=2 << 20),
-    partial(elementwise.swap_blocks, num_pairs=128, block_bytes=2 << 20),
+    partial(blocks.copy_blocks, num_pairs=256, block_bytes=2 << 20),
+    partial(blocks.swap_blocks, direction=Direction.OUT, num_pairs=128, block_bytes=2 << 20),
+    partial(blocks.swap_blocks, direction=Direction.IN, num_pairs=128, block_bytes=2 << 20),
 )

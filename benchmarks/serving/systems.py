@@ -61,7 +61,8 @@ class Quire:
     def running(self) -> Iterator[Endpoint]:
         with TemporaryDirectory(prefix="quire-bench-") as folder:
             state_file = Path(folder, "state.json")
-            listeners = ("HTTP", "GRPC", "SCHEDULER", "SCHEDULER_METRICS", "WORKER", "WORKER_METRICS")
+            scheduler = ("SCHEDULER", "SCHEDULER_ADMIN", "SCHEDULER_METRICS")
+            listeners = ("HTTP", "GRPC", *scheduler, "WORKER", "WORKER_METRICS")
             settings = {
                 **{f"QUIRE_{listener}_PORT": "0" for listener in listeners},
                 "QUIRE_DTYPE": "bfloat16",

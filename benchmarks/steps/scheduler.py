@@ -8,7 +8,6 @@ At SIGTERM it writes the times, in seconds; clock times are of the machine's mon
 import argparse
 import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -17,9 +16,10 @@ import uvloop
 
 from benchmarks.steps.figures import SchedulerTimes
 from quire.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
-from scheduler_svc.core.plan import Drawn, Event, StepPlan
+from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.plan import Event, StepOutcome, StepPlan
 from scheduler_svc.core.replica import Replica
-from scheduler_svc.core.scheduler import Limits, Scheduler
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
 from scheduler_svc.records import Records, RecordWriter
 from scheduler_svc.sessions import SchedulerServicer
@@ -33,17 +33,17 @@ class TimedScheduler(Scheduler):
 
     seconds = 0.0
 
-    def schedule(self, replica: Replica) -> StepPlan | None:
+    def schedule(self, replica: Replica, now: float) -> StepPlan | None:
         began = perf_counter()
         try:
-            return super().schedule(replica)
+            return super().schedule(replica, now)
         finally:
             self.seconds = perf_counter() - began
 
-    def commit(self, replica: Replica, results: Sequence[Drawn]) -> list[Event]:
+    def commit(self, replica: Replica, outcome: StepOutcome, now: float) -> list[Event]:
         began = perf_counter()
         try:
-            return super().commit(replica, results)
+            return super().commit(replica, outcome, now)
         finally:
             self.seconds = perf_counter() - began
 
@@ -64,10 +64,10 @@ class TimedEngine(Engine):
             )
         return plan
 
-    def commit(self, replica: Replica, results: Sequence[Drawn]) -> None:
+    def commit(self, replica: Replica, outcome: StepOutcome) -> None:
         times = self.times[replica.in_flight[0].step_id]
         times.answered = perf_counter()
-        super().commit(replica, results)
+        super().commit(replica, outcome)
         times.commit = self._core.seconds
         times.tell = perf_counter() - times.answered - times.commit
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 import grpc
 from google.protobuf.message import Message as ProtoMessage
@@ -25,6 +25,17 @@ Prompt = str | Sequence[int]
 
 Messages = Sequence[Message | Mapping[str, str]]
 """A chat, oldest message first; a mapping has the keys "role" and "content"."""
+
+
+EarlyStopping = bool | Literal["never"]
+"""When a beam search that holds enough finished sequences ends: at once (True), when none better is likely (False), or
+when none better can be."""
+
+_EARLY_STOPPINGS: dict[EarlyStopping, pb.EarlyStopping] = {
+    False: pb.EARLY_STOPPING_HEURISTIC,
+    True: pb.EARLY_STOPPING_AT_WIDTH,
+    "never": pb.EARLY_STOPPING_NEVER,
+}
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -63,7 +74,16 @@ class GenerationOptions(TypedDict, total=False):
     include_stop: bool | None
     """Give the matched stop string out at the end of the text."""
     n: int | None
-    """How many independent sequences. Absent: 1."""
+    """How many independent sequences; of a beam search, the best ones. Absent: 1."""
+    best_of: int | None
+    """How many to generate, of which the n with the highest log-probability per token are given. Not streamed unless it
+    is n. Absent: n."""
+    beam_width: int | None
+    """Search for the likeliest sequences with this many beams, instead of drawing them. Not streamed."""
+    length_penalty: float | None
+    """Of a beam search: above 0 favours long sequences, below 0 short ones. Absent: 1."""
+    early_stopping: EarlyStopping | None
+    """When a beam search ends, as in transformers. Absent: False."""
     logprobs: int | None
     """Log-probabilities of each token and of this many likeliest ones. Absent: none."""
     request_id: str | None
@@ -93,6 +113,10 @@ _PATHS = {
     "ignore_eos": "stopping.ignore_eos",
     "include_stop": "stopping.include_stop",
     "n": "n",
+    "best_of": "best_of",
+    "beam_width": "beam_search.width",
+    "length_penalty": "beam_search.length_penalty",
+    "early_stopping": "beam_search.early_stopping",
     "logprobs": "logprobs",
     "request_id": "request_id",
     "priority": "priority",
@@ -149,8 +173,17 @@ def _with_options(options: GenerationOptions) -> pb.Generation:
         if value is not None:
             if name == "stop" and isinstance(value, str):
                 value = [value]
+            elif name == "early_stopping":
+                value = _early_stopping(value)
             _assign(generation, _PATHS[name], value, within="generation.")
     return generation
+
+
+def _early_stopping(value: Any) -> pb.EarlyStopping:
+    # 0 and 1 are equal to False and True, and no such choice.
+    if not isinstance(value, bool) and value != "never":
+        raise TypeError(f'early_stopping is True, False or "never", not {value!r}')
+    return _EARLY_STOPPINGS[value]
 
 
 def _chat(messages: Messages, within: str) -> pb.Chat:

@@ -122,13 +122,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole sequence. `logprobs` holds one entry a token where they were asked for, else none."""
+    """A whole sequence. `logprobs` holds one entry a token where they were asked for, else none. `score` is what it was
+    ranked by, where sequences were."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     finish: Finish
+    score: float | None = None
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -143,6 +145,7 @@ class Completion:
             token_ids=tuple(message.token_ids),
             logprobs=tuple(map(TokenLogprob.from_proto, message.logprobs)),
             finish=Finish.from_proto(message.finish),
+            score=message.score if message.HasField("score") else None,
         )
 
 

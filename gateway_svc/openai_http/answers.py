@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from gateway_svc.generation import Generation
-from gateway_svc.output import Chunk, Finish, TokenLogprob, Usage, joined
+from gateway_svc.openai_http.events import HOLE, TextEvent, event
+from gateway_svc.output import Chunk, Finish, TokenLogprob, Usage
+from gateway_svc.ranking import completed
 from gateway_svc.vocabulary import Vocabulary
 
 Json = dict[str, Any]
@@ -84,7 +86,7 @@ class Answer:
         self._form = form
         self._generations = generations
         self._vocabulary = vocabulary
-        self._begun: set[int] = set()
+        self._text_events: dict[int, TextEvent] = {}  # of each choice that has begun
         self._head: Json = {
             "id": form.id_prefix + generations[0].request_id,
             "object": form.object_name,
@@ -97,25 +99,31 @@ class Answer:
         """Everything, from all chunks with the places of their prompts."""
         choices = []
         for place, generation in enumerate(self._generations):
-            for chunk in joined([chunk for owner, chunk in chunks if owner == place]):
+            for chunk in completed([chunk for owner, chunk in chunks if owner == place], generation):
                 particular = self._form.whole(chunk, generation, self._vocabulary)
                 choices.append(self._choice(place, chunk, particular))
         return self._head | {"choices": choices, "usage": usage_json(usage)}
 
-    def event(self, place: int, chunk: Chunk) -> Json | None:
-        """One event of a stream, or None where there is nothing to tell yet."""
+    def event(self, place: int, chunk: Chunk) -> bytes:
+        """One event of a stream; empty where there is nothing to tell yet."""
         if not (chunk.text or chunk.logprobs or chunk.finish):
-            return None
-        generation = self._generations[place]
+            return b""
         index = self._index(place, chunk)
-        is_first = index not in self._begun
-        self._begun.add(index)
-        particular = self._form.piece(chunk, generation, self._vocabulary, is_first)
-        return self._chunk_head | {"choices": [self._choice(place, chunk, particular)]}
+        text_event = self._text_events.get(index)
+        if text_event is None:
+            self._text_events[index] = TextEvent(self._piece(place, Chunk(chunk.index, 0, HOLE), is_first=False))
+            return event(self._piece(place, chunk, is_first=True))
+        if chunk.logprobs or chunk.finish:
+            return event(self._piece(place, chunk, is_first=False))
+        return text_event.with_text(chunk.text)
 
-    def usage_event(self, usage: Usage) -> Json:
+    def usage_event(self, usage: Usage) -> bytes:
         """The last event of a stream that was asked for its usage."""
-        return self._chunk_head | {"choices": [], "usage": usage_json(usage)}
+        return event(self._chunk_head | {"choices": [], "usage": usage_json(usage)})
+
+    def _piece(self, place: int, chunk: Chunk, *, is_first: bool) -> Json:
+        particular = self._form.piece(chunk, self._generations[place], self._vocabulary, is_first)
+        return self._chunk_head | {"choices": [self._choice(place, chunk, particular)]}
 
     def _choice(self, place: int, chunk: Chunk, particular: Mapping[str, Any]) -> Json:
         choice: Json = {"index": self._index(place, chunk), **particular, "finish_reason": None}

@@ -1,6 +1,5 @@
 """The HTTP edge: OpenAI-style routes, health and metrics, over the engine."""
 
-import asyncio
 import math
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +15,7 @@ from gateway_svc.openai_http.answers import Answer, ChatFormat, CompletionFormat
 from gateway_svc.openai_http.bodies import Body, Delivery, chat_body, completion_body
 from gateway_svc.openai_http.endpoint import Endpoint, Handler
 from gateway_svc.openai_http.errors import NO_ROUTE
-from gateway_svc.openai_http.exchange import Exchange, event
+from gateway_svc.openai_http.exchange import Exchange
 from gateway_svc.output import Chunk
 from gateway_svc.running import RequestGroup
 from gateway_svc.tracing import Operation
@@ -150,20 +149,12 @@ async def _whole(answer: Answer, group: RequestGroup) -> Json:
 
 async def _stream(exchange: Exchange, answer: Answer, group: RequestGroup, delivery: Delivery) -> None:
     await exchange.start_events()
-    while True:
-        try:
-            async with asyncio.timeout(_PING_SECONDS):
-                chunks = await group.next()
-        except TimeoutError:
-            await exchange.send_events(b": ping\n\n")  # keeps proxies from giving the stream up
-            continue
-        if not chunks:
-            break
-        bodies = (answer.event(place, chunk) for place, chunk in chunks)
-        # All that a step brought goes out at once.
-        if data := b"".join(event(body) for body in bodies if body is not None):
-            await exchange.send_events(data)
-    usage = event(answer.usage_event(group.usage)) if delivery is Delivery.STREAM_WITH_USAGE else b""
+    async with exchange.kept_alive(_PING_SECONDS):
+        while chunks := await group.next():
+            # All that a step brought goes out at once.
+            if events := b"".join([answer.event(place, chunk) for place, chunk in chunks]):
+                await exchange.send_events(events)
+    usage = answer.usage_event(group.usage) if delivery is Delivery.STREAM_WITH_USAGE else b""
     await exchange.end_events(usage + b"data: [DONE]\n\n")
 
 

@@ -5,8 +5,18 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from gateway_svc.draft import ChatPrompt, Draft, EndOfText, Field, Prompt, TextPrompt, TokenPrompt
-from gateway_svc.generation import SpecialTokens, StopText
+from gateway_svc.draft import (
+    BeamSearchDraft,
+    ChatPrompt,
+    Draft,
+    EndOfText,
+    Field,
+    Prompt,
+    Reply,
+    TextPrompt,
+    TokenPrompt,
+)
+from gateway_svc.generation import EarlyStopping, SpecialTokens, StopText
 from gateway_svc.openai_http import unserved
 from gateway_svc.openai_http.json_fields import (
     JsonBody,
@@ -42,6 +52,11 @@ _NAMES: Mapping[Field, str] = {
     Field.STOP: "stop",
     Field.STOP_TOKEN_IDS: "stop_token_ids",
     Field.N: "n",
+    Field.BEST_OF: "best_of",
+    Field.BEAM_SEARCH: "use_beam_search",
+    Field.BEAM_WIDTH: "best_of",
+    Field.LENGTH_PENALTY: "length_penalty",
+    Field.EARLY_STOPPING: "early_stopping",
     Field.LOGPROBS: "logprobs",
     Field.REQUEST_ID: "Idempotency-Key",
     Field.PRIORITY: "priority",
@@ -127,9 +142,11 @@ def _common(fields: JsonFields, request_id: str | None) -> tuple[Draft, Spelled]
     if fields.has("max_completion_tokens"):
         max_tokens = fields.integer("max_completion_tokens")
         names[Field.MAX_TOKENS] = "max_completion_tokens"
-    n = fields.integer("n")
-    if fields.has("best_of") and fields.integer("best_of") != (n or 1):
-        raise QuireError(Reason.FEATURE_UNSUPPORTED, "is not served unless it equals n", field="best_of")
+    n, best_of = fields.integer("n"), fields.integer("best_of")
+    # As vLLM has it: a beam search is as wide as best_of, or else n, says.
+    if best_of is None:
+        names[Field.BEAM_WIDTH] = "n"
+    beam_search = _beam_search(fields, n if best_of is None else best_of)
     stop = fields.raw("stop")
     stops = [] if stop is None else [stop] if isinstance(stop, str) else as_list("stop", stop)
     hidden = not fields.has("skip_special_tokens") or fields.flag("skip_special_tokens")
@@ -151,11 +168,40 @@ def _common(fields: JsonFields, request_id: str | None) -> tuple[Draft, Spelled]
         end_of_text=EndOfText.IGNORED if fields.flag("ignore_eos") else EndOfText.ENDS,
         stop_text=StopText.INCLUDED if fields.flag("include_stop_str_in_output") else StopText.EXCLUDED,
         n=n,
+        best_of=best_of if beam_search is None else None,
+        beam_search=beam_search,
         request_id=request_id,
         priority=fields.integer("priority"),
         special_tokens=SpecialTokens.HIDDEN if hidden else SpecialTokens.KEPT,
+        reply=Reply.STREAMED if fields.flag("stream") else Reply.WHOLE,
     )
     return draft, Spelled(names, frozenset({Field.STOP}) if isinstance(stop, str) else frozenset())
+
+
+def _beam_search(fields: JsonFields, width: int | None) -> BeamSearchDraft | None:
+    """The search that is asked for, whose width stands in another field."""
+    length_penalty = fields.number("length_penalty")
+    early_stopping = _early_stopping(fields.raw("early_stopping"))
+    if fields.flag("use_beam_search"):
+        return BeamSearchDraft(1 if width is None else width, length_penalty, early_stopping)
+    if length_penalty not in (None, 1):
+        raise invalid("length_penalty", "needs use_beam_search to be true")
+    if early_stopping not in (None, EarlyStopping.HEURISTIC):
+        raise invalid("early_stopping", "needs use_beam_search to be true")
+    return None
+
+
+def _early_stopping(value: Any) -> EarlyStopping | None:
+    match value:
+        case None:
+            return None
+        case False:
+            return EarlyStopping.HEURISTIC
+        case True:
+            return EarlyStopping.AT_WIDTH
+        case "never":
+            return EarlyStopping.NEVER
+    raise invalid("early_stopping", 'must be true, false or "never"')
 
 
 def _logit_bias(fields: JsonFields) -> dict[int, float]:

@@ -2,7 +2,7 @@
 leaves."""
 
 import asyncio
-import json
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway_svc.openai_http.errors import HttpError
+from gateway_svc.openai_http.events import event, to_json
 from gateway_svc.openai_http.json_fields import JsonBody, parse_body
 from gateway_svc.running import ClientLeft
 from svc_common.errors import QuireError, Reason
@@ -39,6 +40,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._stage = _Stage.OPEN
+        self._sent_at = 0.0
 
     async def read_json(self) -> JsonBody:
         """The body. Raises QuireError where it is too large or not a JSON object, and ClientLeft."""
@@ -73,10 +75,12 @@ class Exchange:
         """Begins a stream of server-sent events."""
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         await self._start(200, "text/event-stream; charset=utf-8", headers)
+        self._sent_at = time.monotonic()
         self._stage = _Stage.STREAMING
 
     async def send_events(self, data: bytes) -> None:
         """Sends events that are ready for the wire."""
+        self._sent_at = time.monotonic()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_events(self, data: bytes = b"") -> None:
@@ -103,6 +107,24 @@ class Exchange:
         finally:
             watch.cancel()
 
+    @asynccontextmanager
+    async def kept_alive(self, seconds: float) -> AsyncIterator[None]:
+        """Sends a comment whenever a stream was silent for so long within the block, so that no proxy gives it up."""
+        pings = asyncio.create_task(self._ping(seconds))
+        try:
+            yield
+        finally:
+            pings.cancel()
+
+    async def _ping(self, seconds: float) -> None:
+        while True:
+            # One timer for each silence that may become too long: one for each event would cost more than rendering it.
+            silence = time.monotonic() - self._sent_at
+            if silence < seconds:
+                await asyncio.sleep(seconds - silence)
+            else:
+                await self.send_events(b": ping\n\n")
+
     async def _watch(self, left: Callable[[], None]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
@@ -113,16 +135,6 @@ class Exchange:
         every = {"content-type": content_type, "x-request-id": self.request_id, **headers}
         raw = [(name.encode(), value.encode("latin-1")) for name, value in every.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
-
-
-def event(body: Any) -> bytes:
-    """A server-sent event of JSON."""
-    return b"data: " + to_json(body) + b"\n\n"
-
-
-def to_json(body: Any) -> bytes:
-    """JSON in UTF-8, without spaces."""
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _too_large() -> QuireError:

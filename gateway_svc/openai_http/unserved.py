@@ -11,7 +11,6 @@ _BOTH: Neutral = {
     "bad_words": ([],),
     "cache_salt": (),
     "data_parallel_rank": (),
-    "early_stopping": (False,),
     "guided_choice": (),
     "guided_decoding_backend": (),
     "guided_grammar": (),
@@ -20,7 +19,6 @@ _BOTH: Neutral = {
     "guided_regex": (),
     "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
-    "length_penalty": (1,),
     "logits_processors": ([],),
     "prompt_logprobs": (),
     "repetition_detection": (),
@@ -32,7 +30,6 @@ _BOTH: Neutral = {
     "structural_tag": (),
     "structured_outputs": (),
     "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
 

@@ -71,7 +71,7 @@ def swap_out(
         cache: [num_blocks, ...], contiguous, on any device.
         host_cache: [num_host_blocks, ...], contiguous, of the cache's block shape and dtype, in host memory, pinned
             where the cache is on a GPU.
-        pairs: (device block, host block) in any order, each block once.
+        pairs: (device block, host block) in any order, none of them the destination of two.
         staging: [num_staged, ...], contiguous, of the cache's block shape, dtype and device; used in `stream` alone.
             None: blocks that are scattered on the device go one by one.
         stream: where the copies run; None: the current one. Of no meaning without a GPU.
@@ -80,6 +80,7 @@ def swap_out(
         ValueError: an argument, named, has a wrong shape, dtype, stride or place, or a pair names no block.
     """
     _check(cache, host_cache, pairs, staging)
+    _check_once([host_block for _, host_block in pairs])
     with _on(stream):
         for run in host_runs(pairs):
             device_runs = run.device_runs()
@@ -101,6 +102,7 @@ def swap_in(
 ) -> None:
     """Copy blocks of the host to the device's cache. Arguments, errors and order are those of `swap_out`."""
     _check(cache, host_cache, pairs, staging)
+    _check_once([device_block for device_block, _ in pairs])
     with _on(stream):
         for run in host_runs(pairs):
             device_runs = run.device_runs()
@@ -179,4 +181,7 @@ def _check(cache: Tensor, host_cache: Tensor, pairs: BlockPairs, staging: Tensor
     for side, blocks in enumerate((cache, host_cache)):
         named = [pair[side] for pair in pairs]
         require(all(0 <= block < len(blocks) for block in named), "pairs", "name blocks that there are")
-        require(len(set(named)) == len(named), "pairs", "name each block once")
+
+
+def _check_once(destinations: list[int]) -> None:
+    require(len(set(destinations)) == len(destinations), "pairs", "name each destination once")

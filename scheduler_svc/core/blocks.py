@@ -1,7 +1,10 @@
-"""The block pool: which block of a replica's device memory is free, cached or used, and by how many."""
+"""The block pool: which block of one tier of memory is free, cached, used or in flight, and by how many it is owned."""
 
-from collections import OrderedDict, deque
+from collections import Counter, deque
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+
+from scheduler_svc.core.eviction import EvictionOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +20,18 @@ class BlockCounts:
 class BlockPool:
     """Hands out block ids 0 to num_blocks - 1.
 
-    A block is *free*; or *used*, by as many owners as its reference count says; or *cached*: without an owner, but its
-    contents are known to the prefix index and may be taken up again until the block is needed. The oldest goes first.
+    A block is *free*; or *used*, by as many owners as its reference count says; or *in flight*: owned by nobody but
+    copies that are under way, which pin it; or *cached*: without an owner, but its contents are known to the prefix
+    index and may be taken up again until the block is needed.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._free = deque(range(num_blocks))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached = EvictionOrder(protected=num_blocks * 3 // 4)
         self._ref_counts = [0] * num_blocks
+        self._pins: Counter[int] = Counter()
+        self._found_again = bytearray(num_blocks)
 
     @property
     def num_available(self) -> int:
@@ -33,18 +39,37 @@ class BlockPool:
         return len(self._free) + len(self._cached)
 
     @property
+    def num_free(self) -> int:
+        """Blocks that hold nothing."""
+        return len(self._free)
+
+    @property
     def counts(self) -> BlockCounts:
         """How many blocks are in each state."""
-        used = self.num_blocks - self.num_available
-        return BlockCounts(free=len(self._free), cached=len(self._cached), used=used, in_flight=0)
+        in_flight = sum(self._ref_counts[block_id] == pins for block_id, pins in self._pins.items())
+        used = self.num_blocks - self.num_available - in_flight
+        return BlockCounts(free=len(self._free), cached=len(self._cached), used=used, in_flight=in_flight)
 
-    def ref_count(self, block_id: int) -> int:
-        """How many owners a block has."""
-        return self._ref_counts[block_id]
+    @property
+    def eviction_order(self) -> Iterator[int]:
+        """Cached blocks, those first that would be given up first."""
+        return iter(self._cached)
+
+    def num_owners(self, block_id: int) -> int:
+        """How many owners a block has, copies under way not counted."""
+        return self._ref_counts[block_id] - self._pins.get(block_id, 0)
+
+    def is_pinned(self, block_id: int) -> bool:
+        """Whether a copy under way names a block."""
+        return block_id in self._pins
 
     def is_cached(self, block_id: int) -> bool:
         """Whether a block has no owner but keeps its contents."""
         return block_id in self._cached
+
+    def is_free(self, block_id: int) -> bool:
+        """Whether a block has no owner and holds nothing."""
+        return self._ref_counts[block_id] == 0 and block_id not in self._cached
 
     def allocate(self, count: int) -> tuple[list[int], list[int]] | None:
         """Take `count` blocks, each with one owner.
@@ -55,20 +80,20 @@ class BlockPool:
             return None
         num_free = min(count, len(self._free))
         block_ids = [self._free.popleft() for _ in range(num_free)]
-        evicted = [self._cached.popitem(last=False)[0] for _ in range(count - num_free)]
+        evicted = [self._cached.pop() for _ in range(count - num_free)]
         block_ids += evicted
         for block_id in block_ids:
             self._ref_counts[block_id] = 1
+            self._found_again[block_id] = False
         return block_ids, evicted
 
-    def share(self, block_ids: list[int]) -> None:
-        """Add an owner to blocks that are used or cached."""
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Add an owner to blocks that are not free."""
         for block_id in block_ids:
-            if self._ref_counts[block_id] == 0:
-                del self._cached[block_id]
-            self._ref_counts[block_id] += 1
+            self._own(block_id)
+            self._found_again[block_id] = True
 
-    def release(self, block_ids: list[int], keep: set[int]) -> None:
+    def release(self, block_ids: list[int], keep: Container[int]) -> None:
         """Take an owner off each block. What has none left is cached if it is in `keep`, else free.
 
         The last block is let go first, so that of a cached prefix the tail is evicted before the head.
@@ -77,16 +102,46 @@ class BlockPool:
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] == 0:
                 if block_id in keep:
-                    self._cached[block_id] = None
+                    self._cached.add(block_id, found_again=bool(self._found_again[block_id]))
                 else:
                     self._free.append(block_id)
 
-    def check_integrity(self, ref_counts: dict[int, int]) -> None:
-        """Raise AssertionError unless every block is in one state and its owners are those that are given."""
+    def pin(self, block_ids: Iterable[int]) -> None:
+        """A copy that is under way names these blocks, which are not free."""
+        for block_id in block_ids:
+            self._own(block_id)
+            self._pins[block_id] += 1
+
+    def unpin(self, block_ids: Iterable[int], keep: Container[int], *, first_to_go: bool) -> None:
+        """A copy is done. What nobody owns is cached if it is in `keep`, else free."""
+        for block_id in block_ids:
+            self._pins[block_id] -= 1
+            if not self._pins[block_id]:
+                del self._pins[block_id]
+            self._ref_counts[block_id] -= 1
+            if self._ref_counts[block_id] == 0:
+                if block_id not in keep:
+                    self._free.append(block_id)
+                elif first_to_go:
+                    self._cached.add_oldest(block_id)
+                else:
+                    self._cached.add(block_id, found_again=bool(self._found_again[block_id]))
+
+    def _own(self, block_id: int) -> None:
+        if self._ref_counts[block_id] == 0:
+            self._cached.remove(block_id)
+        self._ref_counts[block_id] += 1
+
+    def check_integrity(self, owners: Mapping[int, int], pins: Mapping[int, int]) -> None:
+        """Raise AssertionError unless every block is in one state, and its owners and pins are those that are given."""
         free, cached = set(self._free), set(self._cached)
-        used = {block_id for block_id, count in enumerate(self._ref_counts) if count}
+        owned = {block_id for block_id, count in enumerate(self._ref_counts) if count}
         assert len(free) == len(self._free), "a block is free twice"
         assert free.isdisjoint(cached), "a block is free and cached"
-        assert used.isdisjoint(free | cached), "a used block is free or cached"
-        assert len(free) + len(cached) + len(used) == self.num_blocks, "a block is in no state"
-        assert {block_id: self._ref_counts[block_id] for block_id in used} == ref_counts, "owners do not add up"
+        assert owned.isdisjoint(free | cached), "a used block is free or cached"
+        assert len(free) + len(cached) + len(owned) == self.num_blocks, "a block is in no state"
+        assert dict(self._pins) == pins, "pins do not add up"
+        expected = Counter(owners) + Counter(pins)
+        assert {block_id: self._ref_counts[block_id] for block_id in owned} == expected, "owners do not add up"
+        counts = self.counts
+        assert counts.free + counts.cached + counts.used + counts.in_flight == self.num_blocks

@@ -32,14 +32,54 @@ class Introduction:
     tokens: list[int]
 
 
+class Direction(Enum):
+    """Where blocks go."""
+
+    OUT = auto()  # from the device to its host
+    IN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPair:
+    """A block on the device and one on the host."""
+
+    device: int
+    host: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """A block that is copied to another one of the device."""
+
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    """Place `index` of a sequence's block table is another block from now on, which holds the same."""
+
+    sequence_id: int
+    index: int
+    block_id: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step of one replica: who leaves, who is new, and what is computed."""
+    """One step of one replica: who leaves, what is copied, who is new, and what is computed. In this order.
+
+    `held_ids` are blocks that this step names and that are to be let go once it is committed.
+    """
 
     step_id: int
     departed_ids: list[int]
     introductions: list[Introduction]
     scheduled: list[Scheduled]
+    swap_out: list[BlockPair] = field(default_factory=list)
+    swap_in: list[BlockPair] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    table_changes: list[TableChange] = field(default_factory=list)
+    held_ids: list[int] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -64,6 +104,28 @@ class Drawn(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class TransferDone:
+    """All blocks that one step moved in one direction are there, or `failure` says why they are not."""
+
+    step_id: int
+    direction: Direction
+    seconds: float
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a worker answers to a step: results in the order of `StepPlan.scheduled`, and transfers that are over.
+
+    `busy_seconds` is the time that the device took for it, where the worker tells.
+    """
+
+    results: Seq[Drawn]
+    transfers: Seq[TransferDone] = ()
+    busy_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StopToken:
     """A sequence ended because it drew this token."""
 
@@ -77,13 +139,14 @@ class MaxTokens:
 
 @dataclass(frozen=True, slots=True)
 class TokensEvent:
-    """A sequence grew by `token_ids`, the first of which is output token number `offset`."""
+    """A sequence grew by `token_ids`, the first of which is output token number `offset`. `score` is of a search."""
 
     sequence: Sequence
     offset: int
     token_ids: Seq[int]
     logprobs: Seq[object] = field(default_factory=list)
     end: StopToken | MaxTokens | None = None
+    score: float | None = None
 
 
 class Failure(Enum):
@@ -94,17 +157,20 @@ class Failure(Enum):
     CANCELLED = auto()
     INVALID = auto()
     UNAVAILABLE = auto()
+    TENANT_OVER_QUOTA = auto()
+    DEADLINE_INFEASIBLE = auto()
     CONTEXT_LENGTH_EXCEEDED = auto()
     INTERNAL = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class FailedEvent:
-    """A request is over. `message` is for a person and holds no tokens."""
+    """A request is over. `message` is for a person and holds no tokens; `retry_after` is in seconds."""
 
     request: Request
     reason: Failure
     message: str
+    retry_after: float | None = None
 
 
 Event = TokensEvent | FailedEvent

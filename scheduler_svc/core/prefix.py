@@ -1,6 +1,7 @@
 """The prefix index: finds blocks that hold the keys and values of a prompt's beginning."""
 
 from array import array
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -14,55 +15,69 @@ def extend_hashes(hashes: list[bytes], root: bytes, tokens: list[int], block_siz
     """Append the hashes of a sequence's full blocks until there are `num_blocks`, each chained to the one before."""
     parent = hashes[-1] if hashes else root
     for block in range(len(hashes), num_blocks):
-        parent = sha256(parent + _pack(tokens, block, block_size)).digest()
+        parent = sha256(parent + pack_block(tokens, block, block_size)).digest()
         hashes.append(parent)
 
 
-def _pack(tokens: list[int], block: int, block_size: int) -> bytes:
+def pack_block(tokens: list[int], block: int, block_size: int) -> bytes:
+    """The tokens of a sequence's block, as they are kept beside its hash."""
     return array("I", tokens[block * block_size : (block + 1) * block_size]).tobytes()
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    block_id: int
+class Content:
+    """What a block holds: its place in the chain of hashes, and its own tokens."""
+
+    hash: bytes
     tokens: bytes
 
 
 class PrefixIndex:
-    """Block hash to block id, for blocks whose contents a commit has confirmed. One block per hash."""
+    """Block hash to block id, for blocks whose contents are confirmed. One block per hash."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._entries: dict[bytes, _Entry] = {}
-        self._hashes: dict[int, bytes] = {}
+        self._blocks: dict[bytes, int] = {}
+        self._contents: dict[int, Content] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._blocks)
 
-    def __contains__(self, block_id: int) -> bool:
-        return block_id in self._hashes
+    def __contains__(self, block_id: object) -> bool:
+        return block_id in self._contents
 
-    def match(self, hashes: list[bytes], tokens: list[int]) -> list[int]:
-        """The blocks of the longest prefix that is held. A hit compares the tokens as well as the hash."""
+    def content(self, block_id: int) -> Content:
+        """What a block that is in the index holds."""
+        return self._contents[block_id]
+
+    def find(self, content: Content) -> int | None:
+        """The block that holds this. A hit compares the tokens as well as the hash."""
+        block_id = self._blocks.get(content.hash)
+        if block_id is None or self._contents[block_id].tokens != content.tokens:
+            return None
+        return block_id
+
+    def match(self, hashes: Seq[bytes], tokens: list[int], first: int = 0) -> list[int]:
+        """The blocks of the longest run that is held, of a sequence's blocks from number `first` on."""
         block_ids = []
-        for block, block_hash in enumerate(hashes):
-            entry = self._entries.get(block_hash)
-            if entry is None or entry.tokens != _pack(tokens, block, self._block_size):
+        for block in range(first, len(hashes)):
+            block_id = self._blocks.get(hashes[block])
+            if block_id is None or self._contents[block_id].tokens != pack_block(tokens, block, self._block_size):
                 break
-            block_ids.append(entry.block_id)
+            block_ids.append(block_id)
         return block_ids
 
-    def publish(self, block_id: int, block_hash: bytes, tokens: list[int], block: int) -> None:
-        """Say that a block holds block number `block` of `tokens`. Where another one does already, that one stays."""
-        if block_hash not in self._entries:
-            self._entries[block_hash] = _Entry(block_id, _pack(tokens, block, self._block_size))
-            self._hashes[block_id] = block_hash
+    def publish(self, block_id: int, content: Content) -> int:
+        """Say that a block holds this; returns the block that is found for it from now on.
+
+        Where another block does hold it already, that is the one.
+        """
+        known = self._blocks.setdefault(content.hash, block_id)
+        if known == block_id:
+            self._contents[block_id] = content
+        return known
 
     def forget(self, block_ids: list[int]) -> None:
         """Drop blocks whose contents are about to be overwritten."""
         for block_id in block_ids:
-            del self._entries[self._hashes.pop(block_id)]
-
-    def published(self, block_ids: list[int]) -> set[int]:
-        """Those of the blocks that can be found here."""
-        return {block_id for block_id in block_ids if block_id in self._hashes}
+            del self._blocks[self._contents.pop(block_id).hash]

@@ -1,83 +1,72 @@
-"""What runs next. One queue stands above all replicas; computed tokens catch up with known tokens."""
+"""Requests, their sequences, and what came of the steps that these were in. One queue stands above all replicas."""
 
 import heapq
 from collections.abc import Iterable
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
+from scheduler_svc.core.admission import Admission, Rates, Sharing
+from scheduler_svc.core.beam_group import BeamGroup, BeamStep
+from scheduler_svc.core.beam_search import BeamParams
+from scheduler_svc.core.limits import Limits, Totals
 from scheduler_svc.core.plan import (
     Drawn,
     Event,
     FailedEvent,
     Failure,
-    Introduction,
     MaxTokens,
     Scheduled,
+    StepOutcome,
     StepPlan,
     StopToken,
     TokensEvent,
 )
+from scheduler_svc.core.planner import Planner
+from scheduler_svc.core.policies import POLICIES
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.sequence import Phase, Request, Sequence
+from scheduler_svc.core.waiting import Waiting
 
-STOP_LEAD = 64  # tokens that a sequence with stop strings may run ahead of the gateway's search
 MAX_LOSSES = 3  # workers that a sequence may see lost without a token between, before it is taken for the cause
-DEPTH = 2  # steps in flight per replica: one runs while the next is made
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one step may hold, where that is less than its worker holds, and what may wait for it."""
-
-    max_step_tokens: int = 2**31
-    max_sequences: int = 2**31
-    max_queued: int = 16384  # sequences that wait; one more is refused
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counts since the start, for the operator."""
-
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    cache_queries: int = 0  # tokens looked up in the prefix index
-    cache_hits: int = 0  # and found there
-    slots: int = 0  # token places in blocks in use, summed over steps
-    slots_unfilled: int = 0  # those of them without a token
 
 
 class Scheduler:
     """Requests, their sequences, and the replicas that these run on.
 
-    A driver calls `schedule(replica)`, sends the plan, and calls `commit(replica, results)` with its results, in
-    order, with at most DEPTH plans outstanding. Nothing here waits, and nothing here fails for want of room.
+    A driver calls `schedule(replica, now)`, sends the plan, and calls `commit(replica, outcome, now)` with what came of
+    it, in order. Nothing here waits, and nothing here fails for want of room. `now` is the driver's clock, in seconds.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.totals = Totals()
         self.replicas: list[Replica] = []
+        sharing = Sharing.BY_TENANT if limits.policy == "fair" else Sharing.BY_ARRIVAL
+        policy = POLICIES[limits.policy](limits.policy_settings)
+        self.waiting = Waiting(policy, Admission(limits.queue, sharing))
+        self._planner = Planner(limits, self.totals, self.waiting)
         self._requests: dict[str, list[Sequence]] = {}
-        self._siblings: dict[str, list[Sequence]] = {}  # by key, those that wait for their first to compute the prompt
-        self._queue: list[tuple[tuple[int, int, int], Sequence]] = []  # a heap; ended sequences are skipped
+        self._searches: dict[str, BeamGroup] = {}  # by key, of requests with beams
+        self._deadlines: list[tuple[float, str]] = []  # a heap; those of requests that ended are skipped
         self._model: tuple[bytes, int] | None = None  # fingerprint and block size that hashes are made for
-        self._homes: dict[int, Replica] = {}  # where a running or preempted sequence lives, by sequence id
-        self._num_queued = 0
         self._num_sequences = 0
         self._num_requests = 0
+        self._now = 0.0
 
     # Requests come and go.
 
     @property
     def num_queued(self) -> int:
         """Sequences that wait for a replica."""
-        return self._num_queued
+        return len(self.waiting) + self.num_swapped
 
     @property
     def num_running(self) -> int:
         """Sequences that run on some replica."""
         return sum(len(replica.running) for replica in self.replicas)
+
+    @property
+    def num_swapped(self) -> int:
+        """Sequences that wait with an image."""
+        return sum(len(replica.swapped) for replica in self.replicas)
 
     def is_live(self, key: str) -> bool:
         """Whether a request with this key has sequences that have not ended."""
@@ -88,6 +77,10 @@ class Scheduler:
         """Keys of the requests that are live."""
         return self._requests.keys()
 
+    def sequences(self, key: str) -> list[Sequence]:
+        """The sequences of a live request; none where there is no such request."""
+        return self._requests.get(key, [])
+
     @property
     def context_length(self) -> int:
         """How many tokens a sequence may have: what the model knows and every replica's blocks hold. 0: no replica."""
@@ -95,31 +88,47 @@ class Scheduler:
         return min((min(s.context_length, s.num_blocks * s.block_size) for s in shapes), default=0)
 
     @property
+    def rates(self) -> Rates:
+        """What all replicas do together, as measured."""
+        costs = [replica.costs for replica in self.replicas]
+        return Rates(
+            tokens_per_second=sum(cost.tokens_per_second for cost in costs),
+            prefill_seconds_per_token=min((cost.recompute_seconds(1) for cost in costs), default=0.0),
+            decode_seconds_per_token=min((cost.step_seconds(0, 1) for cost in costs), default=0.0),
+        )
+
+    @property
     def _context_text(self) -> str:
         return f"prompt and max_tokens exceed the context of {self.context_length} tokens"
 
-    def submit(self, request: Request) -> FailedEvent | None:
+    def submit(self, request: Request, now: float) -> FailedEvent | None:
         """Queue a request, or say why not."""
+        self._now = now
         if request.key in self._requests:
             return FailedEvent(request, Failure.KEY_IN_USE, "a request with this id is running")
         if not request.prompt or request.n < 1 or request.max_tokens < 1:
             return FailedEvent(request, Failure.INVALID, "prompt, n and max_tokens must be at least 1")
-        if self.replicas and len(request.prompt) + request.max_tokens > self.context_length:
-            return FailedEvent(request, Failure.CONTEXT_LENGTH_EXCEEDED, self._context_text)
-        if self._num_queued + request.n > self.limits.max_queued:
-            return FailedEvent(request, Failure.UNAVAILABLE, "too many requests wait")
-        sequences = [
-            Sequence(self._num_sequences + index, request, index, self._num_requests, request.prompt)
-            for index in range(request.n)
+        refusal = self.waiting.admission.check(request, now, self.context_length, self.rates)
+        if refusal is not None:
+            return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)
+        if request.beam is not None and (too_wide := self._why_too_wide(request, request.beam)):
+            return FailedEvent(request, Failure.INVALID, too_wide)
+        num_sequences = request.n if request.beam is None else 1
+        first, *siblings = sequences = [
+            Sequence(self._next_id(), request, index, self._num_requests, request.prompt)
+            for index in range(num_sequences)
         ]
-        self._num_sequences += request.n
         self._num_requests += 1
+        if request.beam is not None:
+            self._searches[request.key] = BeamGroup(request, request.beam, first)
         self._requests[request.key] = sequences
-        self._num_queued += request.n
-        self._push(sequences[0])
-        if request.n > 1:
-            # The others take up its prompt from the prefix cache instead of computing it once more each.
-            self._siblings[request.key] = sequences[1:]
+        for sequence in sequences:
+            sequence.family = sequences
+        self.waiting.add(first, now)
+        for sibling in siblings:
+            self.waiting.follow(first, len(request.prompt), sibling)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.key))
         self.totals.prompt_tokens += len(request.prompt)
         return None
 
@@ -128,22 +137,26 @@ class Scheduler:
         sequences = self._requests.get(key)
         if sequences is None:
             return None
-        self._siblings.pop(key, None)
-        for sequence in sequences:
+        for sequence in reversed(sequences):  # the first last: the others may wait for it
             self._end(sequence)
         return FailedEvent(sequences[0].request, reason, message)
 
     def expire(self, now: float) -> list[FailedEvent]:
         """End the requests whose deadline has passed."""
-        late = [key for key, (first, *_) in self._requests.items() if (first.request.deadline or now) < now]
+        late = []
+        while self._deadlines and self._deadlines[0][0] < now:
+            deadline, key = heapq.heappop(self._deadlines)
+            sequences = self._requests.get(key)
+            if sequences is not None and sequences[0].request.deadline == deadline:
+                late.append(key)
         return self._cancel_all(late, Failure.DEADLINE_EXCEEDED, "the deadline passed")
 
     def finish(self, key: str, index: int, num_tokens: int) -> None:
         """End one sequence by the gateway's verdict: only its first `num_tokens` output tokens count."""
         sequence = self._find(key, index)
         if sequence is not None:
-            del sequence.tokens[len(sequence.request.prompt) + num_tokens :]
             self._end(sequence)
+            del sequence.tokens[len(sequence.request.prompt) + num_tokens :]
 
     def acknowledge(self, key: str, index: int, num_tokens: int) -> None:
         """Note how far the gateway has searched a sequence for stop strings."""
@@ -179,72 +192,64 @@ class Scheduler:
         lost = {part.sequence.request.key for plan in replica.in_flight for part in plan.scheduled}
         self.replicas.remove(replica)
         replica.in_flight.clear()
-        for sequence in [*replica.running, *replica.leaving.values()]:
+        for sequence in [*replica.running, *replica.leaving.values(), *replica.swapped]:
             sequence.num_in_flight = sequence.num_promised = 0
+            sequence.image = None
             sequence.forget_blocks()
             if sequence.phase is not Phase.ENDED:
                 sequence.num_losses += sequence.request.key in lost
-                self._requeue(sequence)
+                sequence.home = None
+                self.waiting.add(sequence, self._now)
         suspects = {s.request.key for s in replica.running if s.num_losses >= MAX_LOSSES and s.phase is not Phase.ENDED}
         message = "workers were lost again and again while they computed this request"
         return self._cancel_all(sorted(suspects), Failure.INTERNAL, message)
 
     # A step.
 
-    def schedule(self, replica: Replica) -> StepPlan | None:
-        """Make the replica's next step; None where there is nothing to do, or DEPTH steps are in flight.
+    def schedule(self, replica: Replica, now: float) -> StepPlan | None:
+        """The replica's next step; None where there is nothing to do, or enough steps are in flight."""
+        self._now = now
+        return self._planner.schedule(replica, now)
 
-        There is no prefill and no decode: each sequence has known tokens, and a step computes some of those that are
-        not computed yet, within the budgets of tokens, sequences and blocks. Running sequences go first, by their
-        order; when blocks run out, the last of them gives up its own. What room is left admits from the queue.
+    def commit(self, replica: Replica, outcome: StepOutcome, now: float) -> list[Event]:
+        """Take in what came of the oldest step in flight; returns what is new to tell.
+
+        Raises ValueError where the outcome is not that step's, before anything is changed.
         """
-        if len(replica.in_flight) == DEPTH:
-            return None
-        scheduled: list[Scheduled] = []
-        budget = min(self.limits.max_step_tokens, replica.shape.max_step_tokens)
-        short = False
-        for sequence in list(replica.running):
-            if budget == 0:
-                break
-            if sequence.phase is not Phase.RUNNING or not sequence.is_plannable(STOP_LEAD):
-                continue
-            num_tokens = min(sequence.num_uncomputed, budget)
-            num_missing = replica.num_blocks_for(sequence.num_computed + num_tokens) - len(sequence.block_ids)
-            if num_missing > 0 and (short or not self._make_room(replica, sequence, num_missing)):
-                short = True  # those behind it take no block before it has its own
-                continue
-            scheduled.append(self._plan(replica, sequence, num_tokens, len(sequence.block_ids)))
-            budget -= num_tokens
-        introductions: list[Introduction] = []
-        while budget and not short and (newcomer := self._admit_next(replica)) is not None:
-            introductions.append(Introduction(newcomer, list(newcomer.tokens)))
-            scheduled.append(self._plan(replica, newcomer, min(newcomer.num_uncomputed, budget), num_told=0))
-            budget -= scheduled[-1].num_tokens
-        if not scheduled and not replica.departed_ids:
-            return None
-        replica.num_steps += 1
-        plan = StepPlan(replica.num_steps, replica.departed_ids, introductions, scheduled)
-        replica.departed_ids = []
-        replica.in_flight.append(plan)
-        self._count_slots(replica)
-        return plan
-
-    def commit(self, replica: Replica, results: Seq[Drawn]) -> list[Event]:
-        """Take in the results of the oldest step in flight, in its order; returns what is new to tell."""
-        plan = replica.in_flight.pop(0)
-        if len(results) != len(plan.scheduled):
-            raise ValueError(f"step {plan.step_id} has {len(plan.scheduled)} sequences, not {len(results)}")
+        self._now = now
+        self._check(replica, outcome)
+        plan = replica.take()
         events: list[Event] = []
-        for part, result in zip(plan.scheduled, results, strict=True):
+        num_prefill = num_decodes = 0
+        for part, result in zip(plan.scheduled, outcome.results, strict=True):
             sequence = part.sequence
             sequence.num_in_flight -= 1
             if part.draws:
                 sequence.num_promised -= 1
+            if part.num_tokens == 1:
+                num_decodes += 1
+            else:
+                num_prefill += part.num_tokens
             if sequence.phase is not Phase.ENDED:
                 events += self._commit_part(replica, part, result)
-            if replica.settle(sequence) and sequence.phase is Phase.PREEMPTED:
-                self._requeue(sequence)
+            if sequence.phase is not Phase.RUNNING and replica.settle(sequence) and sequence.phase is Phase.PREEMPTED:
+                self._planner.rest(replica, sequence)
+        for done in outcome.transfers:
+            for sequence in replica.finish_transfer(done):
+                self._planner.recompute(replica, sequence)
+        if outcome.busy_seconds is not None and plan.scheduled:
+            replica.costs.observe_step(num_prefill, num_decodes, outcome.busy_seconds)
         return events
+
+    def _check(self, replica: Replica, outcome: StepOutcome) -> None:
+        plan = replica.in_flight[0]
+        if len(outcome.results) != len(plan.scheduled):
+            raise ValueError(f"step {plan.step_id} has {len(plan.scheduled)} sequences, not {len(outcome.results)}")
+        transfers = [(done.step_id, done.direction) for done in outcome.transfers]
+        if len(set(transfers)) < len(transfers) or not all(
+            replica.transfers.knows(*transfer) for transfer in transfers
+        ):
+            raise ValueError(f"step {plan.step_id} is answered with copies that are not under way")
 
     def _commit_part(self, replica: Replica, part: Scheduled, result: Drawn) -> list[Event]:
         sequence, request = part.sequence, part.sequence.request
@@ -252,15 +257,18 @@ class Scheduler:
             failed = self.cancel(request.key, Failure.INTERNAL, "the worker could not compute this request")
             return [failed] if failed is not None else []
         sequence.num_committed = part.start + part.num_tokens
-        if not part.draws:
-            replica.publish(sequence)
-            return []
         offset = sequence.num_output
-        sequence.append(result.token_ids)
-        sequence.num_losses = 0
-        replica.publish(sequence)
-        for sibling in self._siblings.pop(request.key, ()):
-            self._push(sibling)
+        if part.draws and request.beam is not None:
+            return self._commit_beam(replica, sequence, result)
+        if part.draws:
+            sequence.append(result.token_ids)
+            sequence.num_losses = 0
+        if sequence.phase is Phase.RUNNING:
+            replica.publish(sequence)
+        self.waiting.free_ready(sequence, self._now)
+        if not part.draws:
+            return []
+        self.waiting.policy.charge(sequence, len(result.token_ids))
         self.totals.generation_tokens += len(result.token_ids)
         end: StopToken | MaxTokens | None = None
         last = sequence.tokens[-1]
@@ -269,10 +277,75 @@ class Scheduler:
         elif sequence.num_output >= request.max_tokens:
             end = MaxTokens()
         if end is not None:
+            self.waiting.admission.observe_end(request, sequence.num_output)
             self._end(sequence)
         return [TokensEvent(sequence, offset, list(result.token_ids), result.logprobs, end)]
 
-    # How it is done.
+    # Beams.
+
+    def _why_too_wide(self, request: Request, beam: BeamParams) -> str | None:
+        """Why a search's beams could not run side by side, if so: they share no more than the prompt for certain."""
+        for shape in (replica.shape for replica in self.replicas):
+            own = -(-(request.max_tokens + len(request.prompt) % shape.block_size) // shape.block_size)
+            if len(request.prompt) // shape.block_size + beam.width * own > shape.num_blocks:
+                return "the search is too wide for the memory of this model's workers"
+            if beam.width > min(self.limits.max_sequences, shape.max_sequences):
+                return "the search is wider than a step of this model's workers"
+        return None
+
+    def _commit_beam(self, replica: Replica, sequence: Sequence, result: Drawn) -> list[Event]:
+        """Keep what may follow a beam; once all beams of its search have that, they advance."""
+        if sequence.phase is Phase.RUNNING:
+            replica.publish(sequence)
+        self.waiting.free_ready(sequence, self._now)
+        request = sequence.request
+        group = self._searches[request.key]
+        if not result.logprobs:
+            failed = self.cancel(request.key, Failure.INTERNAL, "the worker could not compute this request")
+            return [failed] if failed is not None else []
+        group.take(sequence, result)
+        if not group.is_complete:
+            return []
+        for step in group.advance():
+            self._go_on(step)
+        if not group.is_over:
+            return []
+        events = group.events()
+        self.totals.generation_tokens += sum(len(event.token_ids) for event in events)
+        for one in self._requests[request.key]:
+            self._end(one)
+        return [*events]
+
+    def _go_on(self, step: BeamStep) -> None:
+        """Continue one beam as its search has decided: in none, one or several ways."""
+        sequence, tokens = step.sequence, step.next_tokens
+        if not tokens:
+            self._end(sequence)
+            sequence.family.remove(sequence)
+            return
+        home = sequence.home
+        for token in tokens[1:]:
+            child = Sequence(self._next_id(), sequence.request, 0, sequence.arrival, [*sequence.tokens, token])
+            child.num_cached = sequence.num_cached
+            child.family = sequence.family
+            child.family.append(child)
+            step.add_child(child)
+            if home is not None and sequence.phase is Phase.RUNNING and self._planner.may_fork(home):
+                child.home = home
+                home.fork(sequence, child)
+            else:
+                self.waiting.add(child, self._now)
+        sequence.append(tokens[:1])
+        self.waiting.policy.charge(sequence, len(tokens))
+        if home is not None and sequence.phase is Phase.RUNNING:
+            self.waiting.free_all(sequence, self._now)
+            home.rename(sequence, self._next_id())
+
+    def _next_id(self) -> int:
+        self._num_sequences += 1
+        return self._num_sequences - 1
+
+    # Who waits.
 
     def _find(self, key: str, index: int) -> Sequence | None:
         sequences = self._requests.get(key, [])
@@ -283,89 +356,25 @@ class Scheduler:
     def _cancel_all(self, keys: Iterable[str], reason: Failure, message: str) -> list[FailedEvent]:
         return [event for key in keys if (event := self.cancel(key, reason, message)) is not None]
 
-    def _push(self, sequence: Sequence) -> None:
-        heapq.heappush(self._queue, (sequence.order, sequence))
-
-    def _requeue(self, sequence: Sequence) -> None:
-        self._homes.pop(sequence.id)
-        sequence.move(Phase.QUEUED)
-        self._num_queued += 1
-        self._push(sequence)
-
     def _end(self, sequence: Sequence) -> None:
         if sequence.phase is Phase.ENDED:
             return
-        home = self._homes.pop(sequence.id, None)
-        if sequence.phase is Phase.RUNNING:
+        home, sequence.home = sequence.home, None
+        if sequence.phase in (Phase.RUNNING, Phase.ARRIVING):
             assert home is not None
             home.leave(sequence, Phase.ENDED)
         else:
-            self._num_queued -= sequence.phase is Phase.QUEUED
+            if sequence.phase is Phase.QUEUED:
+                self.waiting.remove(sequence)
+            elif sequence.phase is Phase.FOLLOWING:
+                self.waiting.followers.remove(sequence)
+            elif sequence.image is not None:
+                assert home is not None
+                home.drop_image(sequence)
             sequence.move(Phase.ENDED)
+        self.waiting.free_all(sequence, self._now)
         key = sequence.request.key
-        if all(s.phase is Phase.ENDED for s in self._requests[key]):
+        if all(s.phase is Phase.ENDED for s in sequence.family):
+            self.waiting.admission.leave(sequence.request)
             del self._requests[key]
-        if len(self._queue) > 2 * self._num_queued + 64:  # mostly sequences that ended while they waited
-            self._queue = [entry for entry in self._queue if entry[1].phase is Phase.QUEUED]
-            heapq.heapify(self._queue)
-
-    def _plan(self, replica: Replica, sequence: Sequence, num_tokens: int, num_told: int) -> Scheduled:
-        """Add a sequence to a step. The worker knows the first `num_told` blocks of its table."""
-        start = sequence.num_computed
-        num_missing = replica.num_blocks_for(start + num_tokens) - len(sequence.block_ids)
-        store_start = max(start, sequence.num_published * replica.shape.block_size)
-        if num_missing > 0:
-            replica.allocate(sequence, num_missing)
-        draws = start + num_tokens == sequence.num_known
-        sequence.num_computed += num_tokens
-        sequence.num_promised += draws
-        sequence.num_in_flight += 1
-        return Scheduled(sequence, start, num_tokens, sequence.block_ids[num_told:], store_start, draws)
-
-    def _make_room(self, replica: Replica, sequence: Sequence, count: int) -> bool:
-        """See that `count` blocks are available, preempting from the end of the order; False: not in this step."""
-        while count > replica.pool.num_available:
-            if count <= replica.pool.num_available + replica.num_arriving:
-                return False  # enough is on its way: one need takes one victim
-            victim = replica.running[-1]
-            self._preempt(replica, victim)
-            if victim is sequence:
-                return False
-        return True
-
-    def _preempt(self, replica: Replica, victim: Sequence) -> None:
-        self.totals.preemptions += 1
-        replica.leave(victim, Phase.PREEMPTED)
-        if not victim.num_in_flight:
-            self._requeue(victim)
-
-    def _admit_next(self, replica: Replica) -> Sequence | None:
-        """Admit the head of the queue if all that it knows fits beside what those who run still need."""
-        while self._queue and self._queue[0][1].phase is not Phase.QUEUED:
-            heapq.heappop(self._queue)
-        max_sequences = min(self.limits.max_sequences, replica.shape.max_sequences)
-        if not self._queue or len(replica.running) >= max_sequences:
-            return None
-        sequence = self._queue[0][1]
-        hit = replica.match(sequence)
-        num_revived = sum(replica.pool.is_cached(block_id) for block_id in hit)
-        num_needed = replica.num_blocks_for(len(sequence.tokens)) - len(hit)
-        reserve = replica.num_owed + (replica.shape.num_blocks // 100 if replica.running else 0)
-        if num_needed + num_revived + reserve > replica.pool.num_available:
-            return None
-        heapq.heappop(self._queue)
-        self._num_queued -= 1
-        self._homes[sequence.id] = replica
-        replica.admit(sequence, hit)
-        self.totals.cache_queries += len(sequence.tokens)
-        self.totals.cache_hits += sequence.num_computed
-        if sequence.num_cached is None:
-            sequence.num_cached = sequence.num_computed
-        return sequence
-
-    def _count_slots(self, replica: Replica) -> None:
-        """Add up how full the blocks in use are. Only a table's last block may be partly filled."""
-        size = replica.shape.block_size
-        self.totals.slots += replica.pool.counts.used * size
-        owners = (*replica.running, *replica.leaving.values())
-        self.totals.slots_unfilled += sum(len(s.block_ids) * size - s.num_computed for s in owners)
+            self._searches.pop(key, None)

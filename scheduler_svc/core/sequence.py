@@ -3,28 +3,58 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from scheduler_svc.core.beam_search import BeamParams
+from scheduler_svc.core.explain import Preemption
+
+if TYPE_CHECKING:
+    from scheduler_svc.core.replica import Replica
 
 
 class Phase(Enum):
     """Where a sequence stands. Legal moves are in `Sequence.move`, and nowhere else."""
 
     QUEUED = auto()  # holds no blocks
+    FOLLOWING = auto()  # holds none: another one computes what it would compute, and it takes that up
+    ARRIVING = auto()  # holds blocks on a replica, some of which are on their way from the host
     RUNNING = auto()  # holds blocks on a replica
-    PREEMPTED = auto()  # lost its blocks, but a step in flight still names them; queued again once that is done
+    PREEMPTED = auto()  # is to give up its blocks, but a step in flight still names them
+    SWAPPED = auto()  # has an image, and waits for room on its replica
     ENDED = auto()
 
 
 _MOVES = {
-    Phase.QUEUED: {Phase.RUNNING, Phase.ENDED},
+    Phase.QUEUED: {Phase.FOLLOWING, Phase.ARRIVING, Phase.RUNNING, Phase.ENDED},
+    Phase.FOLLOWING: {Phase.QUEUED, Phase.ENDED},
+    Phase.ARRIVING: {Phase.RUNNING, Phase.QUEUED, Phase.PREEMPTED, Phase.ENDED},
     Phase.RUNNING: {Phase.QUEUED, Phase.PREEMPTED, Phase.ENDED},
-    Phase.PREEMPTED: {Phase.QUEUED, Phase.ENDED},
+    Phase.PREEMPTED: {Phase.QUEUED, Phase.SWAPPED, Phase.ENDED},
+    Phase.SWAPPED: {Phase.ARRIVING, Phase.RUNNING, Phase.QUEUED, Phase.ENDED},
     Phase.ENDED: set[Phase](),
 }
 
 
+@dataclass(slots=True)
+class Image:
+    """Where the keys and values of a swapped sequence are: in blocks of the device that it shares with others, and
+    keeps, and behind these in blocks of the host. They are of its first `num_tokens` tokens; those in shared blocks may
+    go on to the first `num_stored`.
+    """
+
+    kept_ids: list[int]
+    host_ids: list[int]
+    num_tokens: int
+    num_stored: int
+    num_moving: int = 0  # blocks that are not known to be there yet
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for. `sampling` is for the worker and not read here; `deadline` is on the monotonic clock."""
+    """What was asked for. `sampling` is for the worker and not read here. With `beam`, the `n` best of a search.
+
+    `arrived_at` and `deadline` are on the driver's clock, in seconds.
+    """
 
     key: str
     prompt: list[int]
@@ -38,8 +68,10 @@ class Request:
     tenant: str = "default"
     weight: float = 1.0
     salt: bytes = b""
+    arrived_at: float = 0.0
     deadline: float | None = None
     traceparent: str = ""
+    beam: BeamParams | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +88,8 @@ class Sequence:
     arrival: int
     tokens: list[int]
     phase: Phase = Phase.QUEUED
+    family: "list[Sequence]" = field(default_factory=list)  # all of its request, itself included
+    home: "Replica | None" = None  # where it has blocks or an image
     num_losses: int = 0  # workers that were lost while they computed it, since its last token
     num_promised: int = 0
     num_computed: int = 0
@@ -63,9 +97,15 @@ class Sequence:
     num_in_flight: int = 0  # steps in flight that name it
     num_acknowledged: int = 0  # output tokens that the gateway has searched for stop strings
     num_cached: int | None = None  # prompt tokens found in the prefix cache when it was first admitted
+    num_preemptions: int = 0
+    num_steps: int = 0  # that it was in since it was admitted last
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were needed
     num_published: int = 0  # leading blocks that the prefix index has been told of
+    num_stored: int = 0  # leading tokens whose keys and values were in its blocks when it was admitted
+    num_told: int | None = None  # blocks of its table that the worker knows; None: the worker does not know it
+    image: Image | None = None
+    last_preemption: Preemption | None = None
 
     def move(self, phase: Phase) -> None:
         """Go on to another phase."""
@@ -93,6 +133,11 @@ class Sequence:
         """How many known tokens are still to compute: the one thing that scheduling is about."""
         return self.num_known - self.num_computed
 
+    @property
+    def decodes(self) -> bool:
+        """Whether it runs and has one token to compute."""
+        return self.phase is Phase.RUNNING and len(self.tokens) + self.num_promised - self.num_computed == 1
+
     def append(self, token_ids: Seq[int]) -> None:
         """Add tokens that were drawn."""
         if self.tokens is self.request.prompt:
@@ -102,6 +147,8 @@ class Sequence:
     def is_plannable(self, stop_lead: int) -> bool:
         """Whether another step makes sense: not when the tokens promised end it, nor too far beyond the gateway."""
         num_output = self.num_known - len(self.request.prompt)
+        if self.request.beam is not None and self.num_promised:
+            return False  # what comes next is chosen among all beams
         if num_output >= self.request.max_tokens or self.num_uncomputed == 0:
             return False
         return not self.request.has_stop_strings or num_output < self.num_acknowledged + stop_lead
@@ -109,4 +156,4 @@ class Sequence:
     def forget_blocks(self) -> None:
         """Start over with nothing computed; called when its blocks are gone."""
         self.block_ids = []
-        self.num_computed = self.num_committed = self.num_published = 0
+        self.num_computed = self.num_committed = self.num_published = self.num_stored = 0

@@ -55,6 +55,7 @@ def describe(addresses: Addresses, redis_url: str) -> dict[str, Any]:
         "http": [listener.reached_at for listener in addresses.http],
         "grpc": [listener.reached_at for listener in addresses.grpc],
         "scheduler": addresses.scheduler.reached_at,
+        "scheduler_admin": addresses.scheduler_admin.reached_at,
         "scheduler_metrics": addresses.scheduler_metrics.reached_at,
         "workers": [listener.reached_at for listener in addresses.workers],
         "worker_metrics": [listener.reached_at for listener in addresses.worker_metrics],

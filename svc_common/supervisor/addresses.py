@@ -32,12 +32,13 @@ class Addresses:
     http: list[Listener]
     grpc: list[Listener]
     scheduler: Listener
+    scheduler_admin: Listener
     scheduler_metrics: Listener
     workers: list[Listener]
     worker_metrics: list[Listener]
 
     def __iter__(self) -> Iterator[Listener]:
-        yield from (*self.http, *self.grpc, self.scheduler, self.scheduler_metrics)
+        yield from (*self.http, *self.grpc, self.scheduler, self.scheduler_admin, self.scheduler_metrics)
         yield from (*self.workers, *self.worker_metrics)
 
     def check(self) -> None:
@@ -65,6 +66,7 @@ def assign(settings: SupervisorSettings) -> Addresses:
         http=[_listener(settings.host, settings.http_port, i, "QUIRE_HTTP_PORT") for i in gateways],
         grpc=[_listener(settings.host, settings.grpc_port, i, "QUIRE_GRPC_PORT") for i in gateways],
         scheduler=_listener(LOOPBACK, settings.scheduler_port, 0, "QUIRE_SCHEDULER_PORT"),
+        scheduler_admin=_listener(LOOPBACK, settings.scheduler_admin_port, 0, "QUIRE_SCHEDULER_ADMIN_PORT"),
         scheduler_metrics=_listener(LOOPBACK, settings.scheduler_metrics_port, 0, "QUIRE_SCHEDULER_METRICS_PORT"),
         workers=[_listener(LOOPBACK, settings.worker_port, i, "QUIRE_WORKER_PORT") for i in workers],
         worker_metrics=[

@@ -59,6 +59,8 @@ def service_roles(settings: SupervisorSettings, addresses: Addresses, redis_url:
         environment={
             **inner,
             "QUIRE_SCHEDULER_PORT": str(addresses.scheduler.port),
+            "QUIRE_SCHEDULER_ADMIN_PORT": str(addresses.scheduler_admin.port),
+            "QUIRE_SCHEDULER_ADMIN_HOST": LOOPBACK,
             "QUIRE_SCHEDULER_METRICS_PORT": str(addresses.scheduler_metrics.port),
             "QUIRE_WORKERS_AT": ",".join(worker.reached_at for worker in addresses.workers),
             "QUIRE_REDIS_URL": redis_url,

@@ -18,6 +18,7 @@ class SupervisorSettings(ServiceSettings):
     http_port: int = Field(8000, ge=0, le=65535, description="port of the first gateway for HTTP")
     grpc_port: int = Field(50051, ge=0, le=65535, description="port of the first gateway for gRPC")
     scheduler_port: int = Field(0, ge=0, le=65535, description="port of the scheduler for gateways")
+    scheduler_admin_port: int = Field(50062, ge=0, le=65535, description="port of the scheduler for `quire explain`")
     scheduler_metrics_port: int = Field(9101, ge=0, le=65535, description="port of the scheduler for Prometheus")
     worker_port: int = Field(0, ge=0, le=65535, description="port of the first worker for the scheduler")
     worker_metrics_port: int = Field(9102, ge=0, le=65535, description="port of the first worker for Prometheus")

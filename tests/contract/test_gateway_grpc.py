@@ -324,6 +324,8 @@ generations = st.builds(
         stop_token_ids=st.lists(ids, max_size=2),
     ),
     n=st.none() | st.integers(0, 3) | ids,
+    best_of=st.none() | st.integers(0, 3) | ids,
+    beam_search=st.none() | st.builds(api.BeamSearch, width=st.integers(0, 3), length_penalty=st.floats()),
     request_id=st.none() | st.text(max_size=5),
 )
 
@@ -378,7 +380,8 @@ async def test_health_is_told_per_service_and_reflection_shows_only_what_is_publ
     for service in ("", "quire.inference.v1.InferenceService", "liveness"):
         answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    assert not any("scheduler" in name or "worker" in name for name in await reflected(quire))
+    names = await reflected(quire)
+    assert not any(inner in name for inner in ("scheduler", "worker", "admin") for name in names)
 
 
 async def reflected(quire: Harness) -> list[str]:

@@ -25,6 +25,8 @@ MESSAGES = [{"role": "user", "content": "hello"}]
         (scheduler_v1.FAILURE_REASON_DEADLINE_EXCEEDED, 504, "deadline_exceeded"),
         (scheduler_v1.FAILURE_REASON_CANCELLED, 499, "cancelled"),
         (scheduler_v1.FAILURE_REASON_UNAVAILABLE, 503, "capacity_exhausted"),
+        (scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA, 429, "tenant_over_quota"),
+        (scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE, 503, "deadline_infeasible"),
         (scheduler_v1.FAILURE_REASON_INTERNAL, 500, "internal"),
     ],
 )
@@ -36,7 +38,7 @@ async def test_a_refusal_of_the_scheduler_is_a_status_even_for_a_stream(
     response = await quire.http.post("/v1/completions", json={"prompt": "a", "stream": stream})
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
     assert response.headers["x-request-id"]
-    assert ("retry-after" in response.headers) == (status == 503)
+    assert ("retry-after" in response.headers) == (status in (429, 503))
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon", "86401"])
@@ -153,7 +155,10 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-KNOWN = ["prompt", "messages", "stop", "n", "max_tokens", "logit_bias", "stream", "temperature", "seed", "top_k"]
+KNOWN = [
+    "prompt", "messages", "stop", "n", "best_of", "use_beam_search", "early_stopping", "max_tokens", "logit_bias",
+    "stream", "temperature", "seed", "top_k",
+]  # fmt: skip
 bodies = st.dictionaries(st.sampled_from(KNOWN) | st.text(max_size=5), json_values, max_size=4)
 
 

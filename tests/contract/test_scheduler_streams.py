@@ -19,7 +19,8 @@ from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server
 from quire.worker.v1 import worker_pb2 as worker_v1
 from redis_server import redis_server
-from scheduler_svc.core.scheduler import Limits, Scheduler
+from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
 from scheduler_svc.records import Records, RecordWriter
 from scheduler_svc.sessions import SchedulerServicer
@@ -142,7 +143,10 @@ async def idle(engine: Engine) -> None:
     """Wait until no sequence runs, no step is in flight and no block is used."""
     for _ in range(500):
         replicas = engine.core.replicas
-        if not any(r.running or r.in_flight or r.pool.counts.used for r in replicas) and not engine.core.num_queued:
+        if (
+            not any(r.running or r.in_flight or r.device.pool.counts.used for r in replicas)
+            and not engine.core.num_queued
+        ):
             return
         await asyncio.sleep(0.01)
     raise AssertionError("the scheduler does not come to rest")

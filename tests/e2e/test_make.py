@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 )
 def test_make_run_starts_and_ends(model: object, tmp_path: Path) -> None:
     port, log = free_port(), tmp_path / "log"
-    settings = [f"QUIRE_{name}_PORT=0" for name in ("GRPC", "SCHEDULER_METRICS", "WORKER_METRICS")]
+    settings = [f"QUIRE_{name}_PORT=0" for name in ("GRPC", "SCHEDULER_ADMIN", "SCHEDULER_METRICS", "WORKER_METRICS")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
     with log.open("wb") as output:
         make = subprocess.Popen(

@@ -42,11 +42,12 @@ async def test_one_at_a_time(running: Deployment, judged: list[Reference]) -> No
 
 async def test_with_hits_in_the_prefix_cache(running: Deployment, judged: list[Reference]) -> None:
     await serve_all(running, judged)
-    before = running.metrics()["quire_prefix_cache_hits_total"]
+    hits = 'quire_prefix_cache_hits_total{tier="device"}'
+    before = running.metrics()[hits]
     generations = await serve_all(running, judged)
     judge(judged, generations)
     assert all(g.usage.cached_tokens >= len(r.prompt) - 16 for r, g in zip(judged, generations, strict=True))
-    assert running.metrics()["quire_prefix_cache_hits_total"] > before
+    assert running.metrics()[hits] > before
 
 
 async def test_all_at_once(model: object, judged: list[Reference]) -> None:
@@ -60,11 +61,18 @@ async def test_in_chunks_of_32_tokens(model: object, judged: list[Reference]) ->
         judge(judged, await serve_all(started, judged))
 
 
-async def test_with_so_few_blocks_that_sequences_are_preempted(model: object, judged: list[Reference]) -> None:
-    with deployment(dtype="float32", num_blocks=60) as started:
+@pytest.mark.parametrize("preemption", ["auto", "swap", "recompute"])
+async def test_with_so_few_blocks_that_sequences_are_preempted(
+    model: object, judged: list[Reference], preemption: str
+) -> None:
+    with deployment(dtype="float32", num_blocks=60, preemption=preemption) as started:
         # Sequences that grow beyond what is compared take more blocks from each other.
         judge(judged, await serve_all(started, judged, max_tokens=160))
-        assert started.metrics()["quire_preemptions_total"] >= 20
+        metrics = started.metrics()
+        swaps, recomputes = (metrics[f'quire_preemptions_total{{choice="{way}"}}'] for way in ("swap", "recompute"))
+        assert swaps + recomputes >= 20
+        assert swaps >= 20 or preemption != "swap"
+        assert swaps == 0 or preemption != "recompute"
         blocks = await started.rest()
         assert blocks["free"] + blocks["cached"] == 60
 

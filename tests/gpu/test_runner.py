@@ -29,3 +29,14 @@ def test_bfloat16_draws_what_float32_does_where_the_choice_is_clear(tmp_path: Pa
     exact = Driver(make_runner(directory, "triton", device="cuda")).generate(asked, 1)
     rounded = Driver(make_runner(directory, "triton", device="cuda", dtype=torch.bfloat16)).generate(asked, 1)
     assert sum(a == b for a, b in zip(exact, rounded, strict=True)) >= len(asked) - 1
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
+def test_keys_and_values_in_8_bits_draw_what_full_ones_do_where_the_choice_is_clear(
+    cache_dtype: torch.dtype, tmp_path: Path
+) -> None:
+    directory = llama_models.save_model(tmp_path, llama_models.VARIANTS["llama"]())
+    asked = llama_models.prompts(1, 15, 16, 17, 33, 64)
+    full = Driver(make_runner(directory, "fused", device="cuda")).generate(asked, 1)
+    runner = make_runner(directory, "fused", device="cuda", cache_dtype=cache_dtype, cuda_graphs=True)
+    assert sum(a == b for a, b in zip(full, Driver(runner).generate(asked, 1), strict=True)) >= len(asked) - 2

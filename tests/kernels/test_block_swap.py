@@ -1,5 +1,6 @@
 """Blocks go to the host and come back bit for bit, in the runs that their places allow."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -62,8 +63,25 @@ def test_neighbours_on_both_sides_are_one_copy() -> None:
     assert [(part.host_start, part.device_blocks) for part in runs[1].pieces(3)] == [(6, (2, 3, 4)), (9, (7,))]
 
 
-@pytest.mark.parametrize("swap", [swap_out, swap_in])
-@pytest.mark.parametrize("pairs", [[(12, 0)], [(0, 13)], [(-1, 0)], [(0, -1)], [(1, 2), (1, 3)], [(1, 2), (3, 2)]])
+def test_one_block_may_go_to_several(device: str) -> None:
+    cache, host_cache = make_tiers(device)
+    swap_out(cache, host_cache, [(5, 2), (5, 3), (5, 9)])
+    swap_in(cache, host_cache, [(1, 2), (7, 2)])
+    if device == "cuda":
+        torch.cuda.synchronize()
+    source = cache[5].cpu()
+    for tier, block in ((host_cache, 2), (host_cache, 3), (host_cache, 9), (cache, 1), (cache, 7)):
+        assert torch.equal(tier[block].cpu(), source)
+
+
+@pytest.mark.parametrize(
+    ("swap", "pairs"),
+    [
+        *itertools.product((swap_out, swap_in), ([(12, 0)], [(0, 13)], [(-1, 0)], [(0, -1)])),
+        (swap_out, [(1, 2), (3, 2)]),
+        (swap_in, [(1, 2), (1, 3)]),
+    ],
+)
 def test_pairs_that_make_no_sense_are_refused(swap: Swap, pairs: list[tuple[int, int]], device: str) -> None:
     tiers = make_tiers(device)
     before = [tier.clone() for tier in tiers]

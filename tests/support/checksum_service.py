@@ -14,9 +14,11 @@ VOCAB = 1000
 
 
 class ChecksumService(WorkerServiceServicer):
-    """Draws `next_token` of all tokens; remembers the requests that it was sent."""
+    """Draws `next_token` of all tokens, and confirms every transfer; remembers the requests that it was sent."""
 
-    def __init__(self, num_blocks: int = 64, fingerprint: bytes = b"checksum", epoch: int = 0) -> None:
+    def __init__(
+        self, num_blocks: int = 64, fingerprint: bytes = b"checksum", epoch: int = 0, num_host_blocks: int = 0
+    ) -> None:
         self.about = worker_v1.DescribeResponse(
             model="checksum",
             fingerprint=fingerprint,
@@ -29,6 +31,9 @@ class ChecksumService(WorkerServiceServicer):
             max_step_tokens=64,
             max_sequences=16,
             epoch=epoch,
+            num_host_blocks=num_host_blocks,
+            swap_bytes_per_second=1e9 if num_host_blocks else 0.0,
+            prefill_tokens_per_second=1e4,
         )
         self.openings: list[worker_v1.StepRequest] = []
         self.steps: list[worker_v1.StepRequest] = []
@@ -64,6 +69,12 @@ class ChecksumService(WorkerServiceServicer):
             known[new.sequence_id] = list(new.token_ids)
         schedule = request.scheduled
         result = worker_v1.StepResult(sequence_ids=schedule.sequence_ids)
+        for moved, direction in (
+            (request.swap_out, worker_v1.DIRECTION_OUT),
+            (request.swap_in, worker_v1.DIRECTION_IN),
+        ):
+            if moved.sources:
+                result.transfers.add(step_id=request.step_id, direction=direction, duration_us=1)
         for place, sequence_id in enumerate(schedule.sequence_ids):
             tokens = known[sequence_id]
             draws = schedule.starts[place] + schedule.num_tokens[place] == len(tokens)

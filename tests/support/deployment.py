@@ -79,7 +79,7 @@ def deployment(**settings: str | int) -> Iterator[Deployment]:
     with tempfile.TemporaryDirectory(prefix="quire-test-") as directory:
         root = Path(directory)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "OTEL_"))}
-        ports = ("http", "grpc", "scheduler", "scheduler_metrics", "worker", "worker_metrics")
+        ports = ("http", "grpc", "scheduler", "scheduler_admin", "scheduler_metrics", "worker", "worker_metrics")
         environment |= {f"QUIRE_{port.upper()}_PORT": "0" for port in ports}
         environment |= {"QUIRE_RUN_DIR": str(root / "run"), "QUIRE_STATE_FILE": str(root / "state.json")}
         environment |= {

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from gateway_svc.generation import Generation, OnLeave, Sampling, SpecialTokens, Stopping, StopText
+from gateway_svc.generation import BeamSearch, Generation, OnLeave, Sampling, SpecialTokens, Stopping, StopText
 from gateway_svc.stop_strings import StopString
 from gateway_svc.vocabulary import Vocabulary
 from tiny_model import tiny_tokenizer
@@ -80,6 +80,8 @@ def make_generation(
     special_tokens: SpecialTokens = SpecialTokens.HIDDEN,
     on_leave: OnLeave = OnLeave.CANCEL,
     n: int = 1,
+    best_of: int | None = None,
+    beam_search: BeamSearch | None = None,
     logprobs: int | None = None,
     seed: int = 7,
     stop_token_ids: tuple[int, ...] = (),
@@ -90,4 +92,17 @@ def make_generation(
     stops = tuple(StopString.compile(text) for text in stop)
     stopping = Stopping(100, min_tokens, stops, stop_token_ids, (2,), stop_text)
     prompt = [5] if prompt_token_ids is None else prompt_token_ids
-    return Generation(request_id, on_leave, "tiny", prompt, sampling, stopping, n, logprobs, 0, special_tokens)
+    return Generation(
+        request_id=request_id,
+        on_leave=on_leave,
+        model="tiny",
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        stopping=stopping,
+        n=n,
+        best_of=n if best_of is None else best_of,
+        beam_search=beam_search,
+        logprobs=logprobs,
+        priority=0,
+        special_tokens=special_tokens,
+    )

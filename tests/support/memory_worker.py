@@ -2,13 +2,21 @@
 
 Before it draws, it reads a sequence's whole context back through the block table and compares it with the tokens that
 the sequence has. So a block that was shared, published, released or overwritten wrongly shows as a wrong context.
+Blocks that are swapped are read at once or at the last moment, when the transfer is confirmed, and written only then;
+until then there is nothing where they go. Every slot remembers the step that filled it.
 """
 
+import math
+import random
 import zlib
 from array import array
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.plan import StepPlan
+from scheduler_svc.core.beam_search import num_candidates
+from scheduler_svc.core.plan import BlockPair, Direction, Scheduled, StepOutcome, StepPlan, TransferDone
+
+Slot = tuple[int, int] | None  # position and token
+Block = tuple[list[Slot], list[int]]  # what is in a block, and which steps put it there
 
 
 @dataclass
@@ -41,39 +49,168 @@ def continuation(
     return tokens[len(prompt) :]
 
 
-class MemoryWorker:
-    """Executes plans in order, and raises AssertionError where a plan is not executable."""
+@dataclass(frozen=True)
+class Option:
+    token_id: int
+    logprob: float
 
-    def __init__(self, num_blocks: int, block_size: int, vocab_size: int = 2) -> None:
+
+@dataclass(frozen=True)
+class Options:
+    top: list[Option]
+
+
+def options(tokens: list[int], vocab_size: int, count: int) -> list[Option]:
+    """The likeliest tokens to follow, a function of all that came before."""
+    rng = random.Random(zlib.crc32(array("I", tokens).tobytes()))
+    weights = [rng.random() ** 2 + 1e-3 for _ in range(vocab_size)]
+    ranked = sorted(((weight / sum(weights), token) for token, weight in enumerate(weights)), reverse=True)
+    return [Option(token, math.log(share)) for share, token in ranked[:count]]
+
+
+class Memory:
+    """Slots of one tier, and the step that filled each of them."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.slots: list[Slot] = [None] * (num_blocks * block_size)
+        self.filled_by = [0] * (num_blocks * block_size)
+
+    def read(self, block_id: int) -> Block:
+        place = self._place(block_id)
+        return self.slots[place], self.filled_by[place]
+
+    def write(self, block_id: int, slots: list[Slot], step_id: int) -> None:
+        place = self._place(block_id)
+        self.slots[place], self.filled_by[place] = slots, [step_id] * self.block_size
+
+    def wipe(self, block_id: int) -> None:
+        self.write(block_id, [None] * self.block_size, 0)
+
+    def _place(self, block_id: int) -> slice:
+        return slice(block_id * self.block_size, (block_id + 1) * self.block_size)
+
+
+@dataclass
+class UnderWay:
+    step_id: int
+    direction: Direction
+    pairs: list[BlockPair]
+    read_early: list[list[Slot]] | None  # what was in the blocks to copy as the step began, if they are read then
+
+
+class MemoryWorker:
+    """Executes plans in order, and raises AssertionError where a plan is not executable.
+
+    With an `rng` its transfers take some steps, and fail now and then; without one they are done with their step.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int = 2,
+        num_host_blocks: int = 0,
+        rng: random.Random | None = None,
+    ) -> None:
         self.vocab_size = vocab_size
         self.block_size = block_size
-        self.slots: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
+        self.device = Memory(num_blocks, block_size)
+        self.host = Memory(num_host_blocks, block_size)
         self.known: dict[int, Known] = {}
         self.num_computed = 0
+        self.under_way: list[UnderWay] = []
+        self._rng = rng
 
-    def step(self, plan: StepPlan) -> list[Drawn]:
+    def step(self, plan: StepPlan) -> StepOutcome:
         for sequence_id in plan.departed_ids:
             self.known.pop(sequence_id, None)
+        for direction, pairs in ((Direction.OUT, plan.swap_out), (Direction.IN, plan.swap_in)):
+            if pairs:
+                self._begin(plan.step_id, direction, pairs)
+        for copy in plan.copies:
+            self._check_not_under_way(copy.destination)
+            self.device.write(copy.destination, self.device.read(copy.source)[0], plan.step_id)
+        for change in plan.table_changes:
+            table = self.known[change.sequence_id].table
+            now, then = self.device.read(table[change.index])[0], self.device.read(change.block_id)[0]
+            assert now == then, "a block is replaced by one that holds something else"
+            table[change.index] = change.block_id
         for new in plan.introductions:
             assert new.sequence.id not in self.known, "introduced twice"
             self.known[new.sequence.id] = Known(list(new.tokens))
         for part in plan.scheduled:
             self.known[part.sequence.id].table += part.new_block_ids
         for part in plan.scheduled:  # all of a step's tokens are stored before any is attended to
-            known = self.known[part.sequence.id]
-            for position in range(max(part.start, part.store_start), part.start + part.num_tokens):
-                self.slots[self._slot(known, position)] = (position, known.tokens[position])
-            self.num_computed += part.num_tokens
-        return [self._draw(part.sequence.id, part.start + part.num_tokens) for part in plan.scheduled]
+            self._store(part, plan.step_id)
+        results = [self._draw(part, part.start + part.num_tokens) for part in plan.scheduled]
+        return StepOutcome(results, self._finish_transfers(plan.step_id, wait=not plan.scheduled))
 
-    def _draw(self, sequence_id: int, end: int) -> Drawn:
+    def _begin(self, step_id: int, direction: Direction, pairs: list[BlockPair]) -> None:
+        early = None
+        if direction is Direction.OUT:
+            if self._rng is None or self._rng.random() < 0.5:
+                early = [self.device.read(pair.device)[0] for pair in pairs]
+            for pair in pairs:
+                self.host.wipe(pair.host)
+        else:
+            for pair in pairs:
+                self.device.wipe(pair.device)
+        self.under_way.append(UnderWay(step_id, direction, pairs, early))
+
+    def _store(self, part: Scheduled, step_id: int) -> None:
+        known = self.known[part.sequence.id]
+        first, end = max(part.start, part.store_start), part.start + part.num_tokens
+        written = set(known.table[first // self.block_size : -(-end // self.block_size)])
+        for block_id in written:
+            self._check_not_under_way(block_id)
+        for sequence_id, other in self.known.items():
+            if sequence_id != part.sequence.id:
+                assert written.isdisjoint(other.table), "a step writes a block that another sequence reads"
+        for position in range(first, end):
+            slot = self._slot(known, position)
+            self.device.slots[slot] = (position, known.tokens[position])
+            self.device.filled_by[slot] = step_id
+        self.num_computed += part.num_tokens
+
+    def _finish_transfers(self, step_id: int, *, wait: bool) -> list[TransferDone]:
+        done = []
+        for transfer in list(self.under_way):
+            if self._rng is None or wait or self._rng.random() < 0.5:
+                self.under_way.remove(transfer)
+                failure = "broken" if self._rng is not None and self._rng.random() < 0.05 else None
+                if failure is None:
+                    self._move(transfer, step_id)
+                done.append(TransferDone(transfer.step_id, transfer.direction, 0.001, failure))
+        return done
+
+    def _move(self, transfer: UnderWay, step_id: int) -> None:
+        for place, pair in enumerate(transfer.pairs):
+            if transfer.direction is Direction.IN:
+                self.device.write(pair.device, self.host.read(pair.host)[0], step_id)
+            elif transfer.read_early is not None:
+                self.host.write(pair.host, transfer.read_early[place], step_id)
+            else:
+                self.host.write(pair.host, self.device.read(pair.device)[0], step_id)
+
+    def _check_not_under_way(self, block_id: int) -> None:
+        for transfer in self.under_way:
+            for pair in transfer.pairs:
+                assert pair.device != block_id, "a step writes a block that a transfer names"
+
+    def _draw(self, part: Scheduled, end: int) -> Drawn:
+        sequence_id, beam = part.sequence.id, part.sequence.request.beam
         known = self.known[sequence_id]
-        context = [self.slots[self._slot(known, position)] for position in range(end)]
+        context = [self.device.slots[self._slot(known, position)] for position in range(end)]
+        in_transit = {pair.device for t in self.under_way if t.direction is Direction.IN for pair in t.pairs}
+        assert in_transit.isdisjoint(known.table), f"sequence {sequence_id} reads blocks that are not there yet"
         assert context == list(enumerate(known.tokens[:end])), f"sequence {sequence_id} reads a wrong context"
         if end < len(known.tokens):
             return Drawn([])
+        count = num_candidates(beam.width, len(part.sequence.request.stop_token_ids)) if beam is not None else 0
+        logprobs: list[object] = [Options(options(known.tokens, self.vocab_size, count))] if beam is not None else []
         known.tokens.append(next_token(known.tokens, self.vocab_size))
-        return Drawn(known.tokens[-1:])
+        return Drawn(known.tokens[-1:], logprobs)
 
     def _slot(self, known: Known, position: int) -> int:
         return known.table[position // self.block_size] * self.block_size + position % self.block_size

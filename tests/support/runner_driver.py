@@ -15,12 +15,13 @@ import torch
 
 import compiled
 from worker_svc.attention import AttentionKind, CompiledKernels
+from worker_svc.cache import CacheShape, KVCache
 from worker_svc.executor import Graphs
 from worker_svc.identity import Limits
-from worker_svc.memory import CacheShape
 from worker_svc.model.config import native_config, read_config
 from worker_svc.model.layout import ModelLayout
 from worker_svc.model.loading import load
+from worker_svc.mover import Pace, make_mover
 from worker_svc.runner import InFlight, Runner
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step, TokenLogprobs
 
@@ -39,6 +40,8 @@ def make_runner(
     max_sequences: int = 64,
     device: str = "cpu",
     cuda_graphs: bool = False,
+    num_host_blocks: int = 0,
+    cache_dtype: torch.dtype | None = None,
 ) -> Runner:
     """A runner of the model in a directory, over a cache that is full of garbage.
 
@@ -47,10 +50,29 @@ def make_runner(
     where = torch.device(device)
     model = _load(directory, kernels, int8, dtype, where)
     layout: ModelLayout = model.layout
-    cache = CacheShape.of(layout, block_size, dtype).allocate(num_blocks, where)
-    cache.normal_(generator=torch.Generator(device).manual_seed(0))
-    limits = Limits(layout.vocab_size, layout.context_length, block_size, num_blocks, max_step_tokens, max_sequences)
-    return Runner(model.executor(cache, limits, Graphs(cuda_graphs)), limits)
+    shape = CacheShape.of(layout, block_size, cache_dtype or dtype)
+    cache, host_blocks = shape.allocate(num_blocks, where), shape.allocate_host(num_host_blocks)
+    _fill_with_garbage(cache)
+    limits = Limits(
+        layout.vocab_size,
+        layout.context_length,
+        block_size,
+        num_blocks,
+        max_step_tokens,
+        max_sequences,
+        num_host_blocks,
+    )
+    executor = model.executor(cache, limits, Graphs(cuda_graphs))
+    pinned = host_blocks.pin_memory() if device == "cuda" else host_blocks
+    return Runner(executor, limits, make_mover(executor, cache, pinned, Pace(None)))
+
+
+def _fill_with_garbage(cache: KVCache) -> None:
+    generator = torch.Generator(cache.device).manual_seed(0)
+    if cache.scales is None:
+        cache.values.normal_(generator=generator)
+    else:
+        cache.blocks.random_(0, 120, generator=generator)
 
 
 def _load(directory: Path, kernels: str, int8: bool, dtype: torch.dtype, device: torch.device) -> Any:

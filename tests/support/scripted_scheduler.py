@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from google.protobuf.duration_pb2 import Duration
+
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from quire.worker.v1 import worker_pb2 as worker_v1
@@ -28,9 +30,16 @@ class ScriptedSession:
         """Accepts a request."""
         self.send([scheduler_v1.Event(key=key, accepted=scheduler_v1.Accepted())])
 
-    def fail(self, key: str, reason: scheduler_v1.FailureReason, message: str = "") -> None:
+    def fail(
+        self,
+        key: str,
+        reason: scheduler_v1.FailureReason,
+        message: str = "",
+        retry_after: Duration | None = None,
+    ) -> None:
         """Ends a request."""
-        self.send([scheduler_v1.Event(key=key, failed=scheduler_v1.Failed(reason=reason, message=message))])
+        failed = scheduler_v1.Failed(reason=reason, message=message, retry_after=retry_after)
+        self.send([scheduler_v1.Event(key=key, failed=failed)])
 
     def tokens(self, key: str, token_ids: Sequence[int], offset: int, index: int = 0, **more: Any) -> None:
         """Grows a sequence; `more` holds further fields of Tokens."""

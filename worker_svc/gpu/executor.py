@@ -9,8 +9,9 @@ import contextlib
 from bisect import bisect_left
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker_svc.batch import Batch
+from worker_svc.executor import at_once
 from worker_svc.gpu.draws import Arrays, DrawInputs, EntryLists, draw, draw_columns, draw_inputs
 from worker_svc.gpu.graphs import GraphCapture, Work, ladder, run_again
 from worker_svc.gpu.inputs import ForwardInputs, decodes_only, filled, forward_inputs, layout_arrays, token_arrays
@@ -33,6 +35,9 @@ from worker_svc.step import TokenLogprobs
 _ENTRY_ROOM = 1024
 # Bytes of a step's inputs: of a token, of a sequence (with its draw), of an entry; and arrays that alignment pads.
 _TOKEN_BYTES, _SEQUENCE_BYTES, _ENTRY_BYTES, _NUM_ARRAYS = 24, 96, 12, 24
+
+
+T = TypeVar("T")
 
 
 class DeviceForward(Protocol):
@@ -121,6 +126,10 @@ class DeviceExecutor:
             count = min(max(count for _, count in asked), self._limits.vocab_size)
             parts += measure_logprobs(raw, self._drawn.index_select(0, rows), count)
         return DeviceDrawing(self._staging.fetch(lane, parts), lane.done, len(drawing), asked)
+
+    def submit(self, work: Callable[[], T]) -> "Future[T]":
+        """As `Executor` has it: it is done, or enqueued, at once."""
+        return at_once(work)
 
     def _rung(self, batch: Batch) -> int | None:
         """The batch size of the graph that computes a batch, if one does."""

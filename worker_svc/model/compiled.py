@@ -12,6 +12,7 @@ from quire_kernels.cpu.llama import LayerArgs, ModelArgs, StepArgs
 from quire_kernels.cpu.team import Team, type_of
 from worker_svc.attention import CompiledKernels
 from worker_svc.batch import Batch
+from worker_svc.cache import KVCache
 from worker_svc.compiled_sampler import CompiledSampler
 from worker_svc.executor import Executor, Graphs
 from worker_svc.host_thread import HostThreadExecutor
@@ -53,9 +54,9 @@ class CompiledLlama:
         """What the cache and the limits of a worker follow from."""
         return self.config.layout
 
-    def executor(self, cache: Tensor, limits: Limits, graphs: Graphs) -> Executor:
+    def executor(self, cache: KVCache, limits: Limits, graphs: Graphs) -> Executor:
         """As `LoadedModel` has it."""
-        return HostThreadExecutor(self.over(cache), CompiledSampler(self.team))
+        return HostThreadExecutor(self.over(cache.values), CompiledSampler(self.team))
 
     def over(self, cache: Tensor) -> "CompiledForward":
         """The model over a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]."""

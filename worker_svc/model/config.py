@@ -7,9 +7,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from worker_svc.attention import LayerAttention
 from worker_svc.errors import CannotServe
-from worker_svc.model.layout import ModelLayout
+from worker_svc.model.layout import LayerAttention, ModelLayout
 
 _FAMILY = {
     "llama": "LlamaForCausalLM",

@@ -2,7 +2,18 @@
 
 from dataclasses import dataclass
 
-from worker_svc.attention import LayerAttention
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """How one layer attends.
+
+    Scores are multiplied by `scale`, then capped: s becomes c * tanh(s / c) for a `soft_cap` c. Of a `window` w a query
+    sees the last w keys up to its own. None: no cap, all keys.
+    """
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

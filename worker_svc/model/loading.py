@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from worker_svc.attention import AttentionKind, CompiledKernels, Kernels, make_attention
+from worker_svc.cache import KVCache
 from worker_svc.executor import Executor, Graphs, HostExecutor
 from worker_svc.forward import EagerForward
 from worker_svc.identity import Limits
@@ -23,8 +23,8 @@ class LoadedModel(Protocol):
     def layout(self) -> ModelLayout:
         """What the cache and the limits of a worker follow from."""
 
-    def executor(self, cache: Tensor, limits: Limits, graphs: Graphs) -> Executor:
-        """What computes steps over a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]."""
+    def executor(self, cache: KVCache, limits: Limits, graphs: Graphs) -> Executor:
+        """What computes steps over a cache of its layout."""
 
 
 class NativeModel:
@@ -34,7 +34,7 @@ class NativeModel:
         self._model, self._kind = model, kind
         self.layout = model.config.layout
 
-    def executor(self, cache: Tensor, limits: Limits, graphs: Graphs) -> Executor:
+    def executor(self, cache: KVCache, limits: Limits, graphs: Graphs) -> Executor:
         """As `LoadedModel` has it."""
         return HostExecutor(EagerForward(self._model, make_attention(self._kind, cache, self.layout.layers)))
 

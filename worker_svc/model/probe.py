@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 
-from worker_svc.attention import LayerAttention
 from worker_svc.model.attention_interface import PAGED, AttentionCall, hand_over, run
-from worker_svc.model.layout import ModelLayout
+from worker_svc.model.layout import LayerAttention, ModelLayout
 
 _DESCRIBED = "quire_described"
 # What a mask says of itself in place of the size of its window.

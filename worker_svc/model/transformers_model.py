@@ -11,6 +11,7 @@ from transformers.utils import logging
 
 from worker_svc.attention import AttentionBackend, CompiledKernels, Kernels, make_attention
 from worker_svc.batch import Batch
+from worker_svc.cache import KVCache
 from worker_svc.compiled_sampler import CompiledSampler
 from worker_svc.executor import Executor, Graphs, HostExecutor
 from worker_svc.identity import Limits
@@ -31,7 +32,7 @@ class TransformersModel:
         self.layout: ModelLayout
         self.layout, self._places = probe(model)
 
-    def executor(self, cache: Tensor, limits: Limits, graphs: Graphs) -> Executor:
+    def executor(self, cache: KVCache, limits: Limits, graphs: Graphs) -> Executor:
         """As `LoadedModel` has it."""
         attention = make_attention(self._kernels, cache, self.layout.layers)
         forward = TransformersForward(self._model, attention, self._places)

@@ -17,13 +17,13 @@ from quire_kernels.paged_attention import paged_attention
 from quire_kernels.paged_decode import paged_decode
 from quire_kernels.rms_norm import add_rms_norm
 from quire_kernels.rotary_store import HeadNorm, rotary_store
-from worker_svc.attention import LayerAttention
+from worker_svc.cache import KVCache, LayerCache
 from worker_svc.executor import Executor, Graphs
 from worker_svc.gpu.executor import DeviceExecutor
 from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.identity import Limits
 from worker_svc.model.config import ModelConfig
-from worker_svc.model.layout import ModelLayout
+from worker_svc.model.layout import LayerAttention, ModelLayout
 from worker_svc.model.rope import inverse_frequencies
 from worker_svc.model.weights import Checkpoint
 
@@ -73,7 +73,7 @@ class TritonLlama:
         """What the cache and the limits of a worker follow from."""
         return self.config.layout
 
-    def executor(self, cache: Tensor, limits: Limits, graphs: Graphs) -> Executor:
+    def executor(self, cache: KVCache, limits: Limits, graphs: Graphs) -> Executor:
         """As `LoadedModel` has it."""
         forward = TritonForward(self, cache)
         return DeviceExecutor(forward, limits, cache.device, cuda_graphs=graphs.wanted, report=graphs.report)
@@ -90,9 +90,9 @@ def load_triton_llama(config: ModelConfig, directory: Path, dtype: torch.dtype, 
 class TritonForward:
     """A `worker_svc.gpu.executor.DeviceForward`: the model over its cache."""
 
-    def __init__(self, model: TritonLlama, cache: Tensor) -> None:
+    def __init__(self, model: TritonLlama, cache: KVCache) -> None:
         self._model, self._epsilon = model, model.config.rms_norm_eps
-        caches = [(cache[:, layer, 0], cache[:, layer, 1]) for layer in range(cache.shape[1])]
+        caches = [cache.layer(layer) for layer in range(cache.num_layers)]
         layout = model.layout
         self._layers = list(zip(model.layers, layout.layers, caches, strict=True))
         self._context_length = layout.context_length
@@ -103,38 +103,39 @@ class TritonForward:
         hidden = embed_tokens(inputs.token_ids, drawn, model.embedding)
         # What is to be added to `hidden` by the norm that comes next
         update: Tensor | None = None
-        for number, (layer, attention, caches) in enumerate(self._layers, start=1):
+        for number, (layer, attention, cache) in enumerate(self._layers, start=1):
             normed = add_rms_norm(hidden, update, layer.attention_norm, self._epsilon)
-            query = self._rotate_and_store(layer, normed, caches, inputs)
+            query = self._rotate_and_store(layer, normed, cache, inputs)
             is_last = number == len(self._layers)
             # Beyond the last layer's keys and values, only tokens whose successor is drawn matter.
             if is_last and not len(logits):
                 return
-            gathered = _attend(query, caches, attention, inputs, self._context_length)
+            gathered = _attend(query, cache, attention, inputs, self._context_length)
             if is_last and inputs.draw_rows is not None:
                 gathered, hidden = (rows.index_select(0, inputs.draw_rows) for rows in (gathered, hidden))
             normed = add_rms_norm(hidden, layer.output(gathered.flatten(1)), layer.mlp_norm, self._epsilon)
             update = layer.down(gated_activation(layer.gate_up(normed), Activation.SILU))
         _score(add_rms_norm(hidden, update, model.norm, self._epsilon), model.head, logits)
 
-    def _rotate_and_store(
-        self, layer: _Layer, normed: Tensor, caches: tuple[Tensor, Tensor], inputs: ForwardInputs
-    ) -> Tensor:
+    def _rotate_and_store(self, layer: _Layer, normed: Tensor, cache: LayerCache, inputs: ForwardInputs) -> Tensor:
         """The queries [num_tokens, num_heads, head_dim] of a layer, whose keys and values go into its cache."""
         return rotary_store(
             layer.qkv(normed),
             inputs.positions,
             self._model.frequencies,
-            *caches,
+            cache.keys,
+            cache.values,
             inputs.slots,
             attention_factor=self._model.config.rope.attention_factor,
             norm=layer.head_norm,
+            key_scales=cache.key_scales,
+            value_scales=cache.value_scales,
         )
 
 
 def _attend(
     query: Tensor,
-    caches: tuple[Tensor, Tensor],
+    cache: LayerCache,
     attention: LayerAttention,
     inputs: ForwardInputs,
     max_context_len: int,
@@ -149,19 +150,23 @@ def _attend(
     if single:
         paged_decode(
             query[:single],
-            *caches,
+            cache.keys,
+            cache.values,
             inputs.block_tables[:single],
             inputs.context_lens[:single],
             max_context_len,
             attention.scale,
             window=attention.window,
             soft_cap=attention.soft_cap,
+            key_scales=cache.key_scales,
+            value_scales=cache.value_scales,
             out=gathered[:single],
         )
     if single < len(inputs.context_lens):
         paged_attention(
             query,
-            *caches,
+            cache.keys,
+            cache.values,
             inputs.block_tables[single:],
             inputs.query_starts[single:],
             inputs.context_lens[single:],
@@ -169,6 +174,8 @@ def _attend(
             attention.scale,
             window=attention.window,
             soft_cap=attention.soft_cap,
+            key_scales=cache.key_scales,
+            value_scales=cache.value_scales,
             out=gathered,
         )
     return gathered

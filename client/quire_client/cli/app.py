@@ -12,9 +12,10 @@ from quire_client.bench.mix import MixError
 from quire_client.bench.targets import TargetError
 from quire_client.cli.bench import bench
 from quire_client.cli.chat import chat
+from quire_client.cli.explain import explain
 from quire_client.cli.generate import generate
 from quire_client.cli.models import models
-from quire_client.cli.output import explain
+from quire_client.cli.output import in_words
 from quire_client.connection import __version__
 from quire_client.errors import QuireError
 
@@ -29,6 +30,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(models)
 app.command()(bench)
+app.command()(explain)
 
 
 def _print_version(wanted: bool) -> None:
@@ -57,7 +59,7 @@ def run(args: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         return _fail(f"{error.format_message()} (quire --help lists what there is)", error.exit_code)
     except QuireError as error:
-        return _fail(explain(error))
+        return _fail(in_words(error))
     except (MixError, TargetError) as error:
         return _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):

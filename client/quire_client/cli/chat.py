@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from quire_client.cli import options as opt
-from quire_client.cli.output import explain, write_text
+from quire_client.cli.output import in_words, write_text
 from quire_client.errors import QuireError
 from quire_client.requests import GenerationOptions, Message
 from quire_client.sync import Client
@@ -120,4 +120,4 @@ def _answer_in_terminal(conversation: Conversation, question: str) -> None:
     except KeyboardInterrupt:
         print()
     except QuireError as error:
-        print(f"quire: {explain(error)}", file=sys.stderr)
+        print(f"quire: {in_words(error)}", file=sys.stderr)

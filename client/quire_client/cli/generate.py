@@ -26,6 +26,10 @@ def generate(
     stop: opt.Stop = None,
     ignore_eos: opt.IgnoreEos = False,
     n: Annotated[int, typer.Option("--n", help="How many independent texts.")] = 1,
+    best_of: opt.BestOf = None,
+    beam_width: opt.BeamWidth = None,
+    length_penalty: opt.LengthPenalty = None,
+    early_stopping: opt.EarlyStopping = None,
     logprobs: Annotated[
         int | None, typer.Option(help="Log-probabilities of this many likeliest tokens; with -o json.")
     ] = None,
@@ -56,17 +60,26 @@ def generate(
         "stop": stop,
         "ignore_eos": ignore_eos,
         "n": n,
+        "best_of": best_of,
+        "beam_width": beam_width,
+        "length_penalty": length_penalty,
+        "early_stopping": None if early_stopping is None else early_stopping.value_of_option,
         "logprobs": logprobs,
         "request_id": request_id,
         "priority": priority,
         "model": model,
     }
     with Client(address, api_key=api_key, timeout=timeout) as client:
-        stream = client.stream(prompt, **wanted)
-        if output is opt.OutputFormat.JSON:
-            print_json(stream.collect())
-        elif n == 1:
-            write_text(chunk.text for chunk in stream)
-        else:
-            for completion in stream.collect().completions:
-                write_text([f"[{completion.index}] {completion.text}"])
+        # What is ranked is known at its end alone, and asked for as a whole.
+        is_ranked = any(option is not None for option in (best_of, beam_width, length_penalty, early_stopping))
+        if output is opt.OutputFormat.TEXT and n == 1 and not is_ranked:
+            write_text(chunk.text for chunk in client.stream(prompt, **wanted))
+            return
+        whole = client.generate(prompt, **wanted) if is_ranked else client.stream(prompt, **wanted).collect()
+    if output is opt.OutputFormat.JSON:
+        print_json(whole)
+    elif n == 1:
+        write_text([whole.text])
+    else:
+        for completion in whole.completions:
+            write_text([f"[{completion.index}] {completion.text}"])

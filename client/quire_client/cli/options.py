@@ -6,6 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from quire_client.connection import DEFAULT_ADDRESS
+from quire_client.requests import EarlyStopping as RequestedEarlyStopping
 
 
 class OutputFormat(StrEnum):
@@ -15,6 +16,20 @@ class OutputFormat(StrEnum):
     JSON = "json"
 
 
+class EarlyStoppingOption(StrEnum):
+    """When a beam search ends, as transformers' early_stopping has it."""
+
+    FALSE = "false"
+    TRUE = "true"
+    NEVER = "never"
+
+    @property
+    def value_of_option(self) -> RequestedEarlyStopping:
+        """The same for a call."""
+        return "never" if self is EarlyStoppingOption.NEVER else self is EarlyStoppingOption.TRUE
+
+
+_RANKING: Final = "Ranking"
 _SAMPLING: Final = "Sampling"
 _STOPPING: Final = "Stopping"
 
@@ -59,6 +74,21 @@ RepetitionPenalty = Annotated[
     typer.Option(help="Against tokens of prompt and output; 1 is none.", rich_help_panel=_SAMPLING),
 ]
 Seed = Annotated[int | None, typer.Option(help="Makes the draw repeatable.", rich_help_panel=_SAMPLING)]
+
+BestOf = Annotated[
+    int | None,
+    typer.Option(help="Generate this many and give the likeliest.", show_default="n", rich_help_panel=_RANKING),
+]
+BeamWidth = Annotated[
+    int | None, typer.Option(help="Search with this many beams instead of drawing.", rich_help_panel=_RANKING)
+]
+LengthPenalty = Annotated[
+    float | None,
+    typer.Option(help="Of a beam search: above 0 for long texts, below for short ones.", rich_help_panel=_RANKING),
+]
+EarlyStopping = Annotated[
+    EarlyStoppingOption | None, typer.Option(help="When a beam search ends.", rich_help_panel=_RANKING)
+]
 
 MaxTokens = Annotated[
     int | None, typer.Option(help="The most tokens.", show_default="what the context leaves", rich_help_panel=_STOPPING)

@@ -11,7 +11,13 @@ from quire_client.errors import UNREACHABLE, QuireError
 # A model may generate escape sequences, which a terminal would obey. Newline and tab stay.
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
+ADMIN_UNREACHABLE = "ADMIN_UNREACHABLE"
+"""The reason where no scheduler answers at its admin address."""
+
 _NEXT_STEPS = {
+    ADMIN_UNREACHABLE: "a scheduler listens for this on its own machine alone; name it with --admin or "
+    "QUIRE_ADMIN_ADDRESS",
+    "NOT_FOUND": "it may have ended; `quire explain` alone lists what is live",
     UNREACHABLE: "start a server with `make run`, or name one with --address or QUIRE_ADDRESS",
     "UNAUTHENTICATED": "give a key with --api-key or QUIRE_API_KEY",
     "MODEL_NOT_FOUND": "`quire models` lists what is served",
@@ -49,7 +55,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"JSON has nothing for a {type(value).__name__}")
 
 
-def explain(error: QuireError) -> str:
+def in_words(error: QuireError) -> str:
     """What went wrong, where, and what to do about it, in one line."""
     parts = [str(error)]
     if error.reason in _NEXT_STEPS:

@@ -230,6 +230,15 @@ def test_services_listen_where_their_pods_say(values: str) -> None:
 
 
 @everywhere
+def test_what_tells_of_every_tenant_listens_inside_its_pod_alone(values: str) -> None:
+    variables = environment(values, "scheduler")
+    assert "QUIRE_SCHEDULER_ADMIN_HOST" not in variables
+    assert SchedulerSettings.model_fields["scheduler_admin_host"].default == "127.0.0.1"
+    declared = {port["containerPort"] for port in container(values, "scheduler")["ports"]}
+    assert int(variables["QUIRE_SCHEDULER_ADMIN_PORT"]) not in declared
+
+
+@everywhere
 def test_probes_ask_what_is_served(values: str) -> None:
     files = (inference_pb2, scheduler_pb2, worker_pb2)
     served = {service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()}

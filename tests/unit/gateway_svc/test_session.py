@@ -5,9 +5,10 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from gateway_svc import session as session_module
 from gateway_svc.generation import ModelFacts, OnLeave
@@ -19,6 +20,12 @@ from svc_common.errors import QuireError, Reason
 FINGERPRINT = b"\x01" * 32
 MODEL = scheduler_v1.Model(name="tiny", tokenizer_fingerprint=FINGERPRINT, context_length=64, vocab_size=100)
 FACTS = ModelFacts("tiny", 64, 100)
+TOLD_WHY = {
+    Reason.INVALID_FIELD,
+    Reason.CONTEXT_LENGTH_EXCEEDED,
+    Reason.TENANT_OVER_QUOTA,
+    Reason.DEADLINE_INFEASIBLE,
+}
 
 
 class Request:
@@ -243,7 +250,10 @@ async def test_tokens_before_the_acceptance_are_an_older_requests(client: Client
         (scheduler_v1.FAILURE_REASON_CANCELLED, Reason.CANCELLED),
         (scheduler_v1.FAILURE_REASON_INVALID, Reason.INVALID_FIELD),
         (scheduler_v1.FAILURE_REASON_INTERNAL, Reason.INTERNAL),
+        (scheduler_v1.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED, Reason.CONTEXT_LENGTH_EXCEEDED),
         (scheduler_v1.FAILURE_REASON_UNAVAILABLE, Reason.CAPACITY_EXHAUSTED),
+        (scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA, Reason.TENANT_OVER_QUOTA),
+        (scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE, Reason.DEADLINE_INFEASIBLE),
         (scheduler_v1.FAILURE_REASON_UNSPECIFIED, Reason.INTERNAL),
     ],
 )
@@ -255,7 +265,35 @@ async def test_a_failure_is_told_as_its_reason(
     scheduler.session.fail("k", reason, "why it is so")
     error = await request.failure()
     assert error.reason is expected
-    assert ("why it is so" in error.message) == (expected is Reason.INVALID_FIELD)
+    assert ("why it is so" in error.message) == (expected in TOLD_WHY)
+
+
+async def test_every_reason_of_the_scheduler_is_known(client: Client, scheduler: ScriptedScheduler) -> None:
+    unknown = {scheduler_v1.FAILURE_REASON_UNSPECIFIED, scheduler_v1.FAILURE_REASON_INTERNAL}
+    for number in scheduler_v1.FailureReason.values():
+        reason = cast("scheduler_v1.FailureReason", number)
+        request = client.submit("k")
+        await scheduler.next("submit")
+        scheduler.session.fail("k", reason)
+        assert ((await request.failure()).reason is Reason.INTERNAL) == (reason in unknown)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        scheduler_v1.FAILURE_REASON_UNAVAILABLE,
+        scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA,
+        scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE,
+    ],
+)
+async def test_a_refusal_says_when_to_try_again(
+    reason: scheduler_v1.FailureReason, client: Client, scheduler: ScriptedScheduler
+) -> None:
+    for told, expected in ((Duration(seconds=7, nanos=250_000_000), 7.25), (None, 1.0)):
+        request = client.submit("k")
+        await scheduler.next("submit")
+        scheduler.session.fail("k", reason, retry_after=told)
+        assert (await request.failure()).retry_after == expected
 
 
 async def test_an_event_that_cannot_be_handled_fails_its_request_alone(

@@ -1,55 +1,19 @@
 """The validator, driven through both protocols: what is refused, by which name, and what the rest resolves to."""
 
-import json
 import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from gateway_svc.draft import Draft
-from gateway_svc.generation import Generation, ModelFacts, OnLeave, SpecialTokens, StopText
-from gateway_svc.openai_http.bodies import chat_body, completion_body
-from gateway_svc.openai_http.json_fields import parse_body
-from gateway_svc.servicer import in_generation
+from gateway_drafts import VOCAB_SIZE, over_grpc, over_http, refused, sampling, stopping
+from gateway_svc.generation import OnLeave, SpecialTokens, StopText
 from gateway_svc.tokenizer import ModelTokenizer
-from gateway_svc.validation import Validator
 from quire.inference.v1 import inference_pb2 as api
-from svc_common.errors import QuireError, Reason
+from svc_common.errors import Reason
 from tiny_model import CONTEXT_LENGTH, EOS, tiny_tokenizer
 
-VOCAB_SIZE = tiny_tokenizer().get_vocab_size()
-MODEL = ModelFacts("tiny", CONTEXT_LENGTH, VOCAB_SIZE)
 INVALID, TOO_LONG = Reason.INVALID_FIELD, Reason.CONTEXT_LENGTH_EXCEEDED
-
-
-async def over_grpc(tokenizer: ModelTokenizer, **fields: Any) -> Generation:
-    """Resolves a Generation as it comes off the wire."""
-    sent = api.Generation(**fields).SerializeToString()
-    draft = Draft.from_proto(api.Generation.FromString(sent))
-    return await Validator(tokenizer).generation(draft, MODEL, in_generation, "own-id")
-
-
-async def over_http(tokenizer: ModelTokenizer, request_id: str | None = None, **fields: Any) -> Generation:
-    """Resolves a body of /v1/chat/completions where it has messages, of /v1/completions otherwise."""
-    read = chat_body if "messages" in fields else completion_body
-    (asked,) = read(parse_body(json.dumps(fields).encode()), request_id).prompts
-    return await Validator(tokenizer).generation(asked.draft, MODEL, asked.spelled, "own-id")
-
-
-async def refused(resolving: Any) -> tuple[Reason, str | None]:
-    """Reason and field of the error that is raised."""
-    with pytest.raises(QuireError) as error:
-        await resolving
-    return error.value.reason, error.value.field
-
-
-def sampling(**fields: Any) -> dict[str, Any]:
-    return {"sampling": api.Sampling(**fields)}
-
-
-def stopping(**fields: Any) -> dict[str, Any]:
-    return {"stopping": api.Stopping(**fields)}
 
 
 # (message of the group, its field, the field over HTTP, values in range, values out of it)
@@ -65,6 +29,7 @@ RANGES: list[tuple[Callable[..., dict[str, Any]], str, str, list[Any], list[Any]
     (stopping, "max_tokens", "max_tokens", [1, CONTEXT_LENGTH - 1], [0]),
     (stopping, "min_tokens", "min_tokens", [0, 16], [CONTEXT_LENGTH]),
     (dict, "n", "n", [1, 128], [0, 129]),
+    (dict, "best_of", "best_of", [1, 128], [0, 129]),
     (dict, "logprobs", "logprobs", [0, 20], [21]),
     (dict, "priority", "priority", [-(2**31), 2**31 - 1], []),
 ]

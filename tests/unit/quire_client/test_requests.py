@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToDict
 
+from quire.inference.v1 import inference_pb2 as pb
 from quire_client import GenerationOptions, QuireError
 from quire_client.requests import chat_of, completion_of, detokenize_of, tokenize_of
 
@@ -26,6 +27,10 @@ EVERY_OPTION: GenerationOptions = {
     "ignore_eos": True,
     "include_stop": True,
     "n": 4,
+    "best_of": 5,
+    "beam_width": 6,
+    "length_penalty": -0.5,
+    "early_stopping": "never",
     "logprobs": 0,
     "request_id": "mine",
     "priority": -2,
@@ -59,6 +64,8 @@ def test_every_option_has_its_place_in_the_message() -> None:
             "include_stop": True,
         },
         "n": 4,
+        "best_of": 5,
+        "beam_search": {"width": 6, "length_penalty": -0.5, "early_stopping": "EARLY_STOPPING_NEVER"},
         "logprobs": 0,
         "request_id": "mine",
         "priority": -2,
@@ -137,7 +144,31 @@ def test_a_prompt_that_the_message_cannot_hold_is_named(build: Any, field: str) 
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("options", [{"temperature": "hot"}, {"stop": [1]}, {"logit_bias": {"a": 1}}, {"n": 1.5}])
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (False, "EARLY_STOPPING_HEURISTIC"),
+        (True, "EARLY_STOPPING_AT_WIDTH"),
+        ("never", "EARLY_STOPPING_NEVER"),
+    ],
+)
+def test_early_stopping_is_spelled_as_in_transformers(value: Any, name: str) -> None:
+    search = completion_of("x", {"beam_width": 2, "early_stopping": value}).beam_search
+
+    assert pb.EarlyStopping.Name(search.early_stopping) == name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": "hot"},
+        {"stop": [1]},
+        {"logit_bias": {"a": 1}},
+        {"n": 1.5},
+        {"early_stopping": 1},
+        {"early_stopping": "soon"},
+    ],
+)
 def test_a_value_of_the_wrong_type_is_a_type_error(options: Any) -> None:
     with pytest.raises(TypeError, match=next(iter(options))):
         completion_of("x", options)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from quire_kernels.paged_attention import paged_attention_reference
-from worker_svc.attention import AttentionKind, LayerAttention, make_attention
+from worker_svc.attention import AttentionKind, make_attention
 from worker_svc.batch import Batch, Chunk, make_batch
+from worker_svc.cache import CacheShape, KVCache
+from worker_svc.model.layout import LayerAttention
 
 LAYERS = [
     LayerAttention(0.25),
@@ -39,7 +41,7 @@ def test_each_layer_attends_in_its_own_way(kind: AttentionKind) -> None:
     torch.manual_seed(0)
     cache = torch.randn(15, len(LAYERS), 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, device=DEVICE)
     batch = _step(cache)
-    attention = make_attention(kind, cache, LAYERS).plan(batch)
+    attention = make_attention(kind, KVCache.over(cache), LAYERS).plan(batch)
     outputs = []
     for layer, how in enumerate(LAYERS):
         query, key, value = (
@@ -70,4 +72,10 @@ def test_each_layer_attends_in_its_own_way(kind: AttentionKind) -> None:
 def test_layers_must_be_those_of_the_cache() -> None:
     cache = torch.zeros(2, 3, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     with pytest.raises(ValueError, match=r"^layers: .* 3, not 2"):
+        make_attention(AttentionKind.TORCH, KVCache.over(cache), LAYERS[:2])
+
+
+def test_only_triton_reads_a_cache_in_8_bits() -> None:
+    cache = CacheShape(2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, torch.int8).allocate(3, torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"^cache: .* Triton"):
         make_attention(AttentionKind.TORCH, cache, LAYERS[:2])

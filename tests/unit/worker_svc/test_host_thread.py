@@ -76,3 +76,17 @@ def test_what_a_step_raises_is_told_by_its_result_and_the_next_one_runs() -> Non
     with pytest.raises(RuntimeError, match="broken"):
         broken.result()
     assert fine.result().tokens == [2]
+
+
+def test_other_work_is_done_between_the_steps_that_it_was_asked_for_between() -> None:
+    model, sequences = Successor(), _sequences(1)
+    executor = HostThreadExecutor(model, draw_tokens)
+    seen: list[bool] = []
+    first = executor.launch(_batch(0), sequences)
+    between = executor.submit(lambda: seen.append(first.is_done()))
+    second = executor.launch(_batch(1), sequences)
+    assert not between.done()
+    model.let_go.set()
+    second.wait()
+    assert between.done()
+    assert seen == [True]

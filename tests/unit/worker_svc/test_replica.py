@@ -46,13 +46,82 @@ def test_a_gpu_that_is_not_there_is_said_at_start_up(tiny_llama: Path) -> None:
         _load(tiny_llama, "--device", "cuda")
 
 
+def test_the_host_has_as_many_blocks_as_its_space_holds(tiny_llama: Path) -> None:
+    identity = _load(tiny_llama, "--num-blocks", "5", "--swap-space", "0.001").identity
+    assert identity.limits.num_host_blocks == int(0.001 * 2**30) // identity.block_bytes > 0
+
+
+def test_rates_are_measured_before_anything_is_served(tiny_llama: Path) -> None:
+    identity = _load(tiny_llama, "--num-blocks", "5").identity
+    assert identity.limits.num_host_blocks == 5
+    assert identity.prefill_tokens_per_second > 0
+    assert identity.swap_bytes_per_second > 0
+
+
+def test_without_host_blocks_there_is_no_rate_of_swaps(tiny_llama: Path) -> None:
+    identity = _load(tiny_llama, "--num-blocks", "5", "--swap-space", "0").identity
+    assert identity.limits.num_host_blocks == 0
+    assert identity.swap_bytes_per_second == 0
+
+
+def test_swaps_that_are_held_back_are_measured_so(tiny_llama: Path) -> None:
+    identity = _load(tiny_llama, "--num-blocks", "5", "--swap-rate", "1000000").identity
+    assert identity.swap_bytes_per_second <= 1.01e6
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_keys_and_values_may_be_kept_in_8_bits(dtype: str, tiny_llama: Path) -> None:
+    small = ("--kernels", "triton", "--num-blocks", "2", "--max-step-tokens", "4", "--max-sequences", "2")
+    identity = _load(tiny_llama, "--kv-cache-dtype", dtype, *small).identity
+    # Keys and values, layers, heads, tokens; 64 codes and a scale
+    assert identity.block_bytes == 2 * 2 * 2 * 16 * (64 + 4)
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("--swap-space", "1000000"), "QUIRE_SWAP_SPACE"),
+        (("--swap-space", "0.0000001"), "QUIRE_SWAP_SPACE"),
+        (("--num-blocks", "1000000000"), "QUIRE_NUM_BLOCKS"),
+        (("--kv-cache-dtype", "int8"), "QUIRE_KV_CACHE_DTYPE"),
+        (("--kv-cache-dtype", "fp8", "--kernels", "torch"), "QUIRE_KV_CACHE_DTYPE"),
+    ],
+)
+def test_what_the_machine_cannot_do_is_refused_by_the_settings_name(
+    args: tuple[str, ...], named: str, tiny_llama: Path
+) -> None:
+    if "--kv-cache-dtype" in args and torch.cuda.is_available():
+        args = (*args, "--device", "cpu")
+    with pytest.raises(CannotServe, match=named):
+        _load(tiny_llama, *args)
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("--num-blocks", "0"), "QUIRE_NUM_BLOCKS"),
+        (("--swap-space", "-1"), "QUIRE_SWAP_SPACE"),
+        (("--swap-space", "nan"), "QUIRE_SWAP_SPACE"),
+        (("--swap-space", "inf"), "QUIRE_SWAP_SPACE"),
+        (("--swap-rate", "0"), "QUIRE_SWAP_RATE"),
+        (("--kv-cache-dtype", "fp4"), "QUIRE_KV_CACHE_DTYPE"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_by_the_settings_name(
+    args: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(WorkerSettings, list(args))
+    assert named in capsys.readouterr().err
+
+
 def test_equal_models_have_equal_fingerprints(tiny_llama: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(tiny_llama, copy)
     assert model_fingerprint(copy, torch.float32) == model_fingerprint(tiny_llama, torch.float32)
 
 
-def test_dtype_config_and_weights_change_the_fingerprint(
+def test_dtypes_config_and_weights_change_the_fingerprint(
     tiny_llama: Path, tmp_path: Path, save_model: Callable[..., Path]
 ) -> None:
     copy = tmp_path / "copy"
@@ -63,7 +132,9 @@ def test_dtype_config_and_weights_change_the_fingerprint(
     fingerprints = {
         model_fingerprint(tiny_llama, torch.float32),
         model_fingerprint(tiny_llama, torch.bfloat16),
+        model_fingerprint(tiny_llama, torch.float32, kv_cache_dtype="int8"),
+        model_fingerprint(tiny_llama, torch.float32, kv_cache_dtype="fp8"),
         model_fingerprint(copy, torch.float32),
         model_fingerprint(save_model(VARIANTS["mistral"]()), torch.float32),
     }
-    assert len(fingerprints) == 4
+    assert len(fingerprints) == 6

@@ -15,13 +15,15 @@ from llama_models import VARIANTS, VOCAB
 from runner_driver import GREEDY, Driver, make_runner
 from worker_svc.batch import Batch
 from worker_svc.errors import DeviceLost
-from worker_svc.executor import Drawing, HostDrawing, HostExecutor
+from worker_svc.executor import Drawing, HostDrawing, HostExecutor, at_once
 from worker_svc.identity import Limits
+from worker_svc.mover import HostMover, Pace
 from worker_svc.runner import Runner
 from worker_svc.sampler import Draws
 from worker_svc.sequences import Sequence
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, SequenceResult, Step
 
+NO_MOVER = HostMover(torch.empty(0, 1), torch.empty(0, 1), at_once, Pace(None))
 Generate = Callable[[Path, list[list[int]], int], list[list[int]]]
 
 _rng = random.Random(2)
@@ -296,6 +298,8 @@ def test_after_a_step_that_raised_its_sequences_fail_and_others_run(
 class RecordingExecutor:
     """Draws token 1 for every sequence, and keeps the batches."""
 
+    submit = staticmethod(at_once)
+
     def __init__(self) -> None:
         self.batches: list[Batch] = []
 
@@ -306,7 +310,7 @@ class RecordingExecutor:
 
 def test_sequences_of_one_token_come_first_and_are_answered_in_their_place() -> None:
     executor = RecordingExecutor()
-    runner = Runner(executor, Limits(VOCAB, 64, 16, 8, 64, 8))
+    runner = Runner(executor, Limits(VOCAB, 64, 16, 8, 64, 8), NO_MOVER)
     lengths = [3, 1, 4, 1, 5]
     new = [_new(sequence_id, [2] * length) for sequence_id, length in enumerate(lengths)]
     scheduled = [ScheduledSequence(i, 0, min(length, 4), [i]) for i, length in enumerate(lengths)]
@@ -319,6 +323,8 @@ def test_sequences_of_one_token_come_first_and_are_answered_in_their_place() -> 
 
 class LosingExecutor:
     """Launches steps on a device that fails: as the step is launched, or while it runs."""
+
+    submit = staticmethod(at_once)
 
     def __init__(self, when: str) -> None:
         self.when = when
@@ -341,6 +347,6 @@ class LosingExecutor:
 
 @pytest.mark.parametrize("when", ["launch", "finish"])
 def test_an_error_of_the_device_is_told_apart_from_ours(when: str) -> None:
-    runner = Runner(LosingExecutor(when), Limits(VOCAB, 64, 16, 4, 16, 4))
+    runner = Runner(LosingExecutor(when), Limits(VOCAB, 64, 16, 4, 16, 4), NO_MOVER)
     with pytest.raises(DeviceLost):
         _step(runner, [_new(1, [1, 2])], ScheduledSequence(1, 0, 2, [0]))

@@ -103,6 +103,7 @@ def _scheduled(*items: tuple[int, ...]) -> pb.Schedule:
 @pytest.fixture(scope="module")
 def replica(tiny_llama: Path) -> Replica:
     args = ["--model", str(tiny_llama), "--dtype", "float32", "--num-blocks", "32", "--num-threads", "1"]
+    args += ["--swap-space", "0.001"]
     return load_replica(read_settings(WorkerSettings, args), print)
 
 
@@ -140,6 +141,9 @@ async def test_describe_tells_what_the_worker_is(worker: Worker, tiny_llama: Pat
     assert (described.block_size, described.num_blocks) == (16, 32)
     assert described.block_bytes == 2 * 2 * 2 * 16 * 64 * 4  # keys and values, layers, heads, tokens, width, float32
     assert (described.max_step_tokens, described.max_sequences) == (256, 64)
+    assert described.num_host_blocks == int(0.001 * 2**30) // described.block_bytes
+    assert described.swap_bytes_per_second > 0
+    assert described.prefill_tokens_per_second > 0
     assert len(described.fingerprint) == len(described.tokenizer_fingerprint) == 32
     assert described.epoch == 0
 
@@ -195,6 +199,7 @@ async def test_the_stream_ends_when_its_requests_do_and_all_are_answered(worker:
     [
         ({"step_id": 1}, "step 0"),
         ({"step_id": 0, "finished_ids": [1]}, "without work"),
+        ({"step_id": 0, "swap_in": pb.BlockCopies(sources=[0], destinations=[0])}, "without work"),
         ({"step_id": 0, "epoch": 4, "generation": 9}, "epoch 4"),
         ({"step_id": 0, "epoch": 5, "generation": 2}, "generation 2"),
     ],
@@ -238,6 +243,41 @@ async def test_a_schedule_that_does_not_fit_itself_ends_the_stream(change: dict[
         getattr(schedule, name).extend(values)
     stream = await worker.open()
     await stream.send(1, new_sequences=[_new(1), _new(2)], scheduled=schedule)
+    code, details = await stream.refusal()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "malformed" in details
+
+
+async def test_blocks_that_a_step_moves_cross_the_wire(worker: Worker, tiny_llama: Path) -> None:
+    ((*expected,),) = Driver(make_runner(tiny_llama)).generate([PROMPT], 2)
+    stream = await worker.open()
+    await stream.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
+    await stream.send(2, swap_out=pb.BlockCopies(sources=[0], destinations=[3]))
+    await stream.send(3, new_sequences=[_new(2, [7] * 5)], scheduled=_scheduled((2, 0, 5, 0)))
+    await stream.send(4, swap_in=pb.BlockCopies(sources=[3], destinations=[9]))
+    change = pb.TableChange(sequence_id=1, index=0, block_id=8)
+    copies = pb.BlockCopies(sources=[9], destinations=[8])
+    await stream.send(5, copies=copies, table_changes=[change], scheduled=_scheduled((1, 5, 1)))
+    results = [(await stream.receive()).result for _ in range(5)]
+    transfers = [[(told.step_id, told.direction) for told in result.transfers] for result in results]
+    assert transfers == [[], [(2, pb.DIRECTION_OUT)], [], [(4, pb.DIRECTION_IN)], []]
+    assert all(told.duration_us > 0 and not told.HasField("failure") for told in results[1].transfers)
+    assert [*results[0].token_ids, *results[4].token_ids] == expected
+
+
+async def test_a_swap_of_no_block_is_told_and_the_stream_goes_on(worker: Worker) -> None:
+    stream = await worker.open()
+    await stream.send(1, swap_out=pb.BlockCopies(sources=[32], destinations=[0]))
+    (told,) = (await stream.receive()).result.transfers
+    assert "beyond" in told.failure
+    await stream.send(2)
+    assert (await stream.receive()).step_id == 2
+
+
+@pytest.mark.parametrize("field", ["swap_out", "swap_in", "copies"])
+async def test_blocks_to_copy_without_a_place_end_the_stream(field: str, worker: Worker) -> None:
+    stream = await worker.open()
+    await stream.send(1, **{field: pb.BlockCopies(sources=[1, 2], destinations=[3])})
     code, details = await stream.refusal()
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "malformed" in details
@@ -302,12 +342,14 @@ async def test_the_event_loop_is_free_while_a_step_runs(worker: Worker, monkeypa
     assert (await stream.receive()).step_id == 1
 
 
-async def test_metrics_count_steps_and_tokens(worker: Worker) -> None:
+async def test_metrics_count_steps_tokens_and_swaps(worker: Worker) -> None:
     names = [
         ("quire_worker_steps_total", {}),
         ("quire_worker_step_seconds_count", {}),
         ("quire_worker_tokens_total", {"kind": "prefill"}),
         ("quire_worker_tokens_total", {"kind": "decode"}),
+        ("quire_worker_swapped_blocks_total", {"direction": "out"}),
+        ("quire_worker_failed_swaps_total", {"direction": "in"}),
     ]
 
     def values() -> list[float]:
@@ -319,7 +361,11 @@ async def test_metrics_count_steps_and_tokens(worker: Worker) -> None:
     await stream.send(2, scheduled=_scheduled((1, 5, 1)))
     await stream.receive()
     await stream.receive()
-    assert [now - then for now, then in zip(values(), before, strict=True)] == [2, 2, 5, 1]
+    await stream.send(3, swap_out=pb.BlockCopies(sources=[0, 1], destinations=[1, 0]))
+    await stream.send(4, swap_in=pb.BlockCopies(sources=[99], destinations=[0]))
+    await stream.receive()
+    await stream.receive()
+    assert [now - then for now, then in zip(values(), before, strict=True)] == [4, 4, 5, 1, 2, 1]
 
 
 @pytest.fixture

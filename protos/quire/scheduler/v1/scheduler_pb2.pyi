@@ -11,6 +11,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class EarlyStopping(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EARLY_STOPPING_UNSPECIFIED: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_HEURISTIC: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_AT_WIDTH: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_NEVER: _ClassVar[EarlyStopping]
+
 class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FAILURE_REASON_UNSPECIFIED: _ClassVar[FailureReason]
@@ -21,6 +28,12 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_REASON_INTERNAL: _ClassVar[FailureReason]
     FAILURE_REASON_UNAVAILABLE: _ClassVar[FailureReason]
     FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED: _ClassVar[FailureReason]
+    FAILURE_REASON_TENANT_OVER_QUOTA: _ClassVar[FailureReason]
+    FAILURE_REASON_DEADLINE_INFEASIBLE: _ClassVar[FailureReason]
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping
+EARLY_STOPPING_HEURISTIC: EarlyStopping
+EARLY_STOPPING_AT_WIDTH: EarlyStopping
+EARLY_STOPPING_NEVER: EarlyStopping
 FAILURE_REASON_UNSPECIFIED: FailureReason
 FAILURE_REASON_KEY_IN_USE: FailureReason
 FAILURE_REASON_DEADLINE_EXCEEDED: FailureReason
@@ -29,9 +42,21 @@ FAILURE_REASON_INVALID: FailureReason
 FAILURE_REASON_INTERNAL: FailureReason
 FAILURE_REASON_UNAVAILABLE: FailureReason
 FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED: FailureReason
+FAILURE_REASON_TENANT_OVER_QUOTA: FailureReason
+FAILURE_REASON_DEADLINE_INFEASIBLE: FailureReason
+
+class BeamSearch(_message.Message):
+    __slots__ = ("width", "length_penalty", "early_stopping")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
+    width: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+    def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent")
+    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent", "beam_search")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +72,7 @@ class Submit(_message.Message):
     DETACHABLE_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
     key: str
     submission_id: str
     tenant: str
@@ -62,7 +88,8 @@ class Submit(_message.Message):
     detachable: bool
     cache_salt: bytes
     traceparent: str
-    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    beam_search: BeamSearch
+    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("key", "submission_id")
@@ -135,12 +162,14 @@ class Accepted(_message.Message):
     def __init__(self) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("reason", "message")
+    __slots__ = ("reason", "message", "retry_after")
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_FIELD_NUMBER: _ClassVar[int]
     reason: FailureReason
     message: str
-    def __init__(self, reason: _Optional[_Union[FailureReason, str]] = ..., message: _Optional[str] = ...) -> None: ...
+    retry_after: _duration_pb2.Duration
+    def __init__(self, reason: _Optional[_Union[FailureReason, str]] = ..., message: _Optional[str] = ..., retry_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class SequenceEnd(_message.Message):
     __slots__ = ("stop_token_id", "length")
@@ -155,20 +184,22 @@ class Length(_message.Message):
     def __init__(self) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("index", "offset", "token_ids", "logprobs", "cached_tokens", "end")
+    __slots__ = ("index", "offset", "token_ids", "logprobs", "cached_tokens", "end", "score")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     index: int
     offset: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.TokenLogprobs]
     cached_tokens: int
     end: SequenceEnd
-    def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., end: _Optional[_Union[SequenceEnd, _Mapping]] = ...) -> None: ...
+    score: float
+    def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., end: _Optional[_Union[SequenceEnd, _Mapping]] = ..., score: _Optional[float] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("key", "accepted", "tokens", "failed")

@@ -1,4 +1,5 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -6,12 +7,21 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Direction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DIRECTION_UNSPECIFIED: _ClassVar[Direction]
+    DIRECTION_OUT: _ClassVar[Direction]
+    DIRECTION_IN: _ClassVar[Direction]
+DIRECTION_UNSPECIFIED: Direction
+DIRECTION_OUT: Direction
+DIRECTION_IN: Direction
+
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "fingerprint", "tokenizer_fingerprint", "context_length", "vocab_size", "block_size", "block_bytes", "num_blocks", "max_step_tokens", "max_sequences", "epoch")
+    __slots__ = ("model", "fingerprint", "tokenizer_fingerprint", "context_length", "vocab_size", "block_size", "block_bytes", "num_blocks", "max_step_tokens", "max_sequences", "epoch", "num_host_blocks", "swap_bytes_per_second", "prefill_tokens_per_second")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +33,9 @@ class DescribeResponse(_message.Message):
     MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: bytes
     tokenizer_fingerprint: bytes
@@ -34,7 +47,10 @@ class DescribeResponse(_message.Message):
     max_step_tokens: int
     max_sequences: int
     epoch: int
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    num_host_blocks: int
+    swap_bytes_per_second: float
+    prefill_tokens_per_second: float
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., epoch: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., swap_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "suppressed_token_ids", "min_tokens", "logprobs")
@@ -111,21 +127,47 @@ class StoreStart(_message.Message):
     store_start: int
     def __init__(self, place: _Optional[int] = ..., store_start: _Optional[int] = ...) -> None: ...
 
+class BlockCopies(_message.Message):
+    __slots__ = ("sources", "destinations")
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    DESTINATIONS_FIELD_NUMBER: _ClassVar[int]
+    sources: _containers.RepeatedScalarFieldContainer[int]
+    destinations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sources: _Optional[_Iterable[int]] = ..., destinations: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TableChange(_message.Message):
+    __slots__ = ("sequence_id", "index", "block_id")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    index: int
+    block_id: int
+    def __init__(self, sequence_id: _Optional[int] = ..., index: _Optional[int] = ..., block_id: _Optional[int] = ...) -> None: ...
+
 class StepRequest(_message.Message):
-    __slots__ = ("epoch", "generation", "step_id", "finished_ids", "new_sequences", "scheduled")
+    __slots__ = ("epoch", "generation", "step_id", "finished_ids", "new_sequences", "scheduled", "swap_out", "swap_in", "copies", "table_changes")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     FINISHED_IDS_FIELD_NUMBER: _ClassVar[int]
     NEW_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    SWAP_OUT_FIELD_NUMBER: _ClassVar[int]
+    SWAP_IN_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    TABLE_CHANGES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     generation: int
     step_id: int
     finished_ids: _containers.RepeatedScalarFieldContainer[int]
     new_sequences: _containers.RepeatedCompositeFieldContainer[NewSequence]
     scheduled: Schedule
-    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_ids: _Optional[_Iterable[int]] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., scheduled: _Optional[_Union[Schedule, _Mapping]] = ...) -> None: ...
+    swap_out: BlockCopies
+    swap_in: BlockCopies
+    copies: BlockCopies
+    table_changes: _containers.RepeatedCompositeFieldContainer[TableChange]
+    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_ids: _Optional[_Iterable[int]] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., scheduled: _Optional[_Union[Schedule, _Mapping]] = ..., swap_out: _Optional[_Union[BlockCopies, _Mapping]] = ..., swap_in: _Optional[_Union[BlockCopies, _Mapping]] = ..., copies: _Optional[_Union[BlockCopies, _Mapping]] = ..., table_changes: _Optional[_Iterable[_Union[TableChange, _Mapping]]] = ...) -> None: ...
 
 class Logprob(_message.Message):
     __slots__ = ("token_id", "logprob")
@@ -159,12 +201,24 @@ class SequenceFailure(_message.Message):
     message: str
     def __init__(self, place: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
+class Transfer(_message.Message):
+    __slots__ = ("step_id", "direction", "duration_us", "failure")
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    DURATION_US_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    step_id: int
+    direction: Direction
+    duration_us: int
+    failure: str
+    def __init__(self, step_id: _Optional[int] = ..., direction: _Optional[_Union[Direction, str]] = ..., duration_us: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
+
 class Ready(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("sequence_ids", "num_tokens", "token_ids", "logprobs", "failures", "busy_us", "idle_us")
+    __slots__ = ("sequence_ids", "num_tokens", "token_ids", "logprobs", "failures", "busy_us", "idle_us", "transfers")
     SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +226,7 @@ class StepResult(_message.Message):
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     BUSY_US_FIELD_NUMBER: _ClassVar[int]
     IDLE_US_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     sequence_ids: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -179,7 +234,8 @@ class StepResult(_message.Message):
     failures: _containers.RepeatedCompositeFieldContainer[SequenceFailure]
     busy_us: int
     idle_us: int
-    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[SequenceFailure, _Mapping]]] = ..., busy_us: _Optional[int] = ..., idle_us: _Optional[int] = ...) -> None: ...
+    transfers: _containers.RepeatedCompositeFieldContainer[Transfer]
+    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[SequenceFailure, _Mapping]]] = ..., busy_us: _Optional[int] = ..., idle_us: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ...) -> None: ...
 
 class StepResponse(_message.Message):
     __slots__ = ("epoch", "generation", "step_id", "ready", "result")

@@ -5,13 +5,14 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.kernels import attention, compiled, cpu_table, elementwise, gpu_table
+from benchmarks.kernels import attention, blocks, compiled, cpu_table, elementwise, gpu_table
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.pages import Heads, PagedBatch
+from worker_svc.step import Direction
 
 CPU = torch.device("cpu")
 HEADS = Heads(2, 2, 64)
-NATIVE = {"cpu_paged_attention", "compiled attend", "compiled linear"}
+NATIVE = {"cpu_paged_attention", "compiled attend", "compiled linear", "embed_tokens"}
 
 SMALL: dict[str, partial[Case]] = {
     "decode": partial(attention.decode, heads=HEADS, num_seqs=2, context_len=33),
@@ -32,8 +33,13 @@ SMALL: dict[str, partial[Case]] = {
     "activation": partial(elementwise.activation, num_tokens=3, width=64),
     "greedy": partial(elementwise.draw, num_rows=2, vocab_size=300, temperature=0.0),
     "draw": partial(elementwise.draw, num_rows=2, vocab_size=300, temperature=1.0),
-    "copy": partial(elementwise.copy_blocks, num_pairs=3, block_bytes=64),
-    "swap": partial(elementwise.swap_blocks, num_pairs=3, block_bytes=64),
+    "embed": partial(elementwise.embed, num_tokens=3, vocab_size=30, width=64),
+    "adjust": partial(elementwise.adjust, num_rows=2, vocab_size=300, tokens_seen=20),
+    "rotary int8": partial(elementwise.rotary_8bit, heads=HEADS, num_tokens=3, dtype=torch.int8),
+    "store int8": partial(elementwise.store_8bit, heads=HEADS, num_tokens=3, dtype=torch.int8),
+    "copy": partial(blocks.copy_blocks, num_pairs=3, block_bytes=64),
+    "swap out": partial(blocks.swap_blocks, direction=Direction.OUT, num_pairs=3, block_bytes=64),
+    "swap in": partial(blocks.swap_blocks, direction=Direction.IN, num_pairs=3, block_bytes=64),
 }
 
 

@@ -1,5 +1,6 @@
 """Answers in OpenAI's shapes."""
 
+import json
 from typing import Any
 
 import pytest
@@ -16,6 +17,12 @@ STOP = Finish(FinishReason.STOP, 2)
 
 def answer(form: Format, num_prompts: int = 1, **fields: Any) -> Answer:
     return Answer(form, [make_generation(**fields) for _ in range(num_prompts)], VOCABULARY, created=12)
+
+
+def told(event: bytes) -> Any:
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    return json.loads(event[6:])
 
 
 def test_a_whole_chat_completion() -> None:
@@ -62,33 +69,50 @@ def test_choices_of_several_prompts_are_numbered_prompt_by_prompt() -> None:
 
 def test_only_the_first_delta_of_a_choice_tells_the_role() -> None:
     stream = answer(ChatFormat(), n=2)
-    events = [stream.event(0, Chunk(index, 0, text)) for index, text in [(0, "a"), (1, "b"), (0, "c")]]
-    assert [event and event["choices"][0]["delta"] for event in events] == [
+    events = [told(stream.event(0, Chunk(index, 0, text))) for index, text in [(0, "a"), (1, "b"), (0, "c"), (1, "d")]]
+    assert [event["choices"][0]["delta"] for event in events] == [
         {"role": "assistant", "content": "a"},
         {"role": "assistant", "content": "b"},
         {"content": "c"},
+        {"content": "d"},
     ]
-    assert events[0] is not None
-    assert events[0]["object"] == "chat.completion.chunk"
-    assert events[0]["choices"][0]["finish_reason"] is None
+    assert [event["choices"][0]["index"] for event in events] == [0, 1, 0, 1]
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    assert {event["choices"][0]["finish_reason"] for event in events} == {None}
+
+
+@pytest.mark.parametrize("form", [ChatFormat(), CompletionFormat()], ids=["chat", "completion"])
+@pytest.mark.parametrize("text", ['"quoted" \\ {}', "two\nlines\r\t", "\0\x1f\x7f", "ł你😀\u2028\ufffd", " "])
+def test_every_event_of_text_has_the_same_shape(form: Format, text: str) -> None:
+    stream = answer(form)
+    stream.event(0, Chunk(0, 0, "first", [A]))
+    second, third = (told(stream.event(0, Chunk(0, place, piece, [B]))) for place, piece in [(1, "x"), (2, text)])
+    choice = third["choices"][0]
+    assert (choice["delta"]["content"] if isinstance(form, ChatFormat) else choice["text"]) == text
+    assert json.dumps(third) == json.dumps(second).replace(json.dumps("x"), json.dumps(text))
 
 
 def test_tokens_without_text_make_no_event() -> None:
     stream = answer(ChatFormat())
-    assert stream.event(0, Chunk(0, 0, "", [A])) is None
-    later = stream.event(0, Chunk(0, 1, "x", [B]))
-    assert later is not None
-    assert later["choices"][0]["delta"] == {"role": "assistant", "content": "x"}
+    assert stream.event(0, Chunk(0, 0, "", [A])) == b""
+    assert told(stream.event(0, Chunk(0, 1, "x", [B])))["choices"][0]["delta"] == {"role": "assistant", "content": "x"}
+    assert stream.event(0, Chunk(0, 2, "", [A])) == b""
 
 
 def test_the_end_is_an_event_even_without_text() -> None:
-    ended = answer(ChatFormat()).event(0, Chunk(0, 1, "", [2], finish=STOP))
-    assert ended is not None
-    assert ended["choices"][0]["finish_reason"] == "stop"
+    stream = answer(ChatFormat())
+    assert told(stream.event(0, Chunk(0, 1, "", [2], finish=STOP)))["choices"][0]["finish_reason"] == "stop"
+
+
+def test_an_end_after_text_is_told_too() -> None:
+    stream = answer(CompletionFormat())
+    stream.event(0, Chunk(0, 0, "a", [A]))
+    (choice,) = told(stream.event(0, Chunk(0, 1, "b", [B], finish=Finish(FinishReason.LENGTH))))["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["seed"]) == ("b", "length", 7)
 
 
 def test_the_last_event_has_the_usage_and_no_choice() -> None:
-    last = answer(CompletionFormat()).usage_event(Usage(1, 2, 0))
+    last = told(answer(CompletionFormat()).usage_event(Usage(1, 2, 0)))
     assert last["choices"] == []
     assert last["usage"]["total_tokens"] == 3
 
@@ -118,9 +142,9 @@ def test_logprobs_of_a_chat() -> None:
 
 def test_logprobs_of_a_completion() -> None:
     chunk = Chunk(0, 0, "ab", [A, B], LOGPROBS, STOP)
-    event = answer(CompletionFormat(), logprobs=2).event(0, chunk)
-    assert event is not None
-    assert event["choices"][0]["logprobs"] == {
+    stream = answer(CompletionFormat(), logprobs=2)
+    stream.event(0, Chunk(0, 0, "a", [A], LOGPROBS[:1]))
+    assert told(stream.event(0, chunk))["choices"][0]["logprobs"] == {
         "tokens": ["a", "b"],
         "token_logprobs": [-0.5, -9999.0],
         "top_logprobs": [{"a": -0.5, "b": -1.5}, {"a": -0.1, "b": -9999.0}],

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_svc.draft import ChatPrompt, EndOfText, Field, TextPrompt, TokenPrompt
-from gateway_svc.generation import SpecialTokens, StopText
+from gateway_svc.draft import BeamSearchDraft, ChatPrompt, EndOfText, Field, TextPrompt, TokenPrompt
+from gateway_svc.generation import EarlyStopping, SpecialTokens, StopText
 from gateway_svc.openai_http import unserved
 from gateway_svc.openai_http.bodies import Body, Delivery, chat_body, completion_body
 from gateway_svc.openai_http.json_fields import parse_body
@@ -108,9 +108,15 @@ def test_messages_must_be_a_list() -> None:
 
 
 WRONG_TYPES = {
-    "number": (["temperature", "top_p", "min_p", "repetition_penalty"], ["1", True, [], {}]),
-    "integer": (["max_tokens", "max_completion_tokens", "n", "seed", "top_k", "min_tokens"], ["1", True, 1.5, 1.0, []]),
-    "flag": (["stream", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"], ["true", 1, 0, []]),
+    "number": (["temperature", "top_p", "min_p", "length_penalty", "repetition_penalty"], ["1", True, [], {}]),
+    "integer": (
+        ["max_tokens", "max_completion_tokens", "n", "best_of", "seed", "top_k", "min_tokens"],
+        ["1", True, 1.5, 1.0, []],
+    ),
+    "flag": (
+        ["stream", "use_beam_search", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"],
+        ["true", 1, 0, []],
+    ),
     "string": (["model"], [1, True, []]),
     "list": (["stop", "stop_token_ids"], [1, True, {}]),
     "object": (["logit_bias", "stream_options"], [1, True, [1]]),
@@ -181,10 +187,6 @@ def test_fields_that_are_not_served_are_refused_by_name_unless_they_ask_for_noth
     [
         (completion, {"echo": True}, "echo"),
         (completion, {"suffix": "b"}, "suffix"),
-        (completion, {"best_of": 2}, "best_of"),
-        (completion, {"n": 2, "best_of": 3}, "best_of"),
-        (completion, {"use_beam_search": True}, "use_beam_search"),
-        (completion, {"length_penalty": 0.5}, "length_penalty"),
         (completion, {"prompt_logprobs": 0}, "prompt_logprobs"),
         (chat, {"tools": [{"type": "function"}]}, "tools"),
         (chat, {"tool_choice": "auto"}, "tool_choice"),
@@ -205,8 +207,35 @@ def test_fields_that_nobody_defines_and_the_user_are_ignored() -> None:
     assert completion(user="me", some_field={"a": [1]}) == completion()
 
 
-def test_best_of_may_equal_n() -> None:
-    assert completion(n=2, best_of=2).prompts[0].draft.n == 2
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        (False, EarlyStopping.HEURISTIC),
+        (True, EarlyStopping.AT_WIDTH),
+        ("never", EarlyStopping.NEVER),
+    ],
+)
+def test_a_beam_search_as_vllm_spells_it(value: Any, expected: EarlyStopping | None) -> None:
+    for read in (completion, chat):
+        draft = read(use_beam_search=True, best_of=4, n=2, length_penalty=2, early_stopping=value).prompts[0].draft
+        assert draft.beam_search == BeamSearchDraft(4, 2.0, expected)
+        assert (draft.n, draft.best_of) == (2, None)
+
+
+@pytest.mark.parametrize("value", [0, 1, "true", [], {}, [True]])
+def test_early_stopping_is_one_of_three(value: Any) -> None:
+    assert refused(completion, early_stopping=value) == (Reason.INVALID_FIELD, "early_stopping")
+
+
+@pytest.mark.parametrize(("name", "value"), [("length_penalty", 0.5), ("early_stopping", True)])
+def test_fields_of_a_beam_search_need_one(name: str, value: Any) -> None:
+    assert refused(completion, **{name: value}) == (Reason.INVALID_FIELD, name)
+
+
+def test_fields_of_a_beam_search_that_ask_for_none_are_none() -> None:
+    asked = completion(use_beam_search=False, best_of=1, length_penalty=1.0, early_stopping=False).prompts[0]
+    assert (asked.draft.beam_search, asked.draft.best_of) == (None, 1)
 
 
 def test_the_newer_name_of_max_tokens_holds() -> None:

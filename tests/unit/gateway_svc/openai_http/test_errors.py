@@ -17,6 +17,8 @@ TABLE = {
     Reason.NOT_FOUND: (404, "invalid_request_error"),
     Reason.IDEMPOTENCY_KEY_REUSED: (409, "invalid_request_error"),
     Reason.CAPACITY_EXHAUSTED: (503, "service_unavailable"),
+    Reason.TENANT_OVER_QUOTA: (429, "rate_limit_error"),
+    Reason.DEADLINE_INFEASIBLE: (503, "service_unavailable"),
     Reason.DRAINING: (503, "service_unavailable"),
     Reason.DEADLINE_EXCEEDED: (504, "timeout"),
     Reason.CANCELLED: (499, "cancelled"),

@@ -113,6 +113,22 @@ async def test_generate_writes_several_sequences_one_after_another(address: str,
     assert (await invoke("generate", "x", "--n", "2")).stdout == "[0] a\n[1] b\n"
 
 
+async def test_generate_asks_for_what_is_ranked_as_a_whole(address: str, service: Any) -> None:
+    completions = [pb.Completion(index=index, text=text, score=-index) for index, text in enumerate("ab")]
+    service.whole = pb.GenerateResponse(completions=completions)
+
+    beams = await invoke("generate", "x", "--beam-width", "4", "--n", "2", "--early-stopping", "true")
+    best = await invoke("generate", "x", "--best-of", "3")
+    told = await invoke("generate", "x", "--best-of", "3", "-o", "json")
+
+    assert (beams.stdout, best.stdout) == ("[0] a\n[1] b\n", "a\n")
+    assert [one["score"] for one in json.loads(told.stdout)["completions"]] == [0, -1]
+    search, drawn = service.requests[0].generation, service.requests[1].generation
+    assert (search.beam_search.width, search.n) == (4, 2)
+    assert search.beam_search.early_stopping == pb.EARLY_STOPPING_AT_WIDTH
+    assert (drawn.best_of, drawn.HasField("beam_search")) == (3, False)
+
+
 async def test_models_lists_what_is_served(address: str) -> None:
     assert "tiny" in (await invoke("models")).stdout
     listed = json.loads((await invoke("models", "-o", "json")).stdout)
@@ -241,6 +257,7 @@ async def test_an_error_says_what_where_and_what_next(
         (["generate", "x", "--tempratur", "0"], "--tempratur"),
         (["generate", "x", "--top-k", "few"], "--top-k"),
         (["generate", "x", "--logprobs", "2"], "--logprobs"),
+        (["explain", "--limit", "0"], "--limit"),
         (["bench", "--concurrency", "0"], "--concurrency"),
         (["bench", "--url", "127.0.0.1:8000"], "--url"),
         (["bench", "--url", "http://[::1"], "--url"),
@@ -264,7 +281,7 @@ def test_without_a_command_it_tells_which_there_are(capsys: pytest.CaptureFixtur
     assert "generate" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "models", "bench"])
+@pytest.mark.parametrize("command", ["generate", "chat", "models", "bench", "explain"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
     assert f"quire {command}" in capsys.readouterr().out

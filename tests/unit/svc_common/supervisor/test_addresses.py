@@ -10,7 +10,7 @@ from svc_common.supervisor.settings import SupervisorSettings
 
 
 def settings(**values: object) -> SupervisorSettings:
-    ports = ("http", "grpc", "scheduler", "scheduler_metrics", "worker", "worker_metrics")
+    ports = ("http", "grpc", "scheduler", "scheduler_admin", "scheduler_metrics", "worker", "worker_metrics")
     return SupervisorSettings.model_validate({f"{name}_port": 0 for name in ports} | values)
 
 
@@ -23,7 +23,7 @@ def test_the_ports_of_several_follow_each_other() -> None:
 
 def test_port_zero_takes_a_free_one_for_each() -> None:
     addresses = assign(settings(gateways=2, workers=2))
-    assert len({listener.port for listener in addresses}) == 10
+    assert len({listener.port for listener in addresses}) == 11
     addresses.check()
 
 

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 ROOT = Path(__file__).parents[4]
-PORTS = ("HTTP", "GRPC", "SCHEDULER", "SCHEDULER_METRICS", "WORKER", "WORKER_METRICS")
+PORTS = ("HTTP", "GRPC", "SCHEDULER", "SCHEDULER_ADMIN", "SCHEDULER_METRICS", "WORKER", "WORKER_METRICS")
 
 GRPC_SERVICE = """
 import asyncio, os

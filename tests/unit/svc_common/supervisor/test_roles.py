@@ -31,6 +31,7 @@ def test_services_find_each_other() -> None:
     scheduler = roles["scheduler"].environment
     assert scheduler["QUIRE_WORKERS_AT"] == "127.0.0.1:50053,127.0.0.1:50054"
     assert scheduler["QUIRE_REDIS_URL"] == REDIS
+    assert (scheduler["QUIRE_SCHEDULER_ADMIN_HOST"], scheduler["QUIRE_SCHEDULER_ADMIN_PORT"]) == ("127.0.0.1", "50062")
     assert roles["worker-1"].environment["QUIRE_WORKER_PORT"] == "50054"
     assert roles["worker-1"].environment["QUIRE_WORKER_METRICS_PORT"] == "9103"
     assert roles["gateway-1"].environment["QUIRE_SCHEDULERS_AT"] == "127.0.0.1:50052"

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_svc.keys import cache_salt, request_key
+from svc_common.keys import cache_salt, request_key
 
 names = st.text(max_size=4)
 

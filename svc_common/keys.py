@@ -2,6 +2,9 @@
 
 import hashlib
 
+DEFAULT_TENANT_NAME = "default"
+"""Who everyone is where no API keys are asked for."""
+
 
 def request_key(tenant: str, request_id: str, prompt: int = 0) -> str:
     """The key of a request: SHA-256 over tenant and request_id, as hex.

@@ -1,0 +1,238 @@
+"""Client of a scheduler's admin service: where live requests stand, and why they wait."""
+
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Self
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from quire.admin.v1 import admin_pb2 as pb
+from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
+from quire_client.connection import Connection
+from quire_client.errors import quire_errors
+
+DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50062"
+
+
+class State(StrEnum):
+    """Where a sequence stands."""
+
+    QUEUED = "queued"
+    AWAITING_PREFIX = "awaiting prefix"
+    ARRIVING = "arriving"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SWAPPED = "swapped"
+    PREEMPTED = "preempted"
+    ENDED = "ended"
+    OTHER = "other"
+    """A state that this version of the client does not know."""
+
+
+class Return(StrEnum):
+    """How a sequence that gave way comes back."""
+
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
+    OTHER = "other"
+    """A way that this version of the client does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """The last time that a sequence gave way: what was chosen, and both estimates in seconds."""
+
+    choice: Return
+    swap_seconds: float
+    recompute_seconds: float
+
+    @classmethod
+    def from_proto(cls, message: pb.Preemption) -> "Preemption":
+        return cls(
+            choice=_RETURNS.get(message.choice, Return.OTHER),
+            swap_seconds=_seconds(message.swap_estimate),
+            recompute_seconds=_seconds(message.recompute_estimate),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceExplanation:
+    """One sequence of a request.
+
+    `num_ahead` sequences would go before it, None where it does not wait; `awaits_key` is the request whose blocks it
+    waits for. `num_missing_blocks` are those that it needs to go on and that cannot be had on the device now.
+    `predicted_start` is in seconds from now, None where it runs or nothing can be said.
+    """
+
+    index: int
+    state: State
+    num_ahead: int | None
+    awaits_key: str | None
+    num_known_tokens: int
+    num_computed_tokens: int
+    num_generated_tokens: int
+    num_device_blocks: int
+    num_host_blocks: int
+    num_missing_blocks: int
+    num_preemptions: int
+    last_preemption: Preemption | None
+    predicted_start: float | None
+
+    @classmethod
+    def from_proto(cls, message: pb.SequenceExplanation) -> "SequenceExplanation":
+        return cls(
+            index=message.index,
+            state=_STATES.get(message.state, State.OTHER),
+            num_ahead=message.num_ahead if message.HasField("num_ahead") else None,
+            awaits_key=message.awaits_key if message.HasField("awaits_key") else None,
+            num_known_tokens=message.num_known_tokens,
+            num_computed_tokens=message.num_computed_tokens,
+            num_generated_tokens=message.num_generated_tokens,
+            num_device_blocks=message.num_device_blocks,
+            num_host_blocks=message.num_host_blocks,
+            num_missing_blocks=message.num_missing_blocks,
+            num_preemptions=message.num_preemptions,
+            last_preemption=(
+                Preemption.from_proto(message.last_preemption) if message.HasField("last_preemption") else None
+            ),
+            predicted_start=_seconds(message.predicted_start) if message.HasField("predicted_start") else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where a live request stands. `age` and `time_left`, until its deadline, are in seconds.
+
+    `priority` is the class that it came with, `effective_priority` the one that it counts as now. `tenant_debt` is what
+    its tenant was served, in tokens over its weight, beyond the least served tenant of its class.
+    """
+
+    key: str
+    tenant: str
+    policy: str
+    priority: int
+    effective_priority: int
+    tenant_debt: float
+    age: float
+    time_left: float | None
+    num_prompt_tokens: int
+    max_tokens: int
+    num_waiting: int
+    sequences: tuple[SequenceExplanation, ...]
+
+    @classmethod
+    def from_proto(cls, message: pb.ExplainResponse) -> "Explanation":
+        return cls(
+            key=message.key,
+            tenant=message.tenant,
+            policy=message.policy,
+            priority=message.priority,
+            effective_priority=message.effective_priority,
+            tenant_debt=message.tenant_debt,
+            age=_seconds(message.age),
+            time_left=_seconds(message.time_left) if message.HasField("time_left") else None,
+            num_prompt_tokens=message.num_prompt_tokens,
+            max_tokens=message.max_tokens,
+            num_waiting=message.num_waiting,
+            sequences=tuple(map(SequenceExplanation.from_proto, message.sequences)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSummary:
+    """A live request in a line; `state` is that of its sequence that has got furthest, `age` is in seconds."""
+
+    key: str
+    tenant: str
+    priority: int
+    state: State
+    age: float
+    num_prompt_tokens: int
+    num_generated_tokens: int
+
+    @classmethod
+    def from_proto(cls, message: pb.RequestSummary) -> "RequestSummary":
+        return cls(
+            key=message.key,
+            tenant=message.tenant,
+            priority=message.priority,
+            state=_STATES.get(message.state, State.OTHER),
+            age=_seconds(message.age),
+            num_prompt_tokens=message.num_prompt_tokens,
+            num_generated_tokens=message.num_generated_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestList:
+    """The oldest live requests, oldest first, and how many there are in all."""
+
+    requests: tuple[RequestSummary, ...]
+    num_live: int
+
+
+class AdminClient:
+    """Calls the admin service of a scheduler. Use it as a context manager. Every call raises QuireError.
+
+    `address` is QUIRE_ADMIN_ADDRESS or 127.0.0.1:50062 unless given; `timeout` is in seconds.
+    """
+
+    def __init__(self, address: str | None = None, *, timeout: float | None = None) -> None:
+        address = address or os.environ.get("QUIRE_ADMIN_ADDRESS") or DEFAULT_ADMIN_ADDRESS
+        self._connection = to = Connection(address, credentials=None, timeout=timeout, api_key=None)
+        self._channel = grpc.insecure_channel(to.address, to.options)
+        self._stub = AdminServiceStub(self._channel)
+
+    def explain(self, request_id: str, *, tenant: str | None = None, prompt: int = 0) -> Explanation:
+        """Where a request of a tenant, `default` unless given, stands; `prompt` is its place in a call of several."""
+        name = pb.RequestName(tenant=tenant, request_id=request_id, prompt=prompt)
+        return self._explain(pb.ExplainRequest(name=name))
+
+    def explain_key(self, key: str) -> Explanation:
+        """Where the request of a key, as `requests` lists it, stands."""
+        return self._explain(pb.ExplainRequest(key=key))
+
+    def requests(self, *, tenant: str | None = None, limit: int | None = None) -> RequestList:
+        """The oldest live requests, of one tenant or of all."""
+        to = self._connection
+        with quire_errors(to.address):
+            request = pb.ListRequestsRequest(tenant=tenant, limit=limit)
+            listed = self._stub.ListRequests(request, timeout=to.timeout)
+        return RequestList(tuple(map(RequestSummary.from_proto, listed.requests)), listed.num_live)
+
+    def close(self) -> None:
+        """Ends all calls and closes the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _explain(self, request: pb.ExplainRequest) -> Explanation:
+        to = self._connection
+        with quire_errors(to.address):
+            return Explanation.from_proto(self._stub.Explain(request, timeout=to.timeout))
+
+
+_STATES = {
+    pb.SEQUENCE_STATE_QUEUED: State.QUEUED,
+    pb.SEQUENCE_STATE_AWAITING_PREFIX: State.AWAITING_PREFIX,
+    pb.SEQUENCE_STATE_ARRIVING: State.ARRIVING,
+    pb.SEQUENCE_STATE_RUNNING: State.RUNNING,
+    pb.SEQUENCE_STATE_PAUSED: State.PAUSED,
+    pb.SEQUENCE_STATE_SWAPPED: State.SWAPPED,
+    pb.SEQUENCE_STATE_PREEMPTED: State.PREEMPTED,
+    pb.SEQUENCE_STATE_ENDED: State.ENDED,
+}
+_RETURNS = {pb.RETURN_SWAP: Return.SWAP, pb.RETURN_RECOMPUTE: Return.RECOMPUTE}
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.ToNanoseconds() / 1e9

@@ -1,0 +1,174 @@
+"""`quire explain`: why a request waits, in words."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from quire_client.admin import (
+    DEFAULT_ADMIN_ADDRESS,
+    AdminClient,
+    Explanation,
+    RequestList,
+    Return,
+    SequenceExplanation,
+    State,
+)
+from quire_client.cli import options as opt
+from quire_client.cli.output import ADMIN_UNREACHABLE, print_json
+from quire_client.errors import UNREACHABLE, QuireError
+
+_SHORT_KEY = 12
+
+
+def explain(
+    request: Annotated[
+        str | None,
+        typer.Argument(
+            help="The name that its client gave it, or the id of its answer (x-request-id).",
+            show_default="lists the live requests",
+        ),
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose request it is.", show_default="default; of a list: all")
+    ] = None,
+    prompt: Annotated[int, typer.Option(min=0, help="Which prompt of an HTTP call that carried several.")] = 0,
+    key: Annotated[str | None, typer.Option(help="Its key, as it is listed, instead of its name.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="The most requests to list.")] = 20,
+    output: opt.Output = opt.OutputFormat.TEXT,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    timeout: opt.Timeout = 10.0,
+    admin: Annotated[
+        str,
+        typer.Option(envvar="QUIRE_ADMIN_ADDRESS", metavar="HOST:PORT", help="The scheduler's admin address."),
+    ] = DEFAULT_ADMIN_ADDRESS,
+) -> None:
+    """Tell why a request waits, what it holds, and when it is predicted to run."""
+    if request is not None and key is not None:
+        raise typer.BadParameter("a request is told by its name or by its key", param_hint="--key")
+    told: Explanation | RequestList
+    try:
+        with AdminClient(admin, timeout=timeout) as client:
+            if key is not None:
+                told = client.explain_key(key)
+            elif request is not None:
+                told = client.explain(request, tenant=tenant, prompt=prompt)
+            else:
+                told = client.requests(tenant=tenant, limit=limit)
+    except QuireError as error:
+        if error.reason == UNREACHABLE:
+            raise dataclasses.replace(error, reason=ADMIN_UNREACHABLE) from error
+        raise
+    if as_json or output is opt.OutputFormat.JSON:
+        print_json(told)
+    elif isinstance(told, RequestList):
+        _print_list(told)
+    else:
+        print("\n".join(_lines(told)))
+
+
+def _print_list(told: RequestList) -> None:
+    table = Table(box=None)
+    for name in ("state", "age", "class", "prompt", "generated"):
+        table.add_column(name, no_wrap=True, justify="left" if name == "state" else "right")
+    table.add_column("tenant", overflow="fold")
+    table.add_column("key", overflow="fold")
+    for one in told.requests:
+        tokens = (f"{one.num_prompt_tokens:,}", f"{one.num_generated_tokens:,}")
+        table.add_row(one.state, _time(one.age), str(one.priority), *tokens, one.tenant, one.key)
+    console = Console(markup=False, highlight=False)
+    console.print(table)
+    console.print(f"{len(told.requests)} of {told.num_live:,} live requests, the oldest")
+
+
+def _lines(told: Explanation) -> Iterator[str]:
+    several = len(told.sequences) > 1
+    for sequence in told.sequences:
+        sentence = _sentence(sequence)
+        yield f"[{sequence.index}] {sentence}" if several else sentence[0].upper() + sentence[1:]
+        for name, fact in _facts(sequence):
+            yield f"  {name:<12} {fact}"
+    came = f"came {_time(told.age)} ago"
+    if told.time_left is not None:
+        came += f", and has {_time(max(told.time_left, 0.0))} until its deadline"
+    counted = f", counts as {told.effective_priority} by now" if told.effective_priority != told.priority else ""
+    yield f"The request {came}; {told.num_prompt_tokens:,} tokens of prompt, at most {told.max_tokens:,} more."
+    yield f"  {'class':<12} {told.priority}{counted}"
+    yield f"  {'tenant':<12} {told.tenant}, {told.tenant_debt:,.0f} tokens ahead of the least served of its class"
+    yield f"  {'queue':<12} {_counted(told.num_waiting, 'request')} waiting, policy {told.policy}"
+    yield f"  {'key':<12} {told.key}"
+
+
+def _sentence(sequence: SequenceExplanation) -> str:
+    match sequence.state:
+        case State.QUEUED:
+            return f"waits for its turn{_place(sequence)}"
+        case State.AWAITING_PREFIX:
+            other = f"request {sequence.awaits_key[:_SHORT_KEY]}" if sequence.awaits_key else "another request"
+            return f"waits while {other} computes what its prompt begins with"
+        case State.ARRIVING:
+            return "waits for its blocks, which are on their way from host memory"
+        case State.RUNNING:
+            return "runs"
+        case State.PAUSED:
+            return "pauses until its gateway has searched more of its text for stop strings"
+        case State.SWAPPED:
+            return f"gave way, and waits with its blocks in host memory{_place(sequence)}"
+        case State.PREEMPTED:
+            return f"gave way, and waits to compute its tokens again{_place(sequence)}"
+        case State.ENDED:
+            return "has ended"
+    return "stands where this version of the client does not know"
+
+
+def _place(sequence: SequenceExplanation) -> str:
+    if sequence.num_ahead is None:
+        return ""
+    if sequence.num_ahead == 0:
+        return ", which is next" if not sequence.num_missing_blocks else "; it is next, once there are blocks"
+    return f", behind {_counted(sequence.num_ahead, 'sequence')}"
+
+
+def _facts(sequence: SequenceExplanation) -> Iterator[tuple[str, str]]:
+    if sequence.state is State.ENDED:
+        yield "tokens", f"{sequence.num_generated_tokens:,} generated"
+        return
+    if sequence.predicted_start is not None:
+        yield "starts", f"in about {_time(sequence.predicted_start)}, as predicted"
+    yield (
+        "tokens",
+        f"{sequence.num_computed_tokens:,} of {sequence.num_known_tokens:,} computed, "
+        f"{sequence.num_generated_tokens:,} generated",
+    )
+    missing = f", {sequence.num_missing_blocks:,} missing" if sequence.num_missing_blocks else ""
+    yield "blocks", f"{sequence.num_device_blocks:,} on the device, {sequence.num_host_blocks:,} on the host{missing}"
+    if sequence.num_preemptions:
+        yield "gave way", f"{_counted(sequence.num_preemptions, 'time')}{_choice(sequence)}"
+
+
+def _choice(sequence: SequenceExplanation) -> str:
+    last = sequence.last_preemption
+    if last is None or last.choice is Return.OTHER:
+        return ""
+    swap, recompute = _time(last.swap_seconds), _time(last.recompute_seconds)
+    if last.choice is Return.SWAP:
+        return f", the last by swapping: {swap} by estimate, computing again {recompute}"
+    return f", the last to compute again: {recompute} by estimate, swapping {swap}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _time(seconds: float) -> str:
+    """A length of time, to two or three digits."""
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7_200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3_600:.1f} h"

@@ -1,0 +1,33 @@
+"""JSON and server-sent events, as they go on the wire."""
+
+import json
+from typing import Any
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+HOLE = "\0"
+"""Stands for a text that is not there yet. No id and no name has this character."""
+
+
+def to_json(body: Any) -> bytes:
+    """JSON in UTF-8, without spaces."""
+    return _ENCODER.encode(body).encode()
+
+
+def event(body: Any) -> bytes:
+    """A server-sent event of JSON."""
+    return b"data: " + to_json(body) + b"\n\n"
+
+
+class TextEvent:
+    """Events that differ in nothing but a text: what stands around it is rendered once."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, body: Any) -> None:
+        """`body` has a HOLE in the text's place."""
+        self._before, _, self._after = event(body).partition(to_json(HOLE))
+
+    def with_text(self, text: str) -> bytes:
+        """The event of one text."""
+        return self._before + to_json(text) + self._after

@@ -1,0 +1,154 @@
+"""quire.admin.v1.AdminService: tells a person why a request waits. Served on a port of its own."""
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+
+from quire.admin.v1 import admin_pb2 as admin_v1
+from quire.admin.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
+from scheduler_svc.core.explain import Explanation, Preemption, Return, SequenceExplanation, Standing, Summary
+from svc_common.durations import to_duration
+from svc_common.errors import QuireError, Reason
+from svc_common.keys import DEFAULT_TENANT_NAME, request_key
+from svc_common.server import INNER_MESSAGE_BYTES, HealthReporter, bind, create_server, enable_reflection
+
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 1_000
+
+_SERVICE = admin_v1.DESCRIPTOR.services_by_name["AdminService"].full_name
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_STATES = {
+    Standing.QUEUED: admin_v1.SEQUENCE_STATE_QUEUED,
+    Standing.AWAITING_PREFIX: admin_v1.SEQUENCE_STATE_AWAITING_PREFIX,
+    Standing.PREEMPTED: admin_v1.SEQUENCE_STATE_PREEMPTED,
+    Standing.SWAPPED: admin_v1.SEQUENCE_STATE_SWAPPED,
+    Standing.ARRIVING: admin_v1.SEQUENCE_STATE_ARRIVING,
+    Standing.PAUSED: admin_v1.SEQUENCE_STATE_PAUSED,
+    Standing.RUNNING: admin_v1.SEQUENCE_STATE_RUNNING,
+    Standing.ENDED: admin_v1.SEQUENCE_STATE_ENDED,
+}
+_RETURNS = {Return.SWAP: admin_v1.RETURN_SWAP, Return.RECOMPUTE: admin_v1.RETURN_RECOMPUTE}
+
+
+class Explainer(Protocol):
+    """What the engine knows of its live requests."""
+
+    def explain(self, key: str) -> Explanation | None:
+        """Where a request stands; None where no live one has this key."""
+
+    def summaries(self, tenant: str | None) -> Iterable[Summary]:
+        """Live requests in a line each, of one tenant or of all, oldest first; made as they are read."""
+
+    @property
+    def num_live(self) -> int:
+        """How many requests are live."""
+
+
+class AdminServicer(AdminServiceServicer):
+    """Answers from the engine, between its steps."""
+
+    def __init__(self, explainer: Explainer) -> None:
+        self._explainer = explainer
+
+    async def Explain(  # noqa: N802
+        self, request: admin_v1.ExplainRequest, context: _Context
+    ) -> admin_v1.ExplainResponse:
+        """One request. Raises QuireError."""
+        field = request.WhichOneof("request")
+        explanation = self._explainer.explain(_key(request))
+        if explanation is None:
+            raise QuireError(Reason.NOT_FOUND, "no such request is live", field=field)
+        return explanation_to_proto(explanation)
+
+    async def ListRequests(  # noqa: N802
+        self, request: admin_v1.ListRequestsRequest, context: _Context
+    ) -> admin_v1.ListRequestsResponse:
+        """The oldest requests. Raises QuireError."""
+        limit = request.limit if request.HasField("limit") else DEFAULT_LIMIT
+        if not 1 <= limit <= MAX_LIMIT:
+            raise QuireError(Reason.INVALID_FIELD, f"must be between 1 and {MAX_LIMIT}", field="limit")
+        summaries = self._explainer.summaries(request.tenant if request.HasField("tenant") else None)
+        return admin_v1.ListRequestsResponse(
+            requests=[_summary_to_proto(summary) for summary in islice(summaries, limit)],
+            num_live=self._explainer.num_live,
+        )
+
+
+def admin_server(explainer: Explainer, host: str, port: int) -> tuple[grpc.aio.Server, HealthReporter, int]:
+    """A server of the admin service, bound and not started, with its health and its port. Raises CannotListen."""
+    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
+    add_AdminServiceServicer_to_server(AdminServicer(explainer), server)
+    health = HealthReporter(server, [_SERVICE])
+    enable_reflection(server, [_SERVICE])
+    return server, health, bind(server, host, port)
+
+
+def explanation_to_proto(explanation: Explanation) -> admin_v1.ExplainResponse:
+    """Where a request stands, as it is told."""
+    return admin_v1.ExplainResponse(
+        key=explanation.key,
+        tenant=explanation.tenant,
+        policy=explanation.policy,
+        priority=explanation.priority,
+        effective_priority=explanation.effective_priority,
+        tenant_debt=explanation.tenant_debt,
+        age=to_duration(explanation.age),
+        time_left=None if explanation.time_left is None else to_duration(explanation.time_left),
+        num_prompt_tokens=explanation.num_prompt,
+        max_tokens=explanation.max_tokens,
+        num_waiting=explanation.num_waiting,
+        sequences=map(_sequence_to_proto, explanation.sequences),
+    )
+
+
+def _sequence_to_proto(sequence: SequenceExplanation) -> admin_v1.SequenceExplanation:
+    return admin_v1.SequenceExplanation(
+        index=sequence.index,
+        state=_STATES[sequence.standing],
+        num_ahead=sequence.num_ahead,
+        awaits_key=sequence.awaits_key,
+        num_known_tokens=sequence.num_known,
+        num_computed_tokens=sequence.num_computed,
+        num_generated_tokens=sequence.num_generated,
+        num_device_blocks=sequence.num_device_blocks,
+        num_host_blocks=sequence.num_host_blocks,
+        num_missing_blocks=sequence.num_missing_blocks,
+        num_preemptions=sequence.num_preemptions,
+        last_preemption=_preemption_to_proto(sequence.last_preemption) if sequence.last_preemption else None,
+        predicted_start=None if sequence.predicted_start is None else to_duration(sequence.predicted_start),
+    )
+
+
+def _preemption_to_proto(preemption: Preemption) -> admin_v1.Preemption:
+    return admin_v1.Preemption(
+        choice=_RETURNS[preemption.choice],
+        swap_estimate=to_duration(preemption.swap_seconds),
+        recompute_estimate=to_duration(preemption.recompute_seconds),
+    )
+
+
+def _summary_to_proto(summary: Summary) -> admin_v1.RequestSummary:
+    return admin_v1.RequestSummary(
+        key=summary.key,
+        tenant=summary.tenant,
+        priority=summary.priority,
+        state=_STATES[summary.standing],
+        age=to_duration(summary.age),
+        num_prompt_tokens=summary.num_prompt,
+        num_generated_tokens=summary.num_generated,
+    )
+
+
+def _key(request: admin_v1.ExplainRequest) -> str:
+    match request.WhichOneof("request"):
+        case "name":
+            name = request.name
+            tenant = name.tenant if name.HasField("tenant") else DEFAULT_TENANT_NAME
+            return request_key(tenant, name.request_id, name.prompt)
+        case "key":
+            return request.key
+    raise QuireError(Reason.INVALID_FIELD, "must be named, or told by its key", field="request")

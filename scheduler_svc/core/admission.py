@@ -1,0 +1,198 @@
+"""Who may wait: bounded queues, in all and by tenant, and no request whose deadline cannot be met."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from scheduler_svc.core.plan import Failure
+from scheduler_svc.core.sequence import Request
+
+_LEAST_RETRY = 1.0  # seconds; whoever is refused does not come back at once
+_MOST_RETRY = 300.0  # a prediction further out is worth nothing
+_OUTPUT_MEMORY = 200  # ended sequences that the usual length of outputs is made of
+
+
+class Sharing(Enum):
+    """Who goes before a newcomer."""
+
+    BY_ARRIVAL = auto()  # all that wait
+    BY_TENANT = auto()  # of each other tenant no more than of its own, by weight
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """Most that may wait: requests, and tokens, which are prompt and max_tokens of each of a request's sequences."""
+
+    max_requests: int = 16384
+    max_tokens: int = 2**31
+    max_tenant_requests: int = 2**31
+    max_tenant_tokens: int = 2**31
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What the replicas that run do in all, as measured; 0 where nothing is known, and then nothing is predicted."""
+
+    tokens_per_second: float  # prefill and decode together, of all replicas
+    prefill_seconds_per_token: float  # of one request
+    decode_seconds_per_token: float  # of one request: a step beside the others that run
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not taken. `retry_after` is in seconds; None: it will not be taken then either."""
+
+    failure: Failure
+    message: str
+    retry_after: float | None = None
+
+
+@dataclass(slots=True)
+class _Load:
+    """What waits, of all or of a tenant."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    expected: float = 0.0  # tokens, as outputs usually are
+    weight: float = 1.0
+
+    def add(self, sign: int, num_tokens: int, expected: float) -> None:
+        self.num_requests += sign
+        self.num_tokens += sign * num_tokens
+        self.expected += sign * expected
+
+
+class Admission:
+    """Counts what waits, and decides who may wait too. O(1), but for predictions by tenant: O(tenants that wait)."""
+
+    def __init__(self, limits: AdmissionLimits, sharing: Sharing) -> None:
+        self._limits = limits
+        self._sharing = sharing
+        self._total = _Load()
+        self._tenants: dict[str, _Load] = {}
+        self._waiting: dict[str, tuple[Request, float]] = {}  # by key, with expected tokens
+        self._output_ratio = 1.0  # of max_tokens, that outputs usually have
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that wait."""
+        return self._total.num_requests
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that those who wait may come to have."""
+        return self._total.num_tokens
+
+    def check(self, request: Request, now: float, context_length: int, rates: Rates) -> Refusal | None:
+        """Say why a request may not wait; None: it may. `context_length` is 0 where no replica is there to tell."""
+        return (
+            self._check_size(request, context_length)
+            or self._check_room(request, rates)
+            or self._check_deadline(request, now, rates)
+        )
+
+    def enter(self, request: Request) -> None:
+        """It waits, checked or not: one that gave way counts too, but is not refused. No harm if it waits already."""
+        if request.key in self._waiting:
+            return
+        expected = self.expected_tokens(request)
+        self._waiting[request.key] = (request, expected)
+        tenant = self._tenants.setdefault(request.tenant, _Load())
+        tenant.weight = request.weight
+        for load in (self._total, tenant):
+            load.add(1, num_tokens(request), expected)
+
+    def leave(self, request: Request) -> None:
+        """It waits no more. No harm if it did not."""
+        if request.key not in self._waiting:
+            return
+        request, expected = self._waiting.pop(request.key)
+        tenant = self._tenants[request.tenant]
+        for load in (self._total, tenant):
+            load.add(-1, num_tokens(request), expected)
+        if not tenant.num_requests:
+            del self._tenants[request.tenant]
+
+    def observe_end(self, request: Request, num_output: int) -> None:
+        """One of a request's sequences ended by itself with so many tokens: what is expected of others is learnt."""
+        self._output_ratio += (num_output / request.max_tokens - self._output_ratio) / _OUTPUT_MEMORY
+
+    def expected_tokens(self, request: Request) -> float:
+        """Tokens that a request is likely to compute: its prompt once, and outputs as long as they usually are."""
+        return len(request.prompt) + request.n * request.max_tokens * self._output_ratio
+
+    def predicted_wait(self, request: Request, rates: Rates) -> float | None:
+        """Seconds until a request would run, were it to come now (or from now on, where it waits); None: unknown."""
+        if not rates.tokens_per_second:
+            return None
+        return self._tokens_ahead(request) / rates.tokens_per_second
+
+    def _tokens_ahead(self, request: Request) -> float:
+        if self._sharing is Sharing.BY_ARRIVAL:
+            return self._total.expected - self._waiting.get(request.key, (request, 0.0))[1]
+        own = self._tenants.get(request.tenant, _Load())
+        ahead = own.expected - self._waiting.get(request.key, (request, 0.0))[1]
+        # Until it goes, each other tenant is served by its weight as much as its own, the request itself included.
+        share = (ahead + self.expected_tokens(request)) / request.weight
+        others = (load for name, load in self._tenants.items() if name != request.tenant)
+        return ahead + sum(min(load.expected, share * load.weight) for load in others)
+
+    def _check_size(self, request: Request, context_length: int) -> Refusal | None:
+        if context_length and len(request.prompt) + request.max_tokens > context_length:
+            message = f"prompt and max_tokens exceed the context of {context_length} tokens"
+            return Refusal(Failure.CONTEXT_LENGTH_EXCEEDED, message)
+        most = min(self._limits.max_tokens, self._limits.max_tenant_tokens)
+        if num_tokens(request) > most:
+            return Refusal(Failure.INVALID, f"n × (prompt + max_tokens) exceeds the {most} tokens that may wait")
+        return None
+
+    def _check_room(self, request: Request, rates: Rates) -> Refusal | None:
+        limits = self._limits
+        tenant = self._tenants.get(request.tenant, _Load())
+        excess = _excess(tenant, limits.max_tenant_requests, limits.max_tenant_tokens, request)
+        if excess:
+            # While one tenant's queue drains by so much, others are served beside it.
+            wait = excess * max(1, len(self._tenants)) if self._sharing is Sharing.BY_TENANT else self._total.expected
+            message = f"{tenant.num_requests} requests of this tenant wait, with {tenant.num_tokens} tokens"
+            return Refusal(Failure.TENANT_OVER_QUOTA, message, _retry_after(min(wait, self._total.expected), rates))
+        excess = _excess(self._total, limits.max_requests, limits.max_tokens, request)
+        if excess:
+            message = f"{self._total.num_requests} requests wait, with {self._total.num_tokens} tokens"
+            return Refusal(Failure.UNAVAILABLE, message, _retry_after(excess, rates))
+        return None
+
+    def _check_deadline(self, request: Request, now: float, rates: Rates) -> Refusal | None:
+        wait = self.predicted_wait(request, rates) if request.deadline is not None else None
+        if request.deadline is None or wait is None:
+            return None
+        num_output = max(request.min_tokens, request.max_tokens * self._output_ratio)
+        own = len(request.prompt) * rates.prefill_seconds_per_token + num_output * rates.decode_seconds_per_token
+        left = request.deadline - now
+        if wait + own <= left:
+            return None
+        message = f"predicted to wait {wait:.1f} s and to run {own:.1f} s, with {max(0.0, left):.1f} s left"
+        return Refusal(Failure.DEADLINE_INFEASIBLE, message, _clamped(wait + own - left) if own <= left else None)
+
+
+def num_tokens(request: Request) -> int:
+    """The most tokens that a request's sequences may have in all."""
+    return request.n * (len(request.prompt) + request.max_tokens)
+
+
+def _excess(load: _Load, max_requests: int, max_tokens: int, request: Request) -> float:
+    """Expected tokens that must go before a request may wait beside the load; 0: it may now."""
+    too_many = max(0, load.num_requests + 1 - max_requests) / max(1, load.num_requests)
+    too_large = max(0, load.num_tokens + num_tokens(request) - max_tokens) / max(1, load.num_tokens)
+    return max(too_many, too_large) * load.expected
+
+
+def _retry_after(expected: float, rates: Rates) -> float:
+    return _clamped(expected / rates.tokens_per_second if rates.tokens_per_second else _LEAST_RETRY)
+
+
+def _clamped(seconds: float) -> float:
+    return min(_MOST_RETRY, max(_LEAST_RETRY, seconds))

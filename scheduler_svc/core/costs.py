@@ -1,0 +1,140 @@
+"""What steps and copies cost on one replica, in seconds: learnt from what they took, from a prior until then."""
+
+from collections.abc import Sequence as Seq
+
+from scheduler_svc.core.plan import Direction
+
+_STEP_MEMORY = 100  # steps that an estimate is mostly made of
+_TRANSFER_MEMORY = 16  # transfers, which are rarer
+_TYPICAL_STEP = (1.0, 64.0, 4.0)  # a step, prefill tokens, decodes: how much of each a prior stands for
+_TYPICAL_TRANSFER = (1.0, 16.0)  # a transfer, blocks
+_DEFAULT_PREFILL_RATE = 1000.0  # tokens per second, where no worker says
+_OUTLIER = 3.0  # times the usual error; what is beyond counts as if it were there
+_LEAST_SECONDS = 1e-6  # that anything takes
+_ROUGH = 0.5  # error, of a prediction, that is usual where little is known
+_CHANGE = 8  # outliers in a row; what was learnt before counts for little then
+_LEAST_ERROR = 0.02  # of a prediction, that counts as usual even if all fits better
+
+
+class LinearFit:
+    """Coefficients of a sum of terms, by recursive least squares that forgets, in information form.
+
+    See Ljung, "System Identification", section 11.2. Forgets only what an observation tells of: steps without prefill
+    leave what is known of prefill as it is. An observation that is off by more than _OUTLIER times the usual relative
+    error has Huber's weight, so that a compilation or a stopped process does not spoil the estimate; _CHANGE of them in
+    a row are a change, and followed.
+    """
+
+    def __init__(self, prior: Seq[float], typical: Seq[float], memory: int) -> None:
+        """`prior` are coefficients, believed like one observation of `typical` amounts of each term alone."""
+        self._coefficients = list(prior)
+        self._information = [[x * x if i == j else 0.0 for j in range(len(prior))] for i, x in enumerate(typical)]
+        self._forget = 1 - 1 / memory
+        self._adapt = 4 / memory
+        self._usual_error = _ROUGH  # relative to the prediction
+        self._num_outliers = 0  # in a row
+
+    def predict(self, terms: Seq[float]) -> float:
+        """What an observation of these amounts would be; no term counts as negative."""
+        return sum(max(0.0, c) * x for c, x in zip(self._coefficients, terms, strict=True))
+
+    def observe(self, terms: Seq[float], value: float) -> float:
+        """Learn from an observation. Returns it, moved to where it is usual if it was an outlier."""
+        predicted = sum(c * x for c, x in zip(self._coefficients, terms, strict=True))
+        scale = max(_LEAST_SECONDS, self.predict(terms))
+        most = _OUTLIER * max(self._usual_error, _LEAST_ERROR) * scale
+        error = max(-most, min(most, value - predicted))
+        self._usual_error += self._adapt * (abs(error) / scale - self._usual_error)
+        weight = error / (value - predicted) if error else 1.0  # Huber's
+        self._num_outliers = self._num_outliers + 1 if weight < 1 else 0
+        forget = self._forget
+        if self._num_outliers == _CHANGE:
+            self._num_outliers, self._usual_error = 0, max(self._usual_error, _ROUGH)
+            forget = 0.1
+        decay = [forget**0.5 if x else 1.0 for x in terms]
+        self._information = [
+            [known * decay[i] * decay[j] + weight * terms[i] * terms[j] for j, known in enumerate(row)]
+            for i, row in enumerate(self._information)
+        ]
+        for i, gain in enumerate(_solve(self._information, terms)):
+            self._coefficients[i] += gain * error
+        return predicted + error
+
+
+class CostModel:
+    """Costs on one replica.
+
+    A step takes a time for itself, for each prefill token and for each sequence that decodes; a transfer for itself and
+    for each block, in each direction. `swap_bytes_per_second` and `prefill_tokens_per_second` are what the worker
+    measured when it started; 0 where it does not say.
+    """
+
+    def __init__(self, block_bytes: int, swap_bytes_per_second: float, prefill_tokens_per_second: float) -> None:
+        per_token = 1 / (prefill_tokens_per_second or _DEFAULT_PREFILL_RATE)
+        self._least_per_token = per_token / 100
+        self._step = LinearFit((0.0, per_token, per_token), _TYPICAL_STEP, _STEP_MEMORY)
+        per_block = block_bytes / swap_bytes_per_second if swap_bytes_per_second else float("inf")
+        self._block_prior = per_block
+        self._transfers: dict[Direction, LinearFit] = {}
+        self._num_tokens = 0.0  # of the last steps, fading
+        self._seconds = 0.0  # that they took
+
+    def observe_step(self, num_prefill_tokens: int, num_decodes: int, seconds: float) -> None:
+        """A step of so much took so long on the device."""
+        if not num_prefill_tokens and not num_decodes:
+            return
+        usual = self._step.observe((1.0, num_prefill_tokens, num_decodes), seconds)
+        fade = 1 - 1 / _STEP_MEMORY
+        self._num_tokens = fade * self._num_tokens + num_prefill_tokens + num_decodes
+        self._seconds = fade * self._seconds + usual
+
+    def observe_transfer(self, num_blocks: int, direction: Direction, seconds: float) -> None:
+        """A transfer of so many blocks took so long."""
+        if not num_blocks:
+            return
+        fit = self._transfers.get(direction)
+        if fit is None:
+            per_block = self._block_prior if self._block_prior != float("inf") else seconds / num_blocks
+            fit = self._transfers[direction] = LinearFit((0.0, per_block), _TYPICAL_TRANSFER, _TRANSFER_MEMORY)
+        fit.observe((1.0, num_blocks), seconds)
+
+    def swap_seconds(self, num_blocks_out: int, num_blocks_in: int) -> float:
+        """How long it takes to copy blocks to the host and others back; infinite where nothing is known of copies."""
+        return self._transfer_seconds(Direction.OUT, num_blocks_out) + self._transfer_seconds(
+            Direction.IN, num_blocks_in
+        )
+
+    def recompute_seconds(self, num_tokens: int) -> float:
+        """How much longer steps take that compute so many prefill tokens on top of what they would compute anyway."""
+        return num_tokens * max(self._least_per_token, self._step.predict((0.0, 1.0, 0.0)))
+
+    def step_seconds(self, num_prefill_tokens: int, num_decodes: int) -> float:
+        """How long a step takes."""
+        return self._step.predict((1.0, num_prefill_tokens, num_decodes))
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of prefill and decode together by the time of the last steps; 0 before the first."""
+        return self._num_tokens / self._seconds if self._seconds else 0.0
+
+    def _transfer_seconds(self, direction: Direction, num_blocks: int) -> float:
+        if not num_blocks:
+            return 0.0
+        fit = self._transfers.get(direction)
+        return fit.predict((1.0, num_blocks)) if fit is not None else num_blocks * self._block_prior
+
+
+def _solve(matrix: Seq[Seq[float]], right: Seq[float]) -> list[float]:
+    """Solve matrix × x = right; `matrix` is symmetric and positive definite. Gaussian elimination, without pivots."""
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    size = len(rows)
+    for i in range(size):
+        for j in range(i + 1, size):
+            factor = rows[j][i] / rows[i][i]
+            if factor:
+                rows[j] = [a - factor * b for a, b in zip(rows[j], rows[i], strict=True)]
+    solution = [0.0] * size
+    for i in reversed(range(size)):
+        known = sum(rows[i][j] * solution[j] for j in range(i + 1, size))
+        solution[i] = (rows[i][size] - known) / rows[i][i]
+    return solution

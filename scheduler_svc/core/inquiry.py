@@ -1,0 +1,105 @@
+"""Answers a person who asks of a request: where it stands, what it has, what it waits for."""
+
+import math
+from collections.abc import Iterator
+
+from scheduler_svc.core.explain import Explanation, SequenceExplanation, Standing, Summary
+from scheduler_svc.core.planner import STOP_LEAD
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import Phase, Sequence
+from scheduler_svc.core.waiting import is_awaited
+
+_STANDINGS = {
+    Phase.QUEUED: Standing.QUEUED,
+    Phase.FOLLOWING: Standing.AWAITING_PREFIX,
+    Phase.ARRIVING: Standing.ARRIVING,
+    Phase.RUNNING: Standing.RUNNING,
+    Phase.PREEMPTED: Standing.PREEMPTED,
+    Phase.SWAPPED: Standing.SWAPPED,
+    Phase.ENDED: Standing.ENDED,
+}
+_ORDER = {standing: place for place, standing in enumerate(Standing)}
+
+
+def explain(scheduler: Scheduler, key: str, now: float) -> Explanation | None:
+    """Where a request stands; None where no live one has this key. O(requests that wait)."""
+    sequences = scheduler.sequences(key)
+    if not sequences:
+        return None
+    request, policy = sequences[0].request, scheduler.waiting.policy
+    return Explanation(
+        key=key,
+        tenant=request.tenant,
+        policy=scheduler.limits.policy,
+        priority=request.priority,
+        effective_priority=policy.effective_priority(sequences[0], now),
+        tenant_debt=policy.debt(request.tenant),
+        age=max(0.0, now - request.arrived_at),
+        time_left=None if request.deadline is None else max(0.0, request.deadline - now),
+        num_prompt=len(request.prompt),
+        max_tokens=request.max_tokens,
+        num_waiting=scheduler.waiting.admission.num_requests,
+        sequences=tuple(_explain(scheduler, sequence, now) for sequence in sequences),
+    )
+
+
+def summaries(scheduler: Scheduler, tenant: str | None, now: float) -> Iterator[Summary]:
+    """Live requests in a line each, of one tenant or of all, oldest first; made as they are read."""
+    for key in list(scheduler.keys):
+        sequences = scheduler.sequences(key)
+        if sequences and tenant in (None, sequences[0].request.tenant):
+            request = sequences[0].request
+            alive = [s for s in sequences if s.phase is not Phase.ENDED]
+            yield Summary(
+                key=key,
+                tenant=request.tenant,
+                priority=request.priority,
+                standing=max((_standing(s) for s in alive), key=_ORDER.__getitem__, default=Standing.ENDED),
+                age=max(0.0, now - request.arrived_at),
+                num_prompt=len(request.prompt),
+                num_generated=sum(s.num_output for s in sequences),
+            )
+
+
+def _standing(sequence: Sequence) -> Standing:
+    if sequence.phase is Phase.QUEUED and sequence.num_preemptions:
+        return Standing.PREEMPTED
+    if sequence.phase is Phase.RUNNING and sequence.num_uncomputed and not sequence.is_plannable(STOP_LEAD):
+        return Standing.PAUSED
+    return _STANDINGS[sequence.phase]
+
+
+def _explain(scheduler: Scheduler, sequence: Sequence, now: float) -> SequenceExplanation:
+    waiting, image = scheduler.waiting, sequence.image
+    is_queued = sequence.phase is Phase.QUEUED
+    leader = waiting.followers.leader_of(sequence)
+    weighed = sequence.last_preemption
+    if weighed is not None and math.isinf(weighed.swap_seconds):
+        weighed = None  # there is nowhere to swap to: nothing was weighed
+    return SequenceExplanation(
+        index=sequence.index,
+        standing=_standing(sequence),
+        num_known=len(sequence.tokens),
+        num_computed=sequence.num_computed if image is None else image.num_tokens,
+        num_generated=sequence.num_output,
+        num_device_blocks=len(sequence.block_ids) + (len(image.kept_ids) if image is not None else 0),
+        num_host_blocks=len(image.host_ids) if image is not None else 0,
+        num_missing_blocks=min((_num_missing(replica, sequence) for replica in scheduler.replicas), default=0),
+        num_ahead=waiting.policy.position(sequence, now) if is_queued and not is_awaited(sequence) else None,
+        awaits_key=leader.request.key if leader is not None else None,
+        num_preemptions=sequence.num_preemptions,
+        last_preemption=weighed,
+        predicted_start=waiting.admission.predicted_wait(sequence.request, scheduler.rates) if is_queued else None,
+    )
+
+
+def _num_missing(replica: Replica, sequence: Sequence) -> int:
+    """Blocks that a sequence that waits would need here beyond those that are available."""
+    if sequence.phase is Phase.QUEUED:
+        needed = replica.num_needed(sequence, replica.match(sequence))
+    elif sequence.phase is Phase.SWAPPED and sequence.home is replica:
+        needed = replica.num_needed_to_resume(sequence)
+    else:
+        return 0
+    return max(0, needed - replica.device.pool.num_available)

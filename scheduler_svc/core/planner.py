@@ -1,0 +1,310 @@
+"""Makes steps: who computes how much, who comes in, and who gives way."""
+
+from dataclasses import dataclass, field, replace
+
+from scheduler_svc.core.explain import Return
+from scheduler_svc.core.limits import Limits, Totals
+from scheduler_svc.core.plan import Introduction, Scheduled, StepPlan
+from scheduler_svc.core.pressure import PreemptionMode, Pressure
+from scheduler_svc.core.replica import Hit, Replica
+from scheduler_svc.core.sequence import Phase, Sequence
+from scheduler_svc.core.waiting import Waiting, is_awaited
+
+STOP_LEAD = 64  # tokens that a sequence with stop strings may run ahead of the gateway's search
+DEPTH = 2  # steps in flight per replica: one runs while the next is made
+LONG_PROMPT = 1024  # tokens to compute from which on a prompt is held back for the sake of those who decode
+GAP_FACTOR = 1.6  # how much longer a step with a part of a long prompt may take than one without
+
+
+class Planner:
+    """The rule by which steps are made. It owns no state but what it is given."""
+
+    def __init__(self, limits: Limits, totals: Totals, waiting: Waiting) -> None:
+        self._limits = limits
+        self._totals = totals
+        self._waiting = waiting
+        self._pressure = Pressure(waiting.policy, limits.preemption)
+        self._now = 0.0
+
+    def schedule(self, replica: Replica, now: float) -> StepPlan | None:
+        """Make the replica's next step; None where there is nothing to do, or DEPTH steps are in flight.
+
+        There is no prefill and no decode: each sequence has known tokens, and a step computes some of those that are
+        not computed yet, within the budgets of tokens, sequences and blocks. Those with one token to compute go first:
+        they wait for nobody's prompt. What room is left admits those who wait.
+        """
+        self._now = now
+        if len(replica.in_flight) == DEPTH:
+            return None
+        step = _Draft(min(self._limits.max_step_tokens, replica.shape.max_step_tokens))
+        decodes, is_short = self._make_room(replica)
+        for sequence in decodes[: step.budget]:
+            self._plan(replica, step, sequence, 1)
+        step.long_budget = self._long_budget(replica, len(step.scheduled))
+        prompts = [s for s in replica.running if s.num_uncomputed > 1] if not is_short else []
+        for sequence in prompts:
+            if step.budget == 0:
+                break
+            if sequence.phase is not Phase.RUNNING or not sequence.is_plannable(STOP_LEAD):
+                continue
+            num_tokens = step.share_of(sequence)
+            if num_tokens == 0:
+                continue
+            num_missing = replica.num_blocks_for(sequence.num_computed + num_tokens) - len(sequence.block_ids)
+            if num_missing > replica.device.pool.num_available:
+                is_short = True  # those behind it take no block before it has its own
+                self._clear_way(replica, sequence, num_missing, {part.sequence.id for part in step.scheduled})
+                break
+            self._plan(replica, step, sequence, num_tokens)
+        while step.budget and not is_short and (newcomer := self._admit_next(replica, step)) is not None:
+            if newcomer.phase is Phase.RUNNING and (num_tokens := step.share_of(newcomer)):
+                self._plan(replica, step, newcomer, num_tokens)
+        return self._send(replica, step)
+
+    def _send(self, replica: Replica, step: "_Draft") -> StepPlan | None:
+        if self._wants_backups(replica):
+            replica.back_up()
+        awaits_copies = len(replica.transfers) > 0 and not replica.in_flight
+        if not step.scheduled and not replica.has_news and not awaits_copies:
+            return None
+        # Those who share a prefix stand side by side, for the sake of caches that hold its keys and values.
+        step.scheduled.sort(key=_first_block)
+        replica.num_steps += 1
+        plan = StepPlan(replica.num_steps, replica.departed_ids, step.introductions, step.scheduled)
+        replica.send(plan)
+        self._count_slots(replica)
+        return plan
+
+    # Who runs.
+
+    def _plan(self, replica: Replica, step: "_Draft", sequence: Sequence, num_tokens: int) -> None:
+        """Add a sequence to a step."""
+        start = sequence.num_computed
+        num_missing = replica.num_blocks_for(start + num_tokens) - len(sequence.block_ids)
+        if num_missing > 0:
+            replica.allocate(sequence, num_missing)
+        draws = start + num_tokens == sequence.num_known
+        sequence.num_computed += num_tokens
+        sequence.num_promised += draws
+        sequence.num_in_flight += 1
+        sequence.num_steps += 1
+        if sequence.num_told is None:
+            step.introductions.append(Introduction(sequence, list(sequence.tokens)))
+        new_block_ids = sequence.block_ids[sequence.num_told or 0 :]
+        sequence.num_told = len(sequence.block_ids)
+        store_start = max(start, sequence.num_stored)
+        step.scheduled.append(Scheduled(sequence, start, num_tokens, new_block_ids, store_start, draws))
+        step.budget -= num_tokens
+        self._totals.computed_tokens += num_tokens
+
+    def _long_budget(self, replica: Replica, num_decodes: int) -> int:
+        """How many tokens of long prompts a step may hold, so that those who decode wait no more than GAP_FACTOR."""
+        if not num_decodes:
+            return replica.shape.max_step_tokens
+        spare = (GAP_FACTOR - 1) * replica.costs.step_seconds(0, num_decodes)
+        return max(replica.shape.block_size, int(spare / replica.costs.recompute_seconds(1)))
+
+    def _make_room(self, replica: Replica) -> tuple[list[Sequence], bool]:
+        """Who decodes in this step, and whether they are short of blocks. Who has to give way for them, does.
+
+        Those who are swapped begin to leave while there are still some blocks: nobody waits for their copies.
+        """
+        decodes = [s for s in replica.running if s.decodes and s.is_plannable(STOP_LEAD)]
+        size, pool = replica.shape.block_size, replica.device.pool
+        need = sum(len(s.block_ids) * size <= s.num_computed for s in decodes)
+        low = self._pressure.low_watermark(replica, len(decodes))
+        if need + low <= pool.num_available:
+            return decodes, False
+        has_begun = False
+        while (spare := pool.num_available + replica.num_due - need) < low:
+            if spare >= 0 and (has_begun or not self._pressure.is_worth_beginning(replica)):
+                break
+            has_begun = True
+            if not self._relieve(replica, spared=set()):
+                break
+            decodes = [s for s in decodes if s.phase is Phase.RUNNING]
+            need = sum(len(s.block_ids) * size <= s.num_computed for s in decodes)
+        if need <= pool.num_available:
+            return decodes, False
+        # Enough is on its way. Those who need a block before that is there wait.
+        room = pool.num_available
+        able = []
+        for sequence in decodes:
+            needs_block = len(sequence.block_ids) * size <= sequence.num_computed
+            if not needs_block or room:
+                room -= needs_block
+                able.append(sequence)
+        return able, True
+
+    def _clear_way(self, replica: Replica, sequence: Sequence, count: int, spared: set[int]) -> None:
+        """See that `count` blocks will be available for a sequence, or that it gives way itself."""
+        while sequence.phase is Phase.RUNNING and count > replica.device.pool.num_available + replica.num_due:
+            if not self._relieve(replica, spared):
+                self._preempt(replica, sequence)
+
+    def _relieve(self, replica: Replica, spared: set[int]) -> bool:
+        """Have somebody give up blocks; False where nobody can.
+
+        The last one that runs does not give way as long as there are images, which hold blocks that nobody else needs.
+        """
+        victim = self._pressure.victim(replica, spared)
+        if victim is None or len(replica.running) == 1:
+            if replica.swapped:
+                self._drop_image(replica, replica.swapped[-1])
+                return True
+            if victim is None:
+                return False
+        self._preempt(replica, victim)
+        return True
+
+    def _preempt(self, replica: Replica, victim: Sequence) -> None:
+        weighed = self._pressure.weigh(replica, victim)
+        if weighed.choice is Return.SWAP and not replica.swap_out(victim):
+            weighed = replace(weighed, choice=Return.RECOMPUTE)
+        victim.num_preemptions += 1
+        victim.last_preemption = weighed
+        self._totals.preemptions += 1
+        self._totals.swaps += weighed.choice is Return.SWAP
+        self._waiting.free_all(victim, self._now)
+        replica.leave(victim, Phase.PREEMPTED)
+        if not victim.num_in_flight:
+            self.rest(replica, victim)
+
+    def _queue(self, sequence: Sequence) -> None:
+        sequence.home = None
+        self._waiting.add(sequence, self._now)
+
+    def rest(self, replica: Replica, sequence: Sequence) -> None:
+        """A preempted sequence is named by no step any more: it waits here with its image, or in the queue."""
+        if sequence.image is not None:
+            replica.keep_image(sequence)
+        else:
+            self._queue(sequence)
+
+    def recompute(self, replica: Replica, sequence: Sequence) -> None:
+        """A copy that a sequence needed has failed."""
+        if sequence.phase is Phase.ARRIVING:
+            self._waiting.free_all(sequence, self._now)
+            replica.leave(sequence, Phase.PREEMPTED)
+        self._queue(sequence)
+
+    def _admit_next(self, replica: Replica, step: "_Draft") -> Sequence | None:
+        """Admit who goes first, if all that it knows fits beside what those who run still need."""
+        while (head := self._waiting.head(replica, self._now)) is not None:
+            has_place = len(replica.running) < self._max_sequences(replica)
+            if not has_place and not is_awaited(head):
+                return None
+            hit = None
+            if head.image is not None:
+                if head.image.num_moving:
+                    return None
+                num_needed = replica.num_needed_to_resume(head)
+            else:
+                hit = replica.match(head)
+                if (leader := replica.leader_of(head, hit)) is not None:
+                    self._waiting.remove(head)
+                    self._waiting.follow(*leader, head)
+                    continue
+                num_needed = replica.num_needed(head, hit)
+            reserve = 0 if is_awaited(head) else self._reserve(replica)
+            if has_place and num_needed + reserve <= replica.device.pool.num_available:
+                if hit is not None:
+                    self._admit(replica, head, hit)
+                else:
+                    replica.resume(head)
+                return head
+            if step.scheduled or not self._clear_deadlock(replica, head):
+                return None
+        return None
+
+    def _clear_deadlock(self, replica: Replica, head: Sequence) -> bool:
+        """Make room for who comes next, where nobody can go on and nothing is on its way: False where somebody can.
+
+        In its way are what images keep on the device, and beams that wait for beams of theirs in the queue.
+        """
+        if replica.in_flight or replica.num_due or any(s.is_plannable(STOP_LEAD) for s in replica.running):
+            return False
+        if others := [s for s in replica.swapped if s is not head]:
+            self._drop_image(replica, others[-1])
+        elif beams := [s for s in replica.running if s.request.beam is not None and s.request is not head.request]:
+            self._preempt(replica, beams[-1])
+        else:
+            return False
+        return True
+
+    def _drop_image(self, replica: Replica, sequence: Sequence) -> None:
+        replica.drop_image(sequence)
+        self._queue(sequence)
+
+    def _admit(self, replica: Replica, sequence: Sequence, hit: Hit) -> None:
+        self._waiting.remove(sequence)
+        self._waiting.admission.leave(sequence.request)
+        sequence.home = replica
+        replica.admit(sequence, self._with_partial(replica, sequence, hit))
+        self._totals.cache_queries += len(sequence.tokens)
+        self._totals.cache_hits += sequence.num_computed
+        self._totals.host_hits += len(hit.host_ids) * replica.shape.block_size
+        if sequence.num_cached is None:
+            sequence.num_cached = sequence.num_computed
+            self._waiting.policy.charge(sequence, len(sequence.request.prompt) - sequence.num_cached)
+
+    def _with_partial(self, replica: Replica, sequence: Sequence, hit: Hit) -> Hit:
+        """A hit, with the last block of the prompt if a sibling has it: it is copied, since both go on in it."""
+        num_prompt, size = len(sequence.request.prompt), replica.shape.block_size
+        if sequence.num_output or num_prompt % size == 0 or hit.num_full != num_prompt // size:
+            return hit
+        for sibling in sequence.family:
+            if sibling.phase is Phase.RUNNING and sibling.home is replica and sibling.num_committed >= num_prompt:
+                return replace(hit, partial_id=sibling.block_ids[num_prompt // size])
+        return hit
+
+    def _reserve(self, replica: Replica) -> int:
+        """Blocks that newcomers leave to those who run."""
+        if not replica.running:
+            return 0
+        low = self._pressure.low_watermark(replica, len(replica.running) + 1)
+        return replica.num_owed + max(low, replica.shape.num_blocks // 100)
+
+    def _wants_backups(self, replica: Replica) -> bool:
+        """Whether blocks that are about to be given up had better be kept on the host."""
+        if self._limits.preemption is PreemptionMode.RECOMPUTE or not replica.is_short_of_free_blocks:
+            return False
+        return replica.costs.swap_seconds(0, 1) < replica.costs.recompute_seconds(replica.shape.block_size)
+
+    def may_fork(self, replica: Replica) -> bool:
+        """Whether a replica has room for a fork of one of its sequences."""
+        has_place = len(replica.running) < self._max_sequences(replica)
+        return has_place and replica.device.pool.num_available > self._reserve(replica)
+
+    def _max_sequences(self, replica: Replica) -> int:
+        return min(self._limits.max_sequences, replica.shape.max_sequences)
+
+    def _count_slots(self, replica: Replica) -> None:
+        """Add up how full the blocks in use are. Only a table's last block may be partly filled."""
+        size = replica.shape.block_size
+        self._totals.slots += (replica.shape.num_blocks - replica.device.pool.num_available) * size
+        owners = (*replica.running, *replica.leaving.values())
+        self._totals.slots_unfilled += sum(len(s.block_ids) * size - s.num_computed for s in owners)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A step in the making: how many tokens it may still take, and how many of long prompts."""
+
+    budget: int
+    long_budget: int = 0
+    scheduled: list[Scheduled] = field(default_factory=list)
+    introductions: list[Introduction] = field(default_factory=list)
+
+    def share_of(self, sequence: Sequence) -> int:
+        """How many tokens of a prompt the step takes."""
+        num_tokens = min(sequence.num_uncomputed, self.budget)
+        if len(sequence.tokens) - sequence.num_stored < LONG_PROMPT:
+            return num_tokens
+        num_tokens = min(num_tokens, self.long_budget)
+        self.long_budget -= num_tokens
+        return num_tokens
+
+
+def _first_block(part: Scheduled) -> int:
+    return part.sequence.block_ids[0]

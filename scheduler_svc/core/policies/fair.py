@@ -1,0 +1,248 @@
+"""Fair shares by the token: classes of priority, which waiting rises through; tenants in turn; deadlines within."""
+
+from bisect import bisect_left, bisect_right, insort
+from operator import attrgetter
+
+from scheduler_svc.core.policies.base import PolicySettings, Standing, arrival_order
+from scheduler_svc.core.policies.fair_class import FairClass, Turn
+from scheduler_svc.core.policies.tenants import Tenant, Urgency
+from scheduler_svc.core.sequence import Sequence
+
+MAX_CLASSES = 16  # classes at a time; beyond that a new priority counts as the next lower one that is in use
+_IDLE_AGEINGS = 8  # a class is in use until nothing of it has come for so many times ageing_seconds
+_MIN_WEIGHT = 1e-6
+_PRIORITY = attrgetter("priority")
+
+
+class FairPolicy:
+    """The highest class that waits goes first; in it, the tenant that was served least; of its own, the most urgent.
+
+    *Classes.* A request rises by one class that is in use for each ageing_seconds that it waits, up to the highest
+    that waits, and is served there as one of its own. So after `classes in use above its own` × ageing_seconds, at
+    most (MAX_CLASSES - 1) × ageing_seconds, no class keeps it back any more.
+
+    *Tenants.* Each has a virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024):
+    tokens served by the weight of the request. The smallest in the class goes first; a tenant that comes to a class
+    starts at the smallest one there. So what a tenant queues delays no other one's: who comes with one request waits
+    for a turn of each tenant there, however long their queues are.
+
+    *Within a tenant* the earliest deadline goes first, and a request is due deadline_horizon after its arrival at the
+    latest. So once no class keeps a request back, none of its tenant goes before it that came more than
+    deadline_horizon later. Of those that have risen from one class, the oldest goes first.
+
+    Everything but `position` takes O(log n) amortized for each class that is in use, whatever the length of the queue.
+    """
+
+    def __init__(self, settings: PolicySettings | None = None) -> None:
+        settings = settings or PolicySettings()
+        self._ageing_seconds = settings.ageing_seconds
+        self._horizon = settings.deadline_horizon
+        self._waiting: dict[Sequence, FairClass] = {}  # and the class that it waits in by its own priority
+        self._classes: list[FairClass] = []  # in use, from the lowest
+        self._tenants: dict[str, Tenant] = {}
+        self._max_tenants = 64  # idle ones that owe nothing are forgotten when there are more
+        self._now = 0.0
+        self._swept_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """See Policy."""
+        if sequence in self._waiting:
+            raise AssertionError(f"sequence {sequence.id} waits already")
+        self._now = max(self._now, now)
+        self._retire_classes()
+        own = self._class_for(sequence.request.priority)
+        own.num_waiting += 1
+        own.used_at = self._now
+        tenant = self._tenant(sequence.request.tenant)
+        self._waiting[sequence] = own
+        tenant.add(own.priority, sequence, self._urgency(sequence))
+        for other in self._classes[own.rank :]:
+            if tenant not in other:
+                self._place(tenant, other)
+
+    def remove(self, sequence: Sequence) -> None:
+        """See Policy."""
+        own = self._waiting.pop(sequence, None)
+        if own is None:
+            return
+        own.num_waiting -= 1
+        tenant = self._tenants[sequence.request.tenant]
+        tenant.remove(own.priority, sequence)
+        for other in self._classes[own.rank :]:
+            self._place(tenant, other)
+
+    def first(self, now: float) -> Sequence | None:
+        """See Policy."""
+        self._now = max(self._now, now)
+        top = self._top()
+        if top is None:
+            return None
+        while (ripe := top.unripe.first()) is not None and ripe[0] <= self._now:
+            self._place(ripe[1], top)
+        tenant = top.next()
+        assert tenant is not None, "a class in which sequences wait has no turn to give"
+        return self._candidate(tenant, top)
+
+    def charge(self, sequence: Sequence, num_tokens: int) -> None:
+        """See Policy."""
+        request = sequence.request
+        tenant = self._tenant(request.tenant)
+        tenant.served += num_tokens / max(request.weight, _MIN_WEIGHT)
+
+    def gives_way(self, sequence: Sequence) -> Standing:
+        """See Policy. A sequence counts as the class that it has risen to, also while it runs."""
+        own = self._risen(sequence)
+        if own is None:
+            return (-sequence.request.priority, 0.0, *arrival_order(sequence))
+        return (-own.priority, own.debt(self._tenant(sequence.request.tenant)), *arrival_order(sequence))
+
+    def effective_priority(self, sequence: Sequence, now: float) -> int:
+        """See Policy."""
+        self._now = max(self._now, now)
+        risen = self._risen(sequence)
+        return risen.priority if risen is not None else sequence.request.priority
+
+    def debt(self, tenant: str) -> float:
+        """See Policy. In the class where it owes most."""
+        known = self._tenants.get(tenant)
+        return max((each.debt(known) for each in self._classes), default=0.0) if known is not None else 0.0
+
+    def position(self, sequence: Sequence, now: float) -> int:
+        """See Policy. Each is taken to be charged, when it goes, the tokens that it has to compute."""
+        if sequence not in self._waiting:
+            raise KeyError(sequence.id)
+        self._now = max(self._now, now)
+        risen = {other: self._risen(other) for other in self._waiting}
+        mine = risen[sequence]
+        assert mine is not None
+        num_ahead = 0
+        peers: dict[str, list[Sequence]] = {}
+        for other, level in risen.items():
+            if level is mine:
+                peers.setdefault(other.request.tenant, []).append(other)
+            elif level is not None and level.rank > mine.rank:
+                num_ahead += 1
+        turns: dict[Sequence, Turn] = {}
+        for name, queue in peers.items():
+            turns.update(self._turns(self._tenants[name], mine, queue))
+        return num_ahead + sum(turn < turns[sequence] for turn in turns.values())
+
+    # Order.
+
+    def _urgency(self, sequence: Sequence) -> Urgency:
+        request = sequence.request
+        due = request.arrived_at + self._horizon
+        if request.deadline is not None:
+            due = min(due, request.deadline)
+        return (due, *arrival_order(sequence))
+
+    def _rises_at(self, sequence: Sequence, num_classes: int) -> float:
+        return sequence.request.arrived_at + num_classes * self._ageing_seconds
+
+    def _candidate(self, tenant: Tenant, top: FairClass) -> Sequence:
+        """Of a tenant that has a turn: the most urgent of its own of the class and of those that have risen to it."""
+        best = tenant.most_urgent(top.priority)
+        for priority, oldest in tenant.oldest_below(top.priority):
+            if self._rises_at(oldest, top.rank - self._rank(priority)) <= self._now and (
+                best is None or self._urgency(oldest) < self._urgency(best)
+            ):
+                best = oldest
+        assert best is not None, "a tenant has a turn and nothing to run"
+        return best
+
+    def _place(self, tenant: Tenant, at: FairClass) -> None:
+        """Give a tenant a turn in a class, or note when it will have one, or neither, by what of it waits."""
+        ripe_at = self._ripe_at(tenant, at)
+        if ripe_at is None or ripe_at <= self._now:
+            at.unripe.discard(tenant)
+        else:
+            at.unripe.put(tenant, ripe_at)
+        if ripe_at is not None and ripe_at <= self._now:
+            at.enter(tenant)
+        else:
+            at.leave(tenant)
+
+    def _ripe_at(self, tenant: Tenant, at: FairClass) -> float | None:
+        if tenant.waits_in(at.priority):
+            return self._now
+        below = tenant.oldest_below(at.priority)
+        return min((self._rises_at(oldest, at.rank - self._rank(priority)) for priority, oldest in below), default=None)
+
+    def _risen(self, sequence: Sequence) -> FairClass | None:
+        """The class that it has risen to; None where no class is in use."""
+        top = self._top() or (self._classes[-1] if self._classes else None)
+        if top is None:
+            return None
+        own = self._waiting.get(sequence) or self._nearest(sequence.request.priority)
+        num_risen = max(0, int((self._now - sequence.request.arrived_at) / self._ageing_seconds))
+        return self._classes[max(own.rank, min(own.rank + num_risen, top.rank))]
+
+    def _turns(self, tenant: Tenant, at: FairClass, queue: list[Sequence]) -> list[tuple[Sequence, Turn]]:
+        counter, entered = at.turn(tenant)
+        turns = []
+        for sequence in sorted(queue, key=self._urgency):
+            turns.append((sequence, (counter, entered)))
+            counter += max(1, sequence.num_uncomputed) / max(sequence.request.weight, _MIN_WEIGHT)
+        return turns
+
+    # Classes and tenants come and go.
+
+    def _top(self) -> FairClass | None:
+        return next((each for each in reversed(self._classes) if each.num_waiting), None)
+
+    def _rank(self, priority: int) -> int:
+        return bisect_left(self._classes, priority, key=_PRIORITY)
+
+    def _nearest(self, priority: int) -> FairClass:
+        return self._classes[max(0, bisect_right(self._classes, priority, key=_PRIORITY) - 1)]
+
+    def _class_for(self, priority: int) -> FairClass:
+        rank = self._rank(priority)
+        if rank < len(self._classes) and self._classes[rank].priority == priority:
+            return self._classes[rank]
+        if len(self._classes) == MAX_CLASSES:
+            return self._nearest(priority)
+        new = FairClass(priority)
+        insort(self._classes, new, key=_PRIORITY)
+        self._renumber_classes()
+        return new
+
+    def _retire_classes(self) -> None:
+        """Forget classes that nobody uses any more, so that requests do not have to rise through them."""
+        if self._now < self._swept_at + self._ageing_seconds:
+            return
+        self._swept_at = self._now
+        oldest = self._now - _IDLE_AGEINGS * self._ageing_seconds
+        kept = [each for each in self._classes if each.num_waiting or each.used_at >= oldest]
+        if len(kept) < len(self._classes):
+            self._classes = kept
+            self._renumber_classes()
+
+    def _renumber_classes(self) -> None:
+        """Classes came or went: what waits has further to rise, or less far. O(tenants × classes), and seldom."""
+        for rank, each in enumerate(self._classes):
+            each.rank = rank
+        for tenant in self._tenants.values():
+            if tenant.waits:
+                for each in self._classes:
+                    self._place(tenant, each)
+
+    def _tenant(self, name: str) -> Tenant:
+        known = self._tenants.get(name)
+        if known is not None:
+            return known
+        if len(self._tenants) >= self._max_tenants:
+            self._forget_tenants()
+        tenant = self._tenants[name] = Tenant(name)
+        return tenant
+
+    def _forget_tenants(self) -> None:
+        for tenant in list(self._tenants.values()):
+            if not tenant.waits and all(each.owes_nothing(tenant) for each in self._classes):
+                for each in self._classes:
+                    each.forget(tenant)
+                del self._tenants[tenant.name]
+        self._max_tenants = max(64, 2 * len(self._tenants))

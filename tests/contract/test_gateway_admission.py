@@ -1,0 +1,79 @@
+"""What a scheduler does not admit, over both protocols: the reason, and when to come back."""
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+
+from gateway_harness import Harness, reason_of
+from quire.inference.v1 import inference_pb2 as api
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire_client import AsyncClient, QuireError
+
+GENERATION = api.Generation(text="hello")
+
+
+async def refused(quire: Harness) -> list[grpc.aio.AioRpcError]:
+    """The errors that both calls that generate end with."""
+    errors = []
+    for call in (
+        quire.stub.StreamGenerate(api.StreamGenerateRequest(generation=GENERATION)).read(),
+        quire.stub.Generate(api.GenerateRequest(generation=GENERATION)),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call
+        errors.append(error.value)
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "expected"),
+    [
+        (scheduler_v1.FAILURE_REASON_UNAVAILABLE, grpc.StatusCode.UNAVAILABLE, "CAPACITY_EXHAUSTED"),
+        (scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA, grpc.StatusCode.RESOURCE_EXHAUSTED, "TENANT_OVER_QUOTA"),
+        (scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE, grpc.StatusCode.UNAVAILABLE, "DEADLINE_INFEASIBLE"),
+    ],
+)
+async def test_what_is_not_admitted_is_told_when_to_come_back(
+    reason: scheduler_v1.FailureReason, code: grpc.StatusCode, expected: str, quire: Harness
+) -> None:
+    wait = Duration(seconds=7, nanos=500_000_000)
+    quire.scheduler.script = lambda session, submit: session.fail(submit.key, reason, "why", wait)
+    for error in await refused(quire):
+        assert (error.code(), reason_of(error)[0]) == (code, expected)
+        metadata = dict(error.trailing_metadata() or ())
+        status = status_pb2.Status.FromString(metadata["grpc-status-details-bin"])
+        retry = error_details_pb2.RetryInfo()
+        assert any(detail.Unpack(retry) for detail in status.details)
+        assert retry.retry_delay == wait
+        assert metadata["grpc-retry-pushback-ms"] == "-1"  # a channel would come back at once, and again
+
+
+async def test_a_wait_that_is_short_is_left_to_the_channel(quire: Harness) -> None:
+    reason = scheduler_v1.FAILURE_REASON_UNAVAILABLE
+    quire.scheduler.script = lambda session, submit: session.fail(submit.key, reason)
+    for error in await refused(quire):
+        assert "grpc-retry-pushback-ms" not in dict(error.trailing_metadata() or ())
+
+
+@pytest.mark.parametrize(("seconds", "num_tries"), [(7, 1), (0, 4)])
+async def test_our_client_comes_back_by_itself_only_where_that_is_soon(
+    seconds: int, num_tries: int, quire: Harness
+) -> None:
+    reason = scheduler_v1.FAILURE_REASON_UNAVAILABLE
+    wait = Duration(seconds=seconds)
+    quire.scheduler.script = lambda session, submit: session.fail(submit.key, reason, "", wait)
+    async with AsyncClient(f"127.0.0.1:{quire.gateway.grpc_port}") as client:
+        with pytest.raises(QuireError) as error:
+            await client.generate("hello")
+    assert (error.value.reason, error.value.retry_after) == ("CAPACITY_EXHAUSTED", seconds)
+    assert len(quire.scheduler.all("submit")) == num_tries
+
+
+async def test_the_predicted_wait_is_when_to_come_back(quire: Harness) -> None:
+    reason = scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA
+    wait = Duration(seconds=12, nanos=300_000_000)
+    quire.scheduler.script = lambda session, submit: session.fail(submit.key, reason, "too much is queued", wait)
+    response = await quire.http.post("/v1/completions", json={"prompt": "a"})
+    assert (response.status_code, response.headers["retry-after"]) == (429, "13")
+    assert response.json()["error"]["message"] == "too much is queued"

@@ -1,0 +1,243 @@
+"""`quire explain` before a real server with scripted answers: what a person reads."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+from typer.testing import CliRunner, Result
+
+from quire.admin.v1 import admin_pb2 as pb
+from quire.admin.v1 import admin_pb2_grpc as pb_grpc
+from quire_client.cli.app import app, run
+
+KEY = "5f" * 32
+NOTHING = Duration()
+
+
+@dataclass
+class ScriptedAdmin(pb_grpc.AdminServiceServicer):
+    """Says what it was told to, and keeps what it was asked."""
+
+    requests: list[Any] = field(default_factory=list)
+    explanation: pb.ExplainResponse | None = None
+    listed: pb.ListRequestsResponse = field(default_factory=pb.ListRequestsResponse)
+
+    async def Explain(
+        self, request: pb.ExplainRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ExplainResponse:
+        self.requests.append(request)
+        if self.explanation is None:
+            status = status_pb2.Status(code=5, message="no such request is live")
+            status.details.add().Pack(error_details_pb2.ErrorInfo(reason="NOT_FOUND", domain="quire"))
+            metadata = (("grpc-status-details-bin", status.SerializeToString()),)
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such request is live", trailing_metadata=metadata)
+        return self.explanation
+
+    async def ListRequests(
+        self, request: pb.ListRequestsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ListRequestsResponse:
+        self.requests.append(request)
+        return self.listed
+
+
+@pytest.fixture
+async def admin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedAdmin]:
+    """A service that the command asks unless it is told otherwise."""
+    service = ScriptedAdmin()
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    pb_grpc.add_AdminServiceServicer_to_server(service, server)
+    monkeypatch.setenv("QUIRE_ADMIN_ADDRESS", f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    monkeypatch.setenv("COLUMNS", "160")
+    await server.start()
+    yield service
+    await server.stop(None)
+
+
+async def invoke(*args: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, app, ["explain", *args])
+
+
+def explanation(*sequences: pb.SequenceExplanation, **fields: Any) -> pb.ExplainResponse:
+    known: dict[str, Any] = {
+        "key": KEY,
+        "tenant": "search",
+        "policy": "fair",
+        "age": Duration(seconds=61),
+        "num_prompt_tokens": 1_200,
+        "max_tokens": 20,
+        "num_waiting": 7,
+    }
+    return pb.ExplainResponse(**(known | fields), sequences=sequences)
+
+
+def sequence(state: str, **fields: Any) -> pb.SequenceExplanation:
+    return pb.SequenceExplanation(state=f"SEQUENCE_STATE_{state}", **fields)
+
+
+async def test_a_request_that_waits_is_told_in_words(admin: ScriptedAdmin) -> None:
+    waiting = sequence(
+        "SWAPPED",
+        num_ahead=3,
+        num_known_tokens=1_205,
+        num_computed_tokens=1_204,
+        num_generated_tokens=5,
+        num_device_blocks=40,
+        num_host_blocks=36,
+        num_missing_blocks=36,
+        num_preemptions=2,
+        last_preemption=pb.Preemption(
+            choice=pb.RETURN_SWAP,
+            swap_estimate=Duration(nanos=12_300_000),
+            recompute_estimate=Duration(seconds=1, nanos=500_000_000),
+        ),
+        predicted_start=Duration(seconds=4),
+    )
+    admin.explanation = explanation(
+        waiting, priority=-1, effective_priority=1, tenant_debt=4_000, time_left=Duration(seconds=30)
+    )
+
+    result = await invoke("mine", "--tenant", "search")
+
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "Gave way, and waits with its blocks in host memory, behind 3 sequences",
+        "  starts       in about 4 s, as predicted",
+        "  tokens       1,204 of 1,205 computed, 5 generated",
+        "  blocks       40 on the device, 36 on the host, 36 missing",
+        "  gave way     2 times, the last by swapping: 12.3 ms by estimate, computing again 1.5 s",
+        "The request came 61 s ago, and has 30 s until its deadline; 1,200 tokens of prompt, at most 20 more.",
+        "  class        -1, counts as 1 by now",
+        "  tenant       search, 4,000 tokens ahead of the least served of its class",
+        "  queue        7 requests waiting, policy fair",
+        f"  key          {KEY}",
+    ]
+    assert admin.requests == [pb.ExplainRequest(name=pb.RequestName(tenant="search", request_id="mine"))]
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (sequence("QUEUED", num_ahead=1), "Waits for its turn, behind 1 sequence"),
+        (sequence("QUEUED", num_ahead=0), "Waits for its turn, which is next"),
+        (
+            sequence("QUEUED", num_ahead=0, num_missing_blocks=2),
+            "Waits for its turn; it is next, once there are blocks",
+        ),
+        (
+            sequence("AWAITING_PREFIX", awaits_key=KEY),
+            "Waits while request 5f5f5f5f5f5f computes what its prompt begins with",
+        ),
+        (sequence("ARRIVING"), "Waits for its blocks, which are on their way from host memory"),
+        (sequence("RUNNING"), "Runs"),
+        (sequence("PAUSED"), "Pauses until its gateway has searched more of its text for stop strings"),
+        (sequence("PREEMPTED", num_ahead=2), "Gave way, and waits to compute its tokens again, behind 2 sequences"),
+        (sequence("ENDED"), "Has ended"),
+        (sequence("UNSPECIFIED"), "Stands where this version of the client does not know"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_every_state_has_its_sentence(told: pb.SequenceExplanation, expected: str, admin: ScriptedAdmin) -> None:
+    admin.explanation = explanation(told)
+
+    assert (await invoke("mine")).stdout.splitlines()[0] == expected
+
+
+async def test_sequences_are_told_one_by_one(admin: ScriptedAdmin) -> None:
+    admin.explanation = explanation(
+        sequence("ENDED", index=0, num_generated_tokens=9), sequence("RUNNING", index=1, num_known_tokens=3)
+    )
+
+    lines = (await invoke("mine")).stdout.splitlines()
+
+    assert lines[:5] == [
+        "[0] has ended",
+        "  tokens       9 generated",
+        "[1] runs",
+        "  tokens       0 of 3 computed, 0 generated",
+        "  blocks       0 on the device, 0 on the host",
+    ]
+
+
+@pytest.mark.parametrize("args", [["--json"], ["-o", "json"]])
+async def test_as_json_it_tells_all(args: list[str], admin: ScriptedAdmin) -> None:
+    preemption = pb.Preemption(choice=pb.RETURN_RECOMPUTE, swap_estimate=Duration(seconds=2))
+    admin.explanation = explanation(sequence("PREEMPTED", num_ahead=0, last_preemption=preemption))
+
+    told = json.loads((await invoke("mine", *args)).stdout)
+
+    assert (told["tenant"], told["age"], told["time_left"]) == ("search", 61.0, None)
+    (one,) = told["sequences"]
+    assert (one["state"], one["num_ahead"], one["predicted_start"]) == ("preempted", 0, None)
+    assert one["last_preemption"] == {"choice": "recompute", "swap_seconds": 2.0, "recompute_seconds": 0.0}
+
+
+async def test_a_request_may_be_told_by_its_key_or_its_place(admin: ScriptedAdmin) -> None:
+    admin.explanation = explanation()
+
+    await invoke("--key", KEY)
+    await invoke("mine", "--prompt", "2")
+
+    assert admin.requests == [
+        pb.ExplainRequest(key=KEY),
+        pb.ExplainRequest(name=pb.RequestName(request_id="mine", prompt=2)),
+    ]
+
+
+async def test_without_a_request_the_live_ones_are_listed(admin: ScriptedAdmin) -> None:
+    line = pb.RequestSummary(
+        key=KEY, tenant="[red]", priority=2, state=pb.SEQUENCE_STATE_QUEUED, age=Duration(seconds=600),
+        num_prompt_tokens=1_200, num_generated_tokens=5,
+    )  # fmt: skip
+    admin.listed = pb.ListRequestsResponse(requests=[line], num_live=1_234)
+
+    result = await invoke("--tenant", "[red]", "--limit", "7")
+
+    assert result.exit_code == 0
+    _, row, rest = result.stdout.splitlines()
+    assert row.split() == ["queued", "10", "min", "2", "1,200", "5", "[red]", KEY]
+    assert rest == "1 of 1,234 live requests, the oldest"
+    assert admin.requests == [pb.ListRequestsRequest(tenant="[red]", limit=7)]
+    assert json.loads((await invoke("--json")).stdout)["requests"][0]["state"] == "queued"
+
+
+async def test_a_request_that_is_not_live_is_one_line(admin: ScriptedAdmin, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await asyncio.to_thread(run, ["explain", "mine"]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("quire: no such request is live; ")
+
+
+def test_where_no_scheduler_answers_it_says_how_to_reach_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "mine", "--admin", "127.0.0.1:1"]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("quire: no connection to 127.0.0.1:1; ")
+    assert "--admin" in line
+
+
+def test_a_name_and_a_key_are_misuse(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "mine", "--key", KEY]) == 2
+    assert "--key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("age", "expected"),
+    [
+        (NOTHING, "0 ms"),
+        (Duration(nanos=999_400_000), "999 ms"),
+        (Duration(seconds=1), "1 s"),
+        (Duration(seconds=119), "119 s"),
+        (Duration(seconds=7_100), "118 min"),
+        (Duration(seconds=9_000), "2.5 h"),
+    ],
+)
+async def test_times_are_told_to_a_few_digits(age: Duration, expected: str, admin: ScriptedAdmin) -> None:
+    admin.explanation = explanation(age=age)
+
+    assert (await invoke("mine")).stdout.startswith(f"The request came {expected} ago;")

@@ -1,0 +1,164 @@
+"""Who may wait, and what those are told who may not."""
+
+from typing import Any
+
+import pytest
+
+from scheduler_svc.core.admission import Admission, AdmissionLimits, Rates, Refusal, Sharing
+from scheduler_svc.core.plan import Failure
+from scheduler_svc.core.sequence import Request
+
+CONTEXT = 1000
+RATES = Rates(tokens_per_second=100.0, prefill_seconds_per_token=0.001, decode_seconds_per_token=0.05)
+UNKNOWN = Rates(0.0, 0.0, 0.0)
+
+
+def request(key: str, num_prompt: int = 50, max_tokens: int = 50, n: int = 1, **fields: Any) -> Request:
+    return Request(key, [1] * num_prompt, n, max_tokens, **fields)
+
+
+def admission(sharing: Sharing = Sharing.BY_TENANT, /, **limits: int) -> Admission:
+    return Admission(AdmissionLimits(**limits), sharing)
+
+
+def refusal(queue: Admission, asked: Request, rates: Rates = RATES, now: float = 0.0) -> Refusal:
+    refused = queue.check(asked, now, CONTEXT, rates)
+    assert refused is not None
+    return refused
+
+
+def may_wait(queue: Admission, asked: Request, rates: Rates = RATES, now: float = 0.0) -> bool:
+    return queue.check(asked, now, CONTEXT, rates) is None
+
+
+@pytest.mark.parametrize("sharing", Sharing)
+@pytest.mark.parametrize("limits", [{"max_requests": 3}, {"max_tokens": 300}])
+def test_full_queue_is_unavailable_until_one_leaves(sharing: Sharing, limits: dict[str, int]) -> None:
+    queue = admission(sharing, **limits)
+    waiting = [request(str(number), tenant=str(number)) for number in range(3)]
+    for each in waiting:
+        assert may_wait(queue, each)
+        queue.enter(each)
+    refused = refusal(queue, request("more"))
+    assert refused.failure is Failure.UNAVAILABLE
+    assert refused.retry_after == pytest.approx(1.0), "100 tokens at 100 a second"
+    queue.leave(waiting[1])
+    assert may_wait(queue, request("more"))
+
+
+@pytest.mark.parametrize("limits", [{"max_tenant_requests": 2}, {"max_tenant_tokens": 200}])
+def test_tenant_over_its_quota_leaves_room_to_others(limits: dict[str, int]) -> None:
+    queue = admission(**limits)
+    for number in range(2):
+        queue.enter(request(str(number), tenant="greedy"))
+    assert refusal(queue, request("more", tenant="greedy")).failure is Failure.TENANT_OVER_QUOTA
+    assert may_wait(queue, request("more", tenant="modest"))
+
+
+def test_tenant_over_its_quota_is_told_when_its_share_has_made_room() -> None:
+    queue = admission(max_tenant_tokens=1000)
+    for number in range(10):
+        queue.enter(request(f"a{number}", tenant="a"))
+        queue.enter(request(f"b{number}", tenant="b"))
+    refused = refusal(queue, request("more", 250, 250, tenant="a"))
+    assert refused.retry_after == pytest.approx(10.0), "500 tokens must go, at half of 100 a second"
+
+
+def test_tokens_count_the_prompt_and_outputs_of_each_sequence() -> None:
+    queue = admission()
+    queue.enter(request("a", 10, 20, n=3))
+    assert (queue.num_requests, queue.num_tokens) == (1, 90)
+
+
+def test_request_beyond_the_context_is_refused_for_good() -> None:
+    refused = refusal(admission(), request("long", 900, 101))
+    assert (refused.failure, refused.retry_after) == (Failure.CONTEXT_LENGTH_EXCEEDED, None)
+    assert may_wait(admission(), request("fits", 900, 100))
+
+
+def test_context_that_no_replica_tells_refuses_nobody() -> None:
+    assert admission().check(request("long", 900, 101), 0.0, 0, UNKNOWN) is None
+
+
+@pytest.mark.parametrize("limits", [{"max_tokens": 399}, {"max_tenant_tokens": 399}])
+def test_request_larger_than_the_whole_queue_is_refused_for_good(limits: dict[str, int]) -> None:
+    refused = refusal(admission(**limits), request("large", n=4))
+    assert (refused.failure, refused.retry_after) == (Failure.INVALID, None)
+
+
+def test_deadline_that_the_queue_makes_infeasible_may_be_tried_again() -> None:
+    queue = admission(Sharing.BY_ARRIVAL)
+    for number in range(10):
+        queue.enter(request(str(number)))
+    refused = refusal(queue, request("late", deadline=108.0), now=100.0)
+    assert refused.failure is Failure.DEADLINE_INFEASIBLE
+    assert refused.retry_after == pytest.approx(10 + 2.55 - 8)
+    assert may_wait(queue, request("in time", deadline=112.6), now=100.0)
+
+
+def test_deadline_shorter_than_the_request_itself_is_refused_for_good() -> None:
+    refused = refusal(admission(), request("hasty", deadline=2.5))
+    assert (refused.failure, refused.retry_after) == (Failure.DEADLINE_INFEASIBLE, None)
+
+
+def test_nothing_is_refused_for_its_deadline_before_rates_are_known() -> None:
+    assert may_wait(admission(), request("hasty", deadline=0.1), rates=UNKNOWN)
+    assert admission().predicted_wait(request("a"), UNKNOWN) is None
+
+
+def test_refusal_says_when_to_retry_even_before_rates_are_known() -> None:
+    queue = admission(max_requests=1)
+    queue.enter(request("a"))
+    assert refusal(queue, request("b"), rates=UNKNOWN).retry_after == 1.0
+
+
+def test_by_arrival_all_that_wait_go_before() -> None:
+    queue = admission(Sharing.BY_ARRIVAL)
+    for number in range(8):
+        queue.enter(request(str(number), tenant="greedy"))
+    assert queue.predicted_wait(request("more", tenant="modest"), RATES) == pytest.approx(8.0)
+
+
+def test_by_tenant_no_more_than_a_fair_share_goes_before() -> None:
+    queue = admission()
+    for number in range(8):
+        queue.enter(request(str(number), tenant="greedy"))
+    assert queue.predicted_wait(request("more", tenant="modest"), RATES) == pytest.approx(1.0)
+    assert queue.predicted_wait(request("more", tenant="greedy"), RATES) == pytest.approx(8.0)
+    heavier = request("more", tenant="heavier", weight=2.0)
+    assert queue.predicted_wait(heavier, RATES) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("sharing", Sharing)
+def test_request_that_waits_does_not_wait_for_itself(sharing: Sharing) -> None:
+    queue = admission(sharing)
+    queue.enter(request("a"))
+    assert queue.predicted_wait(request("a"), RATES) == 0.0
+
+
+def test_outputs_shorter_than_asked_for_shorten_what_is_predicted() -> None:
+    queue = admission(Sharing.BY_ARRIVAL)
+    for _ in range(2000):
+        queue.observe_end(request("past", max_tokens=100), 10)
+    queue.enter(request("a", 50, 500))
+    assert queue.predicted_wait(request("b"), RATES) == pytest.approx(1.0, rel=0.01)
+    assert queue.num_tokens == 550, "bounds count what may come to be"
+
+
+def test_books_balance_however_often_one_enters_and_leaves() -> None:
+    queue = admission()
+    twice = request("twice")
+    queue.enter(twice)
+    queue.observe_end(twice, 1)
+    queue.enter(twice)
+    assert queue.num_requests == 1
+    queue.leave(twice)
+    queue.leave(twice)
+    assert (queue.num_requests, queue.num_tokens) == (0, 0)
+    assert queue.predicted_wait(request("next"), RATES) == 0.0
+
+
+@pytest.mark.parametrize("name", ["max_requests", "max_tokens", "max_tenant_requests", "max_tenant_tokens"])
+def test_limit_below_one_is_an_error_that_names_it(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        AdmissionLimits(**{name: 0})

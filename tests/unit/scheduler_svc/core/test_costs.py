@@ -1,0 +1,130 @@
+"""What the cost model believes, and how it learns."""
+
+import math
+import random
+
+import pytest
+
+from scheduler_svc.core.costs import CostModel
+from scheduler_svc.core.plan import Direction
+
+BLOCK_BYTES = 1 << 20
+
+
+def model(swap_rate: float = 10e9, prefill_rate: float = 20_000.0) -> CostModel:
+    return CostModel(BLOCK_BYTES, swap_rate, prefill_rate)
+
+
+def run_steps(costs: CostModel, rng: random.Random, num_steps: int, slower: float = 1.0, noise: float = 0.1) -> None:
+    """Steps of 4 ms, 20 µs a prefill token and 100 µs a decode."""
+    for _ in range(num_steps):
+        num_prefill, num_decodes = rng.choice([0, 0, 64, 512]), rng.randint(1, 64)
+        seconds = 4e-3 + 20e-6 * num_prefill + 100e-6 * num_decodes
+        costs.observe_step(num_prefill, num_decodes, slower * seconds * rng.uniform(1 - noise, 1 + noise))
+
+
+def test_priors_are_believed_before_anything_is_seen() -> None:
+    costs = model()
+    assert costs.swap_seconds(3, 2) == pytest.approx(5 * BLOCK_BYTES / 10e9)
+    assert costs.recompute_seconds(100) == pytest.approx(100 / 20_000)
+    assert costs.step_seconds(100, 0) == pytest.approx(100 / 20_000)
+    assert costs.tokens_per_second == 0.0
+
+
+def test_copies_nobody_knows_of_cost_more_than_anything() -> None:
+    costs = model(swap_rate=0.0)
+    assert costs.swap_seconds(1, 1) == math.inf
+    assert costs.swap_seconds(0, 0) == 0.0
+    costs.observe_transfer(10, Direction.OUT, 0.01)
+    assert costs.swap_seconds(10, 0) == pytest.approx(0.01, rel=0.3)
+    assert costs.swap_seconds(10, 1) == math.inf
+
+
+def test_prefill_rate_that_nobody_says_is_learnt() -> None:
+    costs = model(prefill_rate=0.0)
+    assert costs.recompute_seconds(100) > 0
+    run_steps(costs, random.Random(1), 600)
+    assert costs.recompute_seconds(100) == pytest.approx(100 * 20e-6, rel=0.1)
+
+
+@pytest.mark.parametrize("wrong", [0.1, 1.0, 10.0])
+def test_steps_are_learnt_from_noisy_times_whatever_the_prior(wrong: float) -> None:
+    costs = model(prefill_rate=wrong / 20e-6)
+    run_steps(costs, random.Random(2), 500)
+    assert costs.recompute_seconds(1000) == pytest.approx(1000 * 20e-6, rel=0.1)
+    assert costs.step_seconds(0, 32) == pytest.approx(4e-3 + 32 * 100e-6, rel=0.1)
+    assert costs.step_seconds(512, 8) == pytest.approx(4e-3 + 512 * 20e-6 + 8 * 100e-6, rel=0.1)
+
+
+def test_single_outliers_barely_move_an_estimate() -> None:
+    costs, rng = model(), random.Random(3)
+    costs.observe_step(16, 1, 10.0)  # a compilation
+    for _ in range(20):
+        run_steps(costs, rng, 40)
+        costs.observe_step(0, 8, 3.0)  # a process that was stopped
+    run_steps(costs, rng, 5)
+    assert costs.recompute_seconds(1000) == pytest.approx(1000 * 20e-6, rel=0.2)
+    assert costs.step_seconds(0, 32) == pytest.approx(4e-3 + 32 * 100e-6, rel=0.2)
+
+
+def test_change_that_lasts_is_followed() -> None:
+    costs, rng = model(), random.Random(4)
+    run_steps(costs, rng, 500)
+    run_steps(costs, rng, 500, slower=8.0)
+    assert costs.recompute_seconds(1000) == pytest.approx(8 * 1000 * 20e-6, rel=0.15)
+
+
+def test_prefill_is_not_forgotten_while_only_decodes_run() -> None:
+    costs, rng = model(), random.Random(5)
+    run_steps(costs, rng, 300)
+    before = costs.recompute_seconds(1000)
+    for _ in range(5_000):
+        costs.observe_step(0, 8, (4e-3 + 8 * 100e-6) * rng.uniform(0.9, 1.1))
+    assert costs.recompute_seconds(1000) == pytest.approx(before, rel=0.01)
+    assert costs.step_seconds(0, 8) == pytest.approx(4e-3 + 8 * 100e-6, rel=0.05)
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_transfers_are_learnt_by_direction(direction: Direction) -> None:
+    costs, rng = model(), random.Random(6)
+    for _ in range(100):
+        num_blocks = rng.randint(1, 100)
+        costs.observe_transfer(num_blocks, direction, (50e-6 + 300e-6 * num_blocks) * rng.uniform(0.9, 1.1))
+    ways = {Direction.OUT: (40, 0), Direction.IN: (0, 40)}
+    others = ways[Direction.OUT if direction is Direction.IN else Direction.IN]
+    assert costs.swap_seconds(*ways[direction]) == pytest.approx(50e-6 + 40 * 300e-6, rel=0.1)
+    assert costs.swap_seconds(*others) == pytest.approx(40 * BLOCK_BYTES / 10e9), "of the other nothing is known"
+
+
+def test_either_way_back_is_the_cheaper_one_somewhere_and_a_throttled_copy_changes_which() -> None:
+    costs, rng = model(), random.Random(7)
+    run_steps(costs, rng, 300)
+    assert costs.swap_seconds(20, 20) < costs.recompute_seconds(320)
+    assert costs.swap_seconds(20, 20) > costs.recompute_seconds(10)
+    for _ in range(60):
+        for direction in Direction:
+            costs.observe_transfer(20, direction, 20 * 5e-3 * rng.uniform(0.9, 1.1))
+    assert costs.swap_seconds(20, 20) > costs.recompute_seconds(320)
+
+
+def test_throughput_is_that_of_the_last_steps() -> None:
+    costs = model()
+    for _ in range(1000):
+        costs.observe_step(100, 20, 0.05)
+    assert costs.tokens_per_second == pytest.approx(120 / 0.05, rel=0.01)
+
+
+def test_nothing_is_learnt_from_nothing() -> None:
+    costs = model()
+    costs.observe_step(0, 0, 1.0)
+    costs.observe_transfer(0, Direction.OUT, 1.0)
+    assert costs.step_seconds(0, 1) == model().step_seconds(0, 1)
+    assert costs.swap_seconds(1, 1) == model().swap_seconds(1, 1)
+
+
+def test_estimates_are_never_negative() -> None:
+    costs, rng = model(), random.Random(8)
+    for _ in range(500):
+        costs.observe_step(rng.choice([0, 1, 500]), rng.randint(0, 3), rng.choice([0.0, 1e-9, 1.0]))
+        assert costs.step_seconds(1, 1) >= 0
+        assert costs.recompute_seconds(10) > 0

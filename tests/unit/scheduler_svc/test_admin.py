@@ -1,0 +1,209 @@
+"""The admin service over a real channel, before an engine that says what the test says."""
+
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
+from datetime import timedelta
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from quire.admin.v1 import admin_pb2 as admin_v1
+from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
+from scheduler_svc.admin import admin_server
+from scheduler_svc.core.explain import Explanation, Preemption, Return, SequenceExplanation, Standing, Summary
+from svc_common.keys import request_key
+
+SERVICE = "quire.admin.v1.AdminService"
+KEY = request_key("default", "mine")
+
+
+def explanation(*sequences: SequenceExplanation, time_left: float | None = None) -> Explanation:
+    return Explanation(
+        key=KEY,
+        tenant="default",
+        policy="fair",
+        priority=-1,
+        effective_priority=2,
+        tenant_debt=40.5,
+        age=61.25,
+        time_left=time_left,
+        num_prompt=10,
+        max_tokens=20,
+        num_waiting=7,
+        sequences=sequences,
+    )
+
+
+def sequence(index: int = 0, standing: Standing = Standing.QUEUED) -> SequenceExplanation:
+    return SequenceExplanation(index, standing, 10, 4, 0, 3, 2)
+
+
+def summary(place: int, tenant: str = "a") -> Summary:
+    return Summary(f"{place:04}", tenant, place, Standing.RUNNING, 60.0 - place / 100, 5, place)
+
+
+class Engine:
+    """Notes how many lines were made."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Explanation] = {}
+        self.live: list[Summary] = []
+        self.num_made = 0
+
+    def explain(self, key: str) -> Explanation | None:
+        return self.known.get(key)
+
+    def summaries(self, tenant: str | None) -> Iterable[Summary]:
+        def made() -> Iterator[Summary]:
+            for one in self.live:
+                if tenant in (None, one.tenant):
+                    self.num_made += 1
+                    yield one
+
+        return made()
+
+    @property
+    def num_live(self) -> int:
+        return len(self.live)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+async def channel(engine: Engine) -> AsyncIterator[grpc.aio.Channel]:
+    server, health, port = admin_server(engine, "127.0.0.1", 0)
+    await server.start()
+    await health.set_serving(True)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    await server.stop(None)
+
+
+def named(request_id: str = "mine", **more: object) -> admin_v1.ExplainRequest:
+    name = admin_v1.RequestName(request_id=request_id, **more)  # type: ignore[arg-type]
+    return admin_v1.ExplainRequest(name=name)
+
+
+async def refused(call: Awaitable[object]) -> tuple[grpc.StatusCode, str, str]:
+    """Status, reason and field of the error that a call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    details = dict(error.value.trailing_metadata() or ())["grpc-status-details-bin"]
+    info, violation = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    for detail in status_pb2.Status.FromString(details).details:
+        detail.Unpack(info)
+        detail.Unpack(violation)
+    return error.value.code(), info.reason, violation.field_violations[0].field
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [named(), named(tenant="default", prompt=0), admin_v1.ExplainRequest(key=KEY)],
+    ids=["name", "all", "key"],
+)
+async def test_a_request_is_found_by_name_or_key(
+    request_: admin_v1.ExplainRequest, engine: Engine, channel: grpc.aio.Channel
+) -> None:
+    engine.known[KEY] = explanation(time_left=1.5)
+    told = await AdminServiceStub(channel).Explain(request_)
+    assert (told.key, told.tenant, told.policy) == (KEY, "default", "fair")
+    assert (told.priority, told.effective_priority, told.tenant_debt) == (-1, 2, 40.5)
+    assert (told.age.ToTimedelta(), told.time_left.ToTimedelta()) == (timedelta(seconds=61.25), timedelta(seconds=1.5))
+    assert (told.num_prompt_tokens, told.max_tokens, told.num_waiting) == (10, 20, 7)
+
+
+@pytest.mark.parametrize("other", [named("yours"), named(tenant="a"), named(prompt=1)], ids=["id", "tenant", "prompt"])
+async def test_another_name_is_not_found(
+    other: admin_v1.ExplainRequest, engine: Engine, channel: grpc.aio.Channel
+) -> None:
+    engine.known[KEY] = explanation()
+    answer = await refused(AdminServiceStub(channel).Explain(other))
+    assert answer == (grpc.StatusCode.NOT_FOUND, "NOT_FOUND", "name")
+
+
+async def test_a_request_must_be_named(channel: grpc.aio.Channel) -> None:
+    answer = await refused(AdminServiceStub(channel).Explain(admin_v1.ExplainRequest()))
+    assert answer == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "request")
+
+
+@pytest.mark.parametrize("standing", Standing)
+async def test_every_standing_is_told(standing: Standing, engine: Engine, channel: grpc.aio.Channel) -> None:
+    engine.known[KEY] = explanation(sequence(standing=standing))
+    told = await AdminServiceStub(channel).Explain(named())
+    assert admin_v1.SequenceState.Name(told.sequences[0].state) == f"SEQUENCE_STATE_{standing.name}"
+
+
+async def test_what_a_sequence_holds_and_waits_for(engine: Engine, channel: grpc.aio.Channel) -> None:
+    preemption = Preemption(Return.RECOMPUTE, swap_seconds=0.25, recompute_seconds=0.125)
+    waiting = SequenceExplanation(
+        index=1,
+        standing=Standing.AWAITING_PREFIX,
+        num_known=30,
+        num_computed=16,
+        num_generated=5,
+        num_device_blocks=1,
+        num_host_blocks=2,
+        num_missing_blocks=3,
+        num_ahead=0,
+        awaits_key="another",
+        num_preemptions=4,
+        last_preemption=preemption,
+        predicted_start=0.0,
+    )
+    engine.known[KEY] = explanation(sequence(0, Standing.RUNNING), waiting)
+    running, told = (await AdminServiceStub(channel).Explain(named())).sequences
+    assert (told.index, told.num_known_tokens, told.num_computed_tokens, told.num_generated_tokens) == (1, 30, 16, 5)
+    assert (told.num_device_blocks, told.num_host_blocks, told.num_missing_blocks) == (1, 2, 3)
+    assert (told.HasField("num_ahead"), told.num_ahead, told.awaits_key, told.num_preemptions) == (
+        True,
+        0,
+        "another",
+        4,
+    )
+    assert told.last_preemption.choice == admin_v1.RETURN_RECOMPUTE
+    assert told.last_preemption.swap_estimate.ToTimedelta() == timedelta(seconds=0.25)
+    assert told.last_preemption.recompute_estimate.ToTimedelta() == timedelta(seconds=0.125)
+    assert told.HasField("predicted_start")
+    for absent in ("num_ahead", "awaits_key", "last_preemption", "predicted_start"):
+        assert not running.HasField(absent)
+
+
+async def test_the_oldest_requests_are_listed(engine: Engine, channel: grpc.aio.Channel) -> None:
+    engine.live = [summary(place) for place in range(300)]
+    listed = await AdminServiceStub(channel).ListRequests(admin_v1.ListRequestsRequest())
+    assert [one.key for one in listed.requests] == [f"{place:04}" for place in range(100)]
+    assert (listed.num_live, engine.num_made) == (300, 100)
+    last = listed.requests[-1]
+    assert (last.tenant, last.priority, last.state) == ("a", 99, admin_v1.SEQUENCE_STATE_RUNNING)
+    assert (last.num_prompt_tokens, last.num_generated_tokens) == (5, 99)
+    assert last.age.ToTimedelta() == timedelta(seconds=59.01)
+
+
+async def test_one_tenants_requests_are_listed(engine: Engine, channel: grpc.aio.Channel) -> None:
+    engine.live = [summary(place, tenant="ab"[place % 2]) for place in range(10)]
+    request = admin_v1.ListRequestsRequest(tenant="b", limit=2)
+    listed = await AdminServiceStub(channel).ListRequests(request)
+    assert [one.key for one in listed.requests] == ["0001", "0003"]
+
+
+@pytest.mark.parametrize("limit", [0, 1_001])
+async def test_a_limit_out_of_its_range_is_refused(limit: int, channel: grpc.aio.Channel) -> None:
+    answer = await refused(AdminServiceStub(channel).ListRequests(admin_v1.ListRequestsRequest(limit=limit)))
+    assert answer == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "limit")
+
+
+async def test_health_and_reflection_stand_beside_it(channel: grpc.aio.Channel) -> None:
+    health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=SERVICE))
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    answers = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+    async for answer in answers:
+        names = [service.name for service in answer.list_services_response.service]
+        assert SERVICE in names
+        assert "quire.scheduler.v1.SchedulerService" not in names
+        break

@@ -1,0 +1,63 @@
+"""Requests as they come from gateways, and what their gateways are told of the end."""
+
+from typing import Any
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
+from scheduler_svc.core.beam_search import BeamParams, EarlyStopping
+from scheduler_svc.core.plan import FailedEvent, Failure
+from scheduler_svc.core.sequence import Request
+from scheduler_svc.wire import event_to_proto, request_from_proto
+
+NOW = 1_000.0
+
+
+def read(**fields: Any) -> Request:
+    return request_from_proto(scheduler_v1.Submit(key="k", prompt_token_ids=[5], **fields), NOW)
+
+
+def search(**fields: Any) -> scheduler_v1.BeamSearch:
+    known: dict[str, Any] = {"width": 4, "early_stopping": scheduler_v1.EARLY_STOPPING_HEURISTIC}
+    return scheduler_v1.BeamSearch(**(known | fields))
+
+
+def test_the_deadline_counts_from_now() -> None:
+    request = read(time_left=Duration(seconds=2, nanos=500_000_000))
+    assert (request.arrived_at, request.deadline) == (NOW, NOW + 2.5)
+    assert read().deadline is None
+
+
+@pytest.mark.parametrize("early_stopping", EarlyStopping)
+def test_a_beam_search_is_read(early_stopping: EarlyStopping) -> None:
+    value = scheduler_v1.EarlyStopping.Value(f"EARLY_STOPPING_{early_stopping.name}")
+    request = read(n=2, beam_search=search(length_penalty=-0.5, early_stopping=value))
+    assert request.beam == BeamParams(width=4, length_penalty=-0.5, early_stopping=early_stopping)
+    assert read().beam is None
+
+
+def test_a_beam_search_is_told_of_as_many_tokens_as_it_may_need_and_tells_as_many_as_asked_for() -> None:
+    ending = [1, 2, 3]
+    silent = read(beam_search=search(), stop_token_ids=ending)
+    assert isinstance(silent.sampling, worker_v1.SamplingParams)
+    assert isinstance(silent.beam, BeamParams)
+    assert (silent.sampling.logprobs, silent.beam.logprobs) == (7, None)
+    sampling = worker_v1.SamplingParams(logprobs=20, min_tokens=2)
+    telling = read(beam_search=search(), stop_token_ids=ending, sampling=sampling)
+    assert isinstance(telling.sampling, worker_v1.SamplingParams)
+    assert isinstance(telling.beam, BeamParams)
+    assert (telling.sampling.logprobs, telling.beam.logprobs, telling.sampling.min_tokens) == (20, 20, 2)
+
+
+@pytest.mark.parametrize("failure", Failure)
+def test_every_failure_has_its_reason(failure: Failure) -> None:
+    failed = event_to_proto(FailedEvent(read(), failure, "why")).failed
+    assert scheduler_v1.FailureReason.Name(failed.reason) == f"FAILURE_REASON_{failure.name}"
+    assert (failed.message, failed.HasField("retry_after")) == ("why", False)
+
+
+def test_when_to_come_back_is_told() -> None:
+    failed = event_to_proto(FailedEvent(read(), Failure.TENANT_OVER_QUOTA, "why", retry_after=7.25)).failed
+    assert failed.retry_after == Duration(seconds=7, nanos=250_000_000)

@@ -1,0 +1,82 @@
+"""Keys and values in 8 bits, end to end: nearly what the full cache gives, and moved with their scales."""
+
+import random
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from llama_models import VARIANTS, VOCAB
+from runner_driver import Driver, make_runner
+from worker_svc.runner import Runner
+from worker_svc.step import Moves, NewSequence, SamplingParams, ScheduledSequence, Step, TokenLogprobs
+
+_rng = random.Random(6)
+PROMPTS = [[_rng.randrange(VOCAB) for _ in range(length)] for length in (3, 21)]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ALL = SamplingParams(logprobs=VOCAB)
+# By how much log-probabilities may differ from those over a float32 cache: in the mean over the vocabulary, and beside
+# how far these are spread. Triton's interpreter does not round to fp8, it cuts off, which is up to twice as far off.
+NEAR = {torch.int8: 0.05, torch.float8_e4m3fn: 0.25}
+
+
+@pytest.mark.parametrize("cache_dtype", NEAR)
+@pytest.mark.parametrize(("variant", "kernels"), [("llama", "fused"), ("qwen3-window", "fused"), ("llama", "triton")])
+def test_log_probabilities_are_near_those_over_a_full_cache(
+    variant: str, kernels: str, cache_dtype: torch.dtype, save_model: Callable[..., Path]
+) -> None:
+    directory = save_model(VARIANTS[variant]())
+    full = _first_draws(make_runner(directory))
+    small = _first_draws(make_runner(directory, kernels, device=DEVICE, cache_dtype=cache_dtype))
+    differences = [_difference(one, other) for one, other in zip(full, small, strict=True)]
+    assert 0 < max(differences) < NEAR[cache_dtype], differences
+
+
+@pytest.mark.parametrize("cache_dtype", NEAR)
+def test_chunks_and_captured_decodes_see_the_same_codes(cache_dtype: torch.dtype, tiny_llama: Path) -> None:
+    options = {"device": DEVICE, "cache_dtype": cache_dtype, "max_sequences": 2}
+    whole = Driver(make_runner(tiny_llama, "fused", **options)).generate(PROMPTS, 6)  # type: ignore[arg-type]
+    runner = make_runner(tiny_llama, "fused", cuda_graphs=True, **options)  # type: ignore[arg-type]
+    assert Driver(runner, chunk=7, ahead=1).generate(PROMPTS, 6) == whole
+
+
+@pytest.mark.parametrize("cache_dtype", NEAR)
+def test_a_block_takes_its_scales_along(cache_dtype: torch.dtype, tiny_llama: Path) -> None:
+    runner = make_runner(
+        tiny_llama, "fused", device=DEVICE, cache_dtype=cache_dtype, num_blocks=8, num_host_blocks=4, max_sequences=2
+    )
+    prompt = PROMPTS[1]
+    stayed = _token(runner, Step([], [_new(1, prompt)], [ScheduledSequence(1, 0, 21, [0, 1])]))
+    runner.step(Step([], [], [], Moves(swap_out=[(0, 3), (1, 1)])))
+    # Through another block of the device, and over others' codes and scales
+    _token(runner, Step([], [_new(2, prompt[::-1])], [ScheduledSequence(2, 0, 21, [4, 5])]))
+    runner.step(Step([], [], [], Moves(swap_in=[(3, 7), (1, 5)])))
+    runner.step(Step([], [], [], Moves(copies=[(7, 4)])))
+    again = [*prompt, stayed]
+    moved = _token(runner, Step([], [_new(3, again)], [ScheduledSequence(3, 21, 1, [4, 5])]))
+    assert moved == _token(runner, Step([], [], [ScheduledSequence(1, 21, 1, [])]))
+
+
+def _new(sequence_id: int, tokens: list[int]) -> NewSequence:
+    return NewSequence(sequence_id, tokens, len(tokens), 0, ALL)
+
+
+def _token(runner: Runner, step: Step) -> int:
+    (result,) = runner.step(step).sequences
+    assert result.failure is None, result.failure
+    return result.token_ids[0]
+
+
+def _first_draws(runner: Runner) -> list[TokenLogprobs]:
+    """After the prompts, whose last chunks are of three tokens and of one."""
+    driver = Driver(runner, chunk=5)
+    driver.generate(PROMPTS, 1, ALL)
+    return [told[0] for told in driver.logprobs.values()]
+
+
+def _difference(one: TokenLogprobs, other: TokenLogprobs) -> float:
+    values, others = dict(one.top), dict(other.top)
+    spread = statistics.stdev(values.values())
+    return statistics.mean(abs(values[token] - others[token]) for token in values) / spread

@@ -1,0 +1,54 @@
+"""How many blocks go into the host's memory, and which settings ask for more than there is."""
+
+import pytest
+import torch
+
+from worker_svc import memory
+from worker_svc.memory import OutOfMemory, check_num_blocks, count_host_blocks
+
+GIB = 2**30
+MIB = 2**20
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with 8 GiB available."""
+    monkeypatch.setattr(memory, "available_memory", lambda: 8 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "device", "expected"),
+    [
+        (100, CPU, 100),  # as many as the device has
+        (4096, CPU, 1024),  # a quarter of what the others leave
+        (4096, GPU, 2048),  # which take no memory of the host's on a GPU
+        (9000, CPU, 0),
+    ],
+)
+def test_by_default_there_are_as_many_as_leave_room_for_others(
+    num_blocks: int, device: torch.device, expected: int
+) -> None:
+    assert count_host_blocks(MIB, num_blocks, None, device) == expected
+
+
+def test_by_default_they_take_16_gib_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 1000 * GIB)
+    assert count_host_blocks(MIB, 100_000, None, GPU) == 16 * 1024
+
+
+@pytest.mark.parametrize(("swap_space", "expected"), [(0.0, 0), (0.5, 512), (7.0, 7168)])
+def test_the_setting_is_in_gib(swap_space: float, expected: int) -> None:
+    assert count_host_blocks(MIB, 10, swap_space, CPU) == expected
+
+
+@pytest.mark.parametrize("swap_space", [8.0, 1e12, 1e-9])
+def test_more_than_there_is_or_less_than_a_block_is_refused_by_the_settings_name(swap_space: float) -> None:
+    with pytest.raises(OutOfMemory, match="QUIRE_SWAP_SPACE"):
+        count_host_blocks(MIB, 10, swap_space, CPU)
+
+
+def test_more_blocks_than_fit_are_refused_by_the_settings_name() -> None:
+    check_num_blocks(8 * 1024, MIB, CPU)
+    with pytest.raises(OutOfMemory, match="QUIRE_NUM_BLOCKS"):
+        check_num_blocks(8 * 1024 + 1, MIB, CPU)

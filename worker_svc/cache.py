@@ -1,0 +1,130 @@
+"""The cache of keys and values: how a block is laid out, and each layer's view of all blocks.
+
+A block is one contiguous piece over all layers, its scales included where it is of 8 bits, so that to copy or swap it
+is one copy of its bytes.
+"""
+
+import mmap
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker_svc.model.layout import ModelLayout
+
+_SCALE_BYTES = torch.float32.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's views: keys and values [num_blocks, num_kv_heads, block_size, head_dim].
+
+    In 8 bits these are codes, and beside them float32 scales [num_blocks, num_kv_heads, block_size], as
+    `quire_kernels.kv_quantization` has them; else there are none.
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor | None
+    value_scales: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Views of one piece of memory: as blocks of bytes, and as what these mean."""
+
+    blocks: Tensor
+    """uint8 [num_blocks, block_bytes], contiguous: what copies and swaps move."""
+    values: Tensor
+    """[num_blocks, num_layers, 2 (keys, values), num_kv_heads, block_size, head_dim]."""
+    scales: Tensor | None = None
+    """float32 [num_blocks, num_layers, 2, num_kv_heads, block_size], where the values are codes of 8 bits."""
+
+    @classmethod
+    def over(cls, values: Tensor) -> "KVCache":
+        """The cache that a contiguous tensor is, without scales."""
+        return cls(values.view(len(values), -1).view(torch.uint8), values)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that attend."""
+        return self.values.shape[1]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        return self.values.shape[4]
+
+    @property
+    def head_dim(self) -> int:
+        """Dimensions of a key."""
+        return self.values.shape[5]
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.values.device
+
+    def layer(self, layer: int) -> LayerCache:
+        """The views of one layer."""
+        scales = (None, None) if self.scales is None else (self.scales[:, layer, 0], self.scales[:, layer, 1])
+        return LayerCache(self.values[:, layer, 0], self.values[:, layer, 1], *scales)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The layout of a block. In a dtype of 8 bits it holds codes, and behind all of them their scales."""
+
+    num_layers: int
+    num_kv_heads: int
+    block_size: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, layout: ModelLayout, block_size: int, dtype: torch.dtype) -> "CacheShape":
+        """The layout for a model."""
+        return cls(len(layout.layers), layout.num_kv_heads, block_size, layout.head_dim, dtype)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return self._value_bytes + self._scale_bytes
+
+    def allocate(self, num_blocks: int, device: torch.device) -> KVCache:
+        """A cache, all zeros. On a processor its memory is taken from the system only as blocks are first written."""
+        if device.type == "cpu":
+            blocks = self.allocate_host(num_blocks)
+        else:
+            blocks = torch.zeros((num_blocks, self.block_bytes), dtype=torch.uint8, device=device)
+        shape = (num_blocks, self.num_layers, 2, self.num_kv_heads, self.block_size)
+        # Views, though a block's values end before its bytes do
+        values = blocks[:, : self._value_bytes].view(self.dtype).view(*shape, self.head_dim)
+        if not self._scale_bytes:
+            return KVCache(blocks, values)
+        return KVCache(blocks, values, blocks[:, self._value_bytes :].view(torch.float32).view(shape))
+
+    def allocate_host(self, num_blocks: int) -> Tensor:
+        """Blocks of bytes, uint8 [num_blocks, block_bytes], all zeros, taken from the system as they are written."""
+        if not num_blocks:
+            return torch.empty((0, self.block_bytes), dtype=torch.uint8)
+        # torch.zeros would write all of it.
+        memory = mmap.mmap(-1, num_blocks * self.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # Fewer page faults and misses of the TLB, since a step reads all over it. Not every system has large pages.
+        with suppress(AttributeError, OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(memory, dtype=torch.uint8).view(num_blocks, self.block_bytes)
+
+    @property
+    def _num_vectors(self) -> int:
+        """Keys and values of one head in a block."""
+        return 2 * self.num_layers * self.num_kv_heads * self.block_size
+
+    @property
+    def _value_bytes(self) -> int:
+        return self._num_vectors * self.head_dim * self.dtype.itemsize
+
+    @property
+    def _scale_bytes(self) -> int:
+        return self._num_vectors * _SCALE_BYTES if self.dtype.itemsize == 1 else 0
