@@ -17,7 +17,8 @@ from scheduler_svc.core.inquiry import explain, summaries
 from scheduler_svc.core.plan import Event, Failure, StepOutcome, StepPlan, TokensEvent
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.metrics import STEP_SECONDS
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.metrics import PREEMPTION_SECONDS, STEP_SECONDS
 from scheduler_svc.records import RecordWriter, State
 from scheduler_svc.tracing import RequestTrace
 from scheduler_svc.wire import event_to_proto, failed_to_proto, request_from_proto
@@ -233,6 +234,8 @@ class Engine:
         with STEP_SECONDS.labels("schedule").time():
             plan = self.core.schedule(replica, now)
         if plan is not None:
+            for sequence in plan.preempted:
+                self._tell_preemption(sequence)
             for new in plan.introductions:
                 trace = self._live[new.sequence.request.key].trace
                 if trace is not None:
@@ -257,6 +260,15 @@ class Engine:
                 self._wake()
 
     # How it is done.
+
+    def _tell_preemption(self, sequence: Sequence) -> None:
+        weighed, live = sequence.last_preemption, self._live.get(sequence.request.key)
+        if weighed is None:
+            return
+        PREEMPTION_SECONDS.labels("swap").observe(weighed.swap_seconds)
+        PREEMPTION_SECONDS.labels("recompute").observe(weighed.recompute_seconds)
+        if live is not None and live.trace is not None:
+            live.trace.gave_way(weighed)
 
     def _wake(self) -> None:
         for _, _, wake in self._workers:

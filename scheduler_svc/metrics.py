@@ -8,3 +8,10 @@ STEP_SECONDS = Histogram(
     ["part"],
     buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
 )
+
+PREEMPTION_SECONDS = Histogram(
+    "quire_preemption_estimate_seconds",
+    "What bringing back a preempted sequence was estimated to take, by either way, when one was chosen",
+    ["way"],
+    buckets=(0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+)

@@ -2,6 +2,7 @@
 
 from opentelemetry.trace import Span
 
+from scheduler_svc.core.explain import Preemption
 from svc_common.telemetry import context_from, tracer
 
 
@@ -32,6 +33,15 @@ class RequestTrace:
         if self._stage == "prefill":
             self._span.set_attribute("quire.cached_tokens", cached_tokens)
             self._next("decode")
+
+    def gave_way(self, weighed: Preemption) -> None:
+        """A sequence gave up its blocks; what was weighed against what, in seconds."""
+        attributes: dict[str, str | float] = {
+            "quire.choice": weighed.choice.name.lower(),
+            "quire.swap_seconds": weighed.swap_seconds,
+            "quire.recompute_seconds": weighed.recompute_seconds,
+        }
+        self._span.add_event("preempted", attributes)
 
     def end(self, state: str) -> None:
         """The request is over."""

@@ -19,6 +19,10 @@ class Followers:
         self._by_leader: dict[int, list[_Follower]] = {}
         self._leaders: dict[int, Sequence] = {}  # by follower's id
 
+    def leads(self, sequence: Sequence) -> bool:
+        """Whether anybody waits for this one."""
+        return sequence.id in self._by_leader
+
     def __len__(self) -> int:
         return len(self._leaders)
 

@@ -68,7 +68,8 @@ class TableChange:
 class StepPlan:
     """One step of one replica: who leaves, what is copied, who is new, and what is computed. In this order.
 
-    `held_ids` are blocks that this step names and that are to be let go once it is committed.
+    `held_ids` are blocks that this step names and that are to be let go once it is committed; `preempted` are those who
+    gave way since the step before.
     """
 
     step_id: int
@@ -80,6 +81,7 @@ class StepPlan:
     copies: list[BlockCopy] = field(default_factory=list)
     table_changes: list[TableChange] = field(default_factory=list)
     held_ids: list[int] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

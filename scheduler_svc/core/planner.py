@@ -24,6 +24,7 @@ class Planner:
         self._totals = totals
         self._waiting = waiting
         self._pressure = Pressure(waiting.policy, limits.preemption)
+        self._preempted: list[Sequence] = []  # since the last step, to be told of
         self._now = 0.0
 
     def schedule(self, replica: Replica, now: float) -> StepPlan | None:
@@ -71,6 +72,8 @@ class Planner:
         step.scheduled.sort(key=_first_block)
         replica.num_steps += 1
         plan = StepPlan(replica.num_steps, replica.departed_ids, step.introductions, step.scheduled)
+        plan.preempted.extend(self._preempted)
+        self._preempted.clear()
         replica.send(plan)
         self._count_slots(replica)
         return plan
@@ -163,6 +166,7 @@ class Planner:
             weighed = replace(weighed, choice=Return.RECOMPUTE)
         victim.num_preemptions += 1
         victim.last_preemption = weighed
+        self._preempted.append(victim)
         self._totals.preemptions += 1
         self._totals.swaps += weighed.choice is Return.SWAP
         self._waiting.free_all(victim, self._now)

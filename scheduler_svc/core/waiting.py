@@ -52,8 +52,9 @@ class Waiting:
 
     def free_ready(self, leader: Sequence, now: float) -> None:
         """A leader got further: those who need wait no longer for it queue."""
-        for follower in self.followers.take_ready(leader):
-            self.add(follower, now)
+        if self.followers.leads(leader):
+            for follower in self.followers.take_ready(leader):
+                self.add(follower, now)
 
     def free_all(self, leader: Sequence, now: float) -> None:
         """A leader computes no further for now: those who wait for it see for themselves."""
