@@ -113,8 +113,8 @@ class BlockPool:
             self._pins[block_id] += 1
 
     def unpin(self, block_ids: Iterable[int], keep: Container[int], *, first_to_go: bool) -> None:
-        """A copy is done. What nobody owns is cached if it is in `keep`, else free."""
-        for block_id in block_ids:
+        """A copy is done. What nobody owns is cached if it is in `keep`, else free; of a prefix the tail goes first."""
+        for block_id in block_ids if first_to_go else reversed(list(block_ids)):
             self._pins[block_id] -= 1
             if not self._pins[block_id]:
                 del self._pins[block_id]

@@ -3,13 +3,12 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from scheduler_svc.core.sequence import Request, Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
+class Scheduled(NamedTuple):
     """A sequence's part of a step: compute tokens `start` to `start + num_tokens - 1`.
 
     Keys and values before `store_start` stand in shared blocks already and are not written. `draws` says that the
@@ -139,14 +138,13 @@ class MaxTokens:
     """A sequence ended because it has all the tokens that were asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokensEvent:
+class TokensEvent(NamedTuple):
     """A sequence grew by `token_ids`, the first of which is output token number `offset`. `score` is of a search."""
 
     sequence: Sequence
     offset: int
     token_ids: Seq[int]
-    logprobs: Seq[object] = field(default_factory=list)
+    logprobs: Seq[object] = ()
     end: StopToken | MaxTokens | None = None
     score: float | None = None
 

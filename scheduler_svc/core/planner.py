@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from scheduler_svc.core.explain import Return
 from scheduler_svc.core.limits import Limits, Totals
 from scheduler_svc.core.plan import Introduction, Scheduled, StepPlan
-from scheduler_svc.core.pressure import PreemptionMode, Pressure
+from scheduler_svc.core.pressure import Pressure
 from scheduler_svc.core.replica import Hit, Replica
 from scheduler_svc.core.sequence import Phase, Sequence
 from scheduler_svc.core.waiting import Waiting, is_awaited
@@ -13,6 +13,7 @@ from scheduler_svc.core.waiting import Waiting, is_awaited
 STOP_LEAD = 64  # tokens that a sequence with stop strings may run ahead of the gateway's search
 DEPTH = 2  # steps in flight per replica: one runs while the next is made
 LONG_PROMPT = 1024  # tokens to compute from which on a prompt is held back for the sake of those who decode
+MAX_PARKED = 64  # who come first and wait for another one's prefix, that one step looks at
 GAP_FACTOR = 1.6  # how much longer a step with a part of a long prompt may take than one without
 
 
@@ -39,14 +40,16 @@ class Planner:
             return None
         step = _Draft(min(self._limits.max_step_tokens, replica.shape.max_step_tokens))
         decodes, is_short = self._make_room(replica)
+        if len(decodes) > step.budget:
+            decodes.sort(key=lambda sequence: sequence.num_steps)  # they take turns
         for sequence in decodes[: step.budget]:
             self._plan(replica, step, sequence, 1)
         step.long_budget = self._long_budget(replica, len(step.scheduled))
-        prompts = [s for s in replica.running if s.num_uncomputed > 1] if not is_short else []
+        prompts = [s for s in replica.running if s.is_prompt] if not is_short else []
         for sequence in prompts:
             if step.budget == 0:
                 break
-            if sequence.phase is not Phase.RUNNING or not sequence.is_plannable(STOP_LEAD):
+            if not sequence.is_plannable(STOP_LEAD):
                 continue
             num_tokens = step.share_of(sequence)
             if num_tokens == 0:
@@ -57,9 +60,8 @@ class Planner:
                 self._clear_way(replica, sequence, num_missing, {part.sequence.id for part in step.scheduled})
                 break
             self._plan(replica, step, sequence, num_tokens)
-        while step.budget and not is_short and (newcomer := self._admit_next(replica, step)) is not None:
-            if newcomer.phase is Phase.RUNNING and (num_tokens := step.share_of(newcomer)):
-                self._plan(replica, step, newcomer, num_tokens)
+        if step.budget and not is_short:
+            self._admit(replica, step)
         return self._send(replica, step)
 
     def _send(self, replica: Replica, step: "_Draft") -> StepPlan | None:
@@ -192,34 +194,40 @@ class Planner:
             replica.leave(sequence, Phase.PREEMPTED)
         self._queue(sequence)
 
-    def _admit_next(self, replica: Replica, step: "_Draft") -> Sequence | None:
-        """Admit who goes first, if all that it knows fits beside what those who run still need."""
-        while (head := self._waiting.head(replica, self._now)) is not None:
+    # Who comes in.
+
+    def _admit(self, replica: Replica, step: "_Draft") -> None:
+        """Let those who go first come in, as long as all that they know fits beside what those who run still need."""
+        num_owed = replica.num_owed
+        num_parked = 0
+        while step.budget and num_parked < MAX_PARKED and (head := self._waiting.head(replica, self._now)) is not None:
             has_place = len(replica.running) < self._max_sequences(replica)
             if not has_place and not is_awaited(head):
-                return None
+                return
             hit = None
             if head.image is not None:
                 if head.image.num_moving:
-                    return None
+                    return
                 num_needed = replica.num_needed_to_resume(head)
             else:
                 hit = replica.match(head)
                 if (leader := replica.leader_of(head, hit)) is not None:
                     self._waiting.remove(head)
                     self._waiting.follow(*leader, head)
+                    num_parked += 1
                     continue
                 num_needed = replica.num_needed(head, hit)
-            reserve = 0 if is_awaited(head) else self._reserve(replica)
+            reserve = 0 if is_awaited(head) else self._reserve(replica, num_owed)
             if has_place and num_needed + reserve <= replica.device.pool.num_available:
                 if hit is not None:
-                    self._admit(replica, head, hit)
+                    self._enter(replica, head, hit)
                 else:
                     replica.resume(head)
-                return head
-            if step.scheduled or not self._clear_deadlock(replica, head):
-                return None
-        return None
+                if head.phase is Phase.RUNNING and (num_tokens := step.share_of(head)):
+                    self._plan(replica, step, head, num_tokens)
+                num_owed += replica.num_blocks_for(head.num_known) - len(head.block_ids)
+            elif step.scheduled or not self._clear_deadlock(replica, head):
+                return
 
     def _clear_deadlock(self, replica: Replica, head: Sequence) -> bool:
         """Make room for who comes next, where nobody can go on and nothing is on its way: False where somebody can.
@@ -240,7 +248,7 @@ class Planner:
         replica.drop_image(sequence)
         self._queue(sequence)
 
-    def _admit(self, replica: Replica, sequence: Sequence, hit: Hit) -> None:
+    def _enter(self, replica: Replica, sequence: Sequence, hit: Hit) -> None:
         self._waiting.remove(sequence)
         self._waiting.admission.leave(sequence.request)
         sequence.home = replica
@@ -262,23 +270,23 @@ class Planner:
                 return replace(hit, partial_id=sibling.block_ids[num_prompt // size])
         return hit
 
-    def _reserve(self, replica: Replica) -> int:
-        """Blocks that newcomers leave to those who run."""
+    def _reserve(self, replica: Replica, num_owed: int) -> int:
+        """Blocks that newcomers leave to those who run, who need `num_owed` for tokens that they know."""
         if not replica.running:
             return 0
         low = self._pressure.low_watermark(replica, len(replica.running) + 1)
-        return replica.num_owed + max(low, replica.shape.num_blocks // 100)
+        return num_owed + max(low, replica.shape.num_blocks // 100)
 
     def _wants_backups(self, replica: Replica) -> bool:
         """Whether blocks that are about to be given up had better be kept on the host."""
-        if self._limits.preemption is PreemptionMode.RECOMPUTE or not replica.is_short_of_free_blocks:
+        if not self._pressure.may_swap(replica) or not replica.is_short_of_free_blocks:
             return False
         return replica.costs.swap_seconds(0, 1) < replica.costs.recompute_seconds(replica.shape.block_size)
 
     def may_fork(self, replica: Replica) -> bool:
         """Whether a replica has room for a fork of one of its sequences."""
         has_place = len(replica.running) < self._max_sequences(replica)
-        return has_place and replica.device.pool.num_available > self._reserve(replica)
+        return has_place and replica.device.pool.num_available > self._reserve(replica, replica.num_owed)
 
     def _max_sequences(self, replica: Replica) -> int:
         return min(self._limits.max_sequences, replica.shape.max_sequences)

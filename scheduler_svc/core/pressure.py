@@ -1,7 +1,7 @@
 """What gives way when blocks run out: who, and whether its blocks are swapped or its tokens computed again."""
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 
 from scheduler_svc.core.explain import Preemption, Return
@@ -10,6 +10,7 @@ from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.sequence import Phase, Sequence
 
 MIN_STEPS = 16  # a sequence that came in, or back, runs so many steps before it gives way, if another one can
+_ORDER_STEPS = 8  # for which an order of victims holds
 _LOW_STEPS = 4  # steps of decodes for which blocks are kept available, by swapping ahead of need
 
 
@@ -22,11 +23,16 @@ class PreemptionMode(Enum):
 
 
 class Pressure:
-    """Finds room for running sequences on a replica. `give_way` takes one off it."""
+    """Decides who gives way on a replica, and how it comes back."""
 
     def __init__(self, policy: Policy, mode: PreemptionMode) -> None:
         self._policy = policy
         self._mode = mode
+        self._order = _Order()
+
+    def may_swap(self, replica: Replica) -> bool:
+        """Whether anything is swapped at all."""
+        return replica.shape.num_host_blocks > 0 and self._mode is not PreemptionMode.RECOMPUTE
 
     def weigh(self, replica: Replica, sequence: Sequence) -> Preemption:
         """What swapping a running sequence would cost, and what computing it again would, in seconds."""
@@ -34,34 +40,57 @@ class Pressure:
         kept = (len(sequence.block_ids) - num_tail) * replica.shape.block_size
         swap = replica.costs.swap_seconds(num_tail, num_tail) if replica.shape.num_host_blocks else math.inf
         recompute = replica.costs.recompute_seconds(max(0, sequence.num_computed - kept))
-        match self._mode:
-            case PreemptionMode.AUTO:
-                choice = Return.SWAP if swap <= recompute else Return.RECOMPUTE
-            case PreemptionMode.SWAP:
-                choice = Return.SWAP if replica.shape.num_host_blocks else Return.RECOMPUTE
-            case PreemptionMode.RECOMPUTE:
-                choice = Return.RECOMPUTE
+        is_cheaper = swap <= recompute or self._mode is PreemptionMode.SWAP
+        choice = Return.SWAP if is_cheaper and self.may_swap(replica) else Return.RECOMPUTE
         return Preemption(choice, swap, recompute)
 
     def victim(self, replica: Replica, spared: set[int]) -> Sequence | None:
-        """Who gives way first: by class, then by what its tenant owes, then who is cheapest to bring back."""
-        candidates = [s for s in replica.running if s.phase is Phase.RUNNING and s.id not in spared]
-        settled = [s for s in candidates if s.num_steps >= MIN_STEPS]
-        return max(settled or candidates, key=self._gives_way(replica), default=None)
+        """Who gives way first: by class, then by what its tenant owes, then who is cheapest to bring back.
 
-    def _gives_way(self, replica: Replica) -> Callable[[Sequence], tuple[object, ...]]:
-        def key(sequence: Sequence) -> tuple[object, ...]:
-            return (*self._policy.gives_way(sequence), -sequence.num_computed)
+        The order is made anew every few steps, and holds for those between.
+        """
+        if not self._order.holds_for(replica):
+            ranked = sorted(replica.running, key=self._gives_way, reverse=True)
+            self._order = _Order(replica, replica.num_steps, ranked)
+        candidates = (s for s in self._order.ranked if s.phase is Phase.RUNNING and s.home is replica)
+        later = None
+        for sequence in candidates:
+            if sequence.id in spared:
+                continue
+            if sequence.num_steps >= MIN_STEPS:
+                return sequence
+            later = later or sequence
+        if later is not None:
+            return later
+        # Whoever came since the order was made.
+        return next((s for s in reversed(replica.running) if s.phase is Phase.RUNNING and s.id not in spared), None)
 
-        return key
+    def _gives_way(self, sequence: Sequence) -> tuple[float, ...]:
+        rank, debt, *arrival = self._policy.gives_way(sequence)
+        return (rank, debt, -sequence.num_computed, *arrival)
 
     def is_worth_beginning(self, replica: Replica) -> bool:
         """Whether who gives way first would be swapped, and so had better leave before blocks run out."""
+        if len(replica.running) == 1 or not self.may_swap(replica):
+            return False
         victim = self.victim(replica, set())
-        if victim is None or len(replica.running) == 1 or victim.num_steps < MIN_STEPS:
+        if victim is None or victim.num_steps < MIN_STEPS:
             return False
         return self.weigh(replica, victim).choice is Return.SWAP
 
     def low_watermark(self, replica: Replica, num_decodes: int) -> int:
         """Blocks that should be available beyond those of this step, for the decodes of the next few."""
         return math.ceil(num_decodes * _LOW_STEPS / replica.shape.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Who gives way on a replica, first of all first, as it was at one of its steps."""
+
+    replica: Replica | None = None
+    made_at: int = 0
+    ranked: list[Sequence] = field(default_factory=list)
+
+    def holds_for(self, replica: Replica) -> bool:
+        """Whether it is of this replica, and not too old."""
+        return self.replica is replica and replica.num_steps - self.made_at < _ORDER_STEPS

@@ -232,11 +232,19 @@ class Replica:
             self.departed_ids.append(sequence.id)
             self._table_changes = [change for change in self._table_changes if change.sequence_id != sequence.id]
         self._arriving.pop(sequence.id, None)
+        self._cancel_copies(sequence)
         for block in range(sequence.num_published, len(sequence.block_hashes)):
             self._forget_pending(sequence, block)
         sequence.move(phase)
         self.leaving[sequence.id] = sequence
         self.settle(sequence)
+
+    def _cancel_copies(self, sequence: Sequence) -> None:
+        """Copies that no step carries yet are not made for one who leaves."""
+        cancelled = [copy for copy in self._copies if copy.destination in sequence.block_ids]
+        if cancelled:
+            self._copies = [copy for copy in self._copies if copy not in cancelled]
+            self.device.release([copy.source for copy in cancelled])
 
     def settle(self, sequence: Sequence) -> bool:
         """Release the blocks of a leaving sequence once no step in flight names them. Returns whether that is done."""
@@ -262,8 +270,11 @@ class Replica:
         What it shares it keeps. Steps in flight write the last tokens of its image, before the copy reads them.
         """
         tail = self.tail_of(sequence)
+        if any(copy.destination in tail for copy in self._copies):
+            return False  # its last block is not there yet
         first = len(sequence.block_ids) - len(tail)
-        del tail[max(0, self.num_blocks_for(sequence.num_computed) - first) :]
+        num_stored = max(sequence.num_stored, sequence.num_computed)
+        del tail[max(0, self.num_blocks_for(num_stored) - first) :]
         contents = [self._content(sequence, first + place) for place in range(len(tail))]
         backups = [None if content is None else self.host.index.find(content) for content in contents]
         found = [host_id for host_id in backups if host_id is not None]
@@ -274,7 +285,6 @@ class Replica:
             return False
         fresh = iter(new)
         host_ids = [next(fresh) if host_id is None else host_id for host_id in backups]
-        num_stored = max(sequence.num_stored, sequence.num_computed)
         image = Image(sequence.block_ids[:first], host_ids, sequence.num_computed, num_stored, num_moving=len(new))
         sequence.image = image
         sequence.block_ids = sequence.block_ids[first:]
@@ -294,7 +304,10 @@ class Replica:
         image = sequence.image
         assert image is not None
         sequence.image = None
-        self.device.release(image.kept_ids)
+        if sequence.id in self.leaving:  # steps in flight name what it kept, too
+            sequence.block_ids = image.kept_ids + sequence.block_ids
+        else:
+            self.device.release(image.kept_ids)
         self.host.release(image.host_ids)
         if sequence.phase is Phase.SWAPPED:
             self.swapped.remove(sequence)
@@ -368,6 +381,7 @@ class Replica:
             for block_id in islice(self.device.pool.eviction_order, room)
         ]
         wanted = [(block_id, content) for block_id, content in oldest if self.host.index.find(content) is None]
+        wanted.reverse()  # as in a sequence: the head first
         host_ids = self.host.allocate(len(wanted)) or []
         if host_ids:
             pairs = [BlockPair(block_id, host_id) for (block_id, _), host_id in zip(wanted, host_ids, strict=True)]

@@ -154,7 +154,7 @@ class Scheduler:
     def finish(self, key: str, index: int, num_tokens: int) -> None:
         """End one sequence by the gateway's verdict: only its first `num_tokens` output tokens count."""
         sequence = self._find(key, index)
-        if sequence is not None:
+        if sequence is not None and sequence.request.beam is None:
             self._end(sequence)
             del sequence.tokens[len(sequence.request.prompt) + num_tokens :]
 
@@ -182,7 +182,12 @@ class Scheduler:
             for key, (first, *_) in self._requests.items()
             if len(first.request.prompt) + first.request.max_tokens > self.context_length
         ]
-        return self._cancel_all(stuck, Failure.CONTEXT_LENGTH_EXCEEDED, self._context_text)
+        events = self._cancel_all(stuck, Failure.CONTEXT_LENGTH_EXCEEDED, self._context_text)
+        for key in list(self._searches):
+            request = self._requests[key][0].request
+            if request.beam is not None and (too_wide := self._why_too_wide(request, request.beam)):
+                events += self._cancel_all([key], Failure.INVALID, too_wide)
+        return events
 
     def remove_replica(self, replica: Replica) -> list[FailedEvent]:
         """A worker is gone, and what it held: its sequences queue again with the tokens that were committed.
@@ -200,6 +205,7 @@ class Scheduler:
                 sequence.num_losses += sequence.request.key in lost
                 sequence.home = None
                 self.waiting.add(sequence, self._now)
+                self.waiting.free_all(sequence, self._now)
         suspects = {s.request.key for s in replica.running if s.num_losses >= MAX_LOSSES and s.phase is not Phase.ENDED}
         message = "workers were lost again and again while they computed this request"
         return self._cancel_all(sorted(suspects), Failure.INTERNAL, message)
@@ -220,6 +226,7 @@ class Scheduler:
         self._check(replica, outcome)
         plan = replica.take()
         events: list[Event] = []
+        served: dict[str, tuple[Sequence, int]] = {}  # by tenant, any one of its sequences and the tokens of all
         num_prefill = num_decodes = 0
         for part, result in zip(plan.scheduled, outcome.results, strict=True):
             sequence = part.sequence
@@ -231,9 +238,14 @@ class Scheduler:
             else:
                 num_prefill += part.num_tokens
             if sequence.phase is not Phase.ENDED:
-                events += self._commit_part(replica, part, result)
+                self._commit_part(replica, part, result, events)
+                if part.draws:
+                    tenant = sequence.request.tenant
+                    served[tenant] = (sequence, served[tenant][1] + 1 if tenant in served else 1)
             if sequence.phase is not Phase.RUNNING and replica.settle(sequence) and sequence.phase is Phase.PREEMPTED:
                 self._planner.rest(replica, sequence)
+        for sequence, num_tokens in served.values():
+            self.waiting.policy.charge(sequence, num_tokens)
         for done in outcome.transfers:
             for sequence in replica.finish_transfer(done):
                 self._planner.recompute(replica, sequence)
@@ -251,35 +263,42 @@ class Scheduler:
         ):
             raise ValueError(f"step {plan.step_id} is answered with copies that are not under way")
 
-    def _commit_part(self, replica: Replica, part: Scheduled, result: Drawn) -> list[Event]:
+    def _commit_part(self, replica: Replica, part: Scheduled, result: Drawn, events: list[Event]) -> None:
         sequence, request = part.sequence, part.sequence.request
         if result.failure is not None or len(result.token_ids) != part.draws:
-            failed = self.cancel(request.key, Failure.INTERNAL, "the worker could not compute this request")
-            return [failed] if failed is not None else []
+            self._fail(request, events)
+            return
         sequence.num_committed = part.start + part.num_tokens
+        is_beam = request.beam is not None
         offset = sequence.num_output
-        if part.draws and request.beam is not None:
-            return self._commit_beam(replica, sequence, result)
-        if part.draws:
+        if part.draws and not is_beam:
             sequence.append(result.token_ids)
             sequence.num_losses = 0
         if sequence.phase is Phase.RUNNING:
             replica.publish(sequence)
         self.waiting.free_ready(sequence, self._now)
         if not part.draws:
-            return []
-        self.waiting.policy.charge(sequence, len(result.token_ids))
-        self.totals.generation_tokens += len(result.token_ids)
+            return
+        if is_beam:
+            self._commit_beam(sequence, result, events)
+            return
+        num_output = offset + 1
+        self.totals.generation_tokens += 1
         end: StopToken | MaxTokens | None = None
         last = sequence.tokens[-1]
-        if last in request.stop_token_ids and sequence.num_output > request.min_tokens:
+        if last in request.stop_token_ids and num_output > request.min_tokens:
             end = StopToken(last)
-        elif sequence.num_output >= request.max_tokens:
+        elif num_output >= request.max_tokens:
             end = MaxTokens()
         if end is not None:
-            self.waiting.admission.observe_end(request, sequence.num_output)
+            self.waiting.admission.observe_end(request, num_output)
             self._end(sequence)
-        return [TokensEvent(sequence, offset, list(result.token_ids), result.logprobs, end)]
+        events.append(TokensEvent(sequence, offset, [last], result.logprobs, end))
+
+    def _fail(self, request: Request, events: list[Event]) -> None:
+        failed = self.cancel(request.key, Failure.INTERNAL, "the worker could not compute this request")
+        if failed is not None:
+            events.append(failed)
 
     # Beams.
 
@@ -293,28 +312,24 @@ class Scheduler:
                 return "the search is wider than a step of this model's workers"
         return None
 
-    def _commit_beam(self, replica: Replica, sequence: Sequence, result: Drawn) -> list[Event]:
+    def _commit_beam(self, sequence: Sequence, result: Drawn, events: list[Event]) -> None:
         """Keep what may follow a beam; once all beams of its search have that, they advance."""
-        if sequence.phase is Phase.RUNNING:
-            replica.publish(sequence)
-        self.waiting.free_ready(sequence, self._now)
         request = sequence.request
-        group = self._searches[request.key]
         if not result.logprobs:
-            failed = self.cancel(request.key, Failure.INTERNAL, "the worker could not compute this request")
-            return [failed] if failed is not None else []
+            self._fail(request, events)
+            return
+        group = self._searches[request.key]
         group.take(sequence, result)
         if not group.is_complete:
-            return []
+            return
         for step in group.advance():
             self._go_on(step)
-        if not group.is_over:
-            return []
-        events = group.events()
-        self.totals.generation_tokens += sum(len(event.token_ids) for event in events)
-        for one in self._requests[request.key]:
-            self._end(one)
-        return [*events]
+        if group.is_over:
+            found = group.events()
+            self.totals.generation_tokens += sum(len(event.token_ids) for event in found)
+            events.extend(found)
+            for one in list(sequence.family):
+                self._end(one)
 
     def _go_on(self, step: BeamStep) -> None:
         """Continue one beam as its search has decided: in none, one or several ways."""
@@ -336,7 +351,6 @@ class Scheduler:
             else:
                 self.waiting.add(child, self._now)
         sequence.append(tokens[:1])
-        self.waiting.policy.charge(sequence, len(tokens))
         if home is not None and sequence.phase is Phase.RUNNING:
             self.waiting.free_all(sequence, self._now)
             home.rename(sequence, self._next_id())

@@ -138,6 +138,11 @@ class Sequence:
         """Whether it runs and has one token to compute."""
         return self.phase is Phase.RUNNING and len(self.tokens) + self.num_promised - self.num_computed == 1
 
+    @property
+    def is_prompt(self) -> bool:
+        """Whether it runs and has several tokens to compute."""
+        return self.phase is Phase.RUNNING and len(self.tokens) + self.num_promised - self.num_computed > 1
+
     def append(self, token_ids: Seq[int]) -> None:
         """Add tokens that were drawn."""
         if self.tokens is self.request.prompt:
@@ -146,12 +151,14 @@ class Sequence:
 
     def is_plannable(self, stop_lead: int) -> bool:
         """Whether another step makes sense: not when the tokens promised end it, nor too far beyond the gateway."""
-        num_output = self.num_known - len(self.request.prompt)
-        if self.request.beam is not None and self.num_promised:
-            return False  # what comes next is chosen among all beams
-        if num_output >= self.request.max_tokens or self.num_uncomputed == 0:
+        request, num_known = self.request, len(self.tokens) + self.num_promised
+        num_output, num_uncomputed = num_known - len(request.prompt), num_known - self.num_computed
+        if num_output >= request.max_tokens or num_uncomputed == 0:
             return False
-        return not self.request.has_stop_strings or num_output < self.num_acknowledged + stop_lead
+        if request.beam is not None:
+            return not self.num_promised  # what comes next is chosen among all beams
+        # One that comes back computes what others may wait for, however far ahead it is.
+        return not request.has_stop_strings or num_uncomputed > 1 or num_output < self.num_acknowledged + stop_lead
 
     def forget_blocks(self) -> None:
         """Start over with nothing computed; called when its blocks are gone."""

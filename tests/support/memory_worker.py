@@ -132,10 +132,11 @@ class MemoryWorker:
             self._check_not_under_way(copy.destination)
             self.device.write(copy.destination, self.device.read(copy.source)[0], plan.step_id)
         for change in plan.table_changes:
-            table = self.known[change.sequence_id].table
-            now, then = self.device.read(table[change.index])[0], self.device.read(change.block_id)[0]
-            assert now == then, "a block is replaced by one that holds something else"
-            table[change.index] = change.block_id
+            known, size = self.known[change.sequence_id], self.block_size
+            positions = range(change.index * size, (change.index + 1) * size)
+            same = [(position, known.tokens[position]) for position in positions]
+            assert self.device.read(change.block_id)[0] == same, "a block is replaced by one that holds something else"
+            known.table[change.index] = change.block_id
         for new in plan.introductions:
             assert new.sequence.id not in self.known, "introduced twice"
             self.known[new.sequence.id] = Known(list(new.tokens))
