@@ -17,7 +17,7 @@ _LEAST_ERROR = 0.02  # of a prediction, that counts as usual even if all fits be
 
 
 class LinearFit:
-    """Coefficients of a sum of terms, by recursive least squares that forgets, in information form.
+    """Coefficients, none negative, of a sum of terms, by recursive least squares that forgets, in information form.
 
     See Ljung, "System Identification", section 11.2. Forgets only what an observation tells of: steps without prefill
     leave what is known of prefill as it is. An observation that is off by more than _OUTLIER times the usual relative
@@ -29,19 +29,23 @@ class LinearFit:
         """`prior` are coefficients, believed like one observation of `typical` amounts of each term alone."""
         self._coefficients = list(prior)
         self._information = [[x * x if i == j else 0.0 for j in range(len(prior))] for i, x in enumerate(typical)]
+        # Kept however long the same is observed again and again, which tells of one direction alone.
+        self._least_information = [x * x / memory for x in typical]
+        # What is known of each term at least: steps that are all alike tell of one direction, and forget the others.
+        self._least = [x * x / memory for x in typical]
         self._forget = 1 - 1 / memory
         self._adapt = 4 / memory
         self._usual_error = _ROUGH  # relative to the prediction
         self._num_outliers = 0  # in a row
 
     def predict(self, terms: Seq[float]) -> float:
-        """What an observation of these amounts would be; no term counts as negative."""
-        return sum(max(0.0, c) * x for c, x in zip(self._coefficients, terms, strict=True))
+        """What an observation of these amounts would be."""
+        return sum(c * x for c, x in zip(self._coefficients, terms, strict=True))
 
     def observe(self, terms: Seq[float], value: float) -> float:
         """Learn from an observation. Returns it, moved to where it is usual if it was an outlier."""
-        predicted = sum(c * x for c, x in zip(self._coefficients, terms, strict=True))
-        scale = max(_LEAST_SECONDS, self.predict(terms))
+        predicted = self.predict(terms)
+        scale = max(_LEAST_SECONDS, predicted)
         most = _OUTLIER * max(self._usual_error, _LEAST_ERROR) * scale
         error = max(-most, min(most, value - predicted))
         self._usual_error += self._adapt * (abs(error) / scale - self._usual_error)
@@ -53,11 +57,14 @@ class LinearFit:
             forget = 0.1
         decay = [forget**0.5 if x else 1.0 for x in terms]
         self._information = [
-            [known * decay[i] * decay[j] + weight * terms[i] * terms[j] for j, known in enumerate(row)]
+            [
+                known * decay[i] * decay[j] + weight * terms[i] * terms[j] + (self._least[i] if i == j else 0.0)
+                for j, known in enumerate(row)
+            ]
             for i, row in enumerate(self._information)
         ]
         for i, gain in enumerate(_solve(self._information, terms)):
-            self._coefficients[i] += gain * error
+            self._coefficients[i] = max(0.0, self._coefficients[i] + gain * error)
         return predicted + error
 
 

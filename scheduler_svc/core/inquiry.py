@@ -90,7 +90,9 @@ def _explain(scheduler: Scheduler, sequence: Sequence, now: float) -> SequenceEx
         awaits_key=leader.request.key if leader is not None else None,
         num_preemptions=sequence.num_preemptions,
         last_preemption=weighed,
-        predicted_start=waiting.admission.predicted_wait(sequence.request, scheduler.rates) if is_queued else None,
+        predicted_start=(
+            waiting.admission.predicted_wait(sequence.request, scheduler.rates(now)) if is_queued else None
+        ),
     )
 
 

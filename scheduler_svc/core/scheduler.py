@@ -47,6 +47,10 @@ class Scheduler:
         self._searches: dict[str, BeamGroup] = {}  # by key, of requests with beams
         self._deadlines: list[tuple[float, str]] = []  # a heap; those of requests that ended are skipped
         self._model: tuple[bytes, int] | None = None  # fingerprint and block size that hashes are made for
+        # How many tokens a sequence may have: what the model knows and every replica's blocks hold. 0: no replica.
+        self.context_length = 0
+        self._rates = Rates(0.0, 0.0, 0.0)
+        self._rates_until = 0.0
         self._num_sequences = 0
         self._num_requests = 0
         self._now = 0.0
@@ -81,21 +85,17 @@ class Scheduler:
         """The sequences of a live request; none where there is no such request."""
         return self._requests.get(key, [])
 
-    @property
-    def context_length(self) -> int:
-        """How many tokens a sequence may have: what the model knows and every replica's blocks hold. 0: no replica."""
-        shapes = [replica.shape for replica in self.replicas]
-        return min((min(s.context_length, s.num_blocks * s.block_size) for s in shapes), default=0)
-
-    @property
-    def rates(self) -> Rates:
-        """What all replicas do together, as measured."""
-        costs = [replica.costs for replica in self.replicas]
-        return Rates(
-            tokens_per_second=sum(cost.tokens_per_second for cost in costs),
-            prefill_seconds_per_token=min((cost.recompute_seconds(1) for cost in costs), default=0.0),
-            decode_seconds_per_token=min((cost.step_seconds(0, 1) for cost in costs), default=0.0),
-        )
+    def rates(self, now: float) -> Rates:
+        """What all replicas do together, as measured within the last second."""
+        if now >= self._rates_until:
+            costs = [replica.costs for replica in self.replicas]
+            self._rates = Rates(
+                tokens_per_second=sum(cost.tokens_per_second for cost in costs),
+                prefill_seconds_per_token=min((cost.recompute_seconds(1) for cost in costs), default=0.0),
+                decode_seconds_per_token=min((cost.step_seconds(0, 1) for cost in costs), default=0.0),
+            )
+            self._rates_until = now + 1.0
+        return self._rates
 
     @property
     def _context_text(self) -> str:
@@ -108,7 +108,7 @@ class Scheduler:
             return FailedEvent(request, Failure.KEY_IN_USE, "a request with this id is running")
         if not request.prompt or request.n < 1 or request.max_tokens < 1:
             return FailedEvent(request, Failure.INVALID, "prompt, n and max_tokens must be at least 1")
-        refusal = self.waiting.admission.check(request, now, self.context_length, self.rates)
+        refusal = self.waiting.admission.check(request, now, self.context_length, self.rates(now))
         if refusal is not None:
             return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)
         if request.beam is not None and (too_wide := self._why_too_wide(request, request.beam)):
@@ -174,6 +174,7 @@ class Scheduler:
     def add_replica(self, replica: Replica) -> list[FailedEvent]:
         """Let a replica take work. Returns the requests that cannot go on: made for another model, or too large now."""
         self.replicas.append(replica)
+        self._replicas_changed()
         before, self._model = self._model, (replica.shape.fingerprint, replica.shape.block_size)
         if before not in (None, self._model):
             return self._cancel_all(list(self.keys), Failure.UNAVAILABLE, "the model was replaced")
@@ -196,6 +197,7 @@ class Scheduler:
         """
         lost = {part.sequence.request.key for plan in replica.in_flight for part in plan.scheduled}
         self.replicas.remove(replica)
+        self._replicas_changed()
         replica.in_flight.clear()
         for sequence in [*replica.running, *replica.leaving.values(), *replica.swapped]:
             sequence.num_in_flight = sequence.num_promised = 0
@@ -209,6 +211,11 @@ class Scheduler:
         suspects = {s.request.key for s in replica.running if s.num_losses >= MAX_LOSSES and s.phase is not Phase.ENDED}
         message = "workers were lost again and again while they computed this request"
         return self._cancel_all(sorted(suspects), Failure.INTERNAL, message)
+
+    def _replicas_changed(self) -> None:
+        shapes = [replica.shape for replica in self.replicas]
+        self.context_length = min((min(s.context_length, s.num_blocks * s.block_size) for s in shapes), default=0)
+        self._rates_until = 0.0
 
     # A step.
 

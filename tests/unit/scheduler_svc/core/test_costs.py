@@ -128,3 +128,13 @@ def test_estimates_are_never_negative() -> None:
         costs.observe_step(rng.choice([0, 1, 500]), rng.randint(0, 3), rng.choice([0.0, 1e-9, 1.0]))
         assert costs.step_seconds(1, 1) >= 0
         assert costs.recompute_seconds(10) > 0
+
+
+def test_steps_that_are_all_alike_are_learnt_and_spoil_nothing() -> None:
+    model = CostModel(1, 1.0, 2000.0)
+    for _ in range(20_000):
+        model.observe_step(500, 12, 0.1)
+    assert model.step_seconds(500, 12) == pytest.approx(0.1, rel=0.01)
+    for _ in range(200):
+        model.observe_step(0, 12, 0.01)
+    assert model.step_seconds(0, 12) == pytest.approx(0.01, rel=0.05)
