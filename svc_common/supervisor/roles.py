@@ -7,6 +7,7 @@ from enum import Enum, IntEnum, auto
 
 from svc_common.supervisor.addresses import LOOPBACK, Addresses
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
+from svc_common.supervisor.launch import Manners
 from svc_common.supervisor.probes import Probe, answers_grpc, answers_http, answers_redis
 from svc_common.supervisor.settings import SupervisorSettings
 
@@ -38,6 +39,11 @@ class Role:
     probe: Probe
     environment: Mapping[str, str] = field(default_factory=dict)
     output: Output = Output.SHOWN
+
+    @property
+    def manners(self) -> Manners:
+        """A worker computes; the others hand on what it did while it computes the next, and need not interrupt it."""
+        return Manners.PROMPT if self.tier is Tier.WORKER else Manners.PATIENT
 
 
 def redis_role(redis: EmbeddedRedis) -> Role:

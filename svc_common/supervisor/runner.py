@@ -125,7 +125,7 @@ class RoleRunner:
     async def _run_once(self) -> int:
         """Starts the process and returns its status when it has died."""
         process = await asyncio.create_subprocess_exec(
-            *launched(self.role.command),
+            *launched(self.role.command, self.role.manners),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
