@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install run test lint type protos gpu-check clean
-.PHONY: bench bench-sweep bench-steps bench-kernels bench-quality bench-docs
+.PHONY: bench bench-sweep bench-steps bench-pressure bench-kernels bench-quality bench-simulator bench-docs
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -55,13 +55,19 @@ bench-sweep: $(STAMP)  ## Measure them over concurrency
 bench-steps: $(STAMP)  ## Measure what a step costs beside the forward pass
 	$(BIN)/python -m benchmarks.steps
 
+bench-pressure: $(STAMP)  ## Measure swap against recompute, and streams beside a long prompt
+	$(BIN)/python -m benchmarks.pressure
+
 bench-kernels: $(STAMP)  ## Measure each op beside its peers, on a processor
 	$(BIN)/python -m benchmarks.kernels
 
 bench-quality: $(STAMP)  ## Measure the perplexity of formats of weights
 	$(BIN)/python -m benchmarks.quality
 
-bench-docs: $(STAMP)  ## Write docs/performance.md from the results
+bench-simulator: $(STAMP)  ## Judge scheduling policies on modelled workers
+	$(BIN)/python -m benchmarks.simulator
+
+bench-docs: $(STAMP)  ## Write docs/performance.md and docs/policies.md from the results
 	$(BIN)/python -m benchmarks.docs
 
 gpu-check:  ## Run GPU tests and benchmarks with the Python at hand; installs nothing

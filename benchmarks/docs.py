@@ -1,33 +1,35 @@
-"""Writes what results/ holds into docs/performance.md, so that page and results cannot differ (`make bench-docs`).
+"""Writes what results/ holds into docs/, so that pages and results cannot differ (`make bench-docs`).
 
     python -m benchmarks.docs
 
-Each section of the page between `<!-- NAME: … -->` and `<!-- end of NAME -->` is written from its result; what stands
-around them is not touched. The plot is drawn anew too.
+Each section of a page between `<!-- NAME: … -->` and `<!-- end of NAME -->` is written from its result; what stands
+around them is not touched. The plots are drawn anew too.
 """
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.report import gpu_section
 from benchmarks.kernels.report import kernels_section
-from benchmarks.plot import draw
+from benchmarks.plot import Chart, draw
+from benchmarks.pressure.report import pressure_section
 from benchmarks.quality.report import quality_section
 from benchmarks.record import RESULTS, ROOT, read_result
 from benchmarks.serving.report import serving_section, sweep_charts, sweep_section
+from benchmarks.simulator.report import scenario_section
+from benchmarks.simulator.scenarios import SCENARIOS
 from benchmarks.steps.report import steps_section
 
-PAGE = ROOT / "docs" / "performance.md"
-PLOT = ROOT / "docs" / "sweep.svg"
+DOCS = ROOT / "docs"
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page that is written from a result, and the command that measures it."""
+    """A part of a page that is written from a result, and the command that measures it."""
 
     name: str
     result: Path
@@ -42,13 +44,65 @@ class Section:
         return f"{self.render(result)}\n\nRepeat with `{self.command}`; all of it is in {_link(self.result)}."
 
 
-SECTIONS = (
+@dataclass(frozen=True)
+class Plot:
+    """A picture that is drawn from a result."""
+
+    path: Path
+    result: Path
+    charts: Callable[[dict[str, Any]], Sequence[Chart]]
+
+    def drawn(self) -> str | None:
+        """The picture; None while there is no result."""
+        result = read_result(self.result)
+        return None if result is None else draw(self.charts(result))
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page, and what of it is written from results."""
+
+    path: Path
+    sections: tuple[Section, ...]
+    plots: tuple[Plot, ...]
+
+    def written(self) -> str:
+        """The page with all sections as the results say."""
+        page = self.path.read_text()
+        for section in self.sections:
+            page = rewritten(page, section.name, section.text())
+        return page
+
+
+PERFORMANCE = (
     Section("serving", RESULTS / "serving.json", "VLLM_VENV=ENVIRONMENT make bench", serving_section),
     Section("sweep", RESULTS / "sweep.json", "VLLM_VENV=ENVIRONMENT make bench-sweep", sweep_section),
     Section("steps", RESULTS / "steps.json", "make bench-steps", steps_section),
+    Section("pressure", RESULTS / "pressure.json", "make bench-pressure", pressure_section),
     Section("kernels", RESULTS / "kernels_cpu.json", "make bench-kernels", kernels_section),
     Section("quality", RESULTS / "quality.json", "make bench-quality", quality_section),
     Section("gpu", RESULTS / "gpu_check.json", "make gpu-check", gpu_section),
+)
+POLICIES = tuple(
+    Section(
+        scenario.name,
+        scenario.result_path,
+        f"python -m benchmarks.simulator {scenario.name}",
+        scenario_section(scenario),
+    )
+    for scenario in SCENARIOS.values()
+)
+PAGES = (
+    Page(DOCS / "performance.md", PERFORMANCE, (Plot(DOCS / "sweep.svg", RESULTS / "sweep.json", sweep_charts),)),
+    Page(
+        DOCS / "policies.md",
+        POLICIES,
+        tuple(
+            Plot(scenario.plot_path, scenario.result_path, scenario.charts)
+            for scenario in SCENARIOS.values()
+            if scenario.charts is not None
+        ),
+    ),
 )
 
 
@@ -61,29 +115,18 @@ def rewritten(page: str, name: str, text: str) -> str:
     return new
 
 
-def written(page: str) -> str:
-    """The page with all sections as the results say."""
-    for section in SECTIONS:
-        page = rewritten(page, section.name, section.text())
-    return page
-
-
-def plot() -> str | None:
-    """The plot of the sweep; None while there is none."""
-    result = read_result(RESULTS / "sweep.json")
-    return None if result is None else draw(sweep_charts(result))
-
-
 def _link(path: Path) -> str:
     return f"[`{path.name}`](../{path.relative_to(ROOT)})"
 
 
 def main() -> None:
-    """Writes the page and the plot."""
-    PAGE.write_text(written(PAGE.read_text()))
-    if (drawn := plot()) is not None:
-        PLOT.write_text(drawn)
-    print(f"written to {PAGE.relative_to(ROOT)}", file=sys.stderr)
+    """Writes pages and plots."""
+    for page in PAGES:
+        page.path.write_text(page.written())
+        for plot in page.plots:
+            if (drawn := plot.drawn()) is not None:
+                plot.path.write_text(drawn)
+        print(f"written to {page.path.relative_to(ROOT)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
-"""docs/performance.md says what the results say."""
+"""Pages and plots in docs/ say what the results say."""
 
 import pytest
 
-from benchmarks.docs import PAGE, PLOT, plot, rewritten, written
+from benchmarks.docs import PAGES, Page, Plot, rewritten
 
 SECTION = "before\n<!-- steps: note -->\nold\n<!-- end of steps -->\nafter\n"
 
 
-def test_the_page_says_what_the_results_say() -> None:
-    page = PAGE.read_text()
-    assert page == written(page), "run `make bench-docs`"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path.name)
+def test_a_page_says_what_the_results_say(page: Page) -> None:
+    assert page.path.read_text() == page.written(), "run `make bench-docs`"
 
 
-def test_the_plot_shows_what_the_sweep_measured() -> None:
-    drawn = plot()
-    assert drawn is None or PLOT.read_text() == drawn, "run `make bench-docs`"
+@pytest.mark.parametrize("plot", [plot for page in PAGES for plot in page.plots], ids=lambda plot: plot.path.name)
+def test_a_plot_shows_what_was_measured(plot: Plot) -> None:
+    drawn = plot.drawn()
+    assert drawn is None or plot.path.read_text() == drawn, "run `make bench-docs`"
 
 
 def test_only_the_section_is_rewritten() -> None:

@@ -1,0 +1,1 @@
+"""Drives the real scheduler core with modelled workers, so that a policy is judged without a model."""

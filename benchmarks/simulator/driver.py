@@ -1,0 +1,182 @@
+"""The core as a simulation uses it. What depends on the core's interface stands here alone."""
+
+from dataclasses import dataclass
+
+from benchmarks.simulator.device import Done, Work
+from benchmarks.simulator.life import Life
+from benchmarks.simulator.machine import Machine
+from benchmarks.simulator.prompts import NOTHING, STOP_TOKEN, Token, Tokens
+from scheduler_svc.core.admission import AdmissionLimits
+from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.plan import Event, FailedEvent, StepOutcome, StepPlan
+from scheduler_svc.core.planner import DEPTH
+from scheduler_svc.core.policies import PolicySettings
+from scheduler_svc.core.pressure import PreemptionMode
+from scheduler_svc.core.replica import Replica, ReplicaShape
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import Request
+
+__all__ = ["DEPTH", "CoreFigures", "Driver", "Memory", "PreemptionMode", "Replica", "Setup", "Step"]
+
+_STOP = frozenset({STOP_TOKEN})
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is simulated, arrivals aside."""
+
+    machine: Machine
+    num_replicas: int = 1
+    policy: str = "fair"
+    ageing_seconds: float = 10.0
+    preemption: PreemptionMode = PreemptionMode.AUTO
+    max_queued: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of one replica: what it asks of the device, and what will come of it."""
+
+    plan: StepPlan
+    work: Work
+    results: list[Token]
+    admitted: list[Life]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Blocks of all replicas: those in use, and those that only hold what may be asked for again."""
+
+    used: int
+    cached: int
+    host_used: int
+    host_cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoreFigures:
+    """What the core counted: preemptions by choice; tokens looked up, and those found on the device and on the host."""
+
+    num_swapped: int
+    num_recomputed: int
+    num_looked_up: int
+    num_found_on_device: int
+    num_found_on_host: int
+
+
+def life_of(request: Request) -> Life:
+    """What goes with a request through the core."""
+    assert isinstance(request.sampling, Life)
+    return request.sampling
+
+
+def outcome_of(step: Step, done: Done) -> StepOutcome:
+    """What the core is told of a step that is done."""
+    return StepOutcome(step.results, done.transfers, done.seconds)
+
+
+class Driver:
+    """A scheduler over modelled replicas. `now` is in seconds, on the simulation's clock."""
+
+    def __init__(self, setup: Setup, tokens: Tokens) -> None:
+        machine = setup.machine
+        self.core = Scheduler(
+            Limits(
+                queue=AdmissionLimits(max_requests=setup.max_queued),
+                policy=setup.policy,
+                policy_settings=PolicySettings(ageing_seconds=setup.ageing_seconds),
+                preemption=setup.preemption,
+            )
+        )
+        self._tokens = tokens
+        shape = ReplicaShape(
+            fingerprint=b"simulated",
+            block_size=machine.block_size,
+            num_blocks=machine.num_blocks,
+            context_length=machine.context_length,
+            max_step_tokens=machine.max_step_tokens,
+            max_sequences=machine.max_sequences,
+            num_host_blocks=machine.num_host_blocks,
+            block_bytes=machine.block_bytes,
+            swap_bytes_per_second=machine.bytes_per_second,
+            prefill_tokens_per_second=machine.prefill_tokens_per_second,
+        )
+        self.replicas = [Replica(shape) for _ in range(setup.num_replicas)]
+        for replica in self.replicas:
+            self.core.add_replica(replica)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that any replica may take."""
+        return len(self.core.waiting.policy)
+
+    def submit(self, life: Life, prompt: list[int], now: float) -> FailedEvent | None:
+        """Queue a request, or say why not."""
+        arrival = life.arrival
+        request = Request(
+            key=str(life.number),
+            prompt=prompt,
+            n=1,
+            max_tokens=arrival.max_tokens,
+            stop_token_ids=_STOP,
+            sampling=life,
+            priority=arrival.priority,
+            tenant=arrival.tenant,
+            weight=arrival.weight,
+            arrived_at=now,
+            deadline=None if arrival.deadline is None else now + arrival.deadline,
+        )
+        return self.core.submit(request, now)
+
+    def expire(self, now: float) -> list[FailedEvent]:
+        """End the requests whose deadline has passed."""
+        return self.core.expire(now)
+
+    def schedule(self, replica: Replica, now: float) -> Step | None:
+        """The replica's next step; None where there is nothing to do now."""
+        plan = self.core.schedule(replica, now)
+        return None if plan is None else self.read(plan)
+
+    def commit(self, replica: Replica, step: Step, done: Done, now: float) -> list[Event]:
+        """Take in the oldest step in flight; what is new to tell."""
+        return self.core.commit(replica, outcome_of(step, done), now)
+
+    def memory(self) -> Memory:
+        """Blocks in use now."""
+        device = [replica.device.pool.counts for replica in self.replicas]
+        host = [replica.host.pool.counts for replica in self.replicas]
+        return Memory(
+            used=sum(count.used + count.in_flight for count in device),
+            cached=sum(count.cached for count in device),
+            host_used=sum(count.used + count.in_flight for count in host),
+            host_cached=sum(count.cached for count in host),
+        )
+
+    def figures(self) -> CoreFigures:
+        """What the core has counted until now."""
+        totals = self.core.totals
+        return CoreFigures(
+            num_swapped=totals.swaps,
+            num_recomputed=totals.preemptions - totals.swaps,
+            num_looked_up=totals.cache_queries,
+            num_found_on_device=totals.cache_hits - totals.host_hits,
+            num_found_on_host=totals.host_hits,
+        )
+
+    def read(self, plan: StepPlan) -> Step:
+        """What a plan asks of the device, and what it will draw. This is once for each sequence of each step."""
+        num_prefill = num_decodes = num_context = num_pairs = 0
+        results = []
+        draw = self._tokens.draw
+        for part in plan.scheduled:
+            life = life_of(part.sequence.request)
+            start, num_tokens = part.start, part.num_tokens
+            if num_tokens == 1:
+                num_decodes += 1
+                num_context += start
+            else:
+                num_prefill += num_tokens
+                num_pairs += num_tokens * start + num_tokens * (num_tokens + 1) // 2
+            results.append(draw(life.script, start + num_tokens) if part.draws else NOTHING)
+        work = Work(num_prefill, num_decodes, num_context, num_pairs, len(plan.swap_out), len(plan.swap_in))
+        return Step(plan, work, results, [life_of(new.sequence.request) for new in plan.introductions])

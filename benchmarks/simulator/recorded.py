@@ -1,0 +1,84 @@
+"""Recorded arrivals: a file of JSON lines, one for each request.
+
+    {"at": 0.25, "output_tokens": 64, "prompt_tokens": 300, "prefix": {"name": "system", "num_tokens": 200}}
+    {"at": 0.31, "output_tokens": 12, "prompt": [5, 17, 9], "tenant": "a", "weight": 2, "priority": 1, "deadline": 10}
+
+`at` is in seconds from the start and does not fall; `deadline` is in seconds after it. A prompt is told as its tokens,
+or as how many there are and which prefix they begin with, if any. `max_tokens` is `output_tokens` where it is not told.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.simulator.arrivals import Arrival, Prefix
+
+_NUMBERS = {"at": float, "weight": float, "deadline": float}
+_WHOLE = ("prompt_tokens", "output_tokens", "max_tokens", "priority")
+_FIELDS = {*_NUMBERS, *_WHOLE, "tenant", "prefix", "prompt"}
+
+
+class RecordingError(Exception):
+    """A file that cannot be replayed. Its text names the line and what is wrong with it."""
+
+
+def read_recording(path: Path) -> Iterator[Arrival]:
+    """The requests of a file, in its order, read while they are asked for. Raises RecordingError."""
+    before = 0.0
+    try:
+        with path.open() as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    arrival = _read(json.loads(line))
+                    if arrival.at < before:
+                        raise ValueError("arrives before the line above")
+                except (ValueError, KeyError, TypeError) as error:
+                    raise RecordingError(f"{path}, line {number}: {_reason(error)}") from error
+                before = arrival.at
+                yield arrival
+    except OSError as error:
+        raise RecordingError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
+
+
+def write_recording(path: Path, arrivals: Iterable[Arrival]) -> int:
+    """Write requests so that they can be replayed; returns how many there are."""
+    num_requests = 0
+    with path.open("w") as file:
+        for arrival in arrivals:
+            told = {name: value for name, value in asdict(arrival).items() if value is not None}
+            file.write(json.dumps(told, separators=(",", ":")) + "\n")
+            num_requests += 1
+    return num_requests
+
+
+def _read(line: dict[str, Any]) -> Arrival:
+    if unknown := line.keys() - _FIELDS:
+        raise ValueError(f"does not know {', '.join(sorted(unknown))}")
+    values: dict[str, Any] = {name: _NUMBERS[name](line[name]) for name in _NUMBERS if name in line}
+    values |= {name: _whole(line, name) for name in _WHOLE if name in line}
+    prompt = tuple(line["prompt"]) if "prompt" in line else None
+    prefix = Prefix(str(line["prefix"]["name"]), _whole(line["prefix"], "num_tokens")) if "prefix" in line else None
+    if prompt is not None:
+        values["prompt_tokens"] = len(prompt)
+    arrival = Arrival(
+        **{"max_tokens": values["output_tokens"], "tenant": str(line.get("tenant", "default")), **values},
+        prompt=prompt,
+        prefix=prefix,
+    )
+    if arrival.prompt_tokens < 1 or not 1 <= arrival.output_tokens <= arrival.max_tokens or arrival.weight <= 0:
+        raise ValueError("a prompt, output_tokens and a weight above 0, and max_tokens not below output_tokens")
+    if prefix is not None and prefix.num_tokens > arrival.prompt_tokens:
+        raise ValueError("a prefix longer than its prompt")
+    return arrival
+
+
+def _whole(line: dict[str, Any], name: str) -> int:
+    if type(line[name]) is not int:
+        raise ValueError(f"{name} must be a whole number")
+    return int(line[name])
+
+
+def _reason(error: Exception) -> str:
+    return f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)

@@ -1,0 +1,9 @@
+"""Named experiments: what each asks of the policies, and how it is told."""
+
+from benchmarks.simulator.scenarios.ageing import AGEING
+from benchmarks.simulator.scenarios.fairness import FAIRNESS
+from benchmarks.simulator.scenarios.preemption import PREEMPTION
+from benchmarks.simulator.scenarios.queue import QUEUE
+from benchmarks.simulator.scenarios.scale import SCALE
+
+SCENARIOS = {scenario.name: scenario for scenario in (FAIRNESS, AGEING, PREEMPTION, QUEUE, SCALE)}

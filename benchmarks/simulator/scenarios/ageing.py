@@ -1,0 +1,106 @@
+"""100,000 requests of four priorities, more than the machine can do: who waits how long, and who overtakes whom."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.simulator.arrivals import OpenLoop, merged
+from benchmarks.simulator.driver import Setup
+from benchmarks.simulator.figures import run_figures
+from benchmarks.simulator.life import Life
+from benchmarks.simulator.presets import GPU_8B
+from benchmarks.simulator.scenarios.scenario import Scenario, Sense, Target, outcome
+from benchmarks.simulator.simulation import Simulation
+from benchmarks.simulator.synthetic import Lengths, Stream
+from benchmarks.tables import Cells
+
+POLICIES = ("fcfs", "priority", "fair")
+NUM_REQUESTS = 100_000
+AGEING_SECONDS = 30.0
+PRIORITIES = ((0, 0.4), (1, 0.3), (2, 0.2), (3, 0.1))
+NUM_TENANTS = 10
+RATE = 300.0  # requests a second, of all tenants; about 240 are served
+
+
+def measure(
+    say: Callable[[str], None], num_requests: int = NUM_REQUESTS, ageing_seconds: float = AGEING_SECONDS
+) -> dict[str, Any]:
+    """Waiting by priority under each policy, and how close the ageing bound was."""
+    rows = []
+    for policy in POLICIES:
+        say(f"{policy}, {num_requests:,} requests")
+        streams = [
+            Stream(
+                RATE / NUM_TENANTS, Lengths(16, 256), Lengths(16, 128), tenant=f"tenant {number}", priorities=PRIORITIES
+            )
+            for number in range(NUM_TENANTS)
+        ]
+        arrivals = merged(*(stream.arrivals(0, num_requests // NUM_TENANTS) for stream in streams))
+        simulation = Simulation(Setup(GPU_8B, policy=policy, ageing_seconds=ageing_seconds), OpenLoop(arrivals))
+        simulation.run()
+        lives = simulation.watch.lives
+        figures = run_figures(simulation)
+        rows.append(
+            {
+                "policy": policy,
+                "num_requests": len(lives),
+                "seconds": figures.seconds,
+                "most_waiting": max(sample.num_waiting for sample in figures.samples),
+                "classes": figures.to_json()["classes"],
+                "beyond_bound": max(0.0, worst_overtaking(lives, ageing_seconds)),
+            }
+        )
+    targets = [
+        Target(
+            f"{row['policy']}: longest that one was overtaken by a later one of its tenant beyond the bound, s",
+            row["beyond_bound"],
+            Sense.AT_MOST,
+            0.0,
+            ".3f",
+        )
+        for row in rows
+    ]
+    return {**outcome(rows, targets), "ageing_seconds": ageing_seconds}
+
+
+def worst_overtaking(lives: Sequence[Life], ageing_seconds: float) -> float:
+    """The most, in seconds, by which a request that was admitted before another of its tenant came later than it may.
+
+    It may come `ageing_seconds` later for each class that it is above the other one, and not at all where it is not.
+    Nothing above 0 means that the bound holds.
+    """
+    latest: dict[str, dict[int, float]] = {}  # arrival of those admitted until now, by tenant and priority
+    worst = -math.inf
+    for life in sorted((life for life in lives if life.admission is not None), key=lambda life: life.admission or 0):
+        arrival = life.arrival
+        of_tenant = latest.setdefault(arrival.tenant, {})
+        for priority, at in of_tenant.items():
+            worst = max(worst, at - arrival.at - max(0, priority - arrival.priority) * ageing_seconds)
+        of_tenant[arrival.priority] = max(of_tenant.get(arrival.priority, -math.inf), arrival.at)
+    return worst
+
+
+def table(result: dict[str, Any]) -> Cells:
+    """A row for each policy: how long each priority waits."""
+    rows = []
+    for row in result["rows"]:
+        waits = [f"{c['queued']['p50']:,.1f} / {c['queued']['p99']:,.1f}" for c in row["classes"]]
+        rows.append(
+            [
+                row["policy"],
+                f"{row['num_requests']:,}",
+                f"{row['most_waiting']:,}",
+                *waits,
+                f"{row['beyond_bound']:.1f}",
+            ]
+        )
+    priorities = [c["priority"] for c in result["rows"][0]["classes"]]
+    columns = (
+        *("policy", "requests", "most waiting"),
+        *(f"wait at priority {priority}, s, p50 / p99" for priority in priorities),
+        "overtaken beyond the bound, s",
+    )
+    return Cells(columns, rows)
+
+
+AGEING = Scenario("ageing", "Waiting by priority, with ageing", measure, table)

@@ -1,0 +1,171 @@
+"""The loop: requests arrive, steps are planned, sent and done, each at its time, from one heap of events."""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from benchmarks.simulator.arrivals import Arrival, Traffic
+from benchmarks.simulator.device import Device, Done
+from benchmarks.simulator.driver import DEPTH, Driver, Replica, Setup, Step
+from benchmarks.simulator.life import Life
+from benchmarks.simulator.prompts import Tokens
+from benchmarks.simulator.watch import Sample, Watch
+from scheduler_svc.core.plan import Event
+
+_DEADLINE_TICK = 0.05  # seconds between looks at the deadlines, as in the service
+_TRIES = 4  # replicas with a step in flight that are asked, after each event, whether a waiting request fits
+
+
+class Stuck(Exception):  # noqa: N818
+    """Requests are live, and nothing will ever happen. The text says how many."""
+
+
+@dataclass(slots=True, eq=False)
+class _Station:
+    """A replica and its worker."""
+
+    replica: Replica
+    device: Device
+    num_in_flight: int = 0
+
+
+class Simulation:
+    """One run. `now` is in seconds from its start; nothing depends on the clock of the machine that it runs on.
+
+    A replica is sent a step as soon as it has less than DEPTH in flight and there is something to do. Those that have
+    nothing to do are asked again when something may have changed, the idle ones first; as in the service, who asks
+    first takes what waits.
+    """
+
+    def __init__(self, setup: Setup, traffic: Traffic, *, seed: int = 0, sample_seconds: float = 0.1) -> None:
+        self.setup = setup
+        self.watch = Watch(sample_seconds)
+        self.now = 0.0
+        self.num_steps = 0
+        self.after_schedule: Callable[[Replica, Step], None] | None = None
+        self.after_commit: Callable[[Replica, Done], None] | None = None
+        self.driver = Driver(setup, tokens := Tokens(seed))
+        self._tokens = tokens
+        self._traffic = traffic
+        self._stations = [_Station(replica, Device(setup.machine)) for replica in self.driver.replicas]
+        self._idle = dict.fromkeys(self._stations)  # nothing in flight, and nothing to do when they were asked last
+        self._short: dict[_Station, None] = {}  # the same, with a step in flight
+        self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._num_pushed = 0
+        self._watches_deadlines = False
+
+    @property
+    def device_seconds(self) -> float:
+        """How long devices computed, added up."""
+        return sum(station.device.busy_seconds for station in self._stations)
+
+    def call_at(self, at: float, call: Callable[[], None]) -> None:
+        """Have something done at a time, in seconds."""
+        self._push(at, lambda _: call(), None)
+
+    def run(self, until: float | None = None) -> None:
+        """Go on until every request has ended, or until a time. Raises Stuck."""
+        for arrival in self._traffic.first():
+            self._push(arrival.at, self._arrive, arrival)
+        self._push(0.0, self._sample, None)
+        while self._heap:
+            at, _, handle, value = heapq.heappop(self._heap)
+            if until is not None and at > until:
+                self.now = until
+                return
+            self.now = at
+            handle(value)
+        if self.watch.num_live:
+            raise Stuck(f"{self.watch.num_live} requests are live, and nothing happens any more")
+
+    # What happens.
+
+    def _arrive(self, arrival: Arrival) -> None:
+        following = self._traffic.after_arrival()
+        if following is not None:
+            self._push(following.at, self._arrive, following)
+        watch = self.watch
+        number = len(watch.lives)
+        prompt = self._tokens.prompt(arrival, number)
+        script = self._tokens.script(arrival, len(prompt))
+        life = Life(number, arrival, script, len(prompt), watch.accounts[arrival.tenant])
+        watch.arrived(life)
+        refusal = self.driver.submit(life, prompt, self.now)
+        if refusal is not None:
+            self._tell([refusal])
+            return
+        if arrival.deadline is not None and not self._watches_deadlines:
+            self._watches_deadlines = True
+            self._push(self.now + _DEADLINE_TICK, self._look_at_deadlines, None)
+        self._wake()
+
+    def _complete(self, flight: tuple[_Station, Step, Done]) -> None:
+        station, step, done = flight
+        station.num_in_flight -= 1
+        self._tell(self.driver.commit(station.replica, step, done, self.now))
+        if self.after_commit is not None:
+            self.after_commit(station.replica, done)
+        self._short.pop(station, None)
+        self._feed(station)
+        self._wake()
+
+    def _look_at_deadlines(self, _: None) -> None:
+        expired = self.driver.expire(self.now)
+        if expired:
+            self._tell(expired)
+            self._wake()
+        if self.watch.num_live:
+            self._push(self.now + _DEADLINE_TICK, self._look_at_deadlines, None)
+        else:
+            self._watches_deadlines = False
+
+    def _sample(self, _: None) -> None:
+        watch = self.watch
+        sample = Sample(self.now, self.driver.memory(), self.driver.num_waiting, watch.num_generated)
+        watch.timeline.add(sample)
+        if self._heap:  # something is still to happen
+            self._push(self.now + watch.timeline.gap, self._sample, None)
+
+    # How it is done.
+
+    def _push(self, at: float, handle: Callable[[Any], None], value: Any) -> None:
+        self._num_pushed += 1
+        heapq.heappush(self._heap, (at, self._num_pushed, handle, value))
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        for _ in range(self.watch.told(events, self.now)):
+            arrival = self._traffic.after_end(self.now)
+            if arrival is not None:
+                self._push(arrival.at, self._arrive, arrival)
+
+    def _wake(self) -> None:
+        """Ask replicas that had nothing to do, while requests wait and find a place."""
+        driver = self.driver
+        while driver.num_waiting and self._idle:
+            station = next(iter(self._idle))
+            if not self._feed(station):
+                break
+        if driver.num_waiting and self._short:
+            for station in list(islice(self._short, _TRIES)):
+                self._feed(station)
+
+    def _feed(self, station: _Station) -> bool:
+        """Send a replica what it has to do now; returns whether there was anything."""
+        self._idle.pop(station, None)
+        self._short.pop(station, None)
+        num_before = station.num_in_flight
+        while station.num_in_flight < DEPTH:
+            step = self.driver.schedule(station.replica, self.now)
+            if step is None:
+                (self._short if station.num_in_flight else self._idle)[station] = None
+                break
+            if self.after_schedule is not None:
+                self.after_schedule(station.replica, step)
+            self.watch.admitted(step.admitted, self.now)
+            done = station.device.run(step.plan.step_id, step.work, self.now)
+            station.num_in_flight += 1
+            self.num_steps += 1
+            self._push(done.at, self._complete, (station, step, done))
+        return station.num_in_flight > num_before

@@ -1,0 +1,120 @@
+"""Synthetic arrivals: streams of requests by rate, lengths, prefixes and classes, the same for the same seed."""
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+
+from benchmarks.simulator.arrivals import Arrival, Prefix
+
+
+class Process(Enum):
+    """How a stream's requests are spread over time."""
+
+    POISSON = "poisson"
+    EVEN = "even"
+    BURSTS = "bursts"  # `burst` at once, as often as the rate asks for, the gaps between them as in POISSON
+    AT_ONCE = "at once"  # all at the start
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths in tokens from `low` to `high`, both included, whose logarithm is uniform."""
+
+    low: int
+    high: int
+
+    def draw(self, rng: random.Random) -> int:
+        """One of them."""
+        if self.low == self.high:
+            return self.low
+        return round(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+
+    @property
+    def mean(self) -> float:
+        """What they are on average."""
+        return self.low if self.low == self.high else (self.high - self.low) / math.log(self.high / self.low)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """`count` prefixes of `num_tokens` each, one of which stands before the own part of a prompt, drawn at random."""
+
+    count: int
+    num_tokens: int
+    share: float = 1.0  # of the requests that have one
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Requests of one tenant: `rate` of them a second. `priorities` are classes and how often each is drawn."""
+
+    rate: float
+    prompt: Lengths
+    output: Lengths
+    tenant: str = "default"
+    weight: float = 1.0
+    process: Process = Process.POISSON
+    burst: int = 1
+    priorities: tuple[tuple[int, float], ...] = ((0, 1.0),)
+    prefixes: Prefixes | None = None
+    deadline: float | None = None
+    max_tokens: int | None = None  # what every request asks for; by default what it gets
+
+    def arrivals(self, seed: int, num_requests: int | None = None) -> Iterator[Arrival]:
+        """The first `num_requests` of them, or without an end."""
+        rng = random.Random(f"{seed} {self.tenant}")
+        times = _TIMES[self.process](self, random.Random(f"{seed} {self.tenant} times"))
+        classes, weights = zip(*self.priorities, strict=True)
+        for _ in count() if num_requests is None else range(num_requests):
+            prefix = self._prefix(rng)
+            output_tokens = self.output.draw(rng)
+            yield Arrival(
+                at=next(times),
+                prompt_tokens=self.prompt.draw(rng) + (prefix.num_tokens if prefix is not None else 0),
+                output_tokens=output_tokens,
+                max_tokens=max(output_tokens, self.max_tokens or 0),
+                tenant=self.tenant,
+                weight=self.weight,
+                priority=classes[0] if len(classes) == 1 else rng.choices(classes, weights)[0],
+                prefix=prefix,
+                deadline=self.deadline,
+            )
+
+    def _prefix(self, rng: random.Random) -> Prefix | None:
+        if self.prefixes is None or rng.random() >= self.prefixes.share:
+            return None
+        return Prefix(f"{self.tenant} {rng.randrange(self.prefixes.count)}", self.prefixes.num_tokens)
+
+
+def _poisson(stream: Stream, rng: random.Random) -> Iterator[float]:
+    at = 0.0
+    while True:
+        at += rng.expovariate(stream.rate)
+        yield at
+
+
+def _even(stream: Stream, rng: random.Random) -> Iterator[float]:
+    return (number / stream.rate for number in count())
+
+
+def _bursts(stream: Stream, rng: random.Random) -> Iterator[float]:
+    at = 0.0
+    while True:
+        for _ in range(stream.burst):
+            yield at
+        at += rng.expovariate(stream.rate / stream.burst)
+
+
+def _at_once(stream: Stream, rng: random.Random) -> Iterator[float]:
+    return (0.0 for _ in count())
+
+
+_TIMES: dict[Process, Callable[[Stream, random.Random], Iterator[float]]] = {
+    Process.POISSON: _poisson,
+    Process.EVEN: _even,
+    Process.BURSTS: _bursts,
+    Process.AT_ONCE: _at_once,
+}

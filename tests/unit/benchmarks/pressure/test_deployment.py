@@ -1,0 +1,70 @@
+"""What is read of metrics, from pages of the test's own."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from benchmarks.pressure.deployment import Believed, Counts, Deployment
+from benchmarks.processes import BenchmarkFailed
+
+PAGE = """\
+quire_preemptions_total{choice="swap"} 7.0
+quire_preemptions_total{choice="recompute"} 5.0
+quire_tokens_computed_total 1200.0
+quire_cost_seconds{what="swap",worker="0"} 0.001
+quire_cost_seconds{what="recompute",worker="0"} 0.004
+quire_worker_swapped_blocks_total{direction="out"} 40.0
+quire_worker_swap_seconds_total{direction="out"} 0.25
+"""
+
+
+@pytest.fixture
+def page() -> Iterator[list[str]]:
+    """What /metrics answers, to be changed, and the address behind it."""
+    told = [PAGE]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(told[0].encode())
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+        thread.start()
+        told.append(f"127.0.0.1:{http.server_address[1]}")
+        try:
+            yield told
+        finally:
+            http.shutdown()
+            thread.join()
+
+
+def deployment(page: list[str]) -> Deployment:
+    return Deployment("", "", page[1], page[1])
+
+
+def test_counts_are_those_since_an_earlier_look(page: list[str]) -> None:
+    before = Counts.read(deployment(page))
+    assert before == Counts(7, 5, 1200, blocks_out=40, blocks_in=0, seconds_out=0.25, seconds_in=0.0)
+    page[0] = PAGE.replace("7.0", "9.0").replace("1200.0", "1500.0")
+    since = Counts.read(deployment(page)).since(before)
+    assert since == replace(since, swaps=2, recomputes=0, computed_tokens=300, blocks_out=0)
+
+
+def test_costs_are_what_the_scheduler_believes(page: list[str]) -> None:
+    assert Believed.read(deployment(page)) == Believed(swap_seconds=0.001, recompute_seconds=0.004)
+
+
+def test_a_scheduler_that_does_not_tell_is_no_figure(page: list[str]) -> None:
+    page[0] = "quire_tokens_computed_total 1.0\n"
+    with pytest.raises(BenchmarkFailed, match="quire_preemptions_total"):
+        Counts.read(deployment(page))
+    with pytest.raises(BenchmarkFailed, match="quire_cost_seconds"):
+        Believed.read(deployment(page))
