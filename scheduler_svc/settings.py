@@ -49,6 +49,9 @@ class SchedulerSettings(ServiceSettings):
     max_queued_tokens: int = Field(2**31, ge=1, description="most tokens, of prompts and max_tokens, that wait")
     max_tenant_queued_requests: int = Field(2**31, ge=1, description="most requests of one tenant that wait")
     max_tenant_queued_tokens: int = Field(2**31, ge=1, description="most tokens of one tenant that wait")
+    gap_factor: float = Field(
+        1.5, gt=1, description="how much longer than by themselves streams may wait for a token beside a long prompt"
+    )
     detach_grace: float = Field(30, ge=0, description="seconds that a named request runs on without a client")
     record_ttl: int = Field(3600, ge=60, description="seconds that a request's record is kept after its end")
 
@@ -72,5 +75,6 @@ class SchedulerSettings(ServiceSettings):
             ),
             policy=self.policy,
             policy_settings=PolicySettings(self.ageing_seconds, self.deadline_horizon),
+            gap_factor=self.gap_factor,
             preemption=PreemptionMode(self.preemption),
         )

@@ -1,12 +1,14 @@
 """What steps and copies cost on one replica, in seconds: learnt from what they took, from a prior until then."""
 
+import math
 from collections.abc import Sequence as Seq
 
 from scheduler_svc.core.plan import Direction
 
 _STEP_MEMORY = 100  # steps that an estimate is mostly made of
 _TRANSFER_MEMORY = 16  # transfers, which are rarer
-_TYPICAL_STEP = (1.0, 64.0, 4.0)  # a step, prefill tokens, decodes: how much of each a prior stands for
+# A step, prefill tokens, decodes, pairs of a prefill token and one before it: how much of each a prior stands for.
+_TYPICAL_STEP = (1.0, 64.0, 4.0, 16_384.0)
 _TYPICAL_TRANSFER = (1.0, 16.0)  # a transfer, blocks
 _DEFAULT_PREFILL_RATE = 1000.0  # tokens per second, where no worker says
 _OUTLIER = 3.0  # times the usual error; what is beyond counts as if it were there
@@ -29,8 +31,6 @@ class LinearFit:
         """`prior` are coefficients, believed like one observation of `typical` amounts of each term alone."""
         self._coefficients = list(prior)
         self._information = [[x * x if i == j else 0.0 for j in range(len(prior))] for i, x in enumerate(typical)]
-        # Kept however long the same is observed again and again, which tells of one direction alone.
-        self._least_information = [x * x / memory for x in typical]
         # What is known of each term at least: steps that are all alike tell of one direction, and forget the others.
         self._least = [x * x / memory for x in typical]
         self._forget = 1 - 1 / memory
@@ -63,34 +63,52 @@ class LinearFit:
             ]
             for i, row in enumerate(self._information)
         ]
-        for i, gain in enumerate(_solve(self._information, terms)):
-            self._coefficients[i] = max(0.0, self._coefficients[i] + gain * error)
+        self._learn(terms, error)
         return predicted + error
+
+    def _learn(self, terms: Seq[float], error: float) -> None:
+        """Spread an error over the coefficients; what is 0 and would fall below takes no share of it."""
+        free = list(range(len(terms)))
+        while free:
+            matrix = [[self._information[i][j] for j in free] for i in free]
+            steps = [gain * error for gain in _solve(matrix, [terms[i] for i in free])]
+            held = [i for i, step in zip(free, steps, strict=True) if self._coefficients[i] == 0.0 and step < 0.0]
+            if not held:
+                for i, step in zip(free, steps, strict=True):
+                    self._coefficients[i] = max(0.0, self._coefficients[i] + step)
+                return
+            free = [i for i in free if i not in held]
+
+
+def count_pairs(num_before: int, num_tokens: int) -> float:
+    """Pairs of a token and one before it, or itself, of tokens that stand behind `num_before` of their sequence."""
+    return num_tokens * (num_before + num_tokens / 2)
 
 
 class CostModel:
     """Costs on one replica.
 
-    A step takes a time for itself, for each prefill token and for each sequence that decodes; a transfer for itself and
-    for each block, in each direction. `swap_bytes_per_second` and `prefill_tokens_per_second` are what the worker
-    measured when it started; 0 where it does not say.
+    A step takes a time for itself, for each prefill token, for each pair of one and a token before it, which attention
+    looks at, and for each sequence that decodes; a transfer for itself and for each block, in each direction.
+    `swap_bytes_per_second` and `prefill_tokens_per_second` are what the worker measured when it started; 0 where it
+    does not say.
     """
 
     def __init__(self, block_bytes: int, swap_bytes_per_second: float, prefill_tokens_per_second: float) -> None:
         per_token = 1 / (prefill_tokens_per_second or _DEFAULT_PREFILL_RATE)
         self._least_per_token = per_token / 100
-        self._step = LinearFit((0.0, per_token, per_token), _TYPICAL_STEP, _STEP_MEMORY)
+        self._step = LinearFit((0.0, per_token, per_token, 0.0), _TYPICAL_STEP, _STEP_MEMORY)
         per_block = block_bytes / swap_bytes_per_second if swap_bytes_per_second else float("inf")
         self._block_prior = per_block
         self._transfers: dict[Direction, LinearFit] = {}
         self._num_tokens = 0.0  # of the last steps, fading
         self._seconds = 0.0  # that they took
 
-    def observe_step(self, num_prefill_tokens: int, num_decodes: int, seconds: float) -> None:
-        """A step of so much took so long on the device."""
+    def observe_step(self, num_prefill_tokens: int, num_decodes: int, seconds: float, num_pairs: float = 0.0) -> None:
+        """A step of so much took so long on the device. `num_pairs` are those of its prefill tokens: `count_pairs`."""
         if not num_prefill_tokens and not num_decodes:
             return
-        usual = self._step.observe((1.0, num_prefill_tokens, num_decodes), seconds)
+        usual = self._step.observe((1.0, num_prefill_tokens, num_decodes, num_pairs), seconds)
         fade = 1 - 1 / _STEP_MEMORY
         self._num_tokens = fade * self._num_tokens + num_prefill_tokens + num_decodes
         self._seconds = fade * self._seconds + usual
@@ -111,13 +129,33 @@ class CostModel:
             Direction.IN, num_blocks_in
         )
 
-    def recompute_seconds(self, num_tokens: int) -> float:
-        """How much longer steps take that compute so many prefill tokens on top of what they would compute anyway."""
-        return num_tokens * max(self._least_per_token, self._step.predict((0.0, 1.0, 0.0)))
+    def recompute_seconds(self, num_tokens: int, num_before: int = 0) -> float:
+        """How much longer steps take that compute so many prefill tokens on top of what they would compute anyway.
+
+        They stand behind `num_before` tokens of their sequence.
+        """
+        return num_tokens * self._per_token + count_pairs(num_before, num_tokens) * self._per_pair
+
+    def prefill_within(self, seconds: float, num_before: int) -> int:
+        """How many prefill tokens behind `num_before` of their sequence can be computed in so long, rounded down."""
+        if seconds <= 0:
+            return 0
+        each = self._per_token + self._per_pair * num_before
+        # The root of pair / 2 × n² + each × n = seconds, in the form that holds for a pair of no cost.
+        return int(2 * seconds / (each + math.sqrt(each * each + 2 * self._per_pair * seconds)))
 
     def step_seconds(self, num_prefill_tokens: int, num_decodes: int) -> float:
-        """How long a step takes."""
-        return self._step.predict((1.0, num_prefill_tokens, num_decodes))
+        """How long a step takes, of prompts that begin with it."""
+        pairs = count_pairs(0, num_prefill_tokens)
+        return self._step.predict((1.0, num_prefill_tokens, num_decodes, pairs))
+
+    @property
+    def _per_token(self) -> float:
+        return max(self._least_per_token, self._step.predict((0.0, 1.0, 0.0, 0.0)))
+
+    @property
+    def _per_pair(self) -> float:
+        return self._step.predict((0.0, 0.0, 0.0, 1.0))
 
     @property
     def tokens_per_second(self) -> float:

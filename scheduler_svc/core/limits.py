@@ -9,13 +9,17 @@ from scheduler_svc.core.pressure import PreemptionMode
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one step may hold, where that is less than its worker holds; what may wait; who goes first or gives way."""
+    """What one step may hold, where that is less than its worker holds; what may wait; who goes first or gives way.
+
+    A step with a part of a long prompt takes no more than about `gap_factor` times as long as the decodes in it alone.
+    """
 
     max_step_tokens: int = 2**31
     max_sequences: int = 2**31
     queue: AdmissionLimits = field(default_factory=AdmissionLimits)
     policy: str = "fair"
     policy_settings: PolicySettings = field(default_factory=PolicySettings)
+    gap_factor: float = 1.5
     preemption: PreemptionMode = PreemptionMode.AUTO
 
 

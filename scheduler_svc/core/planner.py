@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from scheduler_svc.core.costs import CostModel
 from scheduler_svc.core.explain import Return
 from scheduler_svc.core.limits import Limits, Totals
 from scheduler_svc.core.plan import Introduction, Scheduled, StepPlan
@@ -14,7 +15,6 @@ STOP_LEAD = 64  # tokens that a sequence with stop strings may run ahead of the 
 DEPTH = 2  # steps in flight per replica: one runs while the next is made
 LONG_PROMPT = 1024  # tokens to compute from which on a prompt is held back for the sake of those who decode
 MAX_PARKED = 64  # who come first and wait for another one's prefix, that one step looks at
-GAP_FACTOR = 1.6  # how much longer a step with a part of a long prompt may take than one without
 
 
 class Planner:
@@ -38,13 +38,14 @@ class Planner:
         self._now = now
         if len(replica.in_flight) == DEPTH:
             return None
-        step = _Draft(min(self._limits.max_step_tokens, replica.shape.max_step_tokens))
+        step = _Draft(min(self._limits.max_step_tokens, replica.shape.max_step_tokens), replica.costs)
         decodes, is_short = self._make_room(replica)
         if len(decodes) > step.budget:
             decodes.sort(key=lambda sequence: sequence.num_steps)  # they take turns
         for sequence in decodes[: step.budget]:
             self._plan(replica, step, sequence, 1)
-        step.long_budget = self._long_budget(replica, len(step.scheduled))
+        if step.scheduled:
+            step.long_seconds = (self._limits.gap_factor - 1) * replica.costs.step_seconds(0, len(step.scheduled))
         prompts = [s for s in replica.running if s.is_prompt] if not is_short else []
         for sequence in prompts:
             if step.budget == 0:
@@ -101,13 +102,6 @@ class Planner:
         step.scheduled.append(Scheduled(sequence, start, num_tokens, new_block_ids, store_start, draws))
         step.budget -= num_tokens
         self._totals.computed_tokens += num_tokens
-
-    def _long_budget(self, replica: Replica, num_decodes: int) -> int:
-        """How many tokens of long prompts a step may hold, so that those who decode wait no more than GAP_FACTOR."""
-        if not num_decodes:
-            return replica.shape.max_step_tokens
-        spare = (GAP_FACTOR - 1) * replica.costs.step_seconds(0, num_decodes)
-        return max(replica.shape.block_size, int(spare / replica.costs.recompute_seconds(1)))
 
     def _make_room(self, replica: Replica) -> tuple[list[Sequence], bool]:
         """Who decodes in this step, and whether they are short of blocks. Who has to give way for them, does.
@@ -281,7 +275,7 @@ class Planner:
         """Whether blocks that are about to be given up had better be kept on the host."""
         if not self._pressure.may_swap(replica) or not replica.is_short_of_free_blocks:
             return False
-        return replica.costs.swap_seconds(0, 1) < replica.costs.recompute_seconds(replica.shape.block_size)
+        return replica.costs.swap_seconds(1, 1) < replica.costs.recompute_seconds(replica.shape.block_size)
 
     def may_fork(self, replica: Replica) -> bool:
         """Whether a replica has room for a fork of one of its sequences."""
@@ -301,10 +295,11 @@ class Planner:
 
 @dataclass(slots=True)
 class _Draft:
-    """A step in the making: how many tokens it may still take, and how many of long prompts."""
+    """A step in the making: how many tokens it may still take, and how many seconds of long prompts."""
 
     budget: int
-    long_budget: int = 0
+    costs: CostModel
+    long_seconds: float | None = None  # None: as many as there are
     scheduled: list[Scheduled] = field(default_factory=list)
     introductions: list[Introduction] = field(default_factory=list)
 
@@ -313,8 +308,13 @@ class _Draft:
         num_tokens = min(sequence.num_uncomputed, self.budget)
         if len(sequence.tokens) - sequence.num_stored < LONG_PROMPT:
             return num_tokens
-        num_tokens = min(num_tokens, self.long_budget)
-        self.long_budget -= num_tokens
+        if self.long_seconds is None:
+            return num_tokens
+        num_before = sequence.num_computed
+        # One token goes on in any case, however far back it looks.
+        fitting = max(self.costs.prefill_within(self.long_seconds, num_before), int(self.long_seconds > 0))
+        num_tokens = min(num_tokens, fitting)
+        self.long_seconds -= self.costs.recompute_seconds(num_tokens, num_before)
         return num_tokens
 
 

@@ -39,7 +39,7 @@ class Pressure:
         num_tail = len(replica.tail_of(sequence))
         kept = (len(sequence.block_ids) - num_tail) * replica.shape.block_size
         swap = replica.costs.swap_seconds(num_tail, num_tail) if replica.shape.num_host_blocks else math.inf
-        recompute = replica.costs.recompute_seconds(max(0, sequence.num_computed - kept))
+        recompute = replica.costs.recompute_seconds(max(0, sequence.num_computed - kept), kept)
         is_cheaper = swap <= recompute or self._mode is PreemptionMode.SWAP
         choice = Return.SWAP if is_cheaper and self.may_swap(replica) else Return.RECOMPUTE
         return Preemption(choice, swap, recompute)

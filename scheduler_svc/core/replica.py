@@ -112,7 +112,9 @@ class Replica:
         device_ids = self.device.index.match(sequence.block_hashes, sequence.tokens)
         host_ids = self.host.index.match(sequence.block_hashes, sequence.tokens, len(device_ids))
         if host_ids:
-            computing = self.costs.recompute_seconds(len(host_ids) * self.shape.block_size)
+            computing = self.costs.recompute_seconds(
+                len(host_ids) * self.shape.block_size, len(device_ids) * self.shape.block_size
+            )
             if computing < self.costs.swap_seconds(0, len(host_ids)):
                 host_ids = []
         return Hit(device_ids, host_ids)

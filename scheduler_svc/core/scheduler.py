@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from scheduler_svc.core.admission import Admission, Rates, Sharing
 from scheduler_svc.core.beam_group import BeamGroup, BeamStep
 from scheduler_svc.core.beam_search import BeamParams
+from scheduler_svc.core.costs import count_pairs
 from scheduler_svc.core.limits import Limits, Totals
 from scheduler_svc.core.plan import (
     Drawn,
@@ -235,15 +236,17 @@ class Scheduler:
         events: list[Event] = []
         served: dict[str, tuple[Sequence, int]] = {}  # by tenant, any one of its sequences and the tokens of all
         num_prefill = num_decodes = 0
+        num_pairs = 0.0
         for part, result in zip(plan.scheduled, outcome.results, strict=True):
             sequence = part.sequence
             sequence.num_in_flight -= 1
             if part.draws:
                 sequence.num_promised -= 1
-            if part.num_tokens == 1:
+            if part.num_tokens == 1 and part.draws:
                 num_decodes += 1
             else:
                 num_prefill += part.num_tokens
+                num_pairs += count_pairs(part.start, part.num_tokens)
             if sequence.phase is not Phase.ENDED:
                 self._commit_part(replica, part, result, events)
                 if part.draws:
@@ -257,7 +260,7 @@ class Scheduler:
             for sequence in replica.finish_transfer(done):
                 self._planner.recompute(replica, sequence)
         if outcome.busy_seconds is not None and plan.scheduled:
-            replica.costs.observe_step(num_prefill, num_decodes, outcome.busy_seconds)
+            replica.costs.observe_step(num_prefill, num_decodes, outcome.busy_seconds, num_pairs)
         return events
 
     def _check(self, replica: Replica, outcome: StepOutcome) -> None:

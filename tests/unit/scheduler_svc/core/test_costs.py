@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from scheduler_svc.core.costs import CostModel
+from scheduler_svc.core.costs import CostModel, count_pairs
 from scheduler_svc.core.plan import Direction
 
 BLOCK_BYTES = 1 << 20
@@ -138,3 +138,26 @@ def test_steps_that_are_all_alike_are_learnt_and_spoil_nothing() -> None:
     for _ in range(200):
         model.observe_step(0, 12, 0.01)
     assert model.step_seconds(0, 12) == pytest.approx(0.01, rel=0.05)
+
+
+def test_attention_is_learnt_and_a_token_far_behind_costs_more() -> None:
+    costs, rng = model(), random.Random(9)
+    for _ in range(600):
+        num_tokens, num_before = rng.choice([4, 16, 64]), rng.randint(0, 6000)
+        pairs = count_pairs(num_before, num_tokens)
+        seconds = 12e-3 + 450e-6 * num_tokens + 0.3e-6 * pairs
+        costs.observe_step(num_tokens, 8, seconds * rng.uniform(0.95, 1.05), pairs)
+    assert costs.recompute_seconds(16, 6000) == pytest.approx(16 * (450e-6 + 6008 * 0.3e-6), rel=0.1)
+    assert costs.recompute_seconds(16, 6000) > 3 * costs.recompute_seconds(16)
+
+
+@pytest.mark.parametrize("num_before", [0, 100, 6000])
+def test_what_can_be_computed_in_a_time_fills_it(num_before: int) -> None:
+    costs, rng = model(), random.Random(10)
+    for _ in range(300):
+        num_tokens, before = rng.choice([16, 64]), rng.randint(0, 6000)
+        pairs = count_pairs(before, num_tokens)
+        costs.observe_step(num_tokens, 8, 12e-3 + 450e-6 * num_tokens + 0.3e-6 * pairs, pairs)
+    count = costs.prefill_within(0.05, num_before)
+    assert costs.recompute_seconds(count, num_before) <= 0.05 < costs.recompute_seconds(count + 1, num_before)
+    assert costs.prefill_within(0.0, num_before) == 0
