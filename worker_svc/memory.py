@@ -65,6 +65,13 @@ def count_host_blocks(block_bytes: int, num_blocks: int, swap_space: float | Non
     return wanted // block_bytes
 
 
+def check_swap_space(swap_space: float | None) -> None:
+    """Raises OutOfMemory where the settings want more GiB than are free, before anything has taken of them."""
+    free = available_memory() / _GIB
+    if swap_space is not None and swap_space > free:
+        raise OutOfMemory(f"QUIRE_SWAP_SPACE is {swap_space:g} GiB, and {free:.2f} GiB of memory are free")
+
+
 def check_num_blocks(num_blocks: int, block_bytes: int, device: torch.device) -> None:
     """Raises OutOfMemory where the machine has no room for as many blocks as the settings want."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()

@@ -16,7 +16,14 @@ from worker_svc.executor import Graphs
 from worker_svc.fingerprint import model_fingerprint
 from worker_svc.host import available_cpus, has_bfloat16
 from worker_svc.identity import Identity, Limits
-from worker_svc.memory import MemoryBudget, OutOfMemory, check_num_blocks, count_blocks, count_host_blocks
+from worker_svc.memory import (
+    MemoryBudget,
+    OutOfMemory,
+    check_num_blocks,
+    check_swap_space,
+    count_blocks,
+    count_host_blocks,
+)
 from worker_svc.model.config import ModelConfig, native_config, read_config
 from worker_svc.model.loading import LoadedModel, load
 from worker_svc.mover import Pace, make_mover
@@ -52,6 +59,7 @@ def load_replica(settings: WorkerSettings, report: Callable[[str], None]) -> Rep
     Raises ModelNotFound, or CannotServe as UnsupportedModel, NoSuchDevice, OutOfMemory and itself: with a text for the
     operator.
     """
+    check_swap_space(settings.swap_space)
     served = resolve_model(settings.model)
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)

@@ -1,7 +1,7 @@
 """Answers a person who asks of a request: where it stands, what it has, what it waits for."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from scheduler_svc.core.explain import Explanation, SequenceExplanation, Standing, Summary
 from scheduler_svc.core.planner import STOP_LEAD
@@ -71,12 +71,12 @@ def _standing(sequence: Sequence) -> Standing:
 
 
 def _explain(scheduler: Scheduler, sequence: Sequence, now: float) -> SequenceExplanation:
-    waiting, image = scheduler.waiting, sequence.image
-    is_queued = sequence.phase is Phase.QUEUED
-    leader = waiting.followers.leader_of(sequence)
+    image = sequence.image
+    leader = scheduler.waiting.followers.leader_of(sequence)
     weighed = sequence.last_preemption
     if weighed is not None and math.isinf(weighed.swap_seconds):
         weighed = None  # there is nowhere to swap to: nothing was weighed
+    missing = {replica: _num_missing(scheduler, replica, sequence) for replica in scheduler.replicas}
     return SequenceExplanation(
         index=sequence.index,
         standing=_standing(sequence),
@@ -85,23 +85,58 @@ def _explain(scheduler: Scheduler, sequence: Sequence, now: float) -> SequenceEx
         num_generated=sequence.num_output,
         num_device_blocks=len(sequence.block_ids) + (len(image.kept_ids) if image is not None else 0),
         num_host_blocks=len(image.host_ids) if image is not None else 0,
-        num_missing_blocks=min((_num_missing(replica, sequence) for replica in scheduler.replicas), default=0),
-        num_ahead=waiting.policy.position(sequence, now) if is_queued and not is_awaited(sequence) else None,
+        num_missing_blocks=min(missing.values(), default=0),
+        num_ahead=_num_ahead(scheduler, sequence, now),
         awaits_key=leader.request.key if leader is not None else None,
         num_preemptions=sequence.num_preemptions,
         last_preemption=weighed,
-        predicted_start=(
-            waiting.admission.predicted_wait(sequence.request, scheduler.rates(now)) if is_queued else None
-        ),
+        predicted_start=_predicted_start(scheduler, sequence, missing, now),
     )
 
 
-def _num_missing(replica: Replica, sequence: Sequence) -> int:
-    """Blocks that a sequence that waits would need here beyond those that are available."""
+def _num_ahead(scheduler: Scheduler, sequence: Sequence, now: float) -> int | None:
+    """How many go before one that waits: swapped ones come back before others of their class."""
+    if sequence.phase is Phase.SWAPPED and sequence.home is not None:
+        return sequence.home.swapped.index(sequence)
+    if sequence.phase is not Phase.QUEUED or is_awaited(sequence):
+        return None
+    policy = scheduler.waiting.policy
+    rank = policy.effective_priority(sequence, now)
+    swapped = [other for replica in scheduler.replicas for other in replica.swapped]
+    return policy.position(sequence, now) + sum(policy.effective_priority(other, now) >= rank for other in swapped)
+
+
+def _predicted_start(
+    scheduler: Scheduler, sequence: Sequence, missing: Mapping[Replica, int], now: float
+) -> float | None:
+    """Seconds until one that queues runs: the queue before it, those who are swapped, and the first who makes room."""
+    rates = scheduler.rates(now)
+    wait = scheduler.waiting.admission.predicted_wait(sequence.request, rates)
+    if sequence.phase is not Phase.QUEUED or wait is None:
+        return None
+    if missing and min(missing.values()) > 0:
+        swapped = sum(_num_left(s) for replica in missing for s in replica.swapped)
+        wait += swapped / rates.tokens_per_second
+        wait += min(
+            min((_num_left(s) for s in replica.running), default=0)
+            * replica.costs.step_seconds(0, len(replica.running))
+            for replica in missing
+        )
+    return wait
+
+
+def _num_left(sequence: Sequence) -> int:
+    """Tokens that a sequence may still generate."""
+    return sequence.request.max_tokens - sequence.num_output
+
+
+def _num_missing(scheduler: Scheduler, replica: Replica, sequence: Sequence) -> int:
+    """Blocks that a sequence that waits would need here beyond those that are available to it."""
     if sequence.phase is Phase.QUEUED:
         needed = replica.num_needed(sequence, replica.match(sequence))
     elif sequence.phase is Phase.SWAPPED and sequence.home is replica:
         needed = replica.num_needed_to_resume(sequence)
     else:
         return 0
-    return max(0, needed - replica.device.pool.num_available)
+    reserve = 0 if is_awaited(sequence) else scheduler.planner.reserve(replica, replica.num_owed)
+    return max(0, needed + reserve - replica.device.pool.num_available)

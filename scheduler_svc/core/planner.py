@@ -211,7 +211,7 @@ class Planner:
                     num_parked += 1
                     continue
                 num_needed = replica.num_needed(head, hit)
-            reserve = 0 if is_awaited(head) else self._reserve(replica, num_owed)
+            reserve = 0 if is_awaited(head) else self.reserve(replica, num_owed)
             if has_place and num_needed + reserve <= replica.device.pool.num_available:
                 if hit is not None:
                     self._enter(replica, head, hit)
@@ -264,7 +264,7 @@ class Planner:
                 return replace(hit, partial_id=sibling.block_ids[num_prompt // size])
         return hit
 
-    def _reserve(self, replica: Replica, num_owed: int) -> int:
+    def reserve(self, replica: Replica, num_owed: int) -> int:
         """Blocks that newcomers leave to those who run, who need `num_owed` for tokens that they know."""
         if not replica.running:
             return 0
@@ -280,7 +280,7 @@ class Planner:
     def may_fork(self, replica: Replica) -> bool:
         """Whether a replica has room for a fork of one of its sequences."""
         has_place = len(replica.running) < self._max_sequences(replica)
-        return has_place and replica.device.pool.num_available > self._reserve(replica, replica.num_owed)
+        return has_place and replica.device.pool.num_available > self.reserve(replica, replica.num_owed)
 
     def _max_sequences(self, replica: Replica) -> int:
         return min(self._limits.max_sequences, replica.shape.max_sequences)

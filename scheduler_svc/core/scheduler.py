@@ -43,7 +43,7 @@ class Scheduler:
         sharing = Sharing.BY_TENANT if limits.policy == "fair" else Sharing.BY_ARRIVAL
         policy = POLICIES[limits.policy](limits.policy_settings)
         self.waiting = Waiting(policy, Admission(limits.queue, sharing))
-        self._planner = Planner(limits, self.totals, self.waiting)
+        self.planner = Planner(limits, self.totals, self.waiting)
         self._requests: dict[str, list[Sequence]] = {}
         self._searches: dict[str, BeamGroup] = {}  # by key, of requests with beams
         self._deadlines: list[tuple[float, str]] = []  # a heap; those of requests that ended are skipped
@@ -223,7 +223,7 @@ class Scheduler:
     def schedule(self, replica: Replica, now: float) -> StepPlan | None:
         """The replica's next step; None where there is nothing to do, or enough steps are in flight."""
         self._now = now
-        return self._planner.schedule(replica, now)
+        return self.planner.schedule(replica, now)
 
     def commit(self, replica: Replica, outcome: StepOutcome, now: float) -> list[Event]:
         """Take in what came of the oldest step in flight; returns what is new to tell.
@@ -253,12 +253,12 @@ class Scheduler:
                     tenant = sequence.request.tenant
                     served[tenant] = (sequence, served[tenant][1] + 1 if tenant in served else 1)
             if sequence.phase is not Phase.RUNNING and replica.settle(sequence) and sequence.phase is Phase.PREEMPTED:
-                self._planner.rest(replica, sequence)
+                self.planner.rest(replica, sequence)
         for sequence, num_tokens in served.values():
             self.waiting.policy.charge(sequence, num_tokens)
         for done in outcome.transfers:
             for sequence in replica.finish_transfer(done):
-                self._planner.recompute(replica, sequence)
+                self.planner.recompute(replica, sequence)
         if outcome.busy_seconds is not None and plan.scheduled:
             replica.costs.observe_step(num_prefill, num_decodes, outcome.busy_seconds, num_pairs)
         return events
@@ -355,7 +355,7 @@ class Scheduler:
             child.family = sequence.family
             child.family.append(child)
             step.add_child(child)
-            if home is not None and sequence.phase is Phase.RUNNING and self._planner.may_fork(home):
+            if home is not None and sequence.phase is Phase.RUNNING and self.planner.may_fork(home):
                 child.home = home
                 home.fork(sequence, child)
             else:

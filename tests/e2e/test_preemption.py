@@ -1,0 +1,163 @@
+"""float32, with so few blocks that every request gives way: every token equals transformers' own, however it returns.
+
+The core and the runner stand in one process here, so that what happens to each request can be counted.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from beams import BeamJudge, Search
+from benchmarks.serving.loads import PREFIX_WORDS, shared_prefix_requests
+from core_runner import CoreRunner, Served, num_blocks_for, submission
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from reference import MAX_TIES, NEW_TOKENS, Reference
+from scheduler_svc.core.explain import Preemption, Return
+from svc_common.settings import read_settings
+from worker_svc.replica import Replica, load_replica
+from worker_svc.settings import WorkerSettings
+
+pytestmark = pytest.mark.timeout(600)
+
+PLENTY, SCARCE = 512, 20  # blocks
+MAX_ROUNDS = 4
+BLOCK = 16
+SLOW = 1e5  # bytes per second: less than the keys and values that are computed in that time
+DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 7}
+EARLY_STOPPINGS = {
+    False: scheduler_v1.EARLY_STOPPING_HEURISTIC,
+    True: scheduler_v1.EARLY_STOPPING_AT_WIDTH,
+    "never": scheduler_v1.EARLY_STOPPING_NEVER,
+}
+
+
+@pytest.fixture(scope="module")
+def worker(model: Path) -> Replica:
+    flags = ["--device=cpu", "--dtype=float32", "--kernels=compiled", f"--num-blocks={PLENTY}", "--swap-space=0.2"]
+    return load_replica(read_settings(WorkerSettings, flags), lambda line: None)
+
+
+def serve_until_all_gave_way(
+    worker: Replica, judged: list[Reference], preemption: str, rate: float | None = None
+) -> list[Served]:
+    """What became of each of eight prompts of 1 to 33 tokens as it gave way.
+
+    They are served at once, over and over, until each has given way; those that have not come first, which makes them
+    the first victims. Raises AssertionError unless every token is right each time.
+    """
+    order, gave_way = judged[:16:2], dict[Reference, Served]()
+    for _ in range(MAX_ROUNDS):
+        runner = CoreRunner(worker, SCARCE, preemption, swap_bytes_per_second=rate)
+        answers = runner.serve(submission(str(i), r.prompt, NEW_TOKENS) for i, r in enumerate(order))
+        served = [answers[str(i)][0] for i in range(len(order))]
+        assert sum(r.judge(one.token_ids) for r, one in zip(order, served, strict=True)) <= MAX_TIES
+        gave_way |= {r: one for r, one in zip(order, served, strict=True) if one.num_preemptions}
+        if len(gave_way) == len(order):
+            return list(gave_way.values())
+        order.sort(key=gave_way.__contains__)
+    raise AssertionError(f"{len(order) - len(gave_way)} requests never gave way")
+
+
+def weighed(served: list[Served]) -> list[Preemption]:
+    """What was chosen for each as it gave way last, and why."""
+    return [one.sequence.last_preemption for one in served if one.sequence.last_preemption is not None]
+
+
+def test_every_request_is_swapped(worker: Replica, judged: list[Reference]) -> None:
+    served = serve_until_all_gave_way(worker, judged, "swap")
+    assert {one.choice for one in weighed(served)} == {Return.SWAP}
+    assert all(one.num_returns for one in served)
+
+
+def test_every_request_is_computed_again(worker: Replica, judged: list[Reference]) -> None:
+    served = serve_until_all_gave_way(worker, judged, "recompute")
+    assert {one.choice for one in weighed(served)} == {Return.RECOMPUTE}
+    assert not any(one.num_returns for one in served)
+
+
+@pytest.mark.parametrize(("rate", "choice"), [(None, Return.SWAP), (SLOW, Return.RECOMPUTE)], ids=["fast", "slow"])
+def test_every_request_comes_back_by_what_costs_less(
+    worker: Replica, judged: list[Reference], rate: float | None, choice: Return
+) -> None:
+    served = serve_until_all_gave_way(worker, judged, "auto", rate)
+    assert len(weighed(served)) == len(served)
+    for one in weighed(served):
+        assert one.choice is choice
+        assert (one.swap_seconds <= one.recompute_seconds) == (choice is Return.SWAP)
+
+
+@pytest.mark.parametrize("num_blocks", [PLENTY, SCARCE], ids=["plenty", "scarce"])
+def test_sequences_of_one_request_are_those_of_lone_requests(
+    worker: Replica, judged: list[Reference], num_blocks: int
+) -> None:
+    prompt = judged[14].prompt  # of 33 tokens: two full blocks, and the beginning of one
+    lone = []
+    for index in range(4):
+        alone = CoreRunner(worker, PLENTY)
+        lone += alone.serve([submission("lone", prompt, 48, logprobs=3, **DRAWN)], {"lone": index})["lone"]
+    assert len({tuple(one.token_ids) for one in lone}) == 4
+    runner = CoreRunner(worker, num_blocks, "swap")
+    company = [submission(f"company {i}", judged[i].prompt, NEW_TOKENS) for i in (11, 13)]
+    together = runner.serve([submission("four", prompt, 48, n=4, logprobs=3, **DRAWN), *company])["four"]
+    assert [one.token_ids for one in together] == [one.token_ids for one in lone]
+    assert [one.logprobs for one in together] == [one.logprobs for one in lone], "to the last bit"
+    assert runner.num_copies == 3
+    assert any(one.num_preemptions for one in together) == (num_blocks == SCARCE)
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_beams_that_give_way_are_transformers_beams(
+    worker: Replica, model: Path, judged: list[Reference], preemption: str
+) -> None:
+    judge = BeamJudge(model)
+    searches = [
+        Search(judged[14].prompt, 4, 4, 1.0, False),
+        Search(judged[22].prompt, 3, 2, 0.0, True),
+        Search(judged[8].prompt, 4, 1, 2.0, "never"),
+    ]
+    runner = CoreRunner(worker, 16, preemption)
+    served = runner.serve(_submission(str(i), search, judge.eos_token_id) for i, search in enumerate(searches))
+    for i, search in enumerate(searches):
+        found = judge.search(search)
+        assert [tuple(one.token_ids) for one in served[str(i)]] == [one.token_ids for one in found]
+        assert [one.score for one in served[str(i)]] == pytest.approx([one.score for one in found], rel=1e-4)
+    assert runner.core.totals.preemptions >= 1
+    assert runner.core.totals.swaps == (runner.core.totals.preemptions if preemption == "swap" else 0)
+
+
+def _submission(key: str, search: Search, eos_token_id: int) -> scheduler_v1.Submit:
+    submit = submission(key, search.prompt, search.max_tokens, search.n)
+    submit.stop_token_ids.append(eos_token_id)
+    submit.beam_search.width = search.width
+    submit.beam_search.length_penalty = search.length_penalty
+    submit.beam_search.early_stopping = EARLY_STOPPINGS[search.early_stopping]
+    return submit
+
+
+def test_prefix_of_48_requests_is_computed_and_kept_once(worker: Replica, model: Path) -> None:
+    requests = shared_prefix_requests(Tokenizer.from_file(str(model / "tokenizer.json")), 48)
+    prompts = [request.prompt_token_ids for request in requests]
+    num_shared = next(place for place, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1)
+    assert num_shared >= PREFIX_WORDS
+    runner = CoreRunner(worker, PLENTY)
+    runner.serve(submission(str(i), prompt, NEW_TOKENS) for i, prompt in enumerate(prompts))
+    in_full_blocks = num_shared // BLOCK * BLOCK
+    # The token that is drawn last is not computed.
+    own = [len(prompt) - in_full_blocks + NEW_TOKENS - 1 for prompt in prompts]
+    assert runner.core.totals.computed_tokens == in_full_blocks + sum(own)
+    tails = [num_blocks_for(len(prompt) - num_shared + NEW_TOKENS, BLOCK) for prompt in prompts]
+    assert runner.peak_blocks == pytest.approx(num_blocks_for(num_shared, BLOCK) + sum(tails), rel=0.05)
+
+
+def test_prompt_of_four_sequences_is_computed_and_kept_once(worker: Replica, judged: list[Reference]) -> None:
+    prompt = judged[28].prompt
+    num_full, rest = divmod(len(prompt), BLOCK)
+    assert rest == 1
+    runner = CoreRunner(worker, PLENTY)
+    runner.serve([submission("four", prompt, NEW_TOKENS - 1, n=4, **DRAWN)])
+    # The prompt's last token is computed by each, which draws from it.
+    assert runner.core.totals.computed_tokens == len(prompt) + 3 + 4 * (NEW_TOKENS - 2)
+    tails = 4 * num_blocks_for(rest + NEW_TOKENS - 1, BLOCK)
+    assert runner.peak_blocks == pytest.approx(num_full + tails, rel=0.05)

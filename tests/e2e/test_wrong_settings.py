@@ -1,0 +1,57 @@
+"""Settings that cannot be served stop the start, and are named: by each service, and by what starts them all."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PORTS = ("HTTP", "GRPC", "SCHEDULER", "SCHEDULER_ADMIN", "SCHEDULER_METRICS", "WORKER", "WORKER_METRICS")
+
+
+def start(program: str, directory: Path, **settings: str) -> tuple[int, str]:
+    """The exit code of a program that does not start, and what it said."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "OTEL_"))}
+    environment |= {f"QUIRE_{port}_PORT": "0" for port in PORTS} | {"QUIRE_RUN_DIR": str(directory / "run")}
+    if "QUIRE_CACHE_DIR" in os.environ:
+        environment["QUIRE_CACHE_DIR"] = os.environ["QUIRE_CACHE_DIR"]
+    call = [sys.executable, "-m", program]
+    ended = subprocess.run(call, env=environment | settings, capture_output=True, text=True, timeout=120)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "value"),
+    [
+        ("worker_svc", "QUIRE_NUM_BLOCKS", "0"),
+        ("worker_svc", "QUIRE_SWAP_SPACE", "-1"),
+        ("worker_svc", "QUIRE_SWAP_SPACE", "nan"),
+        ("worker_svc", "QUIRE_SWAP_RATE", "0"),
+        ("worker_svc", "QUIRE_BLOCK_SIZE", "0"),
+        ("scheduler_svc", "QUIRE_POLICY", "lottery"),
+        ("scheduler_svc", "QUIRE_PREEMPTION", "never"),
+        ("scheduler_svc", "QUIRE_AGEING_SECONDS", "0"),
+        ("scheduler_svc", "QUIRE_MAX_QUEUED_REQUESTS", "0"),
+        ("scheduler_svc", "QUIRE_MAX_TENANT_QUEUED_TOKENS", "0"),
+    ],
+)
+def test_value_out_of_range_is_named(tmp_path: Path, program: str, name: str, value: str) -> None:
+    code, said = start(program, tmp_path, **{name: value})
+    assert code == 2
+    assert name in said
+    assert "Traceback" not in said
+
+
+def test_more_swap_space_than_there_is_memory_is_named(model: object, tmp_path: Path) -> None:
+    code, said = start("worker_svc", tmp_path, QUIRE_NUM_BLOCKS="8", QUIRE_SWAP_SPACE="1000000")
+    assert code == 1
+    assert "cannot start: QUIRE_SWAP_SPACE is 1e+06 GiB" in said
+    assert "Traceback" not in said
+
+
+def test_whole_deployment_does_not_start(model: object, tmp_path: Path) -> None:
+    code, said = start("svc_common.supervisor", tmp_path, QUIRE_NUM_BLOCKS="0")
+    assert code != 0
+    assert "QUIRE_NUM_BLOCKS" in said
+    assert "quire is ready" not in said

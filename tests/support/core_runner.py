@@ -1,0 +1,186 @@
+"""The real core and the real runner in one process: plans and outcomes go through both sides' messages, no network.
+
+So a test sees each sequence's life, which a deployment only counts: how often it gave way, and how it came back.
+"""
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+from unittest.mock import patch
+
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
+from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.plan import FailedEvent, StepPlan, TokensEvent
+from scheduler_svc.core.policies import POLICIES, FcfsPolicy, Standing
+from scheduler_svc.core.pressure import PreemptionMode
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import Phase, Sequence
+from scheduler_svc.wire import event_to_proto, outcome_from_proto, plan_to_proto, request_from_proto, shape_from_proto
+from worker_svc.replica import Replica as Worker
+from worker_svc.runner import InFlight
+from worker_svc.wire import identity_to_proto, outcome_to_proto, step_from_proto
+
+Told = tuple[float, tuple[tuple[int, float], ...]]
+"""A token's log-probability, and the likeliest tokens at its place with theirs."""
+
+
+class TurnTaking(FcfsPolicy):
+    """First come, first served; but who gave way least often gives way first, and then who came first."""
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """See Policy."""
+        self._waiting.put(sequence, super().gives_way(sequence))
+
+    def gives_way(self, sequence: Sequence) -> Standing:
+        """See Policy."""
+        return (-sequence.num_preemptions, -sequence.arrival, *super().gives_way(sequence)[2:])
+
+
+@dataclass
+class Served:
+    """One sequence of a request: what came of it, and what happened to it."""
+
+    sequence: Sequence
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Told] = field(default_factory=list)
+    score: float | None = None
+    num_returns: int = 0  # how often its image came back
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often it gave way."""
+        return self.sequence.num_preemptions
+
+
+class CoreRunner:
+    """Serves requests from beginning to end. One at a time may use a worker.
+
+    The core is told of `num_blocks` of the worker's, of its swaps at `swap_bytes_per_second` where that is given, and
+    may choose as `preemption` says.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        num_blocks: int,
+        preemption: str = "auto",
+        *,
+        num_host_blocks: int | None = None,
+        swap_bytes_per_second: float | None = None,
+    ) -> None:
+        about = worker_v1.DescribeResponse.FromString(identity_to_proto(worker.identity, 0).SerializeToString())
+        shape = shape_from_proto(about)
+        assert num_blocks <= shape.num_blocks, "the worker has not so many"
+        shape = replace(
+            shape,
+            num_blocks=num_blocks,
+            num_host_blocks=shape.num_host_blocks if num_host_blocks is None else num_host_blocks,
+            swap_bytes_per_second=swap_bytes_per_second or shape.swap_bytes_per_second,
+        )
+        with patch.dict(cast(dict[str, Any], POLICIES), turns=TurnTaking):
+            self.core = Scheduler(Limits(policy="turns", preemption=PreemptionMode(preemption)))
+        self.replica = Replica(shape)
+        self.core.add_replica(self.replica)
+        self.peak_blocks = 0  # of the device, that were in use at once
+        self.num_copies = 0  # of blocks within the device
+        self._runner = worker.runner
+        self._runner.reset()
+        self._in_flight: deque[tuple[StepPlan, InFlight]] = deque()
+        self._last_done = 0.0
+        self._served: dict[tuple[str, int], Served] = {}
+        self._returns: Counter[int] = Counter()  # by `id` of a sequence
+
+    def serve(
+        self, submits: Iterable[scheduler_v1.Submit], indices: Mapping[str, int] | None = None
+    ) -> dict[str, list[Served]]:
+        """All requests at once, by key, each with its sequences by index.
+
+        `indices` has requests of one sequence draw as sequence number so and so of a request would.
+        Raises AssertionError where one fails, or the books do not balance, or something is left at the end.
+        """
+        self._served = {}
+        alive: dict[str, list[Sequence]] = {}
+        for submit in submits:
+            request = request_from_proto(scheduler_v1.Submit.FromString(submit.SerializeToString()), time.monotonic())
+            assert self.core.submit(request, time.monotonic()) is None
+            alive[request.key] = list(self.core.sequences(request.key))
+            if indices is not None and request.key in indices:
+                alive[request.key][0].index = indices[request.key]
+        while self.core.num_running or self.core.num_queued:
+            self._step()
+        while self.replica.has_news or self.replica.transfers or self._in_flight:
+            self._step()
+        assert not self.replica.device.pool.counts.used, "blocks are left"
+        for (key, index), served in self._served.items():
+            own = next((s for s in alive[key] if s.index == index), served.sequence)
+            served.num_returns = self._returns[id(own)]
+        ordered = sorted(self._served.items(), key=lambda item: item[0])
+        return {key: [served for (owner, _), served in ordered if owner == key] for key in alive}
+
+    def _step(self) -> None:
+        """Fill the pipeline, and take in the oldest step."""
+        while (plan := self._schedule()) is not None:
+            self._count(plan)
+            message = plan_to_proto(plan, 1, 1).SerializeToString()
+            step = step_from_proto(worker_v1.StepRequest.FromString(message))
+            self._in_flight.append((plan, self._runner.launch(step)))
+        assert self._in_flight, "requests wait, and nothing is done about it"
+        plan, launched = self._in_flight.popleft()
+        outcome = self._runner.finish(launched)
+        done = time.perf_counter()
+        result = outcome_to_proto(outcome)
+        busy = done - max(self._last_done, launched.started) - outcome.held_up_seconds
+        result.busy_us = max(0, round(busy * 1e6))
+        self._last_done = done
+        result = worker_v1.StepResult.FromString(result.SerializeToString())
+        assert list(result.sequence_ids) == [part.sequence.id for part in plan.scheduled]
+        for event in self.core.commit(self.replica, outcome_from_proto(result), time.monotonic()):
+            assert not isinstance(event, FailedEvent), event
+            self._note(event)
+        self.replica.check_integrity()
+
+    def _schedule(self) -> StepPlan | None:
+        swapped = list(self.replica.swapped)
+        plan = self.core.schedule(self.replica, time.monotonic())
+        self._returns.update(id(s) for s in swapped if s.phase in (Phase.ARRIVING, Phase.RUNNING))
+        return plan
+
+    def _count(self, plan: StepPlan) -> None:
+        pool = self.replica.device.pool
+        self.peak_blocks = max(self.peak_blocks, self.replica.shape.num_blocks - pool.num_available)
+        self.num_copies += len(plan.copies)
+
+    def _note(self, event: TokensEvent) -> None:
+        """Keep what a gateway would be told."""
+        told = scheduler_v1.Event.FromString(event_to_proto(event).SerializeToString())
+        served = self._served.setdefault((told.key, told.tokens.index), Served(event.sequence))
+        assert told.tokens.offset == len(served.token_ids), "a gap, or a token twice"
+        served.token_ids += told.tokens.token_ids
+        served.logprobs += [
+            (logprobs.logprob, tuple((top.token_id, top.logprob) for top in logprobs.top))
+            for logprobs in told.tokens.logprobs
+        ]
+        served.score = told.tokens.score if told.tokens.HasField("score") else None
+
+
+def submission(
+    key: str, prompt: Seq[int], max_tokens: int, n: int = 1, logprobs: int | None = None, **sampling: float | int
+) -> scheduler_v1.Submit:
+    """What a gateway submits; `sampling` as quire.worker.v1.SamplingParams has it, greedy where it says nothing."""
+    params = worker_v1.SamplingParams(logprobs=logprobs)
+    for name, value in {"top_p": 1.0, "repetition_penalty": 1.0, **sampling}.items():
+        setattr(params, name, value)
+    return scheduler_v1.Submit(
+        key=key, prompt_token_ids=prompt, n=n, max_tokens=max_tokens, sampling=params, tenant="default", weight=1.0
+    )
+
+
+def num_blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that so many tokens fill or begin."""
+    return math.ceil(num_tokens / block_size)
