@@ -1,0 +1,125 @@
+"""What a person is told who asks of a request."""
+
+from core_bench import BLOCK, CoreBench, prompt
+from scheduler_svc.core.explain import Explanation, Return, Standing
+from scheduler_svc.core.inquiry import explain, summaries
+from scheduler_svc.core.planner import STOP_LEAD
+from scheduler_svc.core.pressure import PreemptionMode
+
+
+def told(bench: CoreBench, key: str) -> Explanation:
+    answer = explain(bench.scheduler, key, bench.now)
+    assert answer is not None
+    return answer
+
+
+def under_pressure(mode: PreemptionMode) -> tuple[CoreBench, str]:
+    """And who gave way."""
+    bench = CoreBench(num_blocks=30, preemption=mode)
+    for place in range(4):
+        bench.submit(f"{place}", prompt(8, 1000 * place), 60)
+    while not (preempted := bench.step().preempted):
+        pass
+    return bench, preempted[0].request.key
+
+
+def test_nothing_is_known_of_one_that_is_not_live() -> None:
+    bench = CoreBench()
+    bench.submit("a", prompt(4), 1)
+    bench.run()
+    assert explain(bench.scheduler, "a", bench.now) is None
+
+
+def test_running_sequence_says_what_it_holds() -> None:
+    bench = CoreBench()
+    bench.submit("a", prompt(10), 20, tenant="t", deadline=60.0)
+    bench.steps(2)
+    bench.now = 5.0
+    answer = told(bench, "a")
+    [one] = answer.sequences
+    assert (answer.tenant, answer.age, answer.time_left, answer.num_prompt) == ("t", 5.0, 55.0, 10)
+    assert (one.standing, one.num_known, one.num_computed, one.num_generated) == (Standing.RUNNING, 12, 11, 2)
+    assert (one.num_device_blocks, one.num_host_blocks, one.num_missing_blocks) == (3, 0, 0)
+    assert one.num_ahead is None
+    assert one.predicted_start is None
+
+
+def test_queued_sequence_says_who_is_ahead_and_how_many_blocks_it_lacks() -> None:
+    bench = CoreBench(num_blocks=8)
+    bench.submit("runs", prompt(6 * BLOCK), 8)
+    bench.step()
+    bench.submit("next", prompt(4 * BLOCK, 500), 4)
+    bench.submit("last", prompt(5 * BLOCK, 900), 4)
+    bench.step()
+    [one] = told(bench, "last").sequences
+    assert one.standing is Standing.QUEUED
+    assert one.num_ahead == 1
+    kept = bench.scheduler.planner.reserve(bench.replica, bench.replica.num_owed)
+    assert kept > 0
+    assert one.num_missing_blocks == 5 + kept - bench.replica.device.pool.num_available
+    assert told(bench, "last").num_waiting == 2
+
+
+def test_queued_sequence_says_when_it_starts_once_rates_are_known() -> None:
+    bench = CoreBench(max_sequences=1)
+    bench.submit("runs", prompt(8), 20)
+    bench.submit("next", prompt(8, 500), 2)
+    bench.submit("last", prompt(8, 900), 2)
+    assert told(bench, "last").sequences[0].predicted_start is None
+    bench.step(busy_seconds=0.1)
+    bench.now += 2.0
+    start = told(bench, "last").sequences[0].predicted_start
+    assert start is not None
+    assert start > 0
+
+
+def test_follower_says_whose_prefix_it_waits_for() -> None:
+    bench = CoreBench()
+    bench.submit("leader", [*prompt(24), 1], 4)
+    bench.submit("follower", [*prompt(24), 2], 4)
+    bench.plan()
+    [one] = told(bench, "follower").sequences
+    assert (one.standing, one.awaits_key) == (Standing.AWAITING_PREFIX, "leader")
+
+
+def test_swapped_sequence_says_what_it_has_on_the_host_and_why() -> None:
+    bench, victim = under_pressure(PreemptionMode.SWAP)
+    [one] = told(bench, victim).sequences
+    assert one.standing is Standing.SWAPPED
+    assert one.num_host_blocks == -(-one.num_computed // BLOCK)
+    assert one.num_device_blocks == 0
+    assert one.num_preemptions == 1
+    assert one.last_preemption is not None
+    assert one.last_preemption.choice is Return.SWAP
+
+
+def test_preempted_sequence_waits_in_the_queue() -> None:
+    bench, victim = under_pressure(PreemptionMode.RECOMPUTE)
+    [one] = told(bench, victim).sequences
+    assert (one.standing, one.num_host_blocks, one.num_ahead) == (Standing.PREEMPTED, 0, 0)
+    assert one.last_preemption is not None
+    assert one.last_preemption.choice is Return.RECOMPUTE
+
+
+def test_sequence_that_waits_for_its_gateway_is_paused() -> None:
+    bench = CoreBench()
+    bench.submit("a", prompt(4), 200, has_stop_strings=True)
+    bench.steps(STOP_LEAD)
+    assert told(bench, "a").sequences[0].standing is Standing.PAUSED
+    bench.scheduler.acknowledge("a", 0, 10)
+    assert told(bench, "a").sequences[0].standing is Standing.RUNNING
+
+
+def test_list_is_of_all_or_of_one_tenant_and_says_how_far_each_has_got() -> None:
+    bench = CoreBench(max_sequences=2)
+    bench.submit("first", prompt(4), 9, n=2, tenant="x")
+    bench.steps(2)
+    bench.submit("second", prompt(4, 100), 9, tenant="y")
+    bench.step()
+    lines = list(summaries(bench.scheduler, None, bench.now))
+    assert [(line.key, line.standing) for line in lines] == [
+        ("first", Standing.RUNNING),
+        ("second", Standing.QUEUED),
+    ]
+    assert lines[0].num_generated == sum(s.num_output for s in bench.scheduler.sequences("first"))
+    assert [line.key for line in summaries(bench.scheduler, "y", bench.now)] == ["second"]

@@ -1,0 +1,123 @@
+"""Who gives way, and how it comes back."""
+
+import math
+from typing import Any
+
+import pytest
+
+from core_bench import BLOCK, CoreBench, prompt
+from scheduler_svc.core.explain import Return
+from scheduler_svc.core.pressure import MIN_STEPS, PreemptionMode, Pressure
+from scheduler_svc.core.sequence import Sequence
+
+
+def pressure(bench: CoreBench, mode: PreemptionMode = PreemptionMode.AUTO) -> Pressure:
+    """Which remembers no order made before."""
+    return Pressure(bench.scheduler.waiting.policy, mode)
+
+
+def running(bench: CoreBench, key: str, num_prompt: int = 8, **fields: Any) -> Sequence:
+    """It has drawn a token."""
+    start = 1000 * sum(map(ord, key))
+    [sequence] = bench.submit(key, prompt(num_prompt, start), 500, **fields)
+    bench.step()
+    bench.now += 0.1
+    return sequence
+
+
+@pytest.mark.parametrize("policy", ["fair", "priority"])
+def test_lower_class_gives_way_first(policy: str) -> None:
+    bench = CoreBench(policy=policy)
+    low = running(bench, "low", num_prompt=30, priority=0)
+    running(bench, "high", num_prompt=8, priority=1)
+    assert pressure(bench).victim(bench.replica, set()) is low
+
+
+def test_whoever_owes_more_gives_way_first_within_a_class() -> None:
+    bench = CoreBench(policy="fair")
+    owing = running(bench, "owing", num_prompt=30, tenant="x")
+    running(bench, "thrifty", num_prompt=8, tenant="y")
+    assert bench.scheduler.waiting.policy.debt("x") > bench.scheduler.waiting.policy.debt("y")
+    assert pressure(bench).victim(bench.replica, set()) is owing
+
+
+@pytest.mark.parametrize("policy", ["fair", "fcfs"])
+def test_cheapest_to_bring_back_gives_way_first_where_nobody_owes(policy: str) -> None:
+    bench = CoreBench(policy=policy)
+    running(bench, "long", num_prompt=30)
+    short = running(bench, "short", num_prompt=8)
+    running(bench, "middle", num_prompt=20)
+    assert pressure(bench).victim(bench.replica, set()) is short
+
+
+def test_last_to_come_gives_way_first_where_all_else_is_equal() -> None:
+    bench = CoreBench()
+    bench.submit("first", prompt(8), 50)
+    [last] = bench.submit("last", prompt(8, 500), 50)
+    bench.step()
+    assert pressure(bench).victim(bench.replica, set()) is last
+
+
+def test_who_came_in_lately_is_passed_over_until_its_minimum_of_steps() -> None:
+    bench = CoreBench()
+    old = running(bench, "old", num_prompt=30)
+    bench.steps(MIN_STEPS)
+    newcomer = running(bench, "new")
+    while newcomer.num_steps < MIN_STEPS:
+        assert pressure(bench).victim(bench.replica, set()) is old
+        bench.step()
+    assert pressure(bench).victim(bench.replica, set()) is newcomer
+
+
+def test_who_came_in_lately_gives_way_where_nobody_else_can() -> None:
+    bench = CoreBench()
+    first, last = running(bench, "first"), running(bench, "last")
+    assert pressure(bench).victim(bench.replica, {last.id}) is first
+    assert pressure(bench).victim(bench.replica, {first.id, last.id}) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "bytes_per_second", "choice"),
+    [
+        (PreemptionMode.AUTO, 1e8, Return.SWAP),
+        (PreemptionMode.AUTO, 1e3, Return.RECOMPUTE),
+        (PreemptionMode.SWAP, 1e3, Return.SWAP),
+        (PreemptionMode.RECOMPUTE, 1e8, Return.RECOMPUTE),
+    ],
+)
+def test_way_back_is_the_cheaper_one_or_the_one_that_is_told(
+    mode: PreemptionMode, bytes_per_second: float, choice: Return
+) -> None:
+    bench = CoreBench(swap_bytes_per_second=bytes_per_second)
+    weighed = pressure(bench, mode).weigh(bench.replica, running(bench, "a", num_prompt=10 * BLOCK))
+    assert weighed.choice is choice
+    assert weighed.swap_seconds == pytest.approx(2 * 10 * bench.replica.shape.block_bytes / bytes_per_second)
+    assert weighed.recompute_seconds == pytest.approx(10 * BLOCK / bench.replica.shape.prefill_tokens_per_second)
+
+
+def test_what_is_shared_costs_neither_copies_nor_computing() -> None:
+    bench = CoreBench()
+    sequences = bench.submit("a", prompt(10 * BLOCK), 50, n=2)
+    while not all(sequence.num_output for sequence in sequences):
+        bench.step()
+    alone = CoreBench()
+    weighed = pressure(bench).weigh(bench.replica, sequences[1])
+    own = sequences[1].num_computed - 10 * BLOCK
+    assert weighed.recompute_seconds == pytest.approx(alone.replica.costs.recompute_seconds(own))
+    assert weighed.swap_seconds <= alone.replica.costs.swap_seconds(1, 1)
+
+
+def test_without_host_blocks_everything_is_computed_again() -> None:
+    bench = CoreBench(num_host_blocks=0)
+    weighed = pressure(bench, PreemptionMode.SWAP).weigh(bench.replica, running(bench, "a"))
+    assert (weighed.choice, weighed.swap_seconds) == (Return.RECOMPUTE, math.inf)
+
+
+def test_nobody_leaves_ahead_of_need_who_would_be_computed_again() -> None:
+    for mode, expected in ((PreemptionMode.SWAP, True), (PreemptionMode.RECOMPUTE, False)):
+        bench = CoreBench()
+        running(bench, "a")
+        running(bench, "b")
+        assert not pressure(bench, mode).is_worth_beginning(bench.replica), "they have only just come"
+        bench.steps(MIN_STEPS)
+        assert pressure(bench, mode).is_worth_beginning(bench.replica) is expected
