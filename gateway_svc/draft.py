@@ -3,52 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from gateway_svc.fields import Field
 from gateway_svc.generation import EarlyStopping, SpecialTokens, StopText
 from quire.inference.v1 import inference_pb2
 from svc_common.errors import QuireError, Reason
-
-
-class Field(StrEnum):
-    """Fields of a request, as the contract's Generation names them."""
-
-    MODEL = "model"
-    PROMPT = "prompt"
-    TEXT = "text"
-    TOKEN_IDS = "token_ids.ids"
-    MESSAGES = "chat.messages"
-    TEMPERATURE = "sampling.temperature"
-    TOP_P = "sampling.top_p"
-    TOP_K = "sampling.top_k"
-    MIN_P = "sampling.min_p"
-    PRESENCE_PENALTY = "sampling.presence_penalty"
-    FREQUENCY_PENALTY = "sampling.frequency_penalty"
-    REPETITION_PENALTY = "sampling.repetition_penalty"
-    SEED = "sampling.seed"
-    LOGIT_BIAS = "sampling.logit_bias"
-    MAX_TOKENS = "stopping.max_tokens"
-    MIN_TOKENS = "stopping.min_tokens"
-    STOP = "stopping.stop"
-    STOP_TOKEN_IDS = "stopping.stop_token_ids"
-    N = "n"
-    BEST_OF = "best_of"
-    BEAM_SEARCH = "beam_search"
-    BEAM_WIDTH = "beam_search.width"
-    LENGTH_PENALTY = "beam_search.length_penalty"
-    EARLY_STOPPING = "beam_search.early_stopping"
-    LOGPROBS = "logprobs"
-    REQUEST_ID = "request_id"
-    PRIORITY = "priority"
-
-
-class Spelling(Protocol):
-    """How the client's protocol spells a field, or one place of a repeated one."""
-
-    def __call__(self, which: Field, place: int | None = None) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

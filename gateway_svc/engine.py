@@ -10,7 +10,8 @@ from enum import Enum
 from opentelemetry.context import Context
 
 from gateway_svc.auth import Tenant
-from gateway_svc.draft import Draft, Spelling
+from gateway_svc.draft import Draft
+from gateway_svc.fields import Spelling
 from gateway_svc.generation import Generation, ModelFacts
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.running import RequestGroup, RunningRequest

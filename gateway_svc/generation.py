@@ -1,9 +1,10 @@
 """A request to generate, resolved: every default filled in, every value in range, the prompt as tokens."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from gateway_svc.fields import Spelling, as_in_contract
 from gateway_svc.stop_strings import StopString
 from quire.inference.v1 import inference_pb2
 from quire.scheduler.v1 import scheduler_pb2
@@ -123,6 +124,8 @@ class Generation:
     logprobs: int | None
     priority: int
     special_tokens: SpecialTokens
+    spell: Spelling = field(default=as_in_contract, compare=False, repr=False)
+    """How its client spells fields, for what the scheduler refuses."""
 
     @property
     def is_ranked_here(self) -> bool:

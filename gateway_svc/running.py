@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Self
 
 from gateway_svc.detokenizer import SequenceText
+from gateway_svc.fields import Field
 from gateway_svc.generation import Generation, OnLeave
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, Usage
@@ -157,6 +158,10 @@ class RunningRequest:
             self.on_failed(error)
 
     # Events of the session.
+
+    def spell(self, which: Field) -> str:
+        """A field as the client spells it."""
+        return self.generation.spell(which)
 
     def on_accepted(self) -> None:
         """It is queued."""

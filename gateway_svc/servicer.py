@@ -12,8 +12,9 @@ from grpc_status import rpc_status
 from opentelemetry import context as otel
 
 from gateway_svc.auth import Authenticator, Tenant
-from gateway_svc.draft import ChatPrompt, Draft, Field, Reply, TextPrompt
+from gateway_svc.draft import ChatPrompt, Draft, Reply, TextPrompt
 from gateway_svc.engine import Call, Engine
+from gateway_svc.fields import Field, as_in_contract
 from gateway_svc.generation import Generation, SpecialTokens
 from gateway_svc.output import Chunk
 from gateway_svc.ranking import completed
@@ -21,7 +22,7 @@ from gateway_svc.tracing import Operation
 from gateway_svc.validation import Checks, is_request_id
 from quire.inference.v1 import inference_pb2
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceServicer
-from svc_common.errors import QuireError
+from svc_common.errors import QuireError, Reason
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -147,8 +148,7 @@ class InferenceServicer(InferenceServiceServicer):
                     (rpc_status.GRPC_DETAILS_METADATA_KEY, error.details()),
                     (_REQUEST_ID, request_id),
                 ]
-                if error.retry_after is not None and error.retry_after > _LATER_SECONDS:
-                    # A client's retry policy would only add to the crowd: its caller is told when to come back.
+                if not _is_for_the_channel(error):
                     metadata.append((_PUSHBACK, "-1"))
                 await context.abort(error.code, str(error), trailing_metadata=tuple(metadata))
             except (asyncio.CancelledError, GeneratorExit):
@@ -187,6 +187,17 @@ def _reply_id(request_id: str) -> str:
     return request_id if is_request_id(request_id) else uuid.uuid4().hex
 
 
+def _is_for_the_channel(error: QuireError) -> bool:
+    """Whether a client's own retry policy may act on an error, or must leave it to the caller.
+
+    It comes back at once, which only adds to a crowd that takes longer to clear; and with the same deadline, so that
+    one that could not be met is even further from it.
+    """
+    if error.reason is Reason.DEADLINE_TOO_SHORT:
+        return False
+    return error.retry_after is None or error.retry_after <= _LATER_SECONDS
+
+
 def _acceptance(generation: Generation) -> inference_pb2.Acceptance:
     return inference_pb2.Acceptance(
         request_id=generation.request_id, model=generation.model, seed=generation.sampling.seed
@@ -195,7 +206,7 @@ def _acceptance(generation: Generation) -> inference_pb2.Acceptance:
 
 def in_generation(which: Field, place: int | None = None) -> str:
     """A field as it is spelled in a request that holds a Generation."""
-    return f"generation.{which}" if place is None else f"generation.{which}[{place}]"
+    return f"generation.{as_in_contract(which, place)}"
 
 
 def _plain(which: Field, place: int | None = None) -> str:

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 
 import grpc
 
+from gateway_svc.fields import Field
 from gateway_svc.generation import ModelFacts, OnLeave
 from quire.scheduler.v1 import scheduler_pb2
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -33,6 +34,9 @@ _Call: TypeAlias = "grpc.aio.StreamStreamCall[scheduler_pb2.SessionRequest, sche
 
 class RequestEvents(Protocol):
     """What a request is told. None of it waits."""
+
+    def spell(self, which: Field) -> str:
+        """A field as the request's client spells it."""
 
     def on_accepted(self) -> None:
         """The scheduler has queued the request."""
@@ -234,7 +238,7 @@ class SchedulerSession:
                 route.phase = _Phase.ACCEPTED
                 route.events.on_accepted()
             case "failed":
-                self._fail(event.key, _error_of(event.failed))
+                self._fail(event.key, _error_of(event.failed, route))
             # Tokens before the acceptance are those of a request that had the key before.
 
     def _checked(self, status: scheduler_pb2.Status) -> ModelFacts | None:
@@ -308,11 +312,20 @@ async def _write(call: _Call, outbox: asyncio.Queue[scheduler_pb2.SessionRequest
         pass  # the call is over: its reader says why
 
 
-def _error_of(failed: scheduler_pb2.Failed) -> QuireError:
+# What of a request a scheduler's refusal is about.
+_FIELDS = {
+    scheduler_pb2.FAILURE_REASON_SEARCH_TOO_WIDE: Field.BEAM_WIDTH,
+    scheduler_pb2.FAILURE_REASON_TOO_MANY_TOKENS: Field.MAX_TOKENS,
+    scheduler_pb2.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED: Field.MAX_TOKENS,
+}
+
+
+def _error_of(failed: scheduler_pb2.Failed, route: _Route) -> QuireError:
     """What a client is told of a scheduler's verdict."""
-    retry_after = _RETRY_AFTER_SECONDS
-    if failed.HasField("retry_after"):
-        retry_after = to_seconds(failed.retry_after)
+    hint = to_seconds(failed.retry_after) if failed.HasField("retry_after") else None
+    soon = _RETRY_AFTER_SECONDS if hint is None else hint
+    about = _FIELDS.get(failed.reason)
+    field = None if about is None else route.events.spell(about)
     match failed.reason:
         case scheduler_pb2.FAILURE_REASON_KEY_IN_USE:
             return _key_in_use()
@@ -320,16 +333,22 @@ def _error_of(failed: scheduler_pb2.Failed) -> QuireError:
             return _deadline_exceeded()
         case scheduler_pb2.FAILURE_REASON_CANCELLED:
             return QuireError(Reason.CANCELLED, "the request was cancelled")
-        case scheduler_pb2.FAILURE_REASON_INVALID:
-            return QuireError(Reason.INVALID_FIELD, failed.message)
+        case (
+            scheduler_pb2.FAILURE_REASON_INVALID
+            | scheduler_pb2.FAILURE_REASON_SEARCH_TOO_WIDE
+            | scheduler_pb2.FAILURE_REASON_TOO_MANY_TOKENS
+        ):
+            return QuireError(Reason.INVALID_FIELD, failed.message, field)
         case scheduler_pb2.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED:
-            return QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, failed.message)
+            return QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, failed.message, field)
         case scheduler_pb2.FAILURE_REASON_UNAVAILABLE:
-            return _unavailable("there is no capacity for the request now", retry_after)
+            return _unavailable("there is no capacity for the request now", soon)
         case scheduler_pb2.FAILURE_REASON_TENANT_OVER_QUOTA:
-            return QuireError(Reason.TENANT_OVER_QUOTA, failed.message, retry_after=retry_after)
+            subject = f"tenant:{route.submit.tenant}"
+            return QuireError(Reason.TENANT_QUOTA_EXCEEDED, failed.message, retry_after=soon, subject=subject)
         case scheduler_pb2.FAILURE_REASON_DEADLINE_INFEASIBLE:
-            return QuireError(Reason.DEADLINE_INFEASIBLE, failed.message, retry_after=retry_after)
+            # Without a hint there is no later at which this deadline would do.
+            return QuireError(Reason.DEADLINE_TOO_SHORT, failed.message, retry_after=hint)
     return _internal(failed.message)
 
 

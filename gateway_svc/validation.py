@@ -7,7 +7,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from gateway_svc.chat_template import ChatRefused
-from gateway_svc.draft import ChatPrompt, Draft, EndOfText, Field, Prompt, Reply, Spelling, TextPrompt, TokenPrompt
+from gateway_svc.draft import ChatPrompt, Draft, EndOfText, Prompt, Reply, TextPrompt, TokenPrompt
+from gateway_svc.fields import Field, Spelling
 from gateway_svc.generation import BeamSearch, EarlyStopping, Generation, ModelFacts, OnLeave, Sampling, Stopping
 from gateway_svc.stop_strings import StopString
 from gateway_svc.tokenizer import ModelTokenizer, PromptTooLong
@@ -67,6 +68,7 @@ class Validator:
             logprobs=logprobs,
             priority=priority,
             special_tokens=draft.special_tokens,
+            spell=spell,
         )
 
     async def prompt_tokens(self, prompt: Prompt | None, model: ModelFacts, check: "Checks") -> list[int]:

@@ -43,9 +43,8 @@ class Explainer(Protocol):
     def summaries(self, tenant: str | None) -> Iterable[Summary]:
         """Live requests in a line each, of one tenant or of all, oldest first; made as they are read."""
 
-    @property
-    def num_live(self) -> int:
-        """How many requests are live."""
+    def num_live(self, tenant: str | None) -> int:
+        """How many requests are live, of one tenant or of all."""
 
 
 class AdminServicer(AdminServiceServicer):
@@ -71,10 +70,11 @@ class AdminServicer(AdminServiceServicer):
         limit = request.limit if request.HasField("limit") else DEFAULT_LIMIT
         if not 1 <= limit <= MAX_LIMIT:
             raise QuireError(Reason.INVALID_FIELD, f"must be between 1 and {MAX_LIMIT}", field="limit")
-        summaries = self._explainer.summaries(request.tenant if request.HasField("tenant") else None)
+        tenant = request.tenant if request.HasField("tenant") else None
+        summaries = self._explainer.summaries(tenant)
         return admin_v1.ListRequestsResponse(
             requests=[_summary_to_proto(summary) for summary in islice(summaries, limit)],
-            num_live=self._explainer.num_live,
+            num_live=self._explainer.num_live(tenant),
         )
 
 

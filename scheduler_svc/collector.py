@@ -69,12 +69,12 @@ class EngineCollector(Collector):
         estimates = GaugeMetricFamily(
             "quire_cost_seconds", "Estimated seconds, for a block's worth of tokens", labels=["worker", "what"]
         )
-        for place, replica in enumerate(replicas):
+        for replica in replicas:
             swap, recompute = (
                 replica.costs.swap_seconds(1, 1),
                 replica.costs.recompute_seconds(replica.shape.block_size),
             )
             if replica.shape.num_host_blocks:
-                estimates.add_metric([str(place), "swap"], swap)
-            estimates.add_metric([str(place), "recompute"], recompute)
+                estimates.add_metric([replica.name, "swap"], swap)
+            estimates.add_metric([replica.name, "recompute"], recompute)
         yield estimates

@@ -4,6 +4,7 @@ Everything here runs on the event loop's thread and none of it waits, so that th
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -108,10 +109,11 @@ class Engine:
         """Live requests in a line each, of one tenant or of all, oldest first; made as they are read."""
         return summaries(self.core, tenant, time.monotonic())
 
-    @property
-    def num_live(self) -> int:
-        """How many requests are live."""
-        return len(self._live)
+    def num_live(self, tenant: str | None) -> int:
+        """How many requests are live, of one tenant or of all."""
+        if tenant is None:
+            return len(self._live)
+        return sum(self.core.sequences(key)[0].request.tenant == tenant for key in self._live)
 
     def is_live(self, key: str) -> bool:
         """Whether a request runs or waits under this key."""
@@ -169,6 +171,13 @@ class Engine:
         if listener not in self._listeners:
             self.detach(submit.key, listener)  # its session broke in the meantime
         self._wake()
+
+    def refuse(self, submit: scheduler_v1.Submit, listener: Listener) -> None:
+        """Say of a request that was recorded that a fault of ours keeps it from running."""
+        self.core.cancel(submit.key)
+        self._live.pop(submit.key, None)
+        self._writer.end(submit.key, submit.submission_id, State.FAILED)
+        _refuse(submit, listener, Failure.INTERNAL, "the request could not be taken")
 
     def cancel(self, key: str, submission_id: str | None = None) -> None:
         """End a request at once, or only if it came by this submission; its listener is told."""
@@ -237,6 +246,8 @@ class Engine:
             for sequence in plan.preempted:
                 self._tell_preemption(sequence)
             for new in plan.introductions:
+                if new.sequence.is_one_of_beams:
+                    continue
                 trace = self._live[new.sequence.request.key].trace
                 if trace is not None:
                     trace.admitted()
@@ -265,7 +276,8 @@ class Engine:
         weighed, live = sequence.last_preemption, self._live.get(sequence.request.key)
         if weighed is None:
             return
-        PREEMPTION_SECONDS.labels("swap").observe(weighed.swap_seconds)
+        if math.isfinite(weighed.swap_seconds):  # else there is nowhere to swap to
+            PREEMPTION_SECONDS.labels("swap").observe(weighed.swap_seconds)
         PREEMPTION_SECONDS.labels("recompute").observe(weighed.recompute_seconds)
         if live is not None and live.trace is not None:
             live.trace.gave_way(weighed)

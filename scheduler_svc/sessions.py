@@ -75,7 +75,7 @@ class SchedulerServicer(SchedulerServiceServicer):
                     if self._engine.reserve(request.submit, session):
                         # A slow store holds up this request, not the commands behind it; nor does the end of the
                         # session end it, since the gateway may be back by then.
-                        task = asyncio.create_task(self._accept(request.submit))
+                        task = asyncio.create_task(self._accept(request.submit, session))
                         self._acceptances.add(task)
                         task.add_done_callback(self._acceptances.discard)
                 case "cancel":
@@ -91,11 +91,15 @@ class SchedulerServicer(SchedulerServiceServicer):
                     looked = request.acknowledge
                     self._engine.acknowledge(looked.key, looked.index, looked.num_tokens, session)
 
-    async def _accept(self, submit: scheduler_v1.Submit) -> None:
+    async def _accept(self, submit: scheduler_v1.Submit, session: GatewaySession) -> None:
         """Write the record, then queue the request."""
         try:
             recorded = await self._records.accept(submit)
         except Exception:
             log.exception("a record could not be written")
             recorded = True  # the request runs on without one, as where the store is away
-        self._engine.submit(submit, recorded=recorded)
+        try:
+            self._engine.submit(submit, recorded=recorded)
+        except Exception:
+            log.exception("a request could not be taken")
+            self._engine.refuse(submit, session)

@@ -38,21 +38,31 @@ class SchedulerSettings(ServiceSettings):
     policy: Literal["fair", "priority", "fcfs"] = Field(
         "fair", description="who goes first: shares by the token, priorities alone, or whoever comes first"
     )
-    ageing_seconds: float = Field(10, gt=0, description="seconds of waiting that make up for one class of priority")
+    ageing_seconds: float = Field(
+        10, gt=0, allow_inf_nan=False, description="seconds of waiting that make up for one class of priority"
+    )
     deadline_horizon: float = Field(
-        60, ge=0, description="a request without a deadline counts among its tenant's as due so many seconds on"
+        60,
+        ge=0,
+        allow_inf_nan=False,
+        description="a request without a deadline counts among its tenant's as due so many seconds on",
     )
     preemption: Literal["auto", "swap", "recompute"] = Field(
         "auto", description="how sequences that gave way come back; auto: by whichever costs less, as measured"
     )
     max_queued_requests: int = Field(16384, ge=1, description="most requests that wait")
-    max_queued_tokens: int = Field(2**31, ge=1, description="most tokens, of prompts and max_tokens, that wait")
-    max_tenant_queued_requests: int = Field(2**31, ge=1, description="most requests of one tenant that wait")
-    max_tenant_queued_tokens: int = Field(2**31, ge=1, description="most tokens of one tenant that wait")
+    max_queued_tokens: int | None = Field(None, ge=1, description="most tokens, of prompts and max_tokens, that wait")
+    max_tenant_queued_requests: int | None = Field(None, ge=1, description="most requests of one tenant that wait")
+    max_tenant_queued_tokens: int | None = Field(None, ge=1, description="most tokens of one tenant that wait")
     gap_factor: float = Field(
-        1.5, gt=1, description="how much longer than by themselves streams may wait for a token beside a long prompt"
+        1.5,
+        gt=1,
+        allow_inf_nan=False,
+        description="how much longer than by themselves streams may wait for a token beside a long prompt",
     )
-    detach_grace: float = Field(30, ge=0, description="seconds that a named request runs on without a client")
+    detach_grace: float = Field(
+        30, ge=0, allow_inf_nan=False, description="seconds that a named request runs on without a client"
+    )
     record_ttl: int = Field(3600, ge=60, description="seconds that a request's record is kept after its end")
 
     @property
@@ -69,9 +79,9 @@ class SchedulerSettings(ServiceSettings):
             max_sequences=self.max_sequences or unbounded.max_sequences,
             queue=AdmissionLimits(
                 self.max_queued_requests,
-                self.max_queued_tokens,
-                self.max_tenant_queued_requests,
-                self.max_tenant_queued_tokens,
+                self.max_queued_tokens or unbounded.queue.max_tokens,
+                self.max_tenant_queued_requests or unbounded.queue.max_tenant_requests,
+                self.max_tenant_queued_tokens or unbounded.queue.max_tenant_tokens,
             ),
             policy=self.policy,
             policy_settings=PolicySettings(self.ageing_seconds, self.deadline_horizon),

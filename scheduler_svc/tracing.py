@@ -1,5 +1,7 @@
 """Spans of a request's time in the scheduler, in the request's own trace: queued, prefill, decode."""
 
+import math
+
 from opentelemetry.trace import Span
 
 from scheduler_svc.core.explain import Preemption
@@ -38,9 +40,10 @@ class RequestTrace:
         """A sequence gave up its blocks; what was weighed against what, in seconds."""
         attributes: dict[str, str | float] = {
             "quire.choice": weighed.choice.name.lower(),
-            "quire.swap_seconds": weighed.swap_seconds,
             "quire.recompute_seconds": weighed.recompute_seconds,
         }
+        if math.isfinite(weighed.swap_seconds):
+            attributes["quire.swap_seconds"] = weighed.swap_seconds
         self._span.add_event("preempted", attributes)
 
     def end(self, state: str) -> None:

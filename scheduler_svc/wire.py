@@ -24,7 +24,7 @@ from scheduler_svc.core.plan import (
     TransferDone,
 )
 from scheduler_svc.core.replica import ReplicaShape
-from scheduler_svc.core.sequence import Request
+from scheduler_svc.core.sequence import Request, Sequence
 from svc_common.durations import to_duration, to_seconds
 
 _FAILURES = {
@@ -32,6 +32,8 @@ _FAILURES = {
     Failure.DEADLINE_EXCEEDED: scheduler_v1.FAILURE_REASON_DEADLINE_EXCEEDED,
     Failure.CANCELLED: scheduler_v1.FAILURE_REASON_CANCELLED,
     Failure.INVALID: scheduler_v1.FAILURE_REASON_INVALID,
+    Failure.SEARCH_TOO_WIDE: scheduler_v1.FAILURE_REASON_SEARCH_TOO_WIDE,
+    Failure.TOO_MANY_TOKENS: scheduler_v1.FAILURE_REASON_TOO_MANY_TOKENS,
     Failure.CONTEXT_LENGTH_EXCEEDED: scheduler_v1.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED,
     Failure.UNAVAILABLE: scheduler_v1.FAILURE_REASON_UNAVAILABLE,
     Failure.TENANT_OVER_QUOTA: scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA,
@@ -126,13 +128,19 @@ def plan_to_proto(plan: StepPlan, epoch: int, generation: int) -> worker_v1.Step
                 prompt_length=len(new.sequence.request.prompt),
                 index=new.sequence.index,
                 sampling=cast(worker_v1.SamplingParams, new.sequence.request.sampling),
-                # One span for a request's stay at a worker, however many sequences it has.
-                traceparent=new.sequence.request.traceparent if new.sequence.index == 0 else "",
+                traceparent=_traceparent(new.sequence),
             )
             for new in plan.introductions
         ],
         scheduled=_schedule_to_proto(plan.scheduled),
     )
+
+
+def _traceparent(sequence: Sequence) -> str:
+    # One span for a request's stay at a worker, however many sequences it has, and however often beams are told anew.
+    if sequence.index or sequence.is_one_of_beams:
+        return ""
+    return sequence.request.traceparent
 
 
 def _pairs_to_proto(pairs: list[BlockPair], direction: Direction) -> worker_v1.BlockCopies | None:

@@ -73,7 +73,7 @@ class WorkerLink:
             if not isinstance(answer, worker_v1.StepResponse) or not answer.HasField("ready"):
                 raise LinkBroken(f"worker did not answer ready: {await call.details()}")
             self._check_same_model(about)  # nothing is awaited between this and add_worker
-            replica = Replica(shape_from_proto(about))
+            replica = Replica(shape_from_proto(about), self._address)
             self._responses.clear()
             self._engine.add_worker(replica, about, self._wake)
             self._was_ready = True

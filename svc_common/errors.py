@@ -26,8 +26,8 @@ class Reason(StrEnum):
     NOT_FOUND = "NOT_FOUND"
     IDEMPOTENCY_KEY_REUSED = "IDEMPOTENCY_KEY_REUSED"
     CAPACITY_EXHAUSTED = "CAPACITY_EXHAUSTED"
-    TENANT_OVER_QUOTA = "TENANT_OVER_QUOTA"
-    DEADLINE_INFEASIBLE = "DEADLINE_INFEASIBLE"
+    TENANT_QUOTA_EXCEEDED = "TENANT_QUOTA_EXCEEDED"
+    DEADLINE_TOO_SHORT = "DEADLINE_TOO_SHORT"
     DRAINING = "DRAINING"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     CANCELLED = "CANCELLED"
@@ -46,8 +46,8 @@ _CODES: dict[Reason, grpc.StatusCode] = {
     Reason.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.IDEMPOTENCY_KEY_REUSED: grpc.StatusCode.ALREADY_EXISTS,
     Reason.CAPACITY_EXHAUSTED: grpc.StatusCode.UNAVAILABLE,
-    Reason.TENANT_OVER_QUOTA: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Reason.DEADLINE_INFEASIBLE: grpc.StatusCode.UNAVAILABLE,
+    Reason.TENANT_QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.DEADLINE_TOO_SHORT: grpc.StatusCode.UNAVAILABLE,
     Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.CANCELLED: grpc.StatusCode.CANCELLED,
@@ -60,13 +60,14 @@ class QuireError(Exception):
     """A refusal or failure, told to the client as it stands: it holds no prompt, no output and no exception text.
 
     `field` is the path of the field at fault as the client wrote it ("sampling.top_p", "messages[0].role").
-    `retry_after` is in seconds.
+    `retry_after` is in seconds. `subject` is whose quota was exceeded ("tenant:search").
     """
 
     reason: Reason
     message: str
     field: str | None = None
     retry_after: float | None = None
+    subject: str | None = None
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}" if self.field else self.message
@@ -83,6 +84,9 @@ class QuireError(Exception):
         if self.field:
             violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.message)
             status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+        if self.subject is not None:
+            excess = error_details_pb2.QuotaFailure.Violation(subject=self.subject, description=self.message)
+            status.details.add().Pack(error_details_pb2.QuotaFailure(violations=[excess]))
         if self.retry_after is not None:
             retry = error_details_pb2.RetryInfo(retry_delay=to_duration(self.retry_after))
             status.details.add().Pack(retry)

@@ -210,7 +210,11 @@ def _num_blocks(
 
     num_blocks = count_blocks(shape.block_bytes, budget, device, profile)
     if num_blocks == 0:
-        raise OutOfMemory("no memory is left for keys and values: choose a smaller model, or smaller budgets")
+        names = ("QUIRE_MEMORY_FRACTION", "QUIRE_CPU_KV_BYTES" if device.type == "cpu" else "QUIRE_MAX_STEP_TOKENS")
+        raise OutOfMemory(
+            f"no memory is left for keys and values, of which a block takes {shape.block_bytes} bytes: "
+            f"{names[0]} and {names[1]} say how much there is, and a smaller model needs less"
+        )
     return num_blocks
 
 

@@ -85,7 +85,7 @@ class LongPromptRun:
     """Streams by themselves, a long prompt by itself, and both together. All in seconds.
 
     The inter-token latencies are over the gaps of all streams: beside the prompt from when it was sent to its first
-    token, alone from the same place of the streams to their ends.
+    token, alone over as many tokens of each stream as are asked for before the prompt is sent.
     """
 
     alone_p50: float

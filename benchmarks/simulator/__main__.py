@@ -2,8 +2,8 @@
 
     python -m benchmarks.simulator [fairness | ageing | preemption | queue | scale]… [--output FOLDER]
 
-The scheduler's core is real; workers are modelled by tables (presets.py). `queue` and `scale` measure by the wall
-clock, the others in modelled time, which is the same on every machine.
+The scheduler's core is real; workers are modelled by tables (presets.py). `queue` measures processor time, `scale`
+the clock's, the others in modelled time, which is the same on every machine.
 """
 
 import argparse

@@ -13,6 +13,7 @@ from quire.admin.v1 import admin_pb2 as pb
 from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
 from quire_client.connection import Connection
 from quire_client.errors import quire_errors
+from quire_client.requests import assign
 
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50062"
 
@@ -168,15 +169,16 @@ class RequestSummary:
 
 @dataclass(frozen=True, slots=True)
 class RequestList:
-    """The oldest live requests, oldest first, and how many there are in all."""
+    """The oldest live requests of those asked for, oldest first, and how many of these there are, listed or not."""
 
     requests: tuple[RequestSummary, ...]
     num_live: int
 
 
 class AdminClient:
-    """Calls the admin service of a scheduler. Use it as a context manager. Every call raises QuireError.
+    """Calls the admin service of a scheduler. Use it as a context manager.
 
+    Every call raises QuireError, INVALID_FIELD among them for a value that no message can hold.
     `address` is QUIRE_ADMIN_ADDRESS or 127.0.0.1:50062 unless given; `timeout` is in seconds.
     """
 
@@ -188,18 +190,27 @@ class AdminClient:
 
     def explain(self, request_id: str, *, tenant: str | None = None, prompt: int = 0) -> Explanation:
         """Where a request of a tenant, `default` unless given, stands; `prompt` is its place in a call of several."""
-        name = pb.RequestName(tenant=tenant, request_id=request_id, prompt=prompt)
-        return self._explain(pb.ExplainRequest(name=name))
+        request = pb.ExplainRequest()
+        assign(request, "name.request_id", request_id)
+        assign(request, "name.prompt", prompt)
+        if tenant is not None:
+            assign(request, "name.tenant", tenant)
+        return self._explain(request)
 
     def explain_key(self, key: str) -> Explanation:
         """Where the request of a key, as `requests` lists it, stands."""
-        return self._explain(pb.ExplainRequest(key=key))
+        request = pb.ExplainRequest()
+        assign(request, "key", key)
+        return self._explain(request)
 
     def requests(self, *, tenant: str | None = None, limit: int | None = None) -> RequestList:
         """The oldest live requests, of one tenant or of all."""
+        request = pb.ListRequestsRequest()
+        for name, value in (("tenant", tenant), ("limit", limit)):
+            if value is not None:
+                assign(request, name, value)
         to = self._connection
         with quire_errors(to.address):
-            request = pb.ListRequestsRequest(tenant=tenant, limit=limit)
             listed = self._stub.ListRequests(request, timeout=to.timeout)
         return RequestList(tuple(map(RequestSummary.from_proto, listed.requests)), listed.num_live)
 

@@ -132,10 +132,10 @@ def completion_of(prompt: Prompt, options: GenerationOptions) -> pb.Generation:
     """
     generation = _with_options(options)
     if isinstance(prompt, str):
-        _assign(generation, "text", prompt, within="generation.")
+        assign(generation, "text", prompt, within="generation.")
     else:
         generation.token_ids.SetInParent()  # no ids at all are refused by the server, not taken as no prompt
-        _assign(generation, "token_ids.ids", prompt, within="generation.")
+        assign(generation, "token_ids.ids", prompt, within="generation.")
     return generation
 
 
@@ -150,7 +150,7 @@ def tokenize_of(text: str | Messages, model: str | None) -> pb.TokenizeRequest:
     """A request for the token ids of a text or a chat. Raises as completion_of."""
     request = pb.TokenizeRequest(model=model)
     if isinstance(text, str):
-        _assign(request, "text", text)
+        assign(request, "text", text)
     else:
         request.chat.CopyFrom(_chat(text, within="chat."))
     return request
@@ -159,7 +159,7 @@ def tokenize_of(text: str | Messages, model: str | None) -> pb.TokenizeRequest:
 def detokenize_of(token_ids: Sequence[int], model: str | None, keep_special_tokens: bool) -> pb.DetokenizeRequest:
     """A request for the text of token ids. Raises as completion_of."""
     request = pb.DetokenizeRequest(model=model, keep_special_tokens=keep_special_tokens)
-    _assign(request, "token_ids", token_ids)
+    assign(request, "token_ids", token_ids)
     return request
 
 
@@ -175,7 +175,7 @@ def _with_options(options: GenerationOptions) -> pb.Generation:
                 value = [value]
             elif name == "early_stopping":
                 value = _early_stopping(value)
-            _assign(generation, _PATHS[name], value, within="generation.")
+            assign(generation, _PATHS[name], value, within="generation.")
     return generation
 
 
@@ -194,12 +194,15 @@ def _chat(messages: Messages, within: str) -> pb.Chat:
             raise TypeError(f"messages[{i}]: a message has a role and a content, not {', '.join(fields)}")
         added = chat.messages.add()
         for name, value in fields.items():
-            _assign(added, name, value, within=f"{within}messages[{i}].")
+            assign(added, name, value, within=f"{within}messages[{i}].")
     return chat
 
 
-def _assign(message: ProtoMessage, path: str, value: Any, within: str = "") -> None:
-    """Sets a field. Errors call it as the server does: by its path in the request, in which the message is `within`."""
+def assign(message: ProtoMessage, path: str, value: Any, within: str = "") -> None:
+    """Sets a field. Errors call it as the server does: by its path in the request, in which the message is `within`.
+
+    Raises TypeError for a value of a wrong type, QuireError INVALID_FIELD for one that the field cannot hold.
+    """
     *parents, name = path.split(".")
     target = message
     for parent in parents:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from gateway_svc.generation import Generation
-from gateway_svc.openai_http.events import HOLE, TextEvent, event
+from gateway_svc.openai_http.events import HOLE, TextEvent, sse_event
 from gateway_svc.output import Chunk, Finish, TokenLogprob, Usage
 from gateway_svc.ranking import completed
 from gateway_svc.vocabulary import Vocabulary
@@ -112,14 +112,14 @@ class Answer:
         text_event = self._text_events.get(index)
         if text_event is None:
             self._text_events[index] = TextEvent(self._piece(place, Chunk(chunk.index, 0, HOLE), is_first=False))
-            return event(self._piece(place, chunk, is_first=True))
+            return sse_event(self._piece(place, chunk, is_first=True))
         if chunk.logprobs or chunk.finish:
-            return event(self._piece(place, chunk, is_first=False))
+            return sse_event(self._piece(place, chunk, is_first=False))
         return text_event.with_text(chunk.text)
 
     def usage_event(self, usage: Usage) -> bytes:
         """The last event of a stream that was asked for its usage."""
-        return event(self._chunk_head | {"choices": [], "usage": usage_json(usage)})
+        return sse_event(self._chunk_head | {"choices": [], "usage": usage_json(usage)})
 
     def _piece(self, place: int, chunk: Chunk, *, is_first: bool) -> Json:
         particular = self._form.piece(chunk, self._generations[place], self._vocabulary, is_first)

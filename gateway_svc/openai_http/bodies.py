@@ -10,12 +10,12 @@ from gateway_svc.draft import (
     ChatPrompt,
     Draft,
     EndOfText,
-    Field,
     Prompt,
     Reply,
     TextPrompt,
     TokenPrompt,
 )
+from gateway_svc.fields import Field
 from gateway_svc.generation import EarlyStopping, SpecialTokens, StopText
 from gateway_svc.openai_http import unserved
 from gateway_svc.openai_http.json_fields import (
@@ -70,6 +70,11 @@ class Delivery(Enum):
     STREAM = "stream"
     STREAM_WITH_USAGE = "stream with usage"
 
+    @property
+    def reply(self) -> Reply:
+        """The same to whoever need not know of usage."""
+        return Reply.WHOLE if self is Delivery.WHOLE else Reply.STREAMED
+
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
@@ -104,7 +109,7 @@ def completion_body(body: JsonBody, request_id: str | None) -> Body:
     """Reads a body of /v1/completions. Raises QuireError."""
     fields = JsonFields(body.values)
     fields.refuse_unserved(unserved.COMPLETION)
-    draft, spelled = _common(fields, request_id)
+    draft, spelled, delivery = _common(fields, request_id)
     if fields.has("logprobs"):
         draft = replace(draft, logprobs=fields.integer("logprobs"))
     draft = replace(draft, default_max_tokens=DEFAULT_COMPLETION_TOKENS)
@@ -112,7 +117,6 @@ def completion_body(body: JsonBody, request_id: str | None) -> Body:
     for prompt, name in _prompts(fields.raw("prompt")):
         names = {**spelled.names, **dict.fromkeys((Field.PROMPT, Field.TEXT, Field.TOKEN_IDS), name)}
         prompts.append(Asked(replace(draft, prompt=prompt), replace(spelled, names=names)))
-    delivery = _delivery(fields)
     body.refuse_non_finite()
     return Body(prompts, delivery)
 
@@ -121,7 +125,7 @@ def chat_body(body: JsonBody, request_id: str | None) -> Body:
     """Reads a body of /v1/chat/completions. Raises QuireError."""
     fields = JsonFields(body.values)
     fields.refuse_unserved(unserved.CHAT)
-    draft, spelled = _common(fields, request_id)
+    draft, spelled, delivery = _common(fields, request_id)
     top_logprobs = fields.integer("top_logprobs")
     if fields.flag("logprobs"):
         draft = replace(draft, logprobs=top_logprobs or 0)
@@ -130,13 +134,13 @@ def chat_body(body: JsonBody, request_id: str | None) -> Body:
     messages = fields.objects("messages")
     prompt = ChatPrompt([_message(message) for message in messages]) if messages is not None else None
     names = {**spelled.names, Field.PROMPT: "messages", Field.LOGPROBS: "top_logprobs"}
-    delivery = _delivery(fields)
     body.refuse_non_finite()
     return Body([Asked(replace(draft, prompt=prompt), replace(spelled, names=names))], delivery)
 
 
-def _common(fields: JsonFields, request_id: str | None) -> tuple[Draft, Spelled]:
+def _common(fields: JsonFields, request_id: str | None) -> tuple[Draft, Spelled, Delivery]:
     """What both bodies have."""
+    delivery = _delivery(fields)
     names: dict[Field, str] = {}
     max_tokens = fields.integer("max_tokens")
     if fields.has("max_completion_tokens"):
@@ -173,9 +177,10 @@ def _common(fields: JsonFields, request_id: str | None) -> tuple[Draft, Spelled]
         request_id=request_id,
         priority=fields.integer("priority"),
         special_tokens=SpecialTokens.HIDDEN if hidden else SpecialTokens.KEPT,
-        reply=Reply.STREAMED if fields.flag("stream") else Reply.WHOLE,
+        reply=delivery.reply,
     )
-    return draft, Spelled(names, frozenset({Field.STOP}) if isinstance(stop, str) else frozenset())
+    lone = frozenset({Field.STOP}) if isinstance(stop, str) else frozenset[Field]()
+    return draft, Spelled(names, lone), delivery
 
 
 def _beam_search(fields: JsonFields, width: int | None) -> BeamSearchDraft | None:

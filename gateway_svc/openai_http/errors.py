@@ -25,7 +25,7 @@ _BY_REASON: dict[Reason, tuple[int, str]] = {Reason.MESSAGE_TOO_LARGE: (413, "in
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """An error as it leaves. `code` is the machine-readable reason, in lower case."""
+    """An error as it leaves. `code` is the machine-readable reason, in lower case; `retry_after` is in seconds."""
 
     status: int
     kind: str
@@ -34,13 +34,24 @@ class HttpError:
     param: str | None = None
     retry_after: int | None = None
     allow: str | None = None
+    should_retry: str | None = None
+    """"false" where a client would try again of itself, and in vain; OpenAI's clients heed it."""
 
     @classmethod
     def of(cls, error: QuireError) -> "HttpError":
-        """A QuireError by the one table; seconds to wait are rounded up."""
+        """A QuireError by the one table; seconds to wait are rounded up, and never none."""
         status, kind = _BY_REASON.get(error.reason) or _BY_STATUS[error.code]
-        retry_after = None if error.retry_after is None else math.ceil(error.retry_after)
-        return cls(status, kind, error.reason.value.lower(), str(error), error.field, retry_after)
+        retry_after = None if error.retry_after is None else max(1, math.ceil(error.retry_after))
+        in_vain = error.reason is Reason.DEADLINE_TOO_SHORT and retry_after is None
+        return cls(
+            status=status,
+            kind=kind,
+            code=error.reason.value.lower(),
+            message=str(error),
+            param=error.field,
+            retry_after=retry_after,
+            should_retry="false" if in_vain else None,
+        )
 
     @property
     def body(self) -> dict[str, Any]:
@@ -51,7 +62,7 @@ class HttpError:
     @property
     def headers(self) -> dict[str, str]:
         """Headers beside the usual ones."""
-        headers = {"retry-after": self.retry_after, "allow": self.allow}
+        headers = {"retry-after": self.retry_after, "x-should-retry": self.should_retry, "allow": self.allow}
         return {name: str(value) for name, value in headers.items() if value is not None}
 
 

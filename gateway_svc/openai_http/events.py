@@ -14,7 +14,7 @@ def to_json(body: Any) -> bytes:
     return _ENCODER.encode(body).encode()
 
 
-def event(body: Any) -> bytes:
+def sse_event(body: Any) -> bytes:
     """A server-sent event of JSON."""
     return b"data: " + to_json(body) + b"\n\n"
 
@@ -26,7 +26,7 @@ class TextEvent:
 
     def __init__(self, body: Any) -> None:
         """`body` has a HOLE in the text's place."""
-        self._before, _, self._after = event(body).partition(to_json(HOLE))
+        self._before, _, self._after = sse_event(body).partition(to_json(HOLE))
 
     def with_text(self, text: str) -> bytes:
         """The event of one text."""

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway_svc.openai_http.errors import HttpError
-from gateway_svc.openai_http.events import event, to_json
+from gateway_svc.openai_http.events import sse_event, to_json
 from gateway_svc.openai_http.json_fields import JsonBody, parse_body
 from gateway_svc.running import ClientLeft
 from svc_common.errors import QuireError, Reason
@@ -94,7 +94,7 @@ class Exchange:
             case _Stage.OPEN:
                 await self.respond_json(error.body, error.status, error.headers)
             case _Stage.STREAMING:
-                await self.end_events(event(error.body))
+                await self.end_events(sse_event(error.body))
             case _Stage.DONE:
                 pass  # it was told already that all is well, and nothing can be added
 

@@ -40,6 +40,7 @@ class Rates:
     tokens_per_second: float  # prefill and decode together, of all replicas
     prefill_seconds_per_token: float  # of one request
     decode_seconds_per_token: float  # of one request: a step beside the others that run
+    first_place_seconds: float = 0.0  # until somebody who runs makes room, where nobody else has a place
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +124,13 @@ class Admission:
 
     def expected_tokens(self, request: Request) -> float:
         """Tokens that a request is likely to compute: its prompt once, and outputs as long as they usually are."""
-        return len(request.prompt) + request.n * request.max_tokens * self._output_ratio
+        return len(request.prompt) + _num_sequences(request) * request.max_tokens * self._output_ratio
 
     def predicted_wait(self, request: Request, rates: Rates) -> float | None:
         """Seconds until a request would run, were it to come now (or from now on, where it waits); None: unknown."""
         if not rates.tokens_per_second:
             return None
-        return self._tokens_ahead(request) / rates.tokens_per_second
+        return rates.first_place_seconds + self._tokens_ahead(request) / rates.tokens_per_second
 
     def _tokens_ahead(self, request: Request) -> float:
         if self._sharing is Sharing.BY_ARRIVAL:
@@ -147,7 +148,10 @@ class Admission:
             return Refusal(Failure.CONTEXT_LENGTH_EXCEEDED, message)
         most = min(self._limits.max_tokens, self._limits.max_tenant_tokens)
         if num_tokens(request) > most:
-            return Refusal(Failure.INVALID, f"n × (prompt + max_tokens) exceeds the {most} tokens that may wait")
+            return Refusal(
+                Failure.TOO_MANY_TOKENS,
+                f"prompt and max_tokens, of all its sequences, exceed the {most} tokens that may wait",
+            )
         return None
 
     def _check_room(self, request: Request, rates: Rates) -> Refusal | None:
@@ -180,7 +184,12 @@ class Admission:
 
 def num_tokens(request: Request) -> int:
     """The most tokens that a request's sequences may have in all."""
-    return request.n * (len(request.prompt) + request.max_tokens)
+    return _num_sequences(request) * (len(request.prompt) + request.max_tokens)
+
+
+def _num_sequences(request: Request) -> int:
+    """How many sequences of a request run at a time."""
+    return request.n if request.beam is None else request.beam.width
 
 
 def _excess(load: _Load, max_requests: int, max_tokens: int, request: Request) -> float:

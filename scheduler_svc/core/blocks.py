@@ -46,7 +46,7 @@ class BlockPool:
     @property
     def counts(self) -> BlockCounts:
         """How many blocks are in each state."""
-        in_flight = sum(self._ref_counts[block_id] == pins for block_id, pins in self._pins.items())
+        in_flight = sum(self._ref_counts[block_id] == pins for block_id, pins in list(self._pins.items()))
         used = self.num_blocks - self.num_available - in_flight
         return BlockCounts(free=len(self._free), cached=len(self._cached), used=used, in_flight=in_flight)
 
@@ -58,6 +58,14 @@ class BlockPool:
     def num_owners(self, block_id: int) -> int:
         """How many owners a block has, copies under way not counted."""
         return self._ref_counts[block_id] - self._pins.get(block_id, 0)
+
+    def was_found_again(self, block_id: int) -> bool:
+        """Whether what a block holds was taken up again since it was filled."""
+        return bool(self._found_again[block_id])
+
+    def mark_found_again(self, block_id: int) -> None:
+        """What a block holds was taken up again where it was copied from."""
+        self._found_again[block_id] = True
 
     def is_pinned(self, block_id: int) -> bool:
         """Whether a copy under way names a block."""
@@ -122,10 +130,9 @@ class BlockPool:
             if self._ref_counts[block_id] == 0:
                 if block_id not in keep:
                     self._free.append(block_id)
-                elif first_to_go:
-                    self._cached.add_oldest(block_id)
                 else:
-                    self._cached.add(block_id, found_again=bool(self._found_again[block_id]))
+                    add = self._cached.add_oldest if first_to_go else self._cached.add
+                    add(block_id, found_again=bool(self._found_again[block_id]))
 
     def _own(self, block_id: int) -> None:
         if self._ref_counts[block_id] == 0:

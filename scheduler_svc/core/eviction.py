@@ -37,10 +37,11 @@ class EvictionOrder:
         if len(self._again) > self._max_protected:
             self._once[self._again.popitem(last=False)[0]] = None
 
-    def add_oldest(self, block_id: int) -> None:
-        """A block lost its last owner, and is to go before all others."""
-        self._once[block_id] = None
-        self._once.move_to_end(block_id, last=False)
+    def add_oldest(self, block_id: int, *, found_again: bool) -> None:
+        """A block lost its last owner, and is to go before all others of its row."""
+        row = self._again if found_again else self._once
+        row[block_id] = None
+        row.move_to_end(block_id, last=False)
 
     def remove(self, block_id: int) -> None:
         """A block has an owner again."""

@@ -1,14 +1,13 @@
 """Answers a person who asks of a request: where it stands, what it has, what it waits for."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from scheduler_svc.core.explain import Explanation, SequenceExplanation, Standing, Summary
 from scheduler_svc.core.planner import STOP_LEAD
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Phase, Sequence
-from scheduler_svc.core.waiting import is_awaited
 
 _STANDINGS = {
     Phase.QUEUED: Standing.QUEUED,
@@ -28,13 +27,14 @@ def explain(scheduler: Scheduler, key: str, now: float) -> Explanation | None:
     if not sequences:
         return None
     request, policy = sequences[0].request, scheduler.waiting.policy
+    rank = policy.effective_priority(sequences[0], now)
     return Explanation(
         key=key,
         tenant=request.tenant,
         policy=scheduler.limits.policy,
         priority=request.priority,
-        effective_priority=policy.effective_priority(sequences[0], now),
-        tenant_debt=policy.debt(request.tenant),
+        effective_priority=rank,
+        tenant_debt=policy.debt(request.tenant, rank),
         age=max(0.0, now - request.arrived_at),
         time_left=None if request.deadline is None else max(0.0, request.deadline - now),
         num_prompt=len(request.prompt),
@@ -76,7 +76,7 @@ def _explain(scheduler: Scheduler, sequence: Sequence, now: float) -> SequenceEx
     weighed = sequence.last_preemption
     if weighed is not None and math.isinf(weighed.swap_seconds):
         weighed = None  # there is nowhere to swap to: nothing was weighed
-    missing = {replica: _num_missing(scheduler, replica, sequence) for replica in scheduler.replicas}
+    missing = [_num_missing(scheduler, replica, sequence) for replica in scheduler.replicas]
     return SequenceExplanation(
         index=sequence.index,
         standing=_standing(sequence),
@@ -85,49 +85,38 @@ def _explain(scheduler: Scheduler, sequence: Sequence, now: float) -> SequenceEx
         num_generated=sequence.num_output,
         num_device_blocks=len(sequence.block_ids) + (len(image.kept_ids) if image is not None else 0),
         num_host_blocks=len(image.host_ids) if image is not None else 0,
-        num_missing_blocks=min(missing.values(), default=0),
+        num_missing_blocks=min(missing, default=0),
         num_ahead=_num_ahead(scheduler, sequence, now),
         awaits_key=leader.request.key if leader is not None else None,
         num_preemptions=sequence.num_preemptions,
         last_preemption=weighed,
-        predicted_start=_predicted_start(scheduler, sequence, missing, now),
+        predicted_start=_predicted_start(scheduler, sequence, now),
     )
 
 
 def _num_ahead(scheduler: Scheduler, sequence: Sequence, now: float) -> int | None:
     """How many go before one that waits: swapped ones come back before others of their class."""
-    if sequence.phase is Phase.SWAPPED and sequence.home is not None:
-        return sequence.home.swapped.index(sequence)
-    if sequence.phase is not Phase.QUEUED or is_awaited(sequence):
-        return None
     policy = scheduler.waiting.policy
-    rank = policy.effective_priority(sequence, now)
-    swapped = [other for replica in scheduler.replicas for other in replica.swapped]
-    return policy.position(sequence, now) + sum(policy.effective_priority(other, now) >= rank for other in swapped)
 
+    def turn(other: Sequence) -> tuple[int, int, int]:
+        return (-policy.effective_priority(other, now), other.arrival, other.index)
 
-def _predicted_start(
-    scheduler: Scheduler, sequence: Sequence, missing: Mapping[Replica, int], now: float
-) -> float | None:
-    """Seconds until one that queues runs: the queue before it, those who are swapped, and the first who makes room."""
-    rates = scheduler.rates(now)
-    wait = scheduler.waiting.admission.predicted_wait(sequence.request, rates)
-    if sequence.phase is not Phase.QUEUED or wait is None:
+    if sequence.phase is Phase.SWAPPED and sequence.home is not None:
+        return sum(turn(other) < turn(sequence) for other in sequence.home.swapped)
+    if sequence.phase is not Phase.QUEUED or sequence.is_one_of_beams:
         return None
-    if missing and min(missing.values()) > 0:
-        swapped = sum(_num_left(s) for replica in missing for s in replica.swapped)
-        wait += swapped / rates.tokens_per_second
-        wait += min(
-            min((_num_left(s) for s in replica.running), default=0)
-            * replica.costs.step_seconds(0, len(replica.running))
-            for replica in missing
-        )
-    return wait
+    swapped = [other for replica in scheduler.replicas for other in replica.swapped]
+    return policy.position(sequence, now) + sum(turn(other)[0] <= turn(sequence)[0] for other in swapped)
 
 
-def _num_left(sequence: Sequence) -> int:
-    """Tokens that a sequence may still generate."""
-    return sequence.request.max_tokens - sequence.num_output
+def _predicted_start(scheduler: Scheduler, sequence: Sequence, now: float) -> float | None:
+    """Seconds until one that waits runs, by the queue before it and the first who makes room; None: nobody knows."""
+    rates = scheduler.rates(now)
+    if sequence.phase is Phase.QUEUED:
+        return scheduler.waiting.admission.predicted_wait(sequence.request, rates)
+    if sequence.phase is Phase.SWAPPED and sequence.home is not None and sequence.image is not None:
+        return rates.first_place_seconds + sequence.home.costs.swap_seconds(0, len(sequence.image.host_ids))
+    return None
 
 
 def _num_missing(scheduler: Scheduler, replica: Replica, sequence: Sequence) -> int:
@@ -138,5 +127,5 @@ def _num_missing(scheduler: Scheduler, replica: Replica, sequence: Sequence) -> 
         needed = replica.num_needed_to_resume(sequence)
     else:
         return 0
-    reserve = 0 if is_awaited(sequence) else scheduler.planner.reserve(replica, replica.num_owed)
+    reserve = 0 if sequence.is_one_of_beams else scheduler.planner.reserve(replica, replica.num_owed)
     return max(0, needed + reserve - replica.device.pool.num_available)

@@ -156,6 +156,8 @@ class Failure(Enum):
     DEADLINE_EXCEEDED = auto()
     CANCELLED = auto()
     INVALID = auto()
+    SEARCH_TOO_WIDE = auto()
+    TOO_MANY_TOKENS = auto()
     UNAVAILABLE = auto()
     TENANT_OVER_QUOTA = auto()
     DEADLINE_INFEASIBLE = auto()

@@ -9,7 +9,7 @@ from scheduler_svc.core.plan import Introduction, Scheduled, StepPlan
 from scheduler_svc.core.pressure import Pressure
 from scheduler_svc.core.replica import Hit, Replica
 from scheduler_svc.core.sequence import Phase, Sequence
-from scheduler_svc.core.waiting import Waiting, is_awaited
+from scheduler_svc.core.waiting import Waiting
 
 STOP_LEAD = 64  # tokens that a sequence with stop strings may run ahead of the gateway's search
 DEPTH = 2  # steps in flight per replica: one runs while the next is made
@@ -18,7 +18,7 @@ MAX_PARKED = 64  # who come first and wait for another one's prefix, that one st
 
 
 class Planner:
-    """The rule by which steps are made. It owns no state but what it is given."""
+    """The rule by which steps are made."""
 
     def __init__(self, limits: Limits, totals: Totals, waiting: Waiting) -> None:
         self._limits = limits
@@ -66,7 +66,7 @@ class Planner:
         return self._send(replica, step)
 
     def _send(self, replica: Replica, step: "_Draft") -> StepPlan | None:
-        if self._wants_backups(replica):
+        if step.scheduled and self._wants_backups(replica):
             replica.back_up()
         awaits_copies = len(replica.transfers) > 0 and not replica.in_flight
         if not step.scheduled and not replica.has_news and not awaits_copies:
@@ -163,6 +163,7 @@ class Planner:
         victim.num_preemptions += 1
         victim.last_preemption = weighed
         self._preempted.append(victim)
+        self._pressure.chose(replica, weighed.choice)
         self._totals.preemptions += 1
         self._totals.swaps += weighed.choice is Return.SWAP
         self._waiting.free_all(victim, self._now)
@@ -196,7 +197,7 @@ class Planner:
         num_parked = 0
         while step.budget and num_parked < MAX_PARKED and (head := self._waiting.head(replica, self._now)) is not None:
             has_place = len(replica.running) < self._max_sequences(replica)
-            if not has_place and not is_awaited(head):
+            if not has_place and not head.is_one_of_beams:
                 return
             hit = None
             if head.image is not None:
@@ -211,7 +212,7 @@ class Planner:
                     num_parked += 1
                     continue
                 num_needed = replica.num_needed(head, hit)
-            reserve = 0 if is_awaited(head) else self.reserve(replica, num_owed)
+            reserve = 0 if head.is_one_of_beams else self.reserve(replica, num_owed)
             if has_place and num_needed + reserve <= replica.device.pool.num_available:
                 if hit is not None:
                     self._enter(replica, head, hit)
@@ -244,12 +245,15 @@ class Planner:
 
     def _enter(self, replica: Replica, sequence: Sequence, hit: Hit) -> None:
         self._waiting.remove(sequence)
-        self._waiting.admission.leave(sequence.request)
+        if not any(s is not sequence and s.phase in (Phase.QUEUED, Phase.FOLLOWING) for s in sequence.family):
+            self._waiting.admission.leave(sequence.request)
         sequence.home = replica
         replica.admit(sequence, self._with_partial(replica, sequence, hit))
         self._totals.cache_queries += len(sequence.tokens)
         self._totals.cache_hits += sequence.num_computed
-        self._totals.host_hits += len(hit.host_ids) * replica.shape.block_size
+        size = replica.shape.block_size
+        from_host = min(len(hit.host_ids) * size, max(0, sequence.num_computed - len(hit.device_ids) * size))
+        self._totals.host_hits += from_host
         if sequence.num_cached is None:
             sequence.num_cached = sequence.num_computed
             self._waiting.policy.charge(sequence, len(sequence.request.prompt) - sequence.num_cached)
@@ -263,6 +267,21 @@ class Planner:
             if sibling.phase is Phase.RUNNING and sibling.home is replica and sibling.num_committed >= num_prompt:
                 return replace(hit, partial_id=sibling.block_ids[num_prompt // size])
         return hit
+
+    def capacity(self, replica: Replica) -> float:
+        """Tokens a second that a replica computes when it is busy; 0 where nothing was measured yet."""
+        measured = replica.costs.tokens_per_second
+        if not measured:
+            return 0.0
+        width = self._max_sequences(replica)
+        return max(measured, width / replica.costs.step_seconds(0, width))
+
+    def first_place(self, replica: Replica) -> float:
+        """Seconds until the first of those who run ends, where they leave no place to others; else 0."""
+        if len(replica.running) < self._max_sequences(replica) and not replica.swapped:
+            return 0.0
+        num_left = min((s.request.max_tokens - s.num_output for s in replica.running), default=0)
+        return num_left * replica.costs.step_seconds(0, len(replica.running))
 
     def reserve(self, replica: Replica, num_owed: int) -> int:
         """Blocks that newcomers leave to those who run, who need `num_owed` for tokens that they know."""

@@ -1,8 +1,10 @@
 """What gives way when blocks run out: who, and whether its blocks are swapped or its tokens computed again."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+from functools import partial
+from weakref import WeakKeyDictionary
 
 from scheduler_svc.core.explain import Preemption, Return
 from scheduler_svc.core.policies import Policy
@@ -11,6 +13,8 @@ from scheduler_svc.core.sequence import Phase, Sequence
 
 MIN_STEPS = 16  # a sequence that came in, or back, runs so many steps before it gives way, if another one can
 _ORDER_STEPS = 8  # for which an order of victims holds
+_PROBE_EVERY = 64  # preemptions by recompute, after which a swap is tried to learn what it costs by now
+_PROBE_COST = 4  # times what recomputing takes, that it may be believed to take for that
 _LOW_STEPS = 4  # steps of decodes for which blocks are kept available, by swapping ahead of need
 
 
@@ -28,7 +32,8 @@ class Pressure:
     def __init__(self, policy: Policy, mode: PreemptionMode) -> None:
         self._policy = policy
         self._mode = mode
-        self._order = _Order()
+        self._num_unswapped: WeakKeyDictionary[Replica, int] = WeakKeyDictionary()  # preemptions since the last swap
+        self._orders: WeakKeyDictionary[Replica, _Order] = WeakKeyDictionary()
 
     def may_swap(self, replica: Replica) -> bool:
         """Whether anything is swapped at all."""
@@ -41,18 +46,24 @@ class Pressure:
         swap = replica.costs.swap_seconds(num_tail, num_tail) if replica.shape.num_host_blocks else math.inf
         recompute = replica.costs.recompute_seconds(max(0, sequence.num_computed - kept), kept)
         is_cheaper = swap <= recompute or self._mode is PreemptionMode.SWAP
-        choice = Return.SWAP if is_cheaper and self.may_swap(replica) else Return.RECOMPUTE
+        is_due = self._num_unswapped.get(replica, 0) >= _PROBE_EVERY and swap <= _PROBE_COST * recompute
+        choice = Return.SWAP if (is_cheaper or is_due) and self.may_swap(replica) else Return.RECOMPUTE
         return Preemption(choice, swap, recompute)
 
+    def chose(self, replica: Replica, choice: Return) -> None:
+        """Note how a sequence gave way: what is never done is never learnt anew, so it is tried now and then."""
+        self._num_unswapped[replica] = 0 if choice is Return.SWAP else self._num_unswapped.get(replica, 0) + 1
+
     def victim(self, replica: Replica, spared: set[int]) -> Sequence | None:
-        """Who gives way first: by class, then by what its tenant owes, then who is cheapest to bring back.
+        """Who gives way first: by class, then by what its tenant owes, then who has the fewest blocks to bring back.
 
         The order is made anew every few steps, and holds for those between.
         """
-        if not self._order.holds_for(replica):
-            ranked = sorted(replica.running, key=self._gives_way, reverse=True)
-            self._order = _Order(replica, replica.num_steps, ranked)
-        candidates = (s for s in self._order.ranked if s.phase is Phase.RUNNING and s.home is replica)
+        order = self._orders.get(replica)
+        if order is None or replica.num_steps - order.made_at >= _ORDER_STEPS:
+            ranked = sorted(replica.running, key=partial(self._gives_way, replica), reverse=True)
+            order = self._orders[replica] = _Order(replica.num_steps, ranked)
+        candidates = (s for s in order.ranked if s.phase is Phase.RUNNING and s.home is replica)
         later = None
         for sequence in candidates:
             if sequence.id in spared:
@@ -65,9 +76,9 @@ class Pressure:
         # Whoever came since the order was made.
         return next((s for s in reversed(replica.running) if s.phase is Phase.RUNNING and s.id not in spared), None)
 
-    def _gives_way(self, sequence: Sequence) -> tuple[float, ...]:
+    def _gives_way(self, replica: Replica, sequence: Sequence) -> tuple[float, ...]:
         rank, debt, *arrival = self._policy.gives_way(sequence)
-        return (rank, debt, -sequence.num_computed, *arrival)
+        return (rank, debt, -len(replica.tail_of(sequence)), *arrival)
 
     def is_worth_beginning(self, replica: Replica) -> bool:
         """Whether who gives way first would be swapped, and so had better leave before blocks run out."""
@@ -87,10 +98,5 @@ class Pressure:
 class _Order:
     """Who gives way on a replica, first of all first, as it was at one of its steps."""
 
-    replica: Replica | None = None
-    made_at: int = 0
-    ranked: list[Sequence] = field(default_factory=list)
-
-    def holds_for(self, replica: Replica) -> bool:
-        """Whether it is of this replica, and not too old."""
-        return self.replica is replica and replica.num_steps - self.made_at < _ORDER_STEPS
+    made_at: int
+    ranked: list[Sequence]

@@ -58,8 +58,10 @@ class Replica:
     `StepPlan.held_ids`. Owners of host blocks are images.
     """
 
-    def __init__(self, shape: ReplicaShape) -> None:
+    def __init__(self, shape: ReplicaShape, name: str = "") -> None:
+        """`name` is the worker's, for the operator."""
         self.shape = shape
+        self.name = name
         self.device = Tier(shape.num_blocks, shape.block_size)
         self.host = Tier(shape.num_host_blocks, shape.block_size)
         self.transfers = Transfers(self.device, self.host)
@@ -356,6 +358,8 @@ class Replica:
             for pair, content in zip(move.pairs, move.contents, strict=True):
                 if content is not None:
                     self.host.index.publish(pair.host, content)
+                    if self.device.pool.was_found_again(pair.device):
+                        self.host.pool.mark_found_again(pair.host)
         if not isinstance(move.purpose, Image):
             return []
         move.purpose.num_moving -= len(move.pairs)
@@ -377,7 +381,8 @@ class Replica:
 
     def back_up(self) -> None:
         """Have cached blocks that would be given up next copied to the host, as far as there is room."""
-        room = min(_BACKUPS_PER_STEP, self.host.pool.num_available)
+        # No more than a part of the host, or they would push each other out.
+        room = min(_BACKUPS_PER_STEP, self.shape.num_host_blocks // 4, self.host.pool.num_available)
         oldest = [
             (block_id, self.device.index.content(block_id))
             for block_id in islice(self.device.pool.eviction_order, room)

@@ -1,6 +1,5 @@
 """Requests, their sequences, and what came of the steps that these were in. One queue stands above all replicas."""
 
-import heapq
 from collections.abc import Iterable
 
 from scheduler_svc.core.admission import Admission, Rates, Sharing
@@ -22,6 +21,7 @@ from scheduler_svc.core.plan import (
 )
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.policies import POLICIES
+from scheduler_svc.core.policies.lazy_heap import LazyHeap
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.sequence import Phase, Request, Sequence
 from scheduler_svc.core.waiting import Waiting
@@ -46,7 +46,7 @@ class Scheduler:
         self.planner = Planner(limits, self.totals, self.waiting)
         self._requests: dict[str, list[Sequence]] = {}
         self._searches: dict[str, BeamGroup] = {}  # by key, of requests with beams
-        self._deadlines: list[tuple[float, str]] = []  # a heap; those of requests that ended are skipped
+        self._deadlines: LazyHeap[str, float] = LazyHeap()  # keys of live requests
         self._model: tuple[bytes, int] | None = None  # fingerprint and block size that hashes are made for
         # How many tokens a sequence may have: what the model knows and every replica's blocks hold. 0: no replica.
         self.context_length = 0
@@ -91,9 +91,10 @@ class Scheduler:
         if now >= self._rates_until:
             costs = [replica.costs for replica in self.replicas]
             self._rates = Rates(
-                tokens_per_second=sum(cost.tokens_per_second for cost in costs),
+                tokens_per_second=sum(self.planner.capacity(replica) for replica in self.replicas),
                 prefill_seconds_per_token=min((cost.recompute_seconds(1) for cost in costs), default=0.0),
                 decode_seconds_per_token=min((cost.step_seconds(0, 1) for cost in costs), default=0.0),
+                first_place_seconds=min((self.planner.first_place(replica) for replica in self.replicas), default=0.0),
             )
             self._rates_until = now + 1.0
         return self._rates
@@ -107,13 +108,15 @@ class Scheduler:
         self._now = now
         if request.key in self._requests:
             return FailedEvent(request, Failure.KEY_IN_USE, "a request with this id is running")
-        if not request.prompt or request.n < 1 or request.max_tokens < 1:
-            return FailedEvent(request, Failure.INVALID, "prompt, n and max_tokens must be at least 1")
+        if not request.prompt or request.n < 1 or request.max_tokens < 1 or not request.weight > 0:
+            return FailedEvent(request, Failure.INVALID, "prompt, n, max_tokens and weight must be above 0")
+        if request.beam is not None and request.beam.width < request.n:
+            return FailedEvent(request, Failure.INVALID, "a search must be at least as wide as n")
         refusal = self.waiting.admission.check(request, now, self.context_length, self.rates(now))
         if refusal is not None:
             return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)
         if request.beam is not None and (too_wide := self._why_too_wide(request, request.beam)):
-            return FailedEvent(request, Failure.INVALID, too_wide)
+            return FailedEvent(request, Failure.SEARCH_TOO_WIDE, too_wide)
         num_sequences = request.n if request.beam is None else 1
         first, *siblings = sequences = [
             Sequence(self._next_id(), request, index, self._num_requests, request.prompt)
@@ -129,7 +132,7 @@ class Scheduler:
         for sibling in siblings:
             self.waiting.follow(first, len(request.prompt), sibling)
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.key))
+            self._deadlines.put(request.key, request.deadline)
         self.totals.prompt_tokens += len(request.prompt)
         return None
 
@@ -145,17 +148,16 @@ class Scheduler:
     def expire(self, now: float) -> list[FailedEvent]:
         """End the requests whose deadline has passed."""
         late = []
-        while self._deadlines and self._deadlines[0][0] < now:
-            deadline, key = heapq.heappop(self._deadlines)
-            sequences = self._requests.get(key)
-            if sequences is not None and sequences[0].request.deadline == deadline:
-                late.append(key)
+        while (first := self._deadlines.first()) is not None and first[0] < now:
+            late.append(first[1])
+            self._deadlines.discard(first[1])
         return self._cancel_all(late, Failure.DEADLINE_EXCEEDED, "the deadline passed")
 
     def finish(self, key: str, index: int, num_tokens: int) -> None:
         """End one sequence by the gateway's verdict: only its first `num_tokens` output tokens count."""
         sequence = self._find(key, index)
         if sequence is not None and sequence.request.beam is None:
+            self.waiting.admission.observe_end(sequence.request, num_tokens)
             self._end(sequence)
             del sequence.tokens[len(sequence.request.prompt) + num_tokens :]
 
@@ -188,7 +190,7 @@ class Scheduler:
         for key in list(self._searches):
             request = self._requests[key][0].request
             if request.beam is not None and (too_wide := self._why_too_wide(request, request.beam)):
-                events += self._cancel_all([key], Failure.INVALID, too_wide)
+                events += self._cancel_all([key], Failure.SEARCH_TOO_WIDE, too_wide)
         return events
 
     def remove_replica(self, replica: Replica) -> list[FailedEvent]:
@@ -281,9 +283,10 @@ class Scheduler:
         sequence.num_committed = part.start + part.num_tokens
         is_beam = request.beam is not None
         offset = sequence.num_output
+        if part.draws:
+            sequence.num_losses = 0
         if part.draws and not is_beam:
             sequence.append(result.token_ids)
-            sequence.num_losses = 0
         if sequence.phase is Phase.RUNNING:
             replica.publish(sequence)
         self.waiting.free_ready(sequence, self._now)
@@ -336,6 +339,9 @@ class Scheduler:
             self._go_on(step)
         if group.is_over:
             found = group.events()
+            if len(found) < request.n:  # the worker told of too few candidates
+                self._fail(request, events)
+                return
             self.totals.generation_tokens += sum(len(event.token_ids) for event in found)
             events.extend(found)
             for one in list(sequence.family):
@@ -402,3 +408,4 @@ class Scheduler:
             self.waiting.admission.leave(sequence.request)
             del self._requests[key]
             self._searches.pop(key, None)
+            self._deadlines.discard(key)

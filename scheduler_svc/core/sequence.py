@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Phase(Enum):
-    """Where a sequence stands. Legal moves are in `Sequence.move`, and nowhere else."""
+    """Where a sequence stands. Legal moves are in `_MOVES`, and nowhere else."""
 
     QUEUED = auto()  # holds no blocks
     FOLLOWING = auto()  # holds none: another one computes what it would compute, and it takes that up
@@ -115,8 +115,13 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Who goes first: the higher priority, then the earlier arrival."""
+        """How sequences stand on a replica: the higher priority before, then the earlier arrival."""
         return (-self.request.priority, self.arrival, self.index)
+
+    @property
+    def is_one_of_beams(self) -> bool:
+        """Whether it is one of several beams, which hold blocks while they wait for each other."""
+        return self.request.beam is not None and self.num_output > 0
 
     @property
     def num_known(self) -> int:

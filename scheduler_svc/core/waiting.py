@@ -24,7 +24,7 @@ class Waiting:
         if sequence.phase is not Phase.QUEUED:
             sequence.move(Phase.QUEUED)
         self.admission.enter(sequence.request)
-        if is_awaited(sequence):
+        if sequence.is_one_of_beams:
             self._awaited[sequence.id] = sequence
         else:
             self.policy.add(sequence, now)
@@ -39,11 +39,11 @@ class Waiting:
         for beam in self._awaited.values():
             return beam
         queued = self.policy.first(now)
-        swapped = replica.swapped[0] if replica.swapped else None
-        if queued is None or swapped is None:
-            return queued or swapped
+        if not replica.swapped:
+            return queued
         rank = self.policy.effective_priority
-        return swapped if rank(swapped, now) >= rank(queued, now) else queued
+        swapped = max(replica.swapped, key=lambda s: (rank(s, now), -s.arrival, -s.index))
+        return queued if queued is not None and rank(queued, now) > rank(swapped, now) else swapped
 
     def follow(self, leader: Sequence, num_tokens: int, sequence: Sequence) -> None:
         """Let a sequence wait until the first tokens of another one are computed, which it shares."""
@@ -60,8 +60,3 @@ class Waiting:
         """A leader computes no further for now: those who wait for it see for themselves."""
         for follower in self.followers.take_all(leader):
             self.add(follower, now)
-
-
-def is_awaited(sequence: Sequence) -> bool:
-    """Whether it is one of several beams, which hold blocks while they wait for it."""
-    return sequence.request.beam is not None and sequence.num_output > 0

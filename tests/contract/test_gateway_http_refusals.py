@@ -25,8 +25,8 @@ MESSAGES = [{"role": "user", "content": "hello"}]
         (scheduler_v1.FAILURE_REASON_DEADLINE_EXCEEDED, 504, "deadline_exceeded"),
         (scheduler_v1.FAILURE_REASON_CANCELLED, 499, "cancelled"),
         (scheduler_v1.FAILURE_REASON_UNAVAILABLE, 503, "capacity_exhausted"),
-        (scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA, 429, "tenant_over_quota"),
-        (scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE, 503, "deadline_infeasible"),
+        (scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA, 429, "tenant_quota_exceeded"),
+        (scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE, 503, "deadline_too_short"),
         (scheduler_v1.FAILURE_REASON_INTERNAL, 500, "internal"),
     ],
 )
@@ -38,7 +38,37 @@ async def test_a_refusal_of_the_scheduler_is_a_status_even_for_a_stream(
     response = await quire.http.post("/v1/completions", json={"prompt": "a", "stream": stream})
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
     assert response.headers["x-request-id"]
-    assert ("retry-after" in response.headers) == (status in (429, 503))
+    assert ("retry-after" in response.headers) == (code in ("capacity_exhausted", "tenant_quota_exceeded"))
+    assert ("x-should-retry" in response.headers) == (code == "deadline_too_short")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reason", "param"),
+    [
+        ("completions", {"n": 2}, scheduler_v1.FAILURE_REASON_SEARCH_TOO_WIDE, "n"),
+        ("completions", {"n": 2, "best_of": 3}, scheduler_v1.FAILURE_REASON_SEARCH_TOO_WIDE, "best_of"),
+        ("completions", {"max_tokens": 3}, scheduler_v1.FAILURE_REASON_TOO_MANY_TOKENS, "max_tokens"),
+        (
+            "chat/completions",
+            {"max_completion_tokens": 3},
+            scheduler_v1.FAILURE_REASON_TOO_MANY_TOKENS,
+            "max_completion_tokens",
+        ),
+        ("chat/completions", {}, scheduler_v1.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED, "max_tokens"),
+        ("completions", {}, scheduler_v1.FAILURE_REASON_INVALID, None),
+    ],
+)
+async def test_what_the_scheduler_refuses_is_named_as_the_body_spelled_it(
+    path: str, body: dict[str, Any], reason: scheduler_v1.FailureReason, param: str | None, quire: Harness
+) -> None:
+    quire.scheduler.script = lambda session, submit: session.fail(submit.key, reason, "is too much")
+    asked = (
+        {"messages": MESSAGES} if path.startswith("chat") else {"prompt": ["a", "b"], "use_beam_search": "n" in body}
+    )
+    response = await quire.http.post(f"/v1/{path}", json={**asked, "temperature": 0, **body})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert error["message"] == (f"{param}: is too much" if param else "is too much")
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon", "86401"])

@@ -127,10 +127,10 @@ async def test_deadline_that_cannot_be_met_is_refused_at_once(running: Deploymen
         async with httpx.AsyncClient(base_url=running.http) as http:
             body = {"prompt": [7, 8, 9], "max_tokens": 4}
             answer = await http.post("/v1/completions", json=body, headers={"x-request-timeout": "1.5"})
-    assert (refused.value.code.name, refused.value.reason) == ("UNAVAILABLE", "DEADLINE_INFEASIBLE")
+    assert (refused.value.code.name, refused.value.reason) == ("UNAVAILABLE", "DEADLINE_TOO_SHORT")
     assert refused.value.retry_after is not None
     assert refused.value.retry_after >= 1
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "deadline_infeasible")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "deadline_too_short")
     assert int(answer.headers["retry-after"]) >= 1
 
 
@@ -140,10 +140,10 @@ async def test_tenant_with_as_many_requests_in_the_queue_as_it_may_have_is_refus
             await client.generate([7, 8, 9], max_tokens=4)
         async with httpx.AsyncClient(base_url=running.http) as http:
             answer = await http.post("/v1/completions", json={"prompt": [7, 8, 9], "max_tokens": 4})
-    assert (refused.value.code.name, refused.value.reason) == ("RESOURCE_EXHAUSTED", "TENANT_OVER_QUOTA")
+    assert (refused.value.code.name, refused.value.reason) == ("RESOURCE_EXHAUSTED", "TENANT_QUOTA_EXCEEDED")
     assert refused.value.retry_after is not None
     assert refused.value.retry_after >= 1
-    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "tenant_over_quota")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "tenant_quota_exceeded")
     assert int(answer.headers["retry-after"]) >= 1
 
 

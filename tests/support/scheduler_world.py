@@ -20,7 +20,13 @@ from scheduler_svc.core.sequence import Request
 from scheduler_svc.core.tier import Tier
 
 VOCAB_SIZE = 2
-REFUSALS = {Failure.INVALID, Failure.UNAVAILABLE, Failure.TENANT_OVER_QUOTA, Failure.DEADLINE_INFEASIBLE}
+REFUSALS = {
+    Failure.INVALID,
+    Failure.SEARCH_TOO_WIDE,
+    Failure.UNAVAILABLE,
+    Failure.TENANT_OVER_QUOTA,
+    Failure.DEADLINE_INFEASIBLE,
+}
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from time import thread_time
+from time import perf_counter
 from typing import Any
 
 from benchmarks.plot import Chart, Series
@@ -51,10 +51,10 @@ def measure(
 def _measure(num_requests: int, num_replicas: int) -> dict[str, Any]:
     stream = Stream(RATE * num_replicas, Lengths(16, 512), Lengths(16, 256))
     with settled_garbage():
-        began = thread_time()
+        began = perf_counter()
         simulation = Simulation(Setup(MACHINE, num_replicas), OpenLoop(stream.arrivals(0, num_requests)))
         simulation.run()
-        took = thread_time() - began
+        took = perf_counter() - began
     return {
         "num_requests": num_requests,
         "num_replicas": num_replicas,

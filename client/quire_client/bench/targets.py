@@ -1,7 +1,8 @@
 """The servers that a load can go to: Quire over gRPC, or any server with OpenAI's completions over HTTP."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -86,16 +87,12 @@ class OpenAITarget:
     async def model(self) -> TargetModel:
         """The model that was named, or the first one that is served."""
         if self._model is None:
-            try:
+            with self._told(f"{self._url}/v1/models does not answer as OpenAI's does"):
                 async with self._http.get(f"{self._url}/v1/models") as response:
                     body = await response.read()
                 if not response.ok:
                     raise _refusal(response.status, body)
                 self._model = str(json.loads(body)["data"][0]["id"])
-            except (aiohttp.ClientError, TimeoutError) as error:
-                raise self._unreachable() from error
-            except (ValueError, LookupError, TypeError) as error:
-                raise TargetError(f"{self._url}/v1/models does not answer as OpenAI's does") from error
         return TargetModel(self._model, None)
 
     async def run(self, request: MixRequest, on_tokens: OnTokens) -> Timeline:
@@ -112,7 +109,7 @@ class OpenAITarget:
         times = []
         num_tokens = None
         sent = perf_counter()
-        try:
+        with self._told(f"{self._url}/v1/completions does not stream as OpenAI's does"):
             async with self._http.post(f"{self._url}/v1/completions", json=body) as response:
                 if not response.ok:
                     raise _refusal(response.status, await response.read())
@@ -122,16 +119,23 @@ class OpenAITarget:
                         on_tokens(1)
                     if event.get("usage"):
                         num_tokens = int(event["usage"]["completion_tokens"])
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise self._unreachable() from error
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise TargetError(f"{self._url}/v1/completions does not stream as OpenAI's does") from error
         if num_tokens is None:
             raise TargetError("the stream ended without usage")
         return _timeline(sent, spread(times, num_tokens) if times else ())
 
-    def _unreachable(self) -> TargetError:
-        return TargetError(f"no connection to {self._url}")
+    @contextmanager
+    def _told(self, otherwise: str) -> Iterator[None]:
+        """Turns what goes wrong within into TargetError; `otherwise` is said of an answer that is not understood."""
+        try:
+            yield
+        except TimeoutError as error:  # aiohttp's are ClientErrors too
+            raise TargetError(f"no answer from {self._url} within the timeout") from error
+        except aiohttp.ClientConnectorError as error:
+            raise TargetError(f"no connection to {self._url}") from error
+        except aiohttp.ClientError as error:
+            raise TargetError(f"the connection to {self._url} broke") from error
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise TargetError(otherwise) from error
 
 
 def is_http_url(url: str) -> bool:
@@ -146,13 +150,14 @@ def is_http_url(url: str) -> bool:
 def http_client(url: str, api_key: str | None, timeout: float | None) -> aiohttp.ClientSession:
     """A client for OpenAITarget: as many connections as there are requests, and no proxy to this machine.
 
+    `timeout` bounds each request from its sending to the last byte of its answer, in seconds.
     aiohttp, because its parser is compiled: the load shares the processors with what it measures.
     """
     parsed = urlsplit(url)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         headers={"authorization": f"Bearer {api_key}"} if api_key else None,
-        timeout=aiohttp.ClientTimeout(total=None, connect=timeout, sock_read=timeout),
+        timeout=aiohttp.ClientTimeout(total=timeout),
         trust_env=not is_loopback(f"{parsed.hostname}:{parsed.port}"),
     )
 
@@ -165,20 +170,31 @@ def _timeline(sent: float, arrivals: tuple[Arrival, ...]) -> Timeline:
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
     """The JSON of each server-sent event. Raises TargetError at an error event and at an end without [DONE]."""
+    is_done = False
+    async for line in _lines(response.content):
+        if is_done or not line.startswith(b"data:"):
+            continue  # also after [DONE]: a connection is used again only where its answer was read to the end
+        data = line.removeprefix(b"data:").strip()
+        if data == b"[DONE]":
+            is_done = True
+            continue
+        event = json.loads(data.decode())
+        if event.get("error"):
+            raise _refusal(response.status, data)
+        yield event
+    if not is_done:
+        raise TargetError("the stream ended early")
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines as they come, the last one with or without its end; a carriage return before the end stays."""
     rest = b""
-    async for received in response.content.iter_any():
+    async for received in content.iter_any():
         *lines, rest = (rest + received).split(b"\n")
         for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            data = line.removeprefix(b"data:").strip()
-            if data == b"[DONE]":
-                return
-            event = json.loads(data.decode())
-            if event.get("error"):
-                raise _refusal(response.status, data)
-            yield event
-    raise TargetError("the stream ended early")
+            yield line
+    if rest:
+        yield rest
 
 
 def _refusal(status: int, body: bytes) -> TargetError:

@@ -18,10 +18,14 @@ from quire_client.admin import (
     State,
 )
 from quire_client.cli import options as opt
-from quire_client.cli.output import ADMIN_UNREACHABLE, print_json
+from quire_client.cli.output import ADMIN_UNREACHABLE, NO_ADMIN_SERVICE, REQUEST_NOT_LIVE, print_json
 from quire_client.errors import UNREACHABLE, QuireError
 
 _SHORT_KEY = 12
+_MOST_PROMPTS = 1_024  # of one HTTP call
+_NUM_LISTED = 20
+_REASONS = {UNREACHABLE: ADMIN_UNREACHABLE, "NOT_FOUND": REQUEST_NOT_LIVE}
+_FAIR = "fair"  # the policy that counts what tenants were served
 
 
 def explain(
@@ -35,9 +39,16 @@ def explain(
     tenant: Annotated[
         str | None, typer.Option(metavar="NAME", help="Whose request it is.", show_default="default; of a list: all")
     ] = None,
-    prompt: Annotated[int, typer.Option(min=0, help="Which prompt of an HTTP call that carried several.")] = 0,
+    prompt: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=_MOST_PROMPTS - 1, help="Which prompt of an HTTP call that carried several.", show_default="0"
+        ),
+    ] = None,
     key: Annotated[str | None, typer.Option(help="Its key, as it is listed, instead of its name.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1_000, help="The most requests to list.")] = 20,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=1_000, help="The most requests to list.", show_default=str(_NUM_LISTED))
+    ] = None,
     output: opt.Output = opt.OutputFormat.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     timeout: opt.Timeout = 10.0,
@@ -47,27 +58,47 @@ def explain(
     ] = DEFAULT_ADMIN_ADDRESS,
 ) -> None:
     """Tell why a request waits, what it holds, and when it is predicted to run."""
-    if request is not None and key is not None:
-        raise typer.BadParameter("a request is told by its name or by its key", param_hint="--key")
+    _refuse_what_would_be_ignored(request, key, tenant, prompt, limit)
     told: Explanation | RequestList
     try:
         with AdminClient(admin, timeout=timeout) as client:
             if key is not None:
                 told = client.explain_key(key)
             elif request is not None:
-                told = client.explain(request, tenant=tenant, prompt=prompt)
+                told = client.explain(request, tenant=tenant, prompt=prompt or 0)
             else:
-                told = client.requests(tenant=tenant, limit=limit)
+                told = client.requests(tenant=tenant, limit=_NUM_LISTED if limit is None else limit)
     except QuireError as error:
-        if error.reason == UNREACHABLE:
-            raise dataclasses.replace(error, reason=ADMIN_UNREACHABLE) from error
-        raise
+        raise _of_admin(error, admin) from error
     if as_json or output is opt.OutputFormat.JSON:
         print_json(told)
     elif isinstance(told, RequestList):
         _print_list(told)
     else:
         print("\n".join(_lines(told)))
+
+
+def _refuse_what_would_be_ignored(
+    request: str | None, key: str | None, tenant: str | None, prompt: int | None, limit: int | None
+) -> None:
+    if key is not None:
+        if request is not None:
+            raise typer.BadParameter("a request is told by its name or by its key", param_hint="--key")
+        for option, value in (("--tenant", tenant), ("--prompt", prompt)):
+            if value is not None:
+                raise typer.BadParameter("goes with a request's name; its key tells it too", param_hint=option)
+    elif request is None and prompt is not None:
+        raise typer.BadParameter("goes with a request's name", param_hint="--prompt")
+    if limit is not None and (request is not None or key is not None):
+        raise typer.BadParameter("goes with a list, not with one request", param_hint="--limit")
+
+
+def _of_admin(error: QuireError, address: str) -> QuireError:
+    """The error with its cause as it is here, for what to do about it."""
+    if error.reason == "UNIMPLEMENTED":  # says grpc itself, in words about methods
+        message = f"no scheduler tells of its requests at {address}"
+        return dataclasses.replace(error, reason=NO_ADMIN_SERVICE, message=message)
+    return dataclasses.replace(error, reason=_REASONS.get(error.reason, error.reason))
 
 
 def _print_list(told: RequestList) -> None:
@@ -97,7 +128,10 @@ def _lines(told: Explanation) -> Iterator[str]:
     counted = f", counts as {told.effective_priority} by now" if told.effective_priority != told.priority else ""
     yield f"The request {came}; {told.num_prompt_tokens:,} tokens of prompt, at most {told.max_tokens:,} more."
     yield f"  {'class':<12} {told.priority}{counted}"
-    yield f"  {'tenant':<12} {told.tenant}, {told.tenant_debt:,.0f} tokens ahead of the least served of its class"
+    served = ""
+    if told.policy == _FAIR:
+        served = f", {told.tenant_debt:,.0f} tokens ahead of the least served of its class"
+    yield f"  {'tenant':<12} {told.tenant}{served}"
     yield f"  {'queue':<12} {_counted(told.num_waiting, 'request')} waiting, policy {told.policy}"
     yield f"  {'key':<12} {told.key}"
 

@@ -40,7 +40,10 @@ Address = Annotated[
 ADDRESS = DEFAULT_ADDRESS
 # Not by the environment's name: that key is Quire's own, and not for another server that `quire bench` may call.
 ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help="Key to call with.", show_default="QUIRE_API_KEY")]
-Timeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Time that one request may take.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Time that one request may take, from its sending to the end of its answer."),
+]
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Format of the result.")]
 Model = Annotated[
     str | None,

@@ -14,10 +14,18 @@ _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(co
 ADMIN_UNREACHABLE = "ADMIN_UNREACHABLE"
 """The reason where no scheduler answers at its admin address."""
 
+NO_ADMIN_SERVICE = "NO_ADMIN_SERVICE"
+"""The reason where something else than a scheduler's admin service answers there."""
+
+REQUEST_NOT_LIVE = "REQUEST_NOT_LIVE"
+"""The reason where a scheduler has no such request."""
+
 _NEXT_STEPS = {
     ADMIN_UNREACHABLE: "a scheduler listens for this on its own machine alone; name it with --admin or "
     "QUIRE_ADMIN_ADDRESS",
-    "NOT_FOUND": "it may have ended; `quire explain` alone lists what is live",
+    NO_ADMIN_SERVICE: "a scheduler has a port for this alone, 50062 unless it was told another; name it with --admin "
+    "or QUIRE_ADMIN_ADDRESS",
+    REQUEST_NOT_LIVE: "it may have ended; `quire explain` alone lists what is live",
     UNREACHABLE: "start a server with `make run`, or name one with --address or QUIRE_ADDRESS",
     "UNAUTHENTICATED": "give a key with --api-key or QUIRE_API_KEY",
     "MODEL_NOT_FOUND": "`quire models` lists what is served",

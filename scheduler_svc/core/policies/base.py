@@ -48,8 +48,11 @@ class Policy(Protocol):
     def effective_priority(self, sequence: Sequence, now: float) -> int:
         """The class that it counts as now, after all its waiting; its own where the policy has no classes that rise."""
 
-    def debt(self, tenant: str) -> float:
-        """How far the tenant is ahead of the one that was served least, in weighted tokens; 0 where none is counted."""
+    def debt(self, tenant: str, priority: int | None = None) -> float:
+        """How far the tenant is ahead of the one that was served least, in weighted tokens; 0 where none is counted.
+
+        In the class of this priority; in the one where it owes most, where none is named.
+        """
 
     def position(self, sequence: Sequence, now: float) -> int:
         """How many would go before it if nothing came, and nothing were charged. O(n log n): for a person who asks.

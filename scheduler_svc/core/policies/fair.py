@@ -105,10 +105,12 @@ class FairPolicy:
         risen = self._risen(sequence)
         return risen.priority if risen is not None else sequence.request.priority
 
-    def debt(self, tenant: str) -> float:
-        """See Policy. In the class where it owes most."""
+    def debt(self, tenant: str, priority: int | None = None) -> float:
+        """See Policy."""
         known = self._tenants.get(tenant)
-        return max((each.debt(known) for each in self._classes), default=0.0) if known is not None else 0.0
+        if known is None:
+            return 0.0
+        return max((each.debt(known) for each in self._classes if priority in (None, each.priority)), default=0.0)
 
     def position(self, sequence: Sequence, now: float) -> int:
         """See Policy. Each is taken to be charged, when it goes, the tokens that it has to compute."""

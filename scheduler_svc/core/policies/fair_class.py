@@ -34,11 +34,13 @@ class FairClass:
         """Weighted tokens that it counts as served, were it to come to this class now."""
         if tenant in self._ready:
             return tenant.served + self._offsets[tenant]
-        return max(tenant.served + self._offsets.get(tenant, 0.0), self.floor())
+        offset = self._offsets.get(tenant)
+        # What one that was never here was served elsewhere says nothing of its turns here.
+        return self.floor() if offset is None else max(tenant.served + offset, self.floor())
 
     def debt(self, tenant: Tenant) -> float:
         """How far its counter is above the smallest one of those who wait."""
-        return max(0.0, tenant.served + self._offsets.get(tenant, 0.0) - self.floor())
+        return max(0.0, self.counter(tenant) - self.floor())
 
     def turn(self, tenant: Tenant) -> Turn:
         """The key that its turn comes by; the smallest goes first."""
@@ -80,7 +82,7 @@ class FairClass:
 
     def owes_nothing(self, tenant: Tenant) -> bool:
         """Whether it makes no difference to forget it: it has no turn, and would be lifted anyway."""
-        return tenant not in self._ready and tenant.served + self._offsets.get(tenant, 0.0) <= self.floor()
+        return tenant not in self._ready and self.counter(tenant) <= self.floor()
 
     def forget(self, tenant: Tenant) -> None:
         """Drop its account."""

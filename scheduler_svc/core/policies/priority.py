@@ -4,6 +4,8 @@ from scheduler_svc.core.policies.base import PolicySettings
 from scheduler_svc.core.policies.static import StaticPolicy
 from scheduler_svc.core.sequence import Sequence
 
+_HIGHEST = 2**31 - 1  # that a request can ask for
+
 
 class PriorityPolicy(StaticPolicy):
     """By arrival less priority × ageing_seconds: as if each class of priority had come so much earlier.
@@ -19,7 +21,8 @@ class PriorityPolicy(StaticPolicy):
     def effective_priority(self, sequence: Sequence, now: float) -> int:
         """See Policy. One more for each ageing_seconds since it came."""
         request = sequence.request
-        return request.priority + max(0, int((now - request.arrived_at) / self._ageing_seconds))
+        risen = max(0, int((now - request.arrived_at) / self._ageing_seconds))
+        return min(request.priority + risen, _HIGHEST)
 
     def _virtual_arrival(self, sequence: Sequence) -> float:
         return sequence.request.arrived_at - sequence.request.priority * self._ageing_seconds

@@ -41,7 +41,7 @@ class StaticPolicy:
         """See Policy."""
         return sequence.request.priority
 
-    def debt(self, tenant: str) -> float:
+    def debt(self, tenant: str, priority: int | None = None) -> float:
         """See Policy."""
         return 0.0
 

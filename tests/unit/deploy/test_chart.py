@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -53,7 +54,13 @@ VALUES: dict[str, Object] = {
             "hubToken": {"existingSecret": "hub"},
             "volume": {"existingClaim": "models"},
         },
-        "budgets": {"blockSize": 16, "numBlocks": 2_000_000, "maxStepTokens": 2048, "maxSequences": 128},
+        "budgets": {
+            "blockSize": 16,
+            "numBlocks": 2_000_000,
+            "maxStepTokens": 2048,
+            "maxSequences": 128,
+            "swapSpace": 0,
+        },
         "auth": {"existingSecret": "keys"},
         "otel": {"endpoint": "http://collector:4317"},
         "gateway": {
@@ -64,6 +71,18 @@ VALUES: dict[str, Object] = {
                 {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
             ],
             "extraEnv": [{"name": "OTEL_TRACES_SAMPLER", "value": "always_on"}],
+        },
+        "scheduler": {
+            "policy": "priority",
+            "ageingSeconds": 2.5,
+            "preemption": "recompute",
+            "gapFactor": 3,
+            "queue": {
+                "maxRequests": 9,
+                "maxTokens": 3_000_000_000,
+                "maxTenantRequests": 3,
+                "maxTenantTokens": 10**9,
+            },
         },
         "worker": {"affinity": {"nodeAffinity": {}}, "startupSeconds": 61},
         "redis": {"existingSecret": "redis", "storage": {"storageClassName": "ssd"}},
@@ -147,6 +166,14 @@ def test_every_object_is_valid(values: str, version: str) -> None:
         {"model": {"dtype": "int3"}},
         {"worker": {"gpus": -1}},
         {"budgets": {"blockSize": 0}},
+        {"budgets": {"swapSpace": -1}},
+        {"scheduler": {"policy": "lottery"}},
+        {"scheduler": {"ageingSeconds": 0}},
+        {"scheduler": {"preemption": "kill"}},
+        {"scheduler": {"gapFactor": 1}},
+        {"scheduler": {"queue": {"maxRequests": 0}}},
+        {"scheduler": {"queue": {"maxTokens": 1.5}}},
+        {"scheduler": {"queue": {"requests": 1}}},
         {"otel": {"endpoint": "collector"}},
         {"redis": {"enabled": False}},
     ],
@@ -347,6 +374,43 @@ def test_gpus_are_asked_for_and_tolerated() -> None:
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]
     assert {"operator": "Exists"} in spec["tolerations"]
     assert "nvidia.com/gpu" not in str(pod_specs("default")["worker"])
+
+
+def settings_of(values: str, service: str, monkeypatch: pytest.MonkeyPatch) -> ServiceSettings:
+    """What a service reads of its variables, as it reads them."""
+    for name, value in environment(values, service).items():
+        if name.startswith("QUIRE_") and value:
+            monkeypatch.setenv(name, value)
+    return read_settings(SETTINGS[service], [])
+
+
+def test_what_the_scheduler_decides_by_is_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = settings_of("everything", "scheduler", monkeypatch)
+    assert isinstance(told, SchedulerSettings)
+    assert (told.policy, told.ageing_seconds, told.preemption, told.gap_factor) == ("priority", 2.5, "recompute", 3)
+    assert (told.max_queued_requests, told.max_queued_tokens) == (9, 3_000_000_000)
+    assert (told.max_tenant_queued_requests, told.max_tenant_queued_tokens) == (3, 10**9)
+
+
+def test_no_swap_space_is_not_the_same_as_an_untold_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = settings_of("everything", "worker", monkeypatch)
+    assert isinstance(told, WorkerSettings)
+    assert told.swap_space == 0
+    assert "QUIRE_SWAP_SPACE" not in environment("default", "worker")
+
+
+@everywhere
+def test_the_notes_lead_to_the_admin_port_by_the_releases_names(values: str, tmp_path: Path) -> None:
+    # helm shows notes of what it installs only: they are rendered here as a template like others.
+    chart = shutil.copytree(CHART, tmp_path / "quire")
+    (chart / "templates" / "NOTES.txt").rename(chart / "notes")
+    (chart / "templates" / "notes.yaml").write_text('{{ dict "notes" (tpl (.Files.Get "notes") .) | toYaml }}\n')
+    done = helm("template", "test", str(chart), "--show-only", "templates/notes.yaml", values=VALUES[values])
+    assert done.returncode == 0, done.stderr
+    notes = yaml.safe_load(done.stdout)["notes"]
+    name = workloads(values)["scheduler"]["metadata"]["name"]
+    port = environment(values, "scheduler")["QUIRE_SCHEDULER_ADMIN_PORT"]
+    assert f"port-forward deployment/{name} {port} " in notes
 
 
 def test_large_numbers_stay_numbers() -> None:

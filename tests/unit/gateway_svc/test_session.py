@@ -11,6 +11,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from gateway_svc import session as session_module
+from gateway_svc.fields import Field
 from gateway_svc.generation import ModelFacts, OnLeave
 from gateway_svc.session import SchedulerSession
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
@@ -23,8 +24,8 @@ FACTS = ModelFacts("tiny", 64, 100)
 TOLD_WHY = {
     Reason.INVALID_FIELD,
     Reason.CONTEXT_LENGTH_EXCEEDED,
-    Reason.TENANT_OVER_QUOTA,
-    Reason.DEADLINE_INFEASIBLE,
+    Reason.TENANT_QUOTA_EXCEEDED,
+    Reason.DEADLINE_TOO_SHORT,
 }
 
 
@@ -33,6 +34,9 @@ class Request:
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+
+    def spell(self, which: Field) -> str:
+        return f"my {which}"
 
     def on_accepted(self) -> None:
         self.told.put_nowait(("accepted", None))
@@ -252,8 +256,10 @@ async def test_tokens_before_the_acceptance_are_an_older_requests(client: Client
         (scheduler_v1.FAILURE_REASON_INTERNAL, Reason.INTERNAL),
         (scheduler_v1.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED, Reason.CONTEXT_LENGTH_EXCEEDED),
         (scheduler_v1.FAILURE_REASON_UNAVAILABLE, Reason.CAPACITY_EXHAUSTED),
-        (scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA, Reason.TENANT_OVER_QUOTA),
-        (scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE, Reason.DEADLINE_INFEASIBLE),
+        (scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA, Reason.TENANT_QUOTA_EXCEEDED),
+        (scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE, Reason.DEADLINE_TOO_SHORT),
+        (scheduler_v1.FAILURE_REASON_SEARCH_TOO_WIDE, Reason.INVALID_FIELD),
+        (scheduler_v1.FAILURE_REASON_TOO_MANY_TOKENS, Reason.INVALID_FIELD),
         (scheduler_v1.FAILURE_REASON_UNSPECIFIED, Reason.INTERNAL),
     ],
 )
@@ -279,21 +285,39 @@ async def test_every_reason_of_the_scheduler_is_known(client: Client, scheduler:
 
 
 @pytest.mark.parametrize(
-    "reason",
+    ("reason", "untold"),
     [
-        scheduler_v1.FAILURE_REASON_UNAVAILABLE,
-        scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA,
-        scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE,
+        (scheduler_v1.FAILURE_REASON_UNAVAILABLE, 1.0),
+        (scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA, 1.0),
+        (scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE, None),
     ],
 )
 async def test_a_refusal_says_when_to_try_again(
-    reason: scheduler_v1.FailureReason, client: Client, scheduler: ScriptedScheduler
+    reason: scheduler_v1.FailureReason, untold: float | None, client: Client, scheduler: ScriptedScheduler
 ) -> None:
-    for told, expected in ((Duration(seconds=7, nanos=250_000_000), 7.25), (None, 1.0)):
+    for told, expected in ((Duration(seconds=7, nanos=250_000_000), 7.25), (None, untold)):
         request = client.submit("k")
         await scheduler.next("submit")
         scheduler.session.fail("k", reason, retry_after=told)
         assert (await request.failure()).retry_after == expected
+
+
+@pytest.mark.parametrize(
+    ("reason", "field"),
+    [
+        (scheduler_v1.FAILURE_REASON_SEARCH_TOO_WIDE, "my beam_search.width"),
+        (scheduler_v1.FAILURE_REASON_TOO_MANY_TOKENS, "my stopping.max_tokens"),
+        (scheduler_v1.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED, "my stopping.max_tokens"),
+        (scheduler_v1.FAILURE_REASON_INVALID, None),
+    ],
+)
+async def test_what_a_refusal_is_about_is_spelled_as_its_client_does(
+    reason: scheduler_v1.FailureReason, field: str | None, client: Client, scheduler: ScriptedScheduler
+) -> None:
+    request = client.submit("k")
+    await scheduler.next("submit")
+    scheduler.session.fail("k", reason)
+    assert (await request.failure()).field == field
 
 
 async def test_an_event_that_cannot_be_handled_fails_its_request_alone(

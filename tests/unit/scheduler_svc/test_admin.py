@@ -11,8 +11,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from quire.admin.v1 import admin_pb2 as admin_v1
 from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_svc.admin import admin_server
 from scheduler_svc.core.explain import Explanation, Preemption, Return, SequenceExplanation, Standing, Summary
+from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.engine import Engine as SchedulerEngine
+from scheduler_svc.records import Records, RecordWriter
 from svc_common.keys import request_key
 
 SERVICE = "quire.admin.v1.AdminService"
@@ -64,9 +69,8 @@ class Engine:
 
         return made()
 
-    @property
-    def num_live(self) -> int:
-        return len(self.live)
+    def num_live(self, tenant: str | None) -> int:
+        return sum(tenant in (None, one.tenant) for one in self.live)
 
 
 @pytest.fixture
@@ -189,6 +193,28 @@ async def test_one_tenants_requests_are_listed(engine: Engine, channel: grpc.aio
     request = admin_v1.ListRequestsRequest(tenant="b", limit=2)
     listed = await AdminServiceStub(channel).ListRequests(request)
     assert [one.key for one in listed.requests] == ["0001", "0003"]
+    assert listed.num_live == 5
+
+
+class Gateway:
+    """Hears nothing of what it is told."""
+
+    def tell(self, events: list[scheduler_v1.Event]) -> None: ...
+
+    def tell_status(self, status: scheduler_v1.Status) -> None: ...
+
+
+def test_the_engine_counts_what_is_live_in_all_and_by_tenant() -> None:
+    writer = RecordWriter(Records("redis://127.0.0.1:1/0", ttl=60))
+    real, gateway = SchedulerEngine(Scheduler(Limits()), writer, detach_grace=1), Gateway()
+    real.join(gateway)
+    for place, tenant in enumerate("aab"):
+        submit = scheduler_v1.Submit(key=str(place), tenant=tenant, weight=1, prompt_token_ids=[5], n=1, max_tokens=1)
+        assert real.reserve(submit, gateway)
+        real.submit(submit, recorded=True)
+    assert [real.num_live(tenant) for tenant in (None, "a", "b", "c")] == [3, 2, 1, 0]
+    real.cancel("0")
+    assert [real.num_live(tenant) for tenant in (None, "a")] == [2, 1]
 
 
 @pytest.mark.parametrize("limit", [0, 1_001])

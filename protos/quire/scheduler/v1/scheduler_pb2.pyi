@@ -30,6 +30,8 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED: _ClassVar[FailureReason]
     FAILURE_REASON_TENANT_OVER_QUOTA: _ClassVar[FailureReason]
     FAILURE_REASON_DEADLINE_INFEASIBLE: _ClassVar[FailureReason]
+    FAILURE_REASON_SEARCH_TOO_WIDE: _ClassVar[FailureReason]
+    FAILURE_REASON_TOO_MANY_TOKENS: _ClassVar[FailureReason]
 EARLY_STOPPING_UNSPECIFIED: EarlyStopping
 EARLY_STOPPING_HEURISTIC: EarlyStopping
 EARLY_STOPPING_AT_WIDTH: EarlyStopping
@@ -44,6 +46,8 @@ FAILURE_REASON_UNAVAILABLE: FailureReason
 FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED: FailureReason
 FAILURE_REASON_TENANT_OVER_QUOTA: FailureReason
 FAILURE_REASON_DEADLINE_INFEASIBLE: FailureReason
+FAILURE_REASON_SEARCH_TOO_WIDE: FailureReason
+FAILURE_REASON_TOO_MANY_TOKENS: FailureReason
 
 class BeamSearch(_message.Message):
     __slots__ = ("width", "length_penalty", "early_stopping")

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_svc.draft import BeamSearchDraft, ChatPrompt, EndOfText, Field, TextPrompt, TokenPrompt
+from gateway_svc.draft import BeamSearchDraft, ChatPrompt, EndOfText, TextPrompt, TokenPrompt
+from gateway_svc.fields import Field
 from gateway_svc.generation import EarlyStopping, SpecialTokens, StopText
 from gateway_svc.openai_http import unserved
 from gateway_svc.openai_http.bodies import Body, Delivery, chat_body, completion_body

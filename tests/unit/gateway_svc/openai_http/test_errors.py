@@ -17,8 +17,8 @@ TABLE = {
     Reason.NOT_FOUND: (404, "invalid_request_error"),
     Reason.IDEMPOTENCY_KEY_REUSED: (409, "invalid_request_error"),
     Reason.CAPACITY_EXHAUSTED: (503, "service_unavailable"),
-    Reason.TENANT_OVER_QUOTA: (429, "rate_limit_error"),
-    Reason.DEADLINE_INFEASIBLE: (503, "service_unavailable"),
+    Reason.TENANT_QUOTA_EXCEEDED: (429, "rate_limit_error"),
+    Reason.DEADLINE_TOO_SHORT: (503, "service_unavailable"),
     Reason.DRAINING: (503, "service_unavailable"),
     Reason.DEADLINE_EXCEEDED: (504, "timeout"),
     Reason.CANCELLED: (499, "cancelled"),
@@ -46,4 +46,11 @@ def test_a_body_names_the_field_and_the_reason() -> None:
 
 def test_seconds_to_wait_are_rounded_up() -> None:
     assert HttpError.of(QuireError(Reason.DRAINING, "soon", retry_after=1.2)).headers == {"retry-after": "2"}
+    assert HttpError.of(QuireError(Reason.DRAINING, "now", retry_after=0.0)).headers == {"retry-after": "1"}
     assert NO_ROUTE.headers == {}
+
+
+def test_a_deadline_that_no_later_time_helps_is_not_tried_again() -> None:
+    assert HttpError.of(QuireError(Reason.DEADLINE_TOO_SHORT, "too soon")).headers == {"x-should-retry": "false"}
+    busy = HttpError.of(QuireError(Reason.DEADLINE_TOO_SHORT, "too soon", retry_after=3))
+    assert busy.headers == {"retry-after": "3"}

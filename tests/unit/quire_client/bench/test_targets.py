@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -36,6 +37,59 @@ class HttpServer:
         await writer.drain()
         writer.close()
         await writer.wait_closed()
+
+
+class Fate(Enum):
+    """What becomes of a stream after its last piece."""
+
+    ENDS = "ends"
+    BREAKS = "breaks"
+    STALLS = "stalls"
+
+
+class Piecewise:
+    """Answers each request with the pieces, each of them a chunk that is sent by itself, and keeps its connections."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.fate = Fate.ENDS
+        self.num_connections = 0
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Handles a connection."""
+        self.num_connections += 1
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                await reader.readexactly(
+                    next(int(line[15:]) for line in head.split("\r\n") if "content-length" in line)
+                )
+                writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+                for piece in self.pieces:
+                    writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                    await writer.drain()
+                    await asyncio.sleep(0)  # the client reads
+                if self.fate is Fate.BREAKS:
+                    return
+                if self.fate is Fate.STALLS:
+                    await reader.read()
+                    return
+                await asyncio.sleep(0.01)  # the client has read the last event by now, and the end comes by itself
+                writer.write(b"0\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            pass  # the client left
+        finally:
+            writer.close()
+
+
+@pytest.fixture
+async def piecewise() -> AsyncIterator[Piecewise]:
+    scripted = Piecewise()
+    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
+    scripted.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        yield scripted
 
 
 @pytest.fixture
@@ -143,6 +197,66 @@ async def test_what_an_http_server_says_is_wrong_is_told(
 
     with pytest.raises(TargetError, match=message):
         await target.run(REQUEST, lambda count: None)
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"], ids=["LF", "CRLF"])
+@pytest.mark.parametrize("size", [1, 2, 5, 10_000])
+async def test_a_stream_is_read_however_it_is_cut(ending: str, size: int, piecewise: Piecewise) -> None:
+    stream = f": ping\n\nevent: message\nid: 1\n{events(text('é'), text('字🙂'), USAGE)}data:[DONE]\n\n: bye\n\n"
+    answer = stream.replace("\n", ending).encode()
+    piecewise.pieces = [answer[start : start + size] for start in range(0, len(answer), size)]
+
+    async with http_client(piecewise.url, None, None) as http:
+        timeline = await OpenAITarget(piecewise.url, http, "tiny").run(REQUEST, lambda count: None)
+
+    assert [arrival.num_tokens for arrival in timeline.arrivals] == [2, 2]
+
+
+async def test_the_last_line_may_be_without_an_end(piecewise: Piecewise) -> None:
+    piecewise.pieces = [events(text("a"), USAGE).encode(), b"data: [DO", b"NE]"]
+
+    async with http_client(piecewise.url, None, None) as http:
+        timeline = await OpenAITarget(piecewise.url, http, "tiny").run(REQUEST, lambda count: None)
+
+    assert timeline.num_tokens == 4
+
+
+async def test_an_error_event_is_told_though_it_comes_in_pieces(piecewise: Piecewise) -> None:
+    error = events(text("a"), {"error": {"message": "no memory"}}).encode()
+    piecewise.pieces = [error[place : place + 1] for place in range(len(error))]
+
+    async with http_client(piecewise.url, None, None) as http:
+        with pytest.raises(TargetError, match="no memory"):
+            await OpenAITarget(piecewise.url, http, "tiny").run(REQUEST, lambda count: None)
+
+
+async def test_a_connection_is_used_again(piecewise: Piecewise) -> None:
+    piecewise.pieces = [events(text("a"), USAGE, "[DONE]").encode()]
+
+    async with http_client(piecewise.url, None, None) as http:
+        target = OpenAITarget(piecewise.url, http, "tiny")
+        for _ in range(3):
+            await target.run(REQUEST, lambda count: None)
+
+    assert piecewise.num_connections == 1
+
+
+async def test_a_stream_that_breaks_is_no_server_that_is_not_there(piecewise: Piecewise) -> None:
+    piecewise.pieces = [events(text("a")).encode()]
+    piecewise.fate = Fate.BREAKS
+
+    async with http_client(piecewise.url, None, None) as http:
+        with pytest.raises(TargetError, match=f"the connection to {piecewise.url} broke"):
+            await OpenAITarget(piecewise.url, http, "tiny").run(REQUEST, lambda count: None)
+
+
+async def test_an_answer_takes_no_longer_than_the_timeout(piecewise: Piecewise) -> None:
+    piecewise.pieces = [events(text("a")).encode()]
+    piecewise.fate = Fate.STALLS
+
+    async with http_client(piecewise.url, None, 0.05) as http:
+        with pytest.raises(TargetError, match=f"no answer from {piecewise.url} within the timeout"):
+            await OpenAITarget(piecewise.url, http, "tiny").run(REQUEST, lambda count: None)
 
 
 @pytest.mark.parametrize("answer", [("200 OK", "{}"), ("200 OK", '{"data": []}'), ("200 OK", "<html>")])

@@ -221,9 +221,52 @@ def test_where_no_scheduler_answers_it_says_how_to_reach_one(capsys: pytest.Capt
     assert "--admin" in line
 
 
-def test_a_name_and_a_key_are_misuse(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["explain", "mine", "--key", KEY]) == 2
-    assert "--key" in capsys.readouterr().err
+async def test_what_answers_there_may_be_no_scheduler(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await asyncio.to_thread(run, ["explain", "mine", "--admin", address]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"quire: no scheduler tells of its requests at {address}; ")
+    assert "--admin" in line
+
+
+@pytest.mark.parametrize(
+    ("args", "option"),
+    [
+        (["mine", "--key", KEY], "--key"),
+        (["--key", KEY, "--tenant", "search"], "--tenant"),
+        (["--key", KEY, "--prompt", "0"], "--prompt"),
+        (["--prompt", "1"], "--prompt"),
+        (["--tenant", "search", "--prompt", "1"], "--prompt"),
+        (["mine", "--limit", "20"], "--limit"),
+        (["--key", KEY, "--limit", "3"], "--limit"),
+        (["mine", "--prompt", "5000000000"], "--prompt"),
+        (["mine", "--prompt", "-1"], "--prompt"),
+        (["--limit", "0"], "--limit"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_options_that_would_be_ignored_are_misuse(
+    args: list[str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["explain", *args]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"Invalid value for {option}" in line.replace("'", "")
+
+
+@pytest.mark.parametrize("args", [["\udcff"], ["mine", "--tenant", "\udcff"], ["--key", "\udcff"]])
+def test_a_name_that_is_no_text_is_one_line(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", *args]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(": the value is out of range")
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+async def test_a_policy_that_counts_nothing_tells_of_no_debt(policy: str, admin: ScriptedAdmin) -> None:
+    admin.explanation = explanation(sequence("RUNNING"), policy=policy)
+
+    lines = (await invoke("mine")).stdout.splitlines()
+
+    assert "  tenant       search" in lines
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_context_that_no_replica_tells_refuses_nobody() -> None:
 @pytest.mark.parametrize("limits", [{"max_tokens": 399}, {"max_tenant_tokens": 399}])
 def test_request_larger_than_the_whole_queue_is_refused_for_good(limits: dict[str, int]) -> None:
     refused = refusal(admission(**limits), request("large", n=4))
-    assert (refused.failure, refused.retry_after) == (Failure.INVALID, None)
+    assert (refused.failure, refused.retry_after) == (Failure.TOO_MANY_TOKENS, None)
 
 
 def test_deadline_that_the_queue_makes_infeasible_may_be_tried_again() -> None:

@@ -32,8 +32,8 @@ def test_of_too_many_found_again_the_oldest_joins_the_others_behind_the_newest()
 def test_who_has_a_copy_elsewhere_goes_before_all_others() -> None:
     order = EvictionOrder(protected=2)
     order.add(1, found_again=False)
-    order.add_oldest(2)
-    order.add_oldest(3)
+    order.add_oldest(2, found_again=False)
+    order.add_oldest(3, found_again=False)
     assert list(order) == [3, 2, 1]
 
 

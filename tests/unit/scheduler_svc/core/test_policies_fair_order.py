@@ -57,7 +57,7 @@ class Account:
             if not self.runnable(tenant, each, now):
                 turns.discard(tenant)
             elif tenant not in turns:
-                lifted = max(self.counter(tenant, each), floor)
+                lifted = max(self.counter(tenant, each), floor) if (each, tenant) in self.offsets else floor
                 self.offsets[each, tenant] = lifted - self.served.get(tenant, 0.0)
                 turns.add(tenant)
 

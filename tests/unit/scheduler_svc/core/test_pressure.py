@@ -7,6 +7,7 @@ import pytest
 
 from core_bench import BLOCK, CoreBench, prompt
 from scheduler_svc.core.explain import Return
+from scheduler_svc.core.plan import Direction
 from scheduler_svc.core.pressure import MIN_STEPS, PreemptionMode, Pressure
 from scheduler_svc.core.sequence import Sequence
 
@@ -41,13 +42,32 @@ def test_whoever_owes_more_gives_way_first_within_a_class() -> None:
     assert pressure(bench).victim(bench.replica, set()) is owing
 
 
-@pytest.mark.parametrize("policy", ["fair", "fcfs"])
-def test_cheapest_to_bring_back_gives_way_first_where_nobody_owes(policy: str) -> None:
+@pytest.mark.parametrize(("policy", "victim"), [("fair", "short"), ("fcfs", "middle")])
+def test_cheapest_to_bring_back_gives_way_first_unless_arrival_alone_counts(policy: str, victim: str) -> None:
     bench = CoreBench(policy=policy)
     running(bench, "long", num_prompt=30)
-    short = running(bench, "short", num_prompt=8)
+    running(bench, "short", num_prompt=8)
     running(bench, "middle", num_prompt=20)
-    assert pressure(bench).victim(bench.replica, set()) is short
+    chosen = pressure(bench).victim(bench.replica, set())
+    assert chosen is not None
+    assert chosen.request.key == victim
+
+
+def test_swap_is_tried_now_and_then_where_it_has_lost_for_long() -> None:
+    bench = CoreBench(num_host_blocks=64)
+    one = running(bench, "one", num_prompt=30)
+    weighing = pressure(bench)
+    for _ in range(20):
+        bench.replica.costs.observe_transfer(4, Direction.OUT, 0.02)
+        bench.replica.costs.observe_transfer(4, Direction.IN, 0.02)
+    weighed = weighing.weigh(bench.replica, one)
+    assert weighed.recompute_seconds < weighed.swap_seconds < 4 * weighed.recompute_seconds
+    chosen = []
+    for _ in range(130):
+        choice = weighing.weigh(bench.replica, one).choice
+        weighing.chose(bench.replica, choice)
+        chosen.append(choice)
+    assert chosen.count(Return.SWAP) == 2
 
 
 def test_last_to_come_gives_way_first_where_all_else_is_equal() -> None:
