@@ -62,7 +62,7 @@ def request_from_proto(submit: scheduler_v1.Submit, now: float) -> Request:
         has_stop_strings=submit.has_stop_strings,
         priority=submit.priority,
         tenant=submit.tenant,
-        weight=submit.weight,
+        weight=submit.weight or 1.0,
         salt=submit.cache_salt,
         arrived_at=now,
         deadline=None if time_left is None else now + time_left,
