@@ -269,11 +269,17 @@ class Planner:
         return hit
 
     def capacity(self, replica: Replica) -> float:
-        """Tokens a second that a replica computes when it is busy; 0 where nothing was measured yet."""
+        """Tokens a second that a replica computes when it is busy; 0 where nothing was measured yet.
+
+        What it did last says little after a quiet spell: then as many would decode as have a place, and as fit beside
+        each other if they are like those who run.
+        """
         measured = replica.costs.tokens_per_second
         if not measured:
             return 0.0
-        width = self._max_sequences(replica)
+        held = sum(len(s.block_ids) for s in replica.running)
+        fitting = replica.shape.num_blocks * len(replica.running) // held if held else self._max_sequences(replica)
+        width = max(1, min(self._max_sequences(replica), fitting))
         return max(measured, width / replica.costs.step_seconds(0, width))
 
     def first_place(self, replica: Replica) -> float:
