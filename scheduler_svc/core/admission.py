@@ -91,7 +91,7 @@ class Admission:
     def check(self, request: Request, now: float, context_length: int, rates: Rates) -> Refusal | None:
         """Say why a request may not wait; None: it may. `context_length` is 0 where no replica is there to tell."""
         return (
-            self._check_size(request, context_length)
+            self.check_size(request, context_length)
             or self._check_room(request, rates)
             or self._check_deadline(request, now, rates)
         )
@@ -142,7 +142,8 @@ class Admission:
         others = (load for name, load in self._tenants.items() if name != request.tenant)
         return ahead + sum(min(load.expected, share * load.weight) for load in others)
 
-    def _check_size(self, request: Request, context_length: int) -> Refusal | None:
+    def check_size(self, request: Request, context_length: int) -> Refusal | None:
+        """Say why a request can never run; None: it can, as far as its length goes."""
         if context_length and len(request.prompt) + request.max_tokens > context_length:
             message = f"prompt and max_tokens exceed the context of {context_length} tokens"
             return Refusal(Failure.CONTEXT_LENGTH_EXCEEDED, message)

@@ -51,9 +51,7 @@ class BeamGroup:
         return all(s.id in self._candidates and not s.num_promised for s in self.sequences)
 
     def take(self, sequence: Sequence, result: Drawn) -> None:
-        """Keep what may follow a beam. Raises ValueError where the worker told of nothing."""
-        if not result.logprobs:
-            raise ValueError("a beam without candidates")
+        """Keep what may follow a beam, of which the worker told."""
         self._candidates[sequence.id] = cast(_TokenLogprobs, result.logprobs[0]).top
 
     def advance(self) -> list[BeamStep]:

@@ -26,7 +26,7 @@ class Planner:
         self._waiting = waiting
         self._pressure = Pressure(waiting.policy, limits.preemption)
         self._preempted: list[Sequence] = []  # since the last step, to be told of
-        self._now = 0.0
+        self.now = 0.0  # as the driver said last
 
     def schedule(self, replica: Replica, now: float) -> StepPlan | None:
         """Make the replica's next step; None where there is nothing to do, or DEPTH steps are in flight.
@@ -35,7 +35,7 @@ class Planner:
         not computed yet, within the budgets of tokens, sequences and blocks. Those with one token to compute go first:
         they wait for nobody's prompt. What room is left admits those who wait.
         """
-        self._now = now
+        self.now = now
         if len(replica.in_flight) == DEPTH:
             return None
         step = _Draft(min(self._limits.max_step_tokens, replica.shape.max_step_tokens), replica.costs)
@@ -109,8 +109,8 @@ class Planner:
         Those who are swapped begin to leave while there are still some blocks: nobody waits for their copies.
         """
         decodes = [s for s in replica.running if s.decodes and s.is_plannable(STOP_LEAD)]
-        size, pool = replica.shape.block_size, replica.device.pool
-        need = sum(len(s.block_ids) * size <= s.num_computed for s in decodes)
+        pool = replica.device.pool
+        need = sum(map(replica.needs_block, decodes))
         low = self._pressure.low_watermark(replica, len(decodes))
         if need + low <= pool.num_available:
             return decodes, False
@@ -122,14 +122,14 @@ class Planner:
             if not self._relieve(replica, spared=set()):
                 break
             decodes = [s for s in decodes if s.phase is Phase.RUNNING]
-            need = sum(len(s.block_ids) * size <= s.num_computed for s in decodes)
+            need = sum(map(replica.needs_block, decodes))
         if need <= pool.num_available:
             return decodes, False
         # Enough is on its way. Those who need a block before that is there wait.
         room = pool.num_available
         able = []
         for sequence in decodes:
-            needs_block = len(sequence.block_ids) * size <= sequence.num_computed
+            needs_block = replica.needs_block(sequence)
             if not needs_block or room:
                 room -= needs_block
                 able.append(sequence)
@@ -166,28 +166,29 @@ class Planner:
         self._pressure.chose(replica, weighed.choice)
         self._totals.preemptions += 1
         self._totals.swaps += weighed.choice is Return.SWAP
-        self._waiting.free_all(victim, self._now)
+        self._waiting.free_all(victim, self.now)
         replica.leave(victim, Phase.PREEMPTED)
         if not victim.num_in_flight:
             self.rest(replica, victim)
 
-    def _queue(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: Sequence) -> None:
+        """A sequence has lost its blocks: it waits for any replica, with all its tokens."""
         sequence.home = None
-        self._waiting.add(sequence, self._now)
+        self._waiting.add(sequence, self.now)
 
     def rest(self, replica: Replica, sequence: Sequence) -> None:
         """A preempted sequence is named by no step any more: it waits here with its image, or in the queue."""
         if sequence.image is not None:
             replica.keep_image(sequence)
         else:
-            self._queue(sequence)
+            self.requeue(sequence)
 
     def recompute(self, replica: Replica, sequence: Sequence) -> None:
         """A copy that a sequence needed has failed."""
         if sequence.phase is Phase.ARRIVING:
-            self._waiting.free_all(sequence, self._now)
+            self._waiting.free_all(sequence, self.now)
             replica.leave(sequence, Phase.PREEMPTED)
-        self._queue(sequence)
+        self.requeue(sequence)
 
     # Who comes in.
 
@@ -195,8 +196,8 @@ class Planner:
         """Let those who go first come in, as long as all that they know fits beside what those who run still need."""
         num_owed = replica.num_owed
         num_parked = 0
-        while step.budget and num_parked < MAX_PARKED and (head := self._waiting.head(replica, self._now)) is not None:
-            has_place = len(replica.running) < self._max_sequences(replica)
+        while step.budget and num_parked < MAX_PARKED and (head := self._waiting.head(replica, self.now)) is not None:
+            has_place = len(replica.running) < self.max_sequences(replica)
             if not has_place and not head.is_one_of_beams:
                 return
             hit = None
@@ -241,7 +242,7 @@ class Planner:
 
     def _drop_image(self, replica: Replica, sequence: Sequence) -> None:
         replica.drop_image(sequence)
-        self._queue(sequence)
+        self.requeue(sequence)
 
     def _enter(self, replica: Replica, sequence: Sequence, hit: Hit) -> None:
         self._waiting.remove(sequence)
@@ -278,13 +279,13 @@ class Planner:
         if not measured:
             return 0.0
         held = sum(len(s.block_ids) for s in replica.running)
-        fitting = replica.shape.num_blocks * len(replica.running) // held if held else self._max_sequences(replica)
-        width = max(1, min(self._max_sequences(replica), fitting))
+        fitting = replica.shape.num_blocks * len(replica.running) // held if held else self.max_sequences(replica)
+        width = max(1, min(self.max_sequences(replica), fitting))
         return max(measured, width / replica.costs.step_seconds(0, width))
 
     def first_place(self, replica: Replica) -> float:
         """Seconds until the first of those who run ends, where they leave no place to others; else 0."""
-        if len(replica.running) < self._max_sequences(replica) and not replica.swapped:
+        if len(replica.running) < self.max_sequences(replica) and not replica.swapped:
             return 0.0
         num_left = min((s.request.max_tokens - s.num_output for s in replica.running), default=0)
         return num_left * replica.costs.step_seconds(0, len(replica.running))
@@ -304,10 +305,11 @@ class Planner:
 
     def may_fork(self, replica: Replica) -> bool:
         """Whether a replica has room for a fork of one of its sequences."""
-        has_place = len(replica.running) < self._max_sequences(replica)
+        has_place = len(replica.running) < self.max_sequences(replica)
         return has_place and replica.device.pool.num_available > self.reserve(replica, replica.num_owed)
 
-    def _max_sequences(self, replica: Replica) -> int:
+    def max_sequences(self, replica: Replica) -> int:
+        """How many sequences a step of a replica may hold."""
         return min(self._limits.max_sequences, replica.shape.max_sequences)
 
     def _count_slots(self, replica: Replica) -> None:

@@ -82,6 +82,10 @@ class Replica:
         """Blocks that this many tokens fill or begin."""
         return -(-num_tokens // self.shape.block_size)
 
+    def needs_block(self, sequence: Sequence) -> bool:
+        """Whether the next token of a running sequence has no place in its blocks."""
+        return len(sequence.block_ids) * self.shape.block_size <= sequence.num_computed
+
     @property
     def num_owed(self) -> int:
         """Blocks that running sequences still need for tokens that they know."""
@@ -192,17 +196,21 @@ class Replica:
 
     def rename(self, sequence: Sequence, sequence_id: int) -> None:
         """Give a running sequence that no step names another id: to the worker it is another one, with other tokens."""
-        if sequence.num_told is not None:
-            self.departed_ids.append(sequence.id)
-            self._table_changes = [change for change in self._table_changes if change.sequence_id != sequence.id]
+        self._have_forgotten(sequence)
         sequence.num_told = None
         sequence.id = sequence_id
 
+    def _have_forgotten(self, sequence: Sequence) -> None:
+        """The next step tells the worker to forget a sequence, if it knows it."""
+        if sequence.num_told is not None:
+            self.departed_ids.append(sequence.id)
+            self._table_changes = [change for change in self._table_changes if change.sequence_id != sequence.id]
+
     def _bring(self, sequence: Sequence, host_ids: list[int]) -> None:
         """Add blocks to a table that are moved in from the host."""
-        device_ids = self.device.allocate(len(host_ids))
-        assert device_ids is not None, "a sequence came in without room"
-        sequence.block_ids += device_ids
+        num_before = len(sequence.block_ids)
+        self.allocate(sequence, len(host_ids))
+        device_ids = sequence.block_ids[num_before:]
         pairs = [BlockPair(device, host) for device, host in zip(device_ids, host_ids, strict=True)]
         move = Move(pairs, sequence, [None] * len(pairs))
         self.transfers.add(Direction.IN, move)
@@ -232,9 +240,7 @@ class Replica:
     def leave(self, sequence: Sequence, phase: Phase) -> None:
         """Take a running sequence off the replica, to the given phase; its blocks wait for the steps in flight."""
         self.running.remove(sequence)
-        if sequence.num_told is not None:
-            self.departed_ids.append(sequence.id)
-            self._table_changes = [change for change in self._table_changes if change.sequence_id != sequence.id]
+        self._have_forgotten(sequence)
         self._arriving.pop(sequence.id, None)
         self._cancel_copies(sequence)
         for block in range(sequence.num_published, len(sequence.block_hashes)):

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from scheduler_svc.core.admission import Admission, Rates, Sharing
+from scheduler_svc.core.admission import Admission, Rates, Refusal, Sharing
 from scheduler_svc.core.beam_group import BeamGroup, BeamStep
-from scheduler_svc.core.beam_search import BeamParams
 from scheduler_svc.core.costs import count_pairs
 from scheduler_svc.core.limits import Limits, Totals
 from scheduler_svc.core.plan import (
@@ -54,7 +53,6 @@ class Scheduler:
         self._rates_until = 0.0
         self._num_sequences = 0
         self._num_requests = 0
-        self._now = 0.0
 
     # Requests come and go.
 
@@ -99,13 +97,9 @@ class Scheduler:
             self._rates_until = now + 1.0
         return self._rates
 
-    @property
-    def _context_text(self) -> str:
-        return f"prompt and max_tokens exceed the context of {self.context_length} tokens"
-
     def submit(self, request: Request, now: float) -> FailedEvent | None:
         """Queue a request, or say why not."""
-        self._now = now
+        self.planner.now = now
         if request.key in self._requests:
             return FailedEvent(request, Failure.KEY_IN_USE, "a request with this id is running")
         if not request.prompt or request.n < 1 or request.max_tokens < 1 or not request.weight > 0:
@@ -113,10 +107,9 @@ class Scheduler:
         if request.beam is not None and request.beam.width < request.n:
             return FailedEvent(request, Failure.INVALID, "a search must be at least as wide as n")
         refusal = self.waiting.admission.check(request, now, self.context_length, self.rates(now))
+        refusal = refusal or self._refuse_wide(request)
         if refusal is not None:
             return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)
-        if request.beam is not None and (too_wide := self._why_too_wide(request, request.beam)):
-            return FailedEvent(request, Failure.SEARCH_TOO_WIDE, too_wide)
         num_sequences = request.n if request.beam is None else 1
         first, *siblings = sequences = [
             Sequence(self._next_id(), request, index, self._num_requests, request.prompt)
@@ -181,16 +174,12 @@ class Scheduler:
         before, self._model = self._model, (replica.shape.fingerprint, replica.shape.block_size)
         if before not in (None, self._model):
             return self._cancel_all(list(self.keys), Failure.UNAVAILABLE, "the model was replaced")
-        stuck = [
-            key
-            for key, (first, *_) in self._requests.items()
-            if len(first.request.prompt) + first.request.max_tokens > self.context_length
-        ]
-        events = self._cancel_all(stuck, Failure.CONTEXT_LENGTH_EXCEEDED, self._context_text)
-        for key in list(self._searches):
+        events: list[FailedEvent] = []
+        for key in list(self.keys):
             request = self._requests[key][0].request
-            if request.beam is not None and (too_wide := self._why_too_wide(request, request.beam)):
-                events += self._cancel_all([key], Failure.SEARCH_TOO_WIDE, too_wide)
+            refusal = self.waiting.admission.check_size(request, self.context_length) or self._refuse_wide(request)
+            if refusal is not None:
+                events += self._cancel_all([key], refusal.failure, refusal.message)
         return events
 
     def remove_replica(self, replica: Replica) -> list[FailedEvent]:
@@ -208,9 +197,8 @@ class Scheduler:
             sequence.forget_blocks()
             if sequence.phase is not Phase.ENDED:
                 sequence.num_losses += sequence.request.key in lost
-                sequence.home = None
-                self.waiting.add(sequence, self._now)
-                self.waiting.free_all(sequence, self._now)
+                self.planner.requeue(sequence)
+                self.waiting.free_all(sequence, self.planner.now)
         suspects = {s.request.key for s in replica.running if s.num_losses >= MAX_LOSSES and s.phase is not Phase.ENDED}
         message = "workers were lost again and again while they computed this request"
         return self._cancel_all(sorted(suspects), Failure.INTERNAL, message)
@@ -224,7 +212,6 @@ class Scheduler:
 
     def schedule(self, replica: Replica, now: float) -> StepPlan | None:
         """The replica's next step; None where there is nothing to do, or enough steps are in flight."""
-        self._now = now
         return self.planner.schedule(replica, now)
 
     def commit(self, replica: Replica, outcome: StepOutcome, now: float) -> list[Event]:
@@ -232,7 +219,7 @@ class Scheduler:
 
         Raises ValueError where the outcome is not that step's, before anything is changed.
         """
-        self._now = now
+        self.planner.now = now
         self._check(replica, outcome)
         plan = replica.take()
         events: list[Event] = []
@@ -289,7 +276,7 @@ class Scheduler:
             sequence.append(result.token_ids)
         if sequence.phase is Phase.RUNNING:
             replica.publish(sequence)
-        self.waiting.free_ready(sequence, self._now)
+        self.waiting.free_ready(sequence, self.planner.now)
         if not part.draws:
             return
         if is_beam:
@@ -315,14 +302,19 @@ class Scheduler:
 
     # Beams.
 
-    def _why_too_wide(self, request: Request, beam: BeamParams) -> str | None:
-        """Why a search's beams could not run side by side, if so: they share no more than the prompt for certain."""
-        for shape in (replica.shape for replica in self.replicas):
-            own = -(-(request.max_tokens + len(request.prompt) % shape.block_size) // shape.block_size)
-            if len(request.prompt) // shape.block_size + beam.width * own > shape.num_blocks:
-                return "the search is too wide for the memory of this model's workers"
-            if beam.width > min(self.limits.max_sequences, shape.max_sequences):
-                return "the search is wider than a step of this model's workers"
+    def _refuse_wide(self, request: Request) -> Refusal | None:
+        """Refuses a search whose beams could not run side by side: they share no more than the prompt for certain."""
+        if request.beam is None:
+            return None
+        width = request.beam.width
+        for replica in self.replicas:
+            size = replica.shape.block_size
+            own = replica.num_blocks_for(request.max_tokens + len(request.prompt) % size)
+            if len(request.prompt) // size + width * own > replica.shape.num_blocks:
+                message = "the search is too wide for the memory of this model's workers"
+                return Refusal(Failure.SEARCH_TOO_WIDE, message)
+            if width > self.planner.max_sequences(replica):
+                return Refusal(Failure.SEARCH_TOO_WIDE, "the search is wider than a step of this model's workers")
         return None
 
     def _commit_beam(self, sequence: Sequence, result: Drawn, events: list[Event]) -> None:
@@ -365,10 +357,10 @@ class Scheduler:
                 child.home = home
                 home.fork(sequence, child)
             else:
-                self.waiting.add(child, self._now)
+                self.waiting.add(child, self.planner.now)
         sequence.append(tokens[:1])
         if home is not None and sequence.phase is Phase.RUNNING:
-            self.waiting.free_all(sequence, self._now)
+            self.waiting.free_all(sequence, self.planner.now)
             home.rename(sequence, self._next_id())
 
     def _next_id(self) -> int:
@@ -402,7 +394,7 @@ class Scheduler:
                 assert home is not None
                 home.drop_image(sequence)
             sequence.move(Phase.ENDED)
-        self.waiting.free_all(sequence, self._now)
+        self.waiting.free_all(sequence, self.planner.now)
         key = sequence.request.key
         if all(s.phase is Phase.ENDED for s in sequence.family):
             self.waiting.admission.leave(sequence.request)

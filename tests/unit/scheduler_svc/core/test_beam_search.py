@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from beam_rules import Rules, search
+from memory_worker import Option
 from scheduler_svc.core.beam_search import Beam, BeamParams, BeamSearch, EarlyStopping, num_candidates
 
 VOCAB = 24
@@ -19,12 +20,6 @@ EARLY_STOPPING: dict[EarlyStopping, bool | Literal["never"]] = {
     EarlyStopping.AT_WIDTH: True,
     EarlyStopping.NEVER: "never",
 }
-
-
-@dataclass(frozen=True)
-class Option:
-    token_id: int
-    logprob: float
 
 
 @dataclass(frozen=True)
