@@ -5,7 +5,8 @@ from contextlib import ExitStack
 
 import uvloop
 
-from benchmarks.pressure.deployment import Believed, Counts, Deployment, running_quire
+from benchmarks.deployment import Deployment, running_quire
+from benchmarks.pressure.counts import Believed, Counts
 from benchmarks.pressure.figures import LoadRun, Moved, RegimeFigures
 from benchmarks.pressure.loads import BLOCK_SIZE, Regime
 from benchmarks.processes import BenchmarkFailed

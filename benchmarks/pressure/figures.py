@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.pressure.deployment import Believed, Counts
+from benchmarks.pressure.counts import Believed, Counts
 from benchmarks.serving.figures import Sense
 
 AUTO, SWAP, RECOMPUTE = "auto", "swap", "recompute"

@@ -6,7 +6,7 @@ from time import perf_counter
 
 import uvloop
 
-from benchmarks.pressure.deployment import running_quire
+from benchmarks.deployment import running_quire
 from benchmarks.pressure.figures import LongPromptFigures, LongPromptRun
 from benchmarks.pressure.loads import draw_tokens
 from benchmarks.pressure.streams import Streams

@@ -3,12 +3,8 @@
 from dataclasses import dataclass
 from typing import Self
 
-import httpx
-from prometheus_client.parser import text_string_to_metric_families
-
+from benchmarks.deployment import scrape
 from benchmarks.processes import BenchmarkFailed
-
-_TOKENS, _SLOTS = "quire_kv_tokens_used_total", "quire_kv_slots_used_total"
 
 
 @dataclass(frozen=True)
@@ -19,14 +15,10 @@ class KvUse:
     slots: float
 
     @classmethod
-    def read(cls, url: str) -> Self:
+    def read(cls, address: str) -> Self:
         """From a scheduler's Prometheus page. Raises BenchmarkFailed where it does not tell."""
-        text = httpx.get(url, trust_env=False).raise_for_status().text
-        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-        totals = {name: sum(s.value for s in samples if s.name == name) for name in (_TOKENS, _SLOTS)}
-        if missing := totals.keys() - {sample.name for sample in samples}:
-            raise BenchmarkFailed(f"the scheduler does not export {', '.join(sorted(missing))}")
-        return cls(totals[_TOKENS], totals[_SLOTS])
+        samples = scrape(address)
+        return cls(samples["quire_kv_tokens_used_total", ""], samples["quire_kv_slots_used_total", ""])
 
     def wasted_since(self, before: "KvUse") -> float:
         """The share of slots in used blocks that held no token, over the steps since then."""

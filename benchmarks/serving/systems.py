@@ -1,22 +1,20 @@
 """The systems that are compared: each started afresh, in bfloat16, as an HTTP server of OpenAI's API."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Protocol
 
 import httpx
 
+from benchmarks.deployment import START_SECONDS, running_quire
 from benchmarks.processes import BenchmarkFailed, running
 from svc_common.models import ServedModel
 from svc_common.supervisor.addresses import free_port
 
-START_SECONDS = 600
 CONTEXT_LENGTH = 2048
 
 # Its package has other names for other devices.
@@ -29,7 +27,7 @@ print(names[0], version(names[0]))
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server that is ready. `metrics` is the scheduler's Prometheus page, of Quire alone."""
+    """A server that is ready. `metrics` is where the scheduler's Prometheus page is, host:port, of Quire alone."""
 
     url: str
     metrics: str | None = None
@@ -59,25 +57,8 @@ class Quire:
 
     @contextmanager
     def running(self) -> Iterator[Endpoint]:
-        with TemporaryDirectory(prefix="quire-bench-") as folder:
-            state_file = Path(folder, "state.json")
-            scheduler = ("SCHEDULER", "SCHEDULER_ADMIN", "SCHEDULER_METRICS")
-            listeners = ("HTTP", "GRPC", *scheduler, "WORKER", "WORKER_METRICS")
-            settings = {
-                **{f"QUIRE_{listener}_PORT": "0" for listener in listeners},
-                "QUIRE_DTYPE": "bfloat16",
-                "QUIRE_RUN_DIR": folder,
-                "QUIRE_STATE_FILE": str(state_file),
-            }
-            command = (sys.executable, "-m", "svc_common.supervisor")
-            with running(self.title, command, settings) as process:
-
-                def state() -> dict[str, Any] | None:
-                    found: dict[str, Any] = json.loads(state_file.read_bytes()) if state_file.exists() else {}
-                    return found if found.get("ready") else None
-
-                ready = process.wait_until(state, START_SECONDS)
-                yield Endpoint(f"http://{ready['http'][0]}", f"http://{ready['scheduler_metrics']}/metrics")
+        with running_quire(self.title, {}) as deployment:
+            yield Endpoint(f"http://{deployment.http}", deployment.scheduler_metrics)
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,13 @@
 import os
 from dataclasses import dataclass
 from enum import StrEnum
-from types import TracebackType
-from typing import Self
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from quire.admin.v1 import admin_pb2 as pb
 from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
-from quire_client.connection import Connection
+from quire_client.connection import Connection, OwnsChannel
 from quire_client.errors import quire_errors
 from quire_client.requests import assign
 
@@ -175,7 +173,7 @@ class RequestList:
     num_live: int
 
 
-class AdminClient:
+class AdminClient(OwnsChannel):
     """Calls the admin service of a scheduler. Use it as a context manager.
 
     Every call raises QuireError, INVALID_FIELD among them for a value that no message can hold.
@@ -213,18 +211,6 @@ class AdminClient:
         with quire_errors(to.address):
             listed = self._stub.ListRequests(request, timeout=to.timeout)
         return RequestList(tuple(map(RequestSummary.from_proto, listed.requests)), listed.num_live)
-
-    def close(self) -> None:
-        """Ends all calls and closes the connection."""
-        self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _explain(self, request: pb.ExplainRequest) -> Explanation:
         to = self._connection

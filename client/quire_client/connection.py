@@ -5,6 +5,8 @@ import os
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
+from types import TracebackType
+from typing import Self
 
 import grpc
 
@@ -48,6 +50,25 @@ _OPTIONS: tuple[tuple[str, str | int], ...] = (
     # Requests are limited by the server; an answer is as large as the request made it.
     ("grpc.max_receive_message_length", -1),
 )
+
+
+class OwnsChannel:
+    """A client that has a channel of its own, and ends it with itself."""
+
+    _channel: grpc.Channel
+
+    def close(self) -> None:
+        """Ends all calls and closes the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
 
 Metadata = tuple[tuple[str, str], ...]
 

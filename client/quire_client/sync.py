@@ -9,7 +9,7 @@ import grpc
 from quire.inference.v1 import inference_pb2 as pb
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from quire_client import requests
-from quire_client.connection import Connection
+from quire_client.connection import Connection, OwnsChannel
 from quire_client.errors import quire_errors
 from quire_client.requests import GenerationOptions, Messages, Prompt
 from quire_client.results import Acceptance, Chunk, Generation, Model, Tokenized, Usage
@@ -84,7 +84,7 @@ class Stream:
         self.close()
 
 
-class Client:
+class Client(OwnsChannel):
     """Calls a Quire gateway. Use it as a context manager; threads may share it.
 
     `address` is QUIRE_ADDRESS or 127.0.0.1:50051 unless given, `api_key` QUIRE_API_KEY. `credentials` make the channel
@@ -179,18 +179,6 @@ class Client:
         """The models that are served."""
         response = self._unary(self._stub.ListModels, pb.ListModelsRequest(), timeout)
         return tuple(map(Model.from_proto, response.models))
-
-    def close(self) -> None:
-        """Ends all calls and closes the connection."""
-        self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _unary(
         self,

@@ -7,7 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from benchmarks.pressure.deployment import Believed, Counts, Deployment
+from benchmarks.deployment import Deployment
+from benchmarks.pressure.counts import Believed, Counts
 from benchmarks.processes import BenchmarkFailed
 
 PAGE = """\
@@ -47,7 +48,7 @@ def page() -> Iterator[list[str]]:
 
 
 def deployment(page: list[str]) -> Deployment:
-    return Deployment("", "", page[1], page[1])
+    return Deployment("", "", "", page[1], page[1])
 
 
 def test_counts_are_those_since_an_earlier_look(page: list[str]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.pressure.deployment import Believed, Counts
+from benchmarks.pressure.counts import Believed, Counts
 from benchmarks.pressure.figures import (
     LoadRun,
     LongPromptFigures,

@@ -63,7 +63,7 @@ class Server:
             thread.start()
             try:
                 url = f"http://127.0.0.1:{http.server_address[1]}"
-                yield Endpoint(url, f"{url}/metrics")
+                yield Endpoint(url, url.removeprefix("http://"))
             finally:
                 http.shutdown()
                 thread.join()
