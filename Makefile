@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint type protos gpu-check clean
-.PHONY: bench bench-sweep bench-steps bench-pressure bench-kernels bench-quality bench-simulator bench-docs
+.PHONY: help install run test chaos lint type protos gpu-check clean
+.PHONY: bench bench-sweep bench-steps bench-pressure bench-recovery bench-journal bench-kernels bench-quality
+.PHONY: bench-simulator bench-docs
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,6 +32,12 @@ run: $(STAMP)  ## Start everything on this machine; Ctrl-C ends it
 
 test: $(STAMP)  ## Run all tests that need no GPU
 	$(BIN)/python -m pytest
+
+FAULTS ?= 200
+CLIENTS ?= 32
+SEED ?= 1
+chaos: $(STAMP)  ## Kill, stop and cut what runs under load, and check every token; FAULTS=200 CLIENTS=32 SEED=1
+	@PYTHONPATH=tests/support $(BIN)/python -m tests.chaos --faults $(FAULTS) --clients $(CLIENTS) --seed $(SEED)
 
 lint: $(STAMP)  ## Check style, contracts, their code, images and chart
 	$(BIN)/ruff check .
@@ -57,6 +64,12 @@ bench-steps: $(STAMP)  ## Measure what a step costs beside the forward pass
 
 bench-pressure: $(STAMP)  ## Measure swap against recompute, and streams beside a long prompt
 	$(BIN)/python -m benchmarks.pressure
+
+bench-recovery: $(STAMP)  ## Measure how long streams stand still when a process dies
+	$(BIN)/python -m benchmarks.recovery
+
+bench-journal: $(STAMP)  ## Measure what the journal costs
+	$(BIN)/python -m benchmarks.journal
 
 bench-kernels: $(STAMP)  ## Measure each op beside its peers, on a processor
 	$(BIN)/python -m benchmarks.kernels

@@ -64,7 +64,7 @@ def running_quire(title: str, settings: Mapping[str, str]) -> Iterator[Deploymen
                 ready["http"][0],
                 ready["grpc"][0],
                 ready["workers"][0],
-                ready["scheduler_metrics"],
+                ready["scheduler_metrics"][0],
                 ready["worker_metrics"][0],
             )
 

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.report import gpu_section
+from benchmarks.journal.report import journal_section
 from benchmarks.kernels.report import kernels_section
 from benchmarks.plot import Chart, draw
 from benchmarks.pressure.report import pressure_section
 from benchmarks.quality.report import quality_section
 from benchmarks.record import RESULTS, ROOT, read_result
+from benchmarks.recovery.report import recovery_section
 from benchmarks.serving.report import serving_section, sweep_charts, sweep_section
 from benchmarks.simulator.report import scenario_section
 from benchmarks.simulator.scenarios import SCENARIOS
@@ -79,6 +81,8 @@ PERFORMANCE = (
     Section("sweep", RESULTS / "sweep.json", "VLLM_VENV=ENVIRONMENT make bench-sweep", sweep_section),
     Section("steps", RESULTS / "steps.json", "make bench-steps", steps_section),
     Section("pressure", RESULTS / "pressure.json", "make bench-pressure", pressure_section),
+    Section("recovery", RESULTS / "recovery.json", "make bench-recovery", recovery_section),
+    Section("journal", RESULTS / "journal.json", "make bench-journal", journal_section),
     Section("kernels", RESULTS / "kernels_cpu.json", "make bench-kernels", kernels_section),
     Section("quality", RESULTS / "quality.json", "make bench-quality", quality_section),
     Section("gpu", RESULTS / "gpu_check.json", "make gpu-check", gpu_section),

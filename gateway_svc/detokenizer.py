@@ -3,13 +3,11 @@ request alone, so that any gateway can go on from any token."""
 
 import codecs
 from collections.abc import Sequence
-from itertools import islice
 
-from gateway_svc.generation import Generation, SpecialTokens, StopText
+from gateway_svc.generation import StopText
+from gateway_svc.rendering import Rendering
 from gateway_svc.stop_strings import StopSearch
 from gateway_svc.vocabulary import Vocabulary
-
-_BYTES_OF_A_CHARACTER = 4
 
 
 class Detokenizer:
@@ -20,15 +18,13 @@ class Detokenizer:
 
     __slots__ = ("_at_start", "_held", "_hidden_ids", "_vocabulary")
 
-    def __init__(self, vocabulary: Vocabulary, prompt_token_ids: Sequence[int], special: SpecialTokens) -> None:
+    def __init__(self, vocabulary: Vocabulary, prompt_tail: Sequence[int], hidden_ids: frozenset[int]) -> None:
+        """`prompt_tail` holds the last tokens of the prompt that are text."""
         self._vocabulary = vocabulary
-        self._hidden_ids = vocabulary.special_ids if special is SpecialTokens.HIDDEN else frozenset()
+        self._hidden_ids = hidden_ids
         self._held = b""
-        # Every token that is seen has a byte or more, and nothing before the last character matters.
-        visible = (token_id for token_id in reversed(prompt_token_ids) if token_id not in self._hidden_ids)
-        tail = list(islice(visible, _BYTES_OF_A_CHARACTER))
-        self._at_start = not tail
-        for token_id in reversed(tail):
+        self._at_start = not prompt_tail
+        for token_id in prompt_tail:
             self._decode(vocabulary.piece(token_id))
 
     def push(self, token_id: int) -> str:
@@ -54,12 +50,12 @@ class Detokenizer:
 class SequenceText:
     """T(k) of one sequence, as differences: what is due, less stop strings and what may become one."""
 
-    def __init__(self, vocabulary: Vocabulary, generation: Generation) -> None:
-        self._detokenizer = Detokenizer(vocabulary, generation.prompt_token_ids, generation.special_tokens)
-        stopping = generation.stopping
-        self._search = StopSearch(stopping.stops) if stopping.stops else None
-        self._min_tokens = stopping.min_tokens
-        self._stop_text = stopping.stop_text
+    def __init__(self, vocabulary: Vocabulary, rendering: Rendering) -> None:
+        hidden_ids = vocabulary.hidden_ids(rendering.special_tokens)
+        self._detokenizer = Detokenizer(vocabulary, rendering.prompt_tail, hidden_ids)
+        self._search = StopSearch(rendering.stops) if rendering.stops else None
+        self._min_tokens = rendering.min_tokens
+        self._stop_text = rendering.stop_text
         self._held = ""
         self.num_tokens = 0
         self.num_chars = 0

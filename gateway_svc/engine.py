@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,15 +14,17 @@ from gateway_svc.draft import Draft
 from gateway_svc.fields import Spelling
 from gateway_svc.generation import Generation, ModelFacts
 from gateway_svc.metrics import GatewayMetrics
-from gateway_svc.running import RequestGroup, RunningRequest
+from gateway_svc.refusals import RETRY_AFTER_SECONDS
+from gateway_svc.rendering import Rendering
+from gateway_svc.request_group import RequestGroup
+from gateway_svc.running import Ask, RunningRequest
+from gateway_svc.sequence_output import Start
 from gateway_svc.session import SchedulerSession
 from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.tracing import GenerationSpan, Operation
 from gateway_svc.validation import Validator
 from svc_common.errors import QuireError, Reason
 from svc_common.keys import cache_salt, request_key
-
-_RETRY_AFTER_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +62,21 @@ class Engine:
         return self._admission is _Admission.OPEN and self._session.model is not None
 
     @property
+    def is_durable(self) -> bool:
+        """Whether a request that came now would outlive its scheduler."""
+        return not self._session.is_store_degraded
+
+    @property
     def model(self) -> ModelFacts:
         """The model that is served. Raises QuireError where none is ready."""
         if self._session.model is None:
-            raise QuireError(Reason.MODEL_NOT_READY, "the model is not ready", retry_after=_RETRY_AFTER_SECONDS)
+            raise QuireError(Reason.MODEL_NOT_READY, "the model is not ready", retry_after=RETRY_AFTER_SECONDS)
         return self._session.model
 
     def admit(self) -> None:
         """Refuses new work while draining."""
         if self._admission is _Admission.DRAINING:
-            raise QuireError(Reason.DRAINING, "the gateway is shutting down", retry_after=_RETRY_AFTER_SECONDS)
+            raise _draining()
 
     async def resolve(self, draft: Draft, spell: Spelling, own_id: str) -> Generation:
         """Validates one prompt of a call; `own_id` is for a request that its client did not name.
@@ -80,11 +87,61 @@ class Engine:
         return await self.validator.generation(draft, self.model, spell, own_id)
 
     @contextmanager
-    def run(self, call: Call, generations: Sequence[Generation]) -> Iterator[RequestGroup]:
-        """Has the requests of one call run while the block lasts. Raises QuireError."""
+    def run(
+        self, call: Call, generations: Sequence[Generation], starts: Sequence[Mapping[int, Start]] = ()
+    ) -> Iterator[RequestGroup]:
+        """Has the requests of one call run, or joins those that run under its names, while the block lasts.
+
+        `starts` says of each, by index, how far the client has its sequences. Raises QuireError.
+        """
         self.admit()
+        with self._running(
+            call,
+            [
+                self._submission(call, place, generation, starts[place] if starts else {})
+                for place, generation in enumerate(generations)
+            ],
+        ) as group:
+            yield group
+
+    @contextmanager
+    def resume(self, call: Call, request_id: str, starts: Mapping[int, Start]) -> Iterator[RequestGroup]:
+        """Goes on with a tenant's request while the block lasts. Raises QuireError."""
+        self.admit()
+        name = call.tenant.name
+        ask = Ask(request_key(name, request_id), name, request_id, starts=starts)
+        with self._running(call, [(ask, GenerationSpan(call.operation.value, request_id, call.parent))]) as group:
+            yield group
+
+    def cancel(self, tenant: Tenant, request_id: str) -> None:
+        """Ends a tenant's request, on whichever gateway it is. Raises QuireError."""
+        self._session.cancel(request_key(tenant.name, request_id))
+
+    async def drain(self, grace: float) -> None:
+        """Takes no more work, and waits `grace` seconds for what runs; what is left then fails as DRAINING."""
+        self._admission = _Admission.DRAINING
+        try:
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+        except TimeoutError:
+            for request in [request for group in self._groups for request in group.requests]:
+                request.give_up(_draining())
+
+    @contextmanager
+    def _running(self, call: Call, asked: Sequence[tuple[Ask, GenerationSpan]]) -> Iterator[RequestGroup]:
         wake = asyncio.Event()
-        requests = [self._prepare(call, place, one, wake) for place, one in enumerate(generations)]
+        requests = [
+            RunningRequest(
+                ask,
+                session=self._session,
+                vocabulary=self.tokenizer.vocabulary,
+                metrics=self.metrics,
+                span=span,
+                called_at=call.called_at,
+                wake=wake,
+            )
+            for ask, span in asked
+        ]
         with RequestGroup(requests, wake) as group:
             self._groups.add(group)
             self._idle.clear()
@@ -99,37 +156,22 @@ class Engine:
                 if not self._groups:
                     self._idle.set()
 
-    def cancel(self, tenant: Tenant, request_id: str) -> None:
-        """Ends a tenant's request, on whichever gateway it is. Raises QuireError."""
-        self._session.cancel(request_key(tenant.name, request_id))
-
-    async def drain(self, grace: float) -> None:
-        """Takes no more work, and waits `grace` seconds for what runs; what is left then fails as DRAINING."""
-        self._admission = _Admission.DRAINING
-        try:
-            async with asyncio.timeout(grace):
-                await self._idle.wait()
-        except TimeoutError:
-            for request in [request for group in self._groups for request in group.requests]:
-                request.give_up(
-                    QuireError(Reason.DRAINING, "the gateway is shutting down", retry_after=_RETRY_AFTER_SECONDS)
-                )
-
-    def _prepare(self, call: Call, place: int, generation: Generation, wake: asyncio.Event) -> RunningRequest:
-        span = GenerationSpan(generation, call.operation, call.parent)
-        submit = generation.to_proto()
+    def _submission(
+        self, call: Call, place: int, generation: Generation, starts: Mapping[int, Start]
+    ) -> tuple[Ask, GenerationSpan]:
+        span = GenerationSpan.of(generation, call.operation, call.parent)
+        rendering = Rendering.of(generation, self.tokenizer.vocabulary)
+        submit = generation.to_proto(rendering.to_proto())
         submit.key = request_key(call.tenant.name, generation.request_id, place)
         submit.tenant = call.tenant.name
         submit.weight = call.tenant.weight
         submit.cache_salt = cache_salt(call.tenant.name)
         submit.traceparent = span.traceparent
-        return RunningRequest(
-            generation,
-            submit,
-            session=self._session,
-            vocabulary=self.tokenizer.vocabulary,
-            metrics=self.metrics,
-            span=span,
-            called_at=call.called_at,
-            wake=wake,
+        ask = Ask(
+            submit.key, call.tenant.name, generation.request_id, submit, rendering, starts, spell=generation.spell
         )
+        return ask, span
+
+
+def _draining() -> QuireError:
+    return QuireError(Reason.DRAINING, "the gateway is shutting down", retry_after=RETRY_AFTER_SECONDS)

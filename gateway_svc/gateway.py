@@ -42,7 +42,11 @@ class Gateway:
         self._tokenizer = ModelTokenizer.load(model.path)
         self._changed = asyncio.Event()
         self._session = SchedulerSession(
-            settings.scheduler_addresses, model.name, tokenizer_fingerprint(model.path), self._changed.set
+            settings.scheduler_addresses,
+            model.name,
+            tokenizer_fingerprint(model.path),
+            self._changed.set,
+            settings.scheduler_patience,
         )
         self._engine = Engine(self._tokenizer, self._session, GatewayMetrics())
         self._grpc = create_server(max_message_bytes=PUBLIC_MESSAGE_BYTES, interceptors=server_interceptors(SERVICE))

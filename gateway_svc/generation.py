@@ -1,5 +1,6 @@
 """A request to generate, resolved: every default filled in, every value in range, the prompt as tokens."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -50,6 +51,13 @@ class ModelFacts:
         return inference_pb2.Model(name=self.name, context_length=self.context_length, vocab_size=self.vocab_size)
 
 
+class SeedOrigin(Enum):
+    """Who chose a seed."""
+
+    GIVEN = "given"
+    DRAWN = "drawn"
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are drawn; ranges as the contract says, and 0 for a top_k that keeps all."""
@@ -63,6 +71,7 @@ class Sampling:
     repetition_penalty: float
     seed: int
     logit_bias: Mapping[int, float]
+    seed_origin: SeedOrigin = SeedOrigin.GIVEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +141,11 @@ class Generation:
         """Whether sequences are ranked by the log-probabilities of what was drawn."""
         return self.best_of > self.n
 
-    def to_proto(self) -> scheduler_pb2.Submit:
+    def to_proto(self, render_options: scheduler_pb2.RenderOptions) -> scheduler_pb2.Submit:
         """The request as a scheduler is asked to run it, less who asks, from where and until when."""
         ending = self.stopping.ending_token_ids
         logprobs = 0 if self.logprobs is None and self.is_ranked_here else self.logprobs
-        return scheduler_pb2.Submit(
+        submit = scheduler_pb2.Submit(
             prompt_token_ids=self.prompt_token_ids,
             n=self.best_of,
             max_tokens=self.stopping.max_tokens,
@@ -159,4 +168,16 @@ class Generation:
             priority=self.priority,
             detachable=self.on_leave is OnLeave.DETACH,
             beam_search=self.beam_search.to_proto() if self.beam_search else None,
+            render_options=render_options,
         )
+        submit.body_digest = self._digest(submit)
+        return submit
+
+    def _digest(self, submit: scheduler_pb2.Submit) -> bytes:
+        """SHA-256 over what the client asked for: not its name for it, and not what was drawn for it."""
+        asked = scheduler_pb2.Submit()
+        asked.CopyFrom(submit)
+        asked.render_options.request_id = ""
+        if self.sampling.seed_origin is SeedOrigin.DRAWN:
+            asked.sampling.ClearField("seed")
+        return hashlib.sha256(asked.SerializeToString(deterministic=True)).digest()

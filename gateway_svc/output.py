@@ -53,10 +53,17 @@ class TokenLogprob:
     text_offset: int
 
     @classmethod
-    def from_proto(cls, token_id: int, logprobs: worker_pb2.TokenLogprobs, text_offset: int) -> "TokenLogprob":
-        """From what the worker reports for `token_id`."""
-        top = tuple((other.token_id, other.logprob) for other in logprobs.top)
+    def from_proto(
+        cls, token_id: int, logprobs: worker_pb2.TokenLogprobs, num_top: int, text_offset: int
+    ) -> "TokenLogprob":
+        """From what the worker reports for `token_id`; a beam search has more beside it than its client asked for."""
+        top = tuple((other.token_id, other.logprob) for other in logprobs.top[:num_top])
         return cls(token_id, logprobs.logprob, top, text_offset)
+
+    def to_worker_proto(self) -> worker_pb2.TokenLogprobs:
+        """What the worker reported, as far as it was asked for."""
+        top = [worker_pb2.Logprob(token_id=token_id, logprob=logprob) for token_id, logprob in self.top]
+        return worker_pb2.TokenLogprobs(logprob=self.logprob, top=top)
 
     def to_proto(self, vocabulary: Vocabulary) -> inference_pb2.TokenLogprob:
         """The log-probabilities in the public contract."""

@@ -1,17 +1,20 @@
-"""Requests while they run: the scheduler's tokens become text as they come, whether or not the client reads."""
+"""A request while it runs: the scheduler's tokens become text as they come, whether or not the client reads."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Self
 
-from gateway_svc.detokenizer import SequenceText
-from gateway_svc.fields import Field
-from gateway_svc.generation import Generation, OnLeave
+from gateway_svc import refusals
+from gateway_svc.fields import Field, Spelling, as_in_contract
+from gateway_svc.generation import OnLeave
 from gateway_svc.metrics import GatewayMetrics
-from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, Usage
+from gateway_svc.output import Chunk, Usage
+from gateway_svc.rendering import Rendering
+from gateway_svc.routes import Attachment
+from gateway_svc.sequence_output import SequenceOutput, Start
 from gateway_svc.session import SchedulerSession
 from gateway_svc.tracing import GenerationSpan
 from gateway_svc.vocabulary import Vocabulary
@@ -21,79 +24,36 @@ from svc_common.errors import QuireError
 logger = logging.getLogger("quire.gateway")
 
 _ACKNOWLEDGE_EVERY = 16
+_BEGINNING = Start()
 
 
-class ClientLeft(Exception):  # noqa: N818
-    """Nobody is left to take an answer."""
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a client asks of a request: with `submit` to run it or, where its name has it running, to join; without, to
+    go on with one that must be there. `starts` says by index how far the client has its sequences."""
 
-
-class _Sequence:
-    """One sequence of a request: what it has, and what of that was not taken yet."""
-
-    def __init__(self, index: int, vocabulary: Vocabulary, generation: Generation) -> None:
-        self.index = index
-        self.num_tokens = 0
-        self.num_acknowledged = 0
-        self.cached_tokens = 0
-        self.last_time: float | None = None
-        self.finish: Finish | None = None
-        self._text = SequenceText(vocabulary, generation)
-        self._pending: Chunk | None = None
-
-    def extend(self, tokens: scheduler_pb2.Tokens) -> None:
-        """Takes tokens in, less those that are here already. Raises ValueError where some are missing."""
-        num_known = self.num_tokens - tokens.offset
-        if num_known < 0:
-            raise ValueError("tokens are missing")
-        if tokens.HasField("cached_tokens"):
-            self.cached_tokens = tokens.cached_tokens
-        cause = tokens.end.WhichOneof("cause") if tokens.HasField("end") else None
-        token_ids, logprobs = tokens.token_ids, tokens.logprobs
-        last = len(token_ids) - 1
-        chunk = self._pending or Chunk(self.index, self.num_tokens)
-        self._pending = chunk
-        for place in range(num_known, last + 1):
-            token_id = token_ids[place]
-            chunk.token_ids.append(token_id)
-            self.num_tokens += 1
-            if logprobs:
-                chunk.logprobs.append(TokenLogprob.from_proto(token_id, logprobs[place], self._text.num_chars))
-            if cause == "stop_token_id" and place == last:
-                break  # the token that ends a sequence is counted and not read
-            chunk.text += self._text.push(token_id)
-            if self._text.matched is not None:
-                self.finish = chunk.finish = Finish(FinishReason.STOP, self._text.matched)
-                return
-        if cause is not None:
-            chunk.text += self._text.flush()
-            if cause == "stop_token_id":
-                chunk.finish = Finish(FinishReason.STOP, tokens.end.stop_token_id)
-            else:
-                chunk.finish = Finish(FinishReason.LENGTH)
-            self.finish = chunk.finish
-            if tokens.HasField("score"):
-                chunk.score = tokens.score
-
-    def take(self) -> Chunk | None:
-        """What came since the call before."""
-        chunk, self._pending = self._pending, None
-        return chunk
+    key: str
+    tenant: str
+    request_id: str
+    submit: scheduler_pb2.Submit | None = None
+    rendering: Rendering | None = None
+    starts: Mapping[int, Start] = field(default_factory=dict)
+    spell: Spelling = as_in_contract
 
 
 class _Phase(Enum):
     NEW = "new"
-    SUBMITTED = "submitted"
+    ASKING = "asking"
     RUNNING = "running"
     OVER = "over"
 
 
 class RunningRequest:
-    """One request of a group, as its events leave it."""
+    """One request of a call, as its events leave it."""
 
     def __init__(
         self,
-        generation: Generation,
-        submit: scheduler_pb2.Submit,
+        ask: Ask,
         *,
         session: SchedulerSession,
         vocabulary: Vocabulary,
@@ -103,24 +63,28 @@ class RunningRequest:
         wake: asyncio.Event,
     ) -> None:
         """`called_at` is when the client's call came, on the monotonic clock; `wake` is set at each change."""
-        self.generation = generation
+        self.ask = ask
         self.failure: QuireError | None = None
-        self._key = submit.key
-        self._submit = submit
+        self.is_durable = False
+        """Whether the request outlives its scheduler, as known when it was accepted."""
         self._session = session
+        self._vocabulary = vocabulary
         self._metrics = metrics
         self._span = span
         self._called_at = called_at
         self._wake = wake
         self._phase = _Phase.NEW
-        self._sequences = [_Sequence(index, vocabulary, generation) for index in range(generation.best_of)]
-        self._num_open = generation.best_of
+        self._rendering = ask.rendering
+        self._attachment: Attachment | None = None
+        self._sequences: list[SequenceOutput] = []
+        self._num_open = 0
+        self._has_stops = False
         self._has_tokens = False
 
     def start(self, deadline: float | None) -> None:
-        """Asks the scheduler to run it. Raises QuireError."""
-        self._session.submit(self._submit, self, deadline)
-        self._phase = _Phase.SUBMITTED
+        """Asks the scheduler for it. Raises QuireError."""
+        self._attachment = self._session.ask(self.ask.key, self.ask.submit, self, deadline)
+        self._phase = _Phase.ASKING
 
     @property
     def is_accepted(self) -> bool:
@@ -133,12 +97,18 @@ class RunningRequest:
         return self._phase is _Phase.OVER
 
     @property
+    def rendering(self) -> Rendering:
+        """How its tokens become text; known once it is accepted."""
+        assert self._rendering is not None, "the caller waits for the acceptance"
+        return self._rendering
+
+    @property
     def usage(self) -> Usage:
         """Tokens processed so far, up to the cut where a stop string was found."""
         return Usage(
-            prompt_tokens=len(self.generation.prompt_token_ids),
+            prompt_tokens=self._rendering.prompt_length if self._rendering else 0,
             completion_tokens=sum(sequence.num_tokens for sequence in self._sequences),
-            cached_tokens=self._sequences[0].cached_tokens,
+            cached_tokens=self._sequences[0].cached_tokens if self._sequences else 0,
         )
 
     def take(self) -> list[Chunk]:
@@ -147,46 +117,63 @@ class RunningRequest:
 
     def leave(self, on_leave: OnLeave | None = None) -> None:
         """Ends the request's stay here: as `on_leave` says, else detached if its client named it, or cancelled."""
-        self._release(on_leave or self.generation.on_leave)
+        self._release(on_leave or self._on_leave)
         if self._phase is not _Phase.OVER:
             self._end()
 
     def give_up(self, error: QuireError) -> None:
         """Fails the request for its client, and leaves it."""
-        self._release(self.generation.on_leave)
+        self._release(self._on_leave)
         if self._phase is not _Phase.OVER:
             self.on_failed(error)
 
     # Events of the session.
 
-    def spell(self, which: Field) -> str:
+    def spell(self, which: Field, place: int | None = None) -> str:
         """A field as the client spells it."""
-        return self.generation.spell(which)
+        return self.ask.spell(which, place)
 
-    def on_accepted(self) -> None:
+    def on_accepted(self, is_durable: bool) -> None:
         """It is queued."""
-        self._phase = _Phase.RUNNING
-        self._metrics.prompt_tokens.inc(len(self.generation.prompt_token_ids))
+        if any(not start.is_beginning for start in self.ask.starts.values()):
+            # What the client has is gone, and this one need not become the same.
+            self._release(OnLeave.CANCEL)
+            self.on_failed(refusals.unknown())
+            return
+        self.is_durable = is_durable
+        self._metrics.prompt_tokens.inc(self.rendering.prompt_length)
+        self._begin()
+
+    def on_attached(self, attached: scheduler_pb2.Attached) -> None:
+        """It was there, and this is what came of it; what is here already is not taken twice."""
+        is_new = self._phase is _Phase.ASKING
+        if is_new:
+            self._rendering = Rendering.from_proto(attached)
+            self.is_durable = not self._session.is_store_degraded
+            self._has_tokens = True  # what came first came in another call's time
+            self._begin()
+        num_before = self.usage.completion_tokens
+        for tokens in attached.sequences:
+            sequence = self._sequences[tokens.index]
+            sequence.check(tokens)
+            self._extend(sequence, tokens)
+        if not is_new:
+            self._metrics.tokens.came(self.usage.completion_tokens - num_before)
+        if self._has_stops and self._phase is _Phase.RUNNING:
+            # The scheduler may not have heard how far they were looked for, and wait for that.
+            for sequence in self._sequences:
+                self._acknowledge(sequence)
         self._wake.set()
 
     def on_tokens(self, tokens: scheduler_pb2.Tokens) -> None:
         """A sequence grew. Stop strings are acted on here, so that a slow client holds nothing up."""
         sequence = self._sequences[tokens.index]
-        if sequence.finish is not None:
-            return
         num_before = sequence.num_tokens
-        sequence.extend(tokens)
-        self._measure(sequence, sequence.num_tokens - num_before)
-        if sequence.finish is not None:
-            if isinstance(sequence.finish.matched, str):
-                self._session.finish(self._key, sequence.index, sequence.num_tokens)
-            self._num_open -= 1
-            if not self._num_open:
-                self._session.release(self._key, None)
-                self._end()
-        elif self.generation.stopping.stops and sequence.num_tokens - sequence.num_acknowledged >= _ACKNOWLEDGE_EVERY:
-            sequence.num_acknowledged = sequence.num_tokens
-            self._session.acknowledge(self._key, sequence.index, sequence.num_tokens)
+        self._extend(sequence, tokens)
+        if sequence.num_tokens > num_before:
+            self._measure(sequence, sequence.num_tokens - num_before)
+        if self._has_stops and sequence.num_tokens - sequence.num_acknowledged >= _ACKNOWLEDGE_EVERY:
+            self._acknowledge(sequence)
         self._wake.set()
 
     def on_failed(self, error: QuireError) -> None:
@@ -195,10 +182,60 @@ class RunningRequest:
         self._end()
         self._wake.set()
 
-    def _release(self, on_leave: OnLeave) -> None:
-        # One that was never submitted must not touch the request that may have its key.
-        if self._phase in (_Phase.SUBMITTED, _Phase.RUNNING):
-            self._session.release(self._key, on_leave)
+    def tails(self, offsets: Mapping[int, int]) -> list[scheduler_pb2.Tail]:
+        """What it has of each sequence from an offset on, by index, or else from the beginning."""
+        tails = (sequence.tail(offsets.get(sequence.index, 0)) for sequence in self._sequences)
+        return [tail for tail in tails if tail is not None]
+
+    def _begin(self) -> None:
+        rendering = self.rendering
+        # Of what is ranked, indices are places in the answer: what a client has of it is left out there.
+        starts = {} if rendering.is_ranked_here else self.ask.starts
+        self._sequences = [
+            SequenceOutput(index, self._vocabulary, rendering, starts.get(index, _BEGINNING))
+            for index in range(rendering.num_sequences)
+        ]
+        self._num_open = rendering.num_sequences
+        self._has_stops = bool(rendering.stops)
+        self._phase = _Phase.RUNNING
+        self._wake.set()
+
+    def _extend(self, sequence: SequenceOutput, tokens: scheduler_pb2.Tokens) -> None:
+        if sequence.finish is not None or self._phase is not _Phase.RUNNING:
+            return
+        try:
+            sequence.extend(tokens)
+        except QuireError as error:
+            self.give_up(error)
+            return
+        if sequence.finish is None:
+            return
+        if isinstance(sequence.finish.matched, str):
+            self._held.finish(sequence.index, sequence.num_tokens)
+        self._num_open -= 1
+        if not self._num_open:
+            self._release(None)
+            self._end()
+
+    def _acknowledge(self, sequence: SequenceOutput) -> None:
+        if sequence.finish is None:
+            sequence.num_acknowledged = sequence.num_tokens
+            self._held.acknowledge(sequence.index, sequence.num_tokens)
+
+    @property
+    def _on_leave(self) -> OnLeave:
+        # One that is not known yet is another call's as well.
+        return OnLeave.DETACH if self._rendering is None else self._rendering.on_leave
+
+    @property
+    def _held(self) -> Attachment:
+        assert self._attachment is not None, "only what was started has tokens"
+        return self._attachment
+
+    def _release(self, on_leave: OnLeave | None) -> None:
+        # One that was never started must not touch the request that may have its key.
+        if self._attachment is not None:
+            self._attachment.release(on_leave)
 
     def _end(self) -> None:
         self._phase = _Phase.OVER
@@ -207,15 +244,15 @@ class RunningRequest:
         self._span.end(usage, reasons, self.failure)
         if logger.isEnabledFor(logging.DEBUG):
             extra = {
-                "request_id": self.generation.request_id,
-                "tenant": self._submit.tenant,
+                "request_id": self.ask.request_id,
+                "tenant": self.ask.tenant,
                 "prompt_tokens": usage.prompt_tokens,
                 "completion_tokens": usage.completion_tokens,
                 "error": self.failure.reason.value if self.failure else None,
             }
             logger.debug("request ended", extra=extra)
 
-    def _measure(self, sequence: _Sequence, num_tokens: int) -> None:
+    def _measure(self, sequence: SequenceOutput, num_tokens: int) -> None:
         now = time.monotonic()
         self._metrics.tokens.came(num_tokens)
         if not self._has_tokens:
@@ -223,65 +260,5 @@ class RunningRequest:
             self._metrics.first_token_seconds.observe(now - self._called_at)
             self._span.first_token(now - self._called_at)
         elif sequence.last_time is not None:
-            self._metrics.tokens.waited((now - sequence.last_time) / max(num_tokens, 1))
+            self._metrics.tokens.waited((now - sequence.last_time) / num_tokens)
         sequence.last_time = now
-
-
-class RequestGroup:
-    """The requests of one call, one for each of its prompts. Leaving the block leaves what still runs."""
-
-    def __init__(self, requests: Sequence[RunningRequest], wake: asyncio.Event) -> None:
-        self.requests = requests
-        self._wake = wake
-        self._client_left = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # Once one has failed the call is answered with that: nobody will come back for the others.
-        failed = any(request.failure is not None for request in self.requests)
-        for request in self.requests:
-            request.leave(OnLeave.CANCEL if failed else None)
-
-    @property
-    def usage(self) -> Usage:
-        """Tokens processed so far, over all requests."""
-        return sum((request.usage for request in self.requests), Usage())
-
-    def client_left(self) -> None:
-        """Notes that nobody waits any more: whoever does is told with ClientLeft."""
-        self._client_left = True
-        self._wake.set()
-
-    async def accepted(self) -> None:
-        """Waits until every request is accepted. Raises the QuireError of one that is not, or ClientLeft."""
-        while not all(request.is_accepted for request in self.requests):
-            await self._change()
-        for request in self.requests:
-            if request.failure is not None:
-                raise request.failure
-
-    async def next(self) -> list[tuple[int, Chunk]]:
-        """Waits for the next chunks, each with the place of its request; none at the end.
-
-        Raises, after all that came before, the QuireError of a request that failed, or ClientLeft. May be
-        cancelled and called again without loss.
-        """
-        while True:
-            chunks = [(place, chunk) for place, request in enumerate(self.requests) for chunk in request.take()]
-            if chunks:
-                return chunks
-            for request in self.requests:
-                if request.failure is not None:
-                    raise request.failure
-            if all(request.is_over for request in self.requests):
-                return []
-            await self._change()
-
-    async def _change(self) -> None:
-        self._wake.clear()
-        if not self._client_left:
-            await self._wake.wait()
-        if self._client_left:
-            raise ClientLeft

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -16,8 +16,9 @@ from gateway_svc.draft import ChatPrompt, Draft, Reply, TextPrompt
 from gateway_svc.engine import Call, Engine
 from gateway_svc.fields import Field, as_in_contract
 from gateway_svc.generation import Generation, SpecialTokens
-from gateway_svc.output import Chunk
 from gateway_svc.ranking import completed
+from gateway_svc.running import RunningRequest
+from gateway_svc.sequence_output import Ending, Start, remainder
 from gateway_svc.tracing import Operation
 from gateway_svc.validation import Checks, is_request_id
 from quire.inference.v1 import inference_pb2
@@ -47,12 +48,12 @@ class InferenceServicer(InferenceServiceServicer):
         """Acceptance, chunks, usage."""
         request_id = _reply_id(request.generation.request_id)
         async with self._answer(context, "StreamGenerate", request_id):
-            call = self._call(request.generation, context)
+            call = self._call(_operation(request.generation), context)
             generation = await self._resolve(request.generation, Reply.STREAMED, request_id)
             with self._engine.run(call, [generation]) as group:
                 await group.accepted()
                 await context.send_initial_metadata(((_REQUEST_ID, request_id),))
-                yield inference_pb2.StreamGenerateResponse(acceptance=_acceptance(generation))
+                yield inference_pb2.StreamGenerateResponse(acceptance=_acceptance(group.requests[0]))
                 vocabulary = self._engine.tokenizer.vocabulary
                 while chunks := await group.next():
                     for _, chunk in chunks:
@@ -65,19 +66,46 @@ class InferenceServicer(InferenceServiceServicer):
         """Everything at once."""
         request_id = _reply_id(request.generation.request_id)
         async with self._answer(context, "Generate", request_id):
-            call = self._call(request.generation, context)
+            call = self._call(_operation(request.generation), context)
             generation = await self._resolve(request.generation, Reply.WHOLE, request_id)
             with self._engine.run(call, [generation]) as group:
-                chunks: list[Chunk] = []
-                while more := await group.next():
-                    chunks += [chunk for _, chunk in more]
+                (running,) = group.requests
+                chunks = completed([chunk for _, chunk in await group.all()], running.rendering)
                 vocabulary = self._engine.tokenizer.vocabulary
                 await context.send_initial_metadata(((_REQUEST_ID, request_id),))
         return inference_pb2.GenerateResponse(
-            acceptance=_acceptance(generation),
-            completions=[whole.to_completion(vocabulary) for whole in completed(chunks, generation)],
+            acceptance=_acceptance(running),
+            completions=[whole.to_completion(vocabulary) for whole in chunks],
             usage=group.usage.to_proto(),
         )
+
+    async def Resume(  # noqa: N802
+        self, request: inference_pb2.ResumeRequest, context: _Context
+    ) -> AsyncIterator[inference_pb2.ResumeResponse]:
+        """Acceptance, the chunks that the client lacks, usage."""
+        async with self._answer(context, "Resume", request_id := _reply_id(request.request_id)):
+            call = self._call(Operation.RESUME, context)
+            if not is_request_id(request.request_id):
+                raise Checks(_plain).invalid(Field.REQUEST_ID, "is not the id of a request")
+            starts = _starts(request.positions)
+            with self._engine.resume(call, request_id, starts) as group:
+                await group.accepted()
+                (running,) = group.requests
+                rendering, vocabulary = running.rendering, self._engine.tokenizer.vocabulary
+                for place, position in enumerate(request.positions):
+                    if position.index >= rendering.n:
+                        message = f"must be below {rendering.n}, the number of sequences"
+                        raise QuireError(Reason.INVALID_FIELD, message, field=f"positions[{place}].index")
+                await context.send_initial_metadata(((_REQUEST_ID, request_id),))
+                yield inference_pb2.ResumeResponse(acceptance=_acceptance(running))
+                if rendering.is_ranked_here:
+                    for whole in completed([chunk for _, chunk in await group.all()], rendering):
+                        rest = remainder(whole, starts.get(whole.index, Start()), vocabulary, rendering)
+                        yield inference_pb2.ResumeResponse(chunk=rest.to_proto(vocabulary))
+                while chunks := await group.next():
+                    for _, chunk in chunks:
+                        yield inference_pb2.ResumeResponse(chunk=chunk.to_proto(vocabulary))
+                yield inference_pb2.ResumeResponse(usage=group.usage.to_proto())
 
     async def Cancel(  # noqa: N802
         self, request: inference_pb2.CancelRequest, context: _Context
@@ -160,15 +188,14 @@ class InferenceServicer(InferenceServiceServicer):
                 outcome.code = grpc.StatusCode.INTERNAL.name
                 raise
 
-    def _call(self, generation: inference_pb2.Generation, context: _Context) -> Call:
-        chat = generation.WhichOneof("prompt") == "chat"
+    def _call(self, operation: Operation, context: _Context) -> Call:
         time_left = context.time_remaining()
         deadline = None
         if time_left is not None and time_left < _ENDLESS_SECONDS:
             deadline = time.monotonic() + time_left
         return Call(
             tenant=self._tenant(context),
-            operation=Operation.CHAT if chat else Operation.TEXT_COMPLETION,
+            operation=operation,
             deadline=deadline,
             parent=otel.get_current(),
         )
@@ -198,9 +225,25 @@ def _is_for_the_channel(error: QuireError) -> bool:
     return error.retry_after is None or error.retry_after <= _LATER_SECONDS
 
 
-def _acceptance(generation: Generation) -> inference_pb2.Acceptance:
+def _operation(generation: inference_pb2.Generation) -> Operation:
+    return Operation.CHAT if generation.WhichOneof("prompt") == "chat" else Operation.TEXT_COMPLETION
+
+
+def _starts(positions: Sequence[inference_pb2.Position]) -> dict[int, Start]:
+    """How far a client has each sequence."""
+    starts: dict[int, Start] = {}
+    for place, position in enumerate(positions):
+        where = f"positions[{place}]"
+        if position.index in starts:
+            raise QuireError(Reason.INVALID_FIELD, "is there twice", field=f"{where}.index")
+        starts[position.index] = Start(position.next_offset, Ending.UNKNOWN, f"{where}.next_offset")
+    return starts
+
+
+def _acceptance(running: RunningRequest) -> inference_pb2.Acceptance:
+    rendering = running.rendering
     return inference_pb2.Acceptance(
-        request_id=generation.request_id, model=generation.model, seed=generation.sampling.seed
+        request_id=rendering.request_id, model=rendering.model, seed=rendering.seed, is_durable=running.is_durable
     )
 
 

@@ -20,6 +20,9 @@ class GatewaySettings(ServiceSettings):
         pattern=r"^\s*[^\s,]+:\d+\s*(,\s*[^\s,]+:\d+\s*)*$",
         description="schedulers as host:port, separated by commas; the first that answers is used",
     )
+    scheduler_patience: float = Field(
+        60.0, ge=0, description="seconds that running requests wait while no scheduler can be reached"
+    )
     model: str | None = Field(None, description="model directory, GGUF file or hub id; absent: the default model")
     api_keys: Path | None = Field(None, description="TOML file of API keys; absent: everyone may call")
     drain_grace: float = Field(30.0, ge=0, description="seconds that running requests have to end after SIGTERM")

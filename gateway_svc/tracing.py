@@ -17,23 +17,33 @@ class Operation(Enum):
 
     CHAT = "chat"
     TEXT_COMPLETION = "text_completion"
+    RESUME = "resume"
 
 
 class GenerationSpan:
-    """Covers one request from its submission to its end. It is never made current, so that no context can leak
-    between the tasks that a stream passes through."""
+    """Covers one request, from its submission or from where it is taken up again, to its end. It is never made
+    current, so that no context can leak between the tasks that a stream passes through."""
 
-    def __init__(self, generation: Generation, operation: Operation, parent: Context | None) -> None:
-        self._span = tracer().start_span(f"{operation.value} {generation.model}", context=parent)
+    def __init__(self, name: str, request_id: str, parent: Context | None) -> None:
+        self._span = tracer().start_span(name, context=parent)
         self.traceparent = traceparent_of(self._span)
         """What the scheduler goes on from; empty where nothing is recorded."""
-        if not self._span.is_recording():
-            return
+        if self._span.is_recording():
+            self._span.set_attributes({"gen_ai.provider.name": "quire", "gen_ai.response.id": request_id})
+
+    @classmethod
+    def of(cls, generation: Generation, operation: Operation, parent: Context | None) -> "GenerationSpan":
+        """That of a request which is submitted here."""
+        span = cls(f"{operation.value} {generation.model}", generation.request_id, parent)
+        if span._span.is_recording():
+            span._describe(generation, operation)
+        return span
+
+    def _describe(self, generation: Generation, operation: Operation) -> None:
         sampling, stopping = generation.sampling, generation.stopping
         self._span.set_attributes(
             {
                 "gen_ai.operation.name": operation.value,
-                "gen_ai.provider.name": "quire",
                 "gen_ai.request.model": generation.model,
                 "gen_ai.request.max_tokens": stopping.max_tokens,
                 "gen_ai.request.temperature": sampling.temperature,
@@ -43,7 +53,6 @@ class GenerationSpan:
                 "gen_ai.request.presence_penalty": sampling.presence_penalty,
                 "gen_ai.request.seed": sampling.seed,
                 "gen_ai.request.choice.count": generation.n,
-                "gen_ai.response.id": generation.request_id,
                 "gen_ai.response.model": generation.model,
                 "gen_ai.usage.input_tokens": len(generation.prompt_token_ids),
             }

@@ -9,7 +9,16 @@ from collections.abc import Mapping, Sequence
 from gateway_svc.chat_template import ChatRefused
 from gateway_svc.draft import ChatPrompt, Draft, EndOfText, Prompt, Reply, TextPrompt, TokenPrompt
 from gateway_svc.fields import Field, Spelling
-from gateway_svc.generation import BeamSearch, EarlyStopping, Generation, ModelFacts, OnLeave, Sampling, Stopping
+from gateway_svc.generation import (
+    BeamSearch,
+    EarlyStopping,
+    Generation,
+    ModelFacts,
+    OnLeave,
+    Sampling,
+    SeedOrigin,
+    Stopping,
+)
 from gateway_svc.stop_strings import StopString
 from gateway_svc.tokenizer import ModelTokenizer, PromptTooLong
 from svc_common.errors import QuireError, Reason
@@ -252,6 +261,7 @@ def _sampling(draft: Draft, model: ModelFacts, check: Checks) -> Sampling:
         repetition_penalty=check.positive(Field.REPETITION_PENALTY, draft.repetition_penalty, 1.0, 10),
         seed=check.integer(Field.SEED, draft.seed, secrets.randbits(_DRAWN_SEED_BITS), -(2**63), 2**63 - 1),
         logit_bias=_logit_bias(draft.logit_bias, model, check),
+        seed_origin=SeedOrigin.DRAWN if draft.seed is None else SeedOrigin.GIVEN,
     )
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from gateway_svc.generation import SpecialTokens
+
 # Bytes that are no character of their own, as tokens for characters that a vocabulary lacks.
 _BYTE_TOKEN = re.compile(r"<0x([89A-F][0-9A-F])>")
 
@@ -25,6 +27,10 @@ class Vocabulary:
         self._anchor = tokenizer.encode("a", add_special_tokens=False).ids
         self._anchor_text = self._decode(self._anchor)
         self._pieces: dict[int, bytes] = {}
+
+    def hidden_ids(self, special: SpecialTokens) -> frozenset[int]:
+        """Tokens that no text shows."""
+        return self.special_ids if special is SpecialTokens.HIDDEN else frozenset()
 
     def piece(self, token_id: int) -> bytes:
         """Bytes of a token that follows others; special tokens have theirs too."""

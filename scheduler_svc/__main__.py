@@ -5,20 +5,20 @@ import logging
 import os
 import signal
 import sys
+import uuid
 
 import uvloop
 from prometheus_client import REGISTRY
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
-from scheduler_svc.admin import admin_server
+from scheduler_svc.admin import AdminServicer, admin_server
 from scheduler_svc.collector import EngineCollector
-from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
-from scheduler_svc.records import Records, RecordWriter
+from scheduler_svc.leader import Leader
 from scheduler_svc.sessions import SchedulerServicer
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.worker_link import WorkerPool
+from scheduler_svc.store.redis import RedisStore
 from svc_common.garbage import settle_garbage
 from svc_common.logs import configure_logging
 from svc_common.metrics import serve_metrics
@@ -37,65 +37,78 @@ from svc_common.telemetry import configure_tracing, shutdown_tracing
 
 log = logging.getLogger("quire.scheduler")
 
+STORE = "store"
+"""The health service that is SERVING while this scheduler records requests."""
+
 
 async def serve(settings: SchedulerSettings) -> None:
-    """Run until a signal."""
-    records = Records(settings.redis_url, settings.record_ttl)
-    writer = RecordWriter(records)
-    engine = Engine(Scheduler(settings.limits), writer, settings.detach_grace)
+    """Run until a signal, or until another scheduler has taken over."""
+    store = RedisStore(settings.redis_url, settings.record_ttl)
+    servicer, admin_servicer = SchedulerServicer(), AdminServicer()
     server = create_server(max_message_bytes=INNER_MESSAGE_BYTES, options=INNER_OPTIONS)
-    add_SchedulerServiceServicer_to_server(SchedulerServicer(engine, records), server)
+    add_SchedulerServiceServicer_to_server(servicer, server)
     services = [scheduler_v1.DESCRIPTOR.services_by_name["SchedulerService"].full_name]
     health = HealthReporter(server, services)
+    await health.set_one(STORE, False)
     enable_reflection(server, services)
     port = bind(server, settings.host, settings.scheduler_port)
-    admin, admin_health, admin_port = admin_server(engine, settings.scheduler_admin_host, settings.scheduler_admin_port)
-    REGISTRY.register(EngineCollector(engine, records))
+    admin, admin_health, admin_port = admin_server(
+        admin_servicer, settings.scheduler_admin_host, settings.scheduler_admin_port
+    )
     metrics = serve_metrics(settings.host, settings.scheduler_metrics_port)
+
+    async def on_lead(engine: Engine) -> None:
+        REGISTRY.register(EngineCollector(engine))
+        engine.join(StoreHealth(health))
+        servicer.lead(engine)
+        admin_servicer.lead(engine)
+        settle_garbage()
+        await health.set_serving(True)
+
+    leader = Leader(settings, store, uuid.uuid4().hex, on_lead)
     await server.start()
     await admin.start()
-    tasks = [
-        asyncio.create_task(work)
-        for work in (
-            writer.run(),
-            engine.watch_deadlines(),
-            WorkerPool(engine, settings.worker_addresses).run(),
-            renew_records(engine, records, settings.record_ttl / 3),
-        )
-    ]
-    for task in tasks:
-        task.add_done_callback(exit_on_failure)
-    settle_garbage()
-    await health.set_serving(True)
     await admin_health.set_serving(True)
     ports = {"port": port, "admin_port": admin_port, "metrics_port": metrics.port}
-    log.info("ready", extra={**ports, "workers_at": settings.workers_at})
+    log.info("ready", extra={**ports, "workers_at": settings.workers_at, "standby": settings.standby})
+    leading = asyncio.create_task(leader.run())
+    leading.add_done_callback(end_process)
 
     async def stop() -> None:
         await health.set_serving(False)
+        if not leading.done():
+            await leader.hand_over()
+        servicer.resign()
+        leading.cancel()
+        await asyncio.gather(leading, return_exceptions=True)
         await server.stop(grace=1)
         await admin.stop(grace=None)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await writer.flush()
-        await records.close()
+        await store.close()
         metrics.close()
 
     await run_until_signal(stop)
 
 
-async def renew_records(engine: Engine, records: Records, seconds: float) -> None:
-    """Keep the records of live requests from expiring, until cancelled."""
-    while True:
-        await asyncio.sleep(seconds)
-        await records.renew(list(engine.core.keys))
+class StoreHealth:
+    """Passes the store's state on to whoever watches the health service."""
+
+    def __init__(self, health: HealthReporter) -> None:
+        self._health = health
+        self._telling: asyncio.Task[None] | None = None
+
+    def tell(self, events: list[scheduler_v1.Event]) -> None:
+        """Requests are not its business."""
+
+    def tell_status(self, status: scheduler_v1.Status) -> None:
+        """Note whether requests are recorded."""
+        self._telling = asyncio.create_task(self._health.set_one(STORE, not status.is_store_degraded))
 
 
-def exit_on_failure(task: asyncio.Task[None]) -> None:
-    """End the process where one of its loops did: better started anew than half alive."""
-    if not task.cancelled():
-        log.critical("a loop of the scheduler ended", exc_info=task.exception())
+def end_process(leading: asyncio.Task[None]) -> None:
+    """End the process where it leads no more: better started anew than half alive."""
+    if not leading.cancelled():
+        if leading.exception() is not None:
+            log.critical("a part of the scheduler failed", exc_info=leading.exception())
         os.kill(os.getpid(), signal.SIGTERM)
 
 

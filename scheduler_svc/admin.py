@@ -48,10 +48,20 @@ class Explainer(Protocol):
 
 
 class AdminServicer(AdminServiceServicer):
-    """Answers from the engine, between its steps."""
+    """Answers from the engine, between its steps. Raises NOT_LEADER while there is none."""
 
-    def __init__(self, explainer: Explainer) -> None:
-        self._explainer = explainer
+    def __init__(self) -> None:
+        self._engine: Explainer | None = None
+
+    def lead(self, engine: Explainer) -> None:
+        """Answer from now on."""
+        self._engine = engine
+
+    @property
+    def _explainer(self) -> Explainer:
+        if self._engine is None:
+            raise QuireError(Reason.NOT_LEADER, "this scheduler does not lead")
+        return self._engine
 
     async def Explain(  # noqa: N802
         self, request: admin_v1.ExplainRequest, context: _Context
@@ -78,10 +88,10 @@ class AdminServicer(AdminServiceServicer):
         )
 
 
-def admin_server(explainer: Explainer, host: str, port: int) -> tuple[grpc.aio.Server, HealthReporter, int]:
+def admin_server(servicer: AdminServicer, host: str, port: int) -> tuple[grpc.aio.Server, HealthReporter, int]:
     """A server of the admin service, bound and not started, with its health and its port. Raises CannotListen."""
     server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
-    add_AdminServiceServicer_to_server(AdminServicer(explainer), server)
+    add_AdminServiceServicer_to_server(servicer, server)
     health = HealthReporter(server, [_SERVICE])
     enable_reflection(server, [_SERVICE])
     return server, health, bind(server, host, port)

@@ -7,15 +7,13 @@ from prometheus_client.registry import Collector
 
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.engine import Engine
-from scheduler_svc.records import Records
 
 
 class EngineCollector(Collector):
     """What the engine and its core count."""
 
-    def __init__(self, engine: Engine, records: Records) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._records = records
 
     def collect(self) -> Iterable[Metric]:
         core, totals = self._engine.core, self._engine.core.totals
@@ -45,7 +43,11 @@ class EngineCollector(Collector):
         hits.add_metric(["host"], totals.host_hits)
         yield hits
         yield GaugeMetricFamily("quire_workers_ready", "Workers that take steps", len(core.replicas))
-        yield GaugeMetricFamily("quire_store_degraded", "1 while Redis cannot be reached", self._records.degraded)
+        yield GaugeMetricFamily("quire_epoch", "The term of the scheduler that leads", self._engine.epoch)
+        journal = self._engine.journal
+        degraded = "1 while the store cannot be reached, or is far behind"
+        yield GaugeMetricFamily("quire_store_degraded", degraded, journal.is_degraded)
+        yield GaugeMetricFamily("quire_journal_lag_seconds", "How far the store is behind the steps", journal.lag)
         for name, text, value in (
             ("quire_prompt_tokens", "Tokens of prompts taken in", totals.prompt_tokens),
             ("quire_generation_tokens", "Tokens generated", totals.generation_tokens),

@@ -4,91 +4,101 @@ Everything here runs on the event loop's thread and none of it waits, so that th
 """
 
 import asyncio
+import logging
 import math
 import time
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
+from scheduler_svc import tails
+from scheduler_svc.commands import Commands
 from scheduler_svc.core.explain import Explanation, Summary
 from scheduler_svc.core.inquiry import explain, summaries
-from scheduler_svc.core.plan import Event, Failure, StepOutcome, StepPlan, TokensEvent
+from scheduler_svc.core.inventory import Chain, Inventory
+from scheduler_svc.core.plan import StepOutcome, StepPlan
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.metrics import PREEMPTION_SECONDS, STEP_SECONDS
-from scheduler_svc.records import RecordWriter, State
-from scheduler_svc.tracing import RequestTrace
-from scheduler_svc.wire import event_to_proto, failed_to_proto, request_from_proto
+from scheduler_svc.journal import Journal
+from scheduler_svc.leadership import Fenced
+from scheduler_svc.live_request import Listener
+from scheduler_svc.live_requests import Graces, LiveRequests
+from scheduler_svc.metrics import BLOCKS_ADOPTED, PREEMPTION_SECONDS, STEP_SECONDS
+from scheduler_svc.request_log import RequestLog
+from scheduler_svc.store.base import Store, StoreUnavailable
 
-_STATES = {Failure.CANCELLED: State.CANCELLED, Failure.DEADLINE_EXCEEDED: State.DEADLINE_EXCEEDED}
-_DEADLINE_TICK = 0.05  # seconds between looks at the deadlines
+log = logging.getLogger("quire.scheduler")
 
-
-class Listener(Protocol):
-    """A session: what the engine tells a gateway."""
-
-    def tell(self, events: list[scheduler_v1.Event]) -> None:
-        """Pass on events, all of one step at once."""
-
-    def tell_status(self, status: scheduler_v1.Status) -> None:
-        """Pass on a change of what is served."""
+_TICK = 0.05  # seconds between looks at the deadlines and at the store's state
 
 
-class _Live:
-    """What the engine keeps of a live request beside the core."""
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """`worker_patience`: seconds for which requests are taken once no worker is left. `needs_store`: they are refused
+    while they cannot be recorded.
+    """
 
-    __slots__ = ("detachable", "grace", "listener", "submission_id", "trace")
-
-    def __init__(self, submit: scheduler_v1.Submit, listener: Listener) -> None:
-        self.listener: Listener | None = listener
-        self.submission_id = submit.submission_id
-        self.detachable = submit.detachable
-        self.grace: asyncio.TimerHandle | None = None
-        self.trace = RequestTrace.of(submit.traceparent, len(submit.prompt_token_ids), submit.n)
-
-
-@dataclass(slots=True)
-class _Reservation:
-    """A key whose request is being recorded."""
-
-    submission_id: str
-    listener: Listener
-    cancelled: bool = False
+    graces: Graces = field(default_factory=Graces)
+    worker_patience: float = 60.0
+    needs_store: bool = False
 
 
 class Engine:
-    """Requests of all sessions, over all workers. `epoch` is the scheduler's term."""
+    """Requests of all sessions, over all workers, for one term."""
 
-    def __init__(self, core: Scheduler, writer: RecordWriter, detach_grace: float) -> None:
+    def __init__(
+        self,
+        core: Scheduler,
+        store: Store,
+        epoch: int,
+        settings: EngineSettings,
+        raise_epoch: Callable[[int], Awaitable[int]],
+        on_fenced: Callable[[], None],
+    ) -> None:
+        """`raise_epoch` begins a term above a given epoch; `on_fenced` hears that another scheduler leads."""
         self.core = core
-        self.epoch = time.time_ns() // 1000
-        self._writer = writer
-        self._detach_grace = detach_grace
-        self._live: dict[str, _Live] = {}
-        self._reserved: dict[str, _Reservation] = {}  # by key, while their records are written
+        self.journal = Journal(store, epoch, on_fenced, self._on_durable)
+        self.requests = LiveRequests(core, self.journal, settings.graces, self._wake)
         self._listeners: list[Listener] = []
-        self._workers: list[tuple[Replica, worker_v1.DescribeResponse, asyncio.Event]] = []
+        self._commands = Commands(
+            self.requests, store, self.journal, self._listeners.__contains__, needs_store=settings.needs_store
+        )
+        self._worker_patience = settings.worker_patience
+        self._raise_epoch = raise_epoch
+        self._on_fenced = on_fenced
+        self._workers: list[tuple[Replica, asyncio.Event]] = []
+        self._about: worker_v1.DescribeResponse | None = None  # of a worker that is there, or was a while ago
+        self._patience: asyncio.TimerHandle | None = None
+        self._was_degraded = False
+        self._is_stopping = False
+        self._step_over = asyncio.Event()
+
+    @property
+    def epoch(self) -> int:
+        """The scheduler's term."""
+        return self.journal.epoch
+
+    def restore(self, logs: Iterable[RequestLog]) -> None:
+        """Take over requests as a former term left them. They are held until their gateways come."""
+        for request in logs:
+            tails.complete(request)
+            self.requests.hold(request)
 
     # Sessions.
 
     @property
     def status(self) -> scheduler_v1.Status:
         """What is served now."""
-        if not self._workers:
-            return scheduler_v1.Status()
-        about = self._workers[0][1]
-        return scheduler_v1.Status(
-            model=scheduler_v1.Model(
-                name=about.model,
-                tokenizer_fingerprint=about.tokenizer_fingerprint,
-                context_length=self.core.context_length,
-                vocab_size=about.vocab_size,
-            )
-        )
+        status = scheduler_v1.Status(is_store_degraded=self.journal.is_degraded)
+        if self._about is not None:
+            status.model.name = self._about.model
+            status.model.tokenizer_fingerprint = self._about.tokenizer_fingerprint
+            status.model.context_length = self.core.context_length
+            status.model.vocab_size = self._about.vocab_size
+        return status
 
     def join(self, listener: Listener) -> None:
         """A session begins."""
@@ -96,10 +106,23 @@ class Engine:
         listener.tell_status(self.status)
 
     def leave(self, listener: Listener) -> None:
-        """A session is over: all its requests are detached."""
+        """A session is over: it takes part in no request any more."""
         self._listeners.remove(listener)
-        for key in [key for key, live in self._live.items() if live.listener is listener]:
-            self.detach(key, listener)
+        for live in list(self.requests.all):
+            self.requests.leave(live, listener, has_broken=True)
+
+    def take(self, request: scheduler_v1.SessionRequest, listener: Listener) -> None:
+        """Carry out what a gateway asks, now or as soon as the store has answered."""
+        self._commands.take(request, listener)
+
+    def _on_durable(self, request: RequestLog, index: int) -> None:
+        self.requests.on_durable(request, index)
+
+    def _tell_status(self) -> None:
+        for listener in self._listeners:
+            listener.tell_status(self.status)
+
+    # Whoever asks.
 
     def explain(self, key: str) -> Explanation | None:
         """Where a request stands; None where no live one has this key."""
@@ -111,217 +134,122 @@ class Engine:
 
     def num_live(self, tenant: str | None) -> int:
         """How many requests are live, of one tenant or of all."""
-        if tenant is None:
-            return len(self._live)
-        return sum(self.core.sequences(key)[0].request.tenant == tenant for key in self._live)
+        return sum(tenant in (None, live.log.submit.tenant) for live in self.requests.all)
 
     def is_live(self, key: str) -> bool:
-        """Whether a request runs or waits under this key."""
-        return key in self._live
-
-    def reserve(self, submit: scheduler_v1.Submit, listener: Listener) -> bool:
-        """Keep a key for a request that is about to be recorded, or answer it at once: False."""
-        reservation = self._reserved.get(submit.key)
-        if reservation is not None and reservation.submission_id == submit.submission_id:
-            reservation.listener = listener  # its gateway came back by another session
-        elif reservation is not None:
-            _refuse(submit, listener, Failure.KEY_IN_USE, "a request with this id is being accepted")
-        elif self._is_refused(submit, listener):
-            return False
-        else:
-            self._reserved[submit.key] = _Reservation(submit.submission_id, listener)
-            return True
-        return False
-
-    def _is_refused(self, submit: scheduler_v1.Submit, listener: Listener) -> bool:
-        """Whether a live request stands in the way; its listener is told."""
-        live = self._live.get(submit.key)
-        if live is None:
-            return False
-        if live.submission_id != submit.submission_id:
-            _refuse(submit, listener, Failure.KEY_IN_USE, "a request with this id is running")
-            return True
-        if live.listener is listener:
-            listener.tell([scheduler_v1.Event(key=submit.key, accepted=scheduler_v1.Accepted())])
-            return True
-        # The session broke before its gateway knew of the acceptance: nobody was given anything, it starts over.
-        live.listener = None
-        self._dispatch([self.core.cancel(submit.key)])
-        return False
-
-    def submit(self, submit: scheduler_v1.Submit, *, recorded: bool) -> None:
-        """Queue a request whose key is reserved, if its record could be had; its listener is told."""
-        reservation = self._reserved.pop(submit.key)
-        listener = reservation.listener
-        if not recorded:
-            _refuse(submit, listener, Failure.KEY_IN_USE, "a request with this id has finished")
-            return
-        if reservation.cancelled:
-            _refuse(submit, listener, Failure.CANCELLED, "cancelled")
-            self._writer.end(submit.key, submit.submission_id, State.CANCELLED)
-            return
-        now = time.monotonic()
-        refusal = self.core.submit(request_from_proto(submit, now), now)
-        if refusal is not None:
-            listener.tell([event_to_proto(refusal)])
-            self._writer.end(submit.key, submit.submission_id, State.FAILED)
-            return
-        self._live[submit.key] = _Live(submit, listener)
-        listener.tell([scheduler_v1.Event(key=submit.key, accepted=scheduler_v1.Accepted())])
-        if listener not in self._listeners:
-            self.detach(submit.key, listener)  # its session broke in the meantime
-        self._wake()
-
-    def refuse(self, submit: scheduler_v1.Submit, listener: Listener) -> None:
-        """Say of a request that was recorded that a fault of ours keeps it from running."""
-        self.core.cancel(submit.key)
-        self._live.pop(submit.key, None)
-        self._writer.end(submit.key, submit.submission_id, State.FAILED)
-        _refuse(submit, listener, Failure.INTERNAL, "the request could not be taken")
-
-    def cancel(self, key: str, submission_id: str | None = None) -> None:
-        """End a request at once, or only if it came by this submission; its listener is told."""
-        holder = self._reserved.get(key) or self._live.get(key)
-        if holder is None or submission_id not in (None, holder.submission_id):
-            return
-        if isinstance(holder, _Reservation):
-            holder.cancelled = True
-            return
-        self._dispatch([self.core.cancel(key)])
-        self._wake()  # workers are told to forget it, and its blocks may let others in
-
-    def detach(self, key: str, listener: Listener) -> None:
-        """The request's own listener is gone: a named request runs on for the grace, any other ends."""
-        live = self._live.get(key)
-        if live is None or live.listener is not listener:
-            return
-        live.listener = None
-        if not live.detachable:
-            self.cancel(key)
-            return
-        self.core.lift_stop_lead(key)  # it would wait for its gateway and keep its blocks
-        self._wake()
-        live.grace = asyncio.get_running_loop().call_later(self._detach_grace, self.cancel, key)
-
-    def finish(self, key: str, index: int, num_tokens: int, listener: Listener) -> None:
-        """End one sequence where its gateway found a stop string."""
-        if self._is_listener(key, listener):
-            self.core.finish(key, index, num_tokens)
-            self._forget_if_over(key, State.FINISHED)
-            self._wake()
-
-    def acknowledge(self, key: str, index: int, num_tokens: int, listener: Listener) -> None:
-        """Note how far a gateway has looked for stop strings."""
-        if self._is_listener(key, listener):
-            self.core.acknowledge(key, index, num_tokens)
-            self._wake()
-
-    def _is_listener(self, key: str, listener: Listener) -> bool:
-        live = self._live.get(key)
-        return live is not None and live.listener is listener
+        """Whether a request runs, waits or is held under this key."""
+        return self.requests.get(key) is not None
 
     # Workers.
 
-    def add_worker(self, replica: Replica, about: worker_v1.DescribeResponse, wake: asyncio.Event) -> None:
-        """A worker is ready; `wake` is set whenever there may be work for it."""
-        self._workers.append((replica, about, wake))
-        self._dispatch(self.core.add_replica(replica))
+    def add_worker(
+        self, replica: Replica, about: worker_v1.DescribeResponse, wake: asyncio.Event, inventory: Inventory
+    ) -> None:
+        """A worker is ready; `wake` is set whenever there may be work for it. What it still holds is taken up."""
+        BLOCKS_ADOPTED.inc(replica.adopt(inventory, self._chains()))
+        self._workers.append((replica, wake))
+        self._about = about
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        self.requests.dispatch(self.core.add_replica(replica))
         self._wake()
         self._tell_status()
+
+    def retire_worker(self, replica: Replica) -> None:
+        """A worker is about to end: it takes nothing more, and what it has goes elsewhere if there is another."""
+        self.core.retire(replica)
+        self._wake()
 
     def remove_worker(self, replica: Replica) -> None:
         """A worker is gone; its sequences go on elsewhere."""
         self._workers = [worker for worker in self._workers if worker[0] is not replica]
-        self._dispatch(self.core.remove_replica(replica))
+        self.requests.dispatch(self.core.remove_replica(replica))
+        self._step_over.set()
+        if not self._workers and self._patience is None:
+            self._patience = asyncio.get_running_loop().call_later(self._worker_patience, self._give_up_workers)
         self._wake()
         self._tell_status()
 
+    def _give_up_workers(self) -> None:
+        self._about = self._patience = None
+        self._tell_status()
+
+    async def on_higher_epoch(self, epoch: int) -> None:
+        """A worker has served this term, which is later than ours: ours becomes a later one yet, if it may."""
+        try:
+            async with self.journal.paused():
+                self.journal.epoch = await self._raise_epoch(epoch)
+        except Fenced:
+            self._on_fenced()
+        except StoreUnavailable as error:
+            log.warning("no later term while the store cannot be reached", extra={"error": str(error)})
+
+    def _chains(self) -> Iterator[Chain]:
+        """The tokens of all live requests, by which a worker's blocks are known again."""
+        for live in self.requests.all:
+            submit = live.log.submit
+            prompt = list(submit.prompt_token_ids)
+            for token_ids in [one.token_ids for one in live.log.sequences] or [[]]:
+                yield Chain(submit.cache_salt, prompt + token_ids)
+
+    def _wake(self) -> None:
+        for _, wake in self._workers:
+            wake.set()
+
+    # Steps.
+
     def schedule(self, replica: Replica) -> StepPlan | None:
         """The replica's next step, if there is any. What is past its deadline is not in it."""
+        if self._is_stopping:
+            return None
         now = time.monotonic()
-        self._dispatch(self.core.expire(now))
+        self.requests.dispatch(self.core.expire(now))
         with STEP_SECONDS.labels("schedule").time():
             plan = self.core.schedule(replica, now)
         if plan is not None:
             for sequence in plan.preempted:
                 self._tell_preemption(sequence)
             for new in plan.introductions:
-                if new.sequence.is_one_of_beams:
-                    continue
-                trace = self._live[new.sequence.request.key].trace
-                if trace is not None:
-                    trace.admitted()
+                if not new.sequence.is_one_of_beams:
+                    self.requests.on_admitted(new.sequence.request.key)
         return plan
 
     def commit(self, replica: Replica, outcome: StepOutcome) -> None:
         """Take in what came of a step and tell whom it concerns. Raises ValueError where it is not the step's."""
         with STEP_SECONDS.labels("commit").time():
             events = self.core.commit(replica, outcome, time.monotonic())
-        self._dispatch(events)
+        self.requests.dispatch(events)
+        self._step_over.set()
         if len(self._workers) > 1:
             self._wake()  # what was preempted here may run elsewhere
 
-    async def watch_deadlines(self) -> None:
-        """End requests whose deadline passes, until cancelled."""
+    async def watch(self) -> None:
+        """End requests whose deadline passes, and tell of the store's state where it changes; until cancelled."""
         while True:
-            await asyncio.sleep(_DEADLINE_TICK)
+            await asyncio.sleep(_TICK)
             expired = self.core.expire(time.monotonic())
             if expired:
-                self._dispatch(expired)
+                self.requests.dispatch(expired)
                 self._wake()
+            if self.journal.is_degraded is not self._was_degraded:
+                self._was_degraded = not self._was_degraded
+                self._tell_status()
 
-    # How it is done.
+    async def stop(self, seconds: float) -> None:
+        """Begin no more steps, and wait for those in flight, but no longer than so many seconds."""
+        self._is_stopping = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while any(replica.in_flight for replica, _ in self._workers):
+                    self._step_over.clear()
+                    await self._step_over.wait()
 
     def _tell_preemption(self, sequence: Sequence) -> None:
-        weighed, live = sequence.last_preemption, self._live.get(sequence.request.key)
+        weighed = sequence.last_preemption
         if weighed is None:
             return
         if math.isfinite(weighed.swap_seconds):  # else there is nowhere to swap to
             PREEMPTION_SECONDS.labels("swap").observe(weighed.swap_seconds)
         PREEMPTION_SECONDS.labels("recompute").observe(weighed.recompute_seconds)
-        if live is not None and live.trace is not None:
-            live.trace.gave_way(weighed)
-
-    def _wake(self) -> None:
-        for _, _, wake in self._workers:
-            wake.set()
-
-    def _tell_status(self) -> None:
-        for listener in self._listeners:
-            listener.tell_status(self.status)
-
-    def _dispatch(self, events: Seq[Event | None]) -> None:
-        batches: dict[Listener, list[scheduler_v1.Event]] = {}
-        states: dict[str, State] = {}
-        for event in events:
-            if event is None:
-                continue
-            if isinstance(event, TokensEvent):
-                key, state = event.sequence.request.key, State.FINISHED
-            else:
-                key, state = event.request.key, _STATES.get(event.reason, State.FAILED)
-            live = self._live[key]
-            states[key] = state
-            if live.listener is not None:
-                batches.setdefault(live.listener, []).append(event_to_proto(event))
-            if live.trace is not None and isinstance(event, TokensEvent):
-                live.trace.grew(event.sequence.num_cached or 0)
-        for key, state in states.items():
-            self._forget_if_over(key, state)
-        for listener, batch in batches.items():
-            listener.tell(batch)
-
-    def _forget_if_over(self, key: str, state: State) -> None:
-        live = self._live.get(key)
-        if live is None or self.core.is_live(key):
-            return
-        del self._live[key]
-        if live.grace is not None:
-            live.grace.cancel()
-        if live.trace is not None:
-            live.trace.end(state)
-        self._writer.end(key, live.submission_id, state)
-
-
-def _refuse(submit: scheduler_v1.Submit, listener: Listener, reason: Failure, message: str) -> None:
-    listener.tell([failed_to_proto(submit.key, reason, message)])
+        self.requests.on_preempted(sequence.request.key, weighed)

@@ -1,6 +1,6 @@
 """Prometheus metrics that the engine measures as it goes."""
 
-from prometheus_client import Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 STEP_SECONDS = Histogram(
     "quire_scheduler_step_seconds",
@@ -15,3 +15,16 @@ PREEMPTION_SECONDS = Histogram(
     ["way"],
     buckets=(0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
 )
+
+RESPONSES_REFUSED = Counter(
+    "quire_responses_refused_total", "Answers of workers that were refused, each with its step stream", ["reason"]
+)
+
+REQUESTS_RESTORED = Counter("quire_requests_restored_total", "Requests that were taken over from a former term")
+REQUESTS_ATTACHED = Counter(
+    "quire_requests_attached_total", "Times that a gateway was given what a request has so far, to go on with it"
+)
+BLOCKS_ADOPTED = Counter(
+    "quire_blocks_adopted_total", "Blocks that workers held from streams before, and that were known again"
+)
+LEADER = Gauge("quire_leader", "1 while this scheduler leads")

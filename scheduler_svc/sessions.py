@@ -9,9 +9,11 @@ import grpc
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer
 from scheduler_svc.engine import Engine
-from scheduler_svc.records import Records
+from svc_common.errors import QuireError, Reason
 
 log = logging.getLogger("quire.scheduler")
+
+_BEAT = 0.25  # seconds; a session that was silent for one of them is sent an empty message in the next
 
 Context = grpc.aio.ServicerContext[scheduler_v1.SessionRequest, scheduler_v1.SessionResponse]
 
@@ -22,14 +24,23 @@ class GatewaySession:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._outbox: asyncio.Queue[scheduler_v1.SessionResponse | None] = asyncio.Queue()
+        self._was_silent = False
 
     def tell(self, events: list[scheduler_v1.Event]) -> None:
         """Send events."""
-        self._outbox.put_nowait(scheduler_v1.SessionResponse(epoch=self._engine.epoch, events=events))
+        self._put(scheduler_v1.SessionResponse(epoch=self._engine.epoch, events=events))
 
     def tell_status(self, status: scheduler_v1.Status) -> None:
         """Send what is served."""
-        self._outbox.put_nowait(scheduler_v1.SessionResponse(epoch=self._engine.epoch, status=status))
+        self._put(scheduler_v1.SessionResponse(epoch=self._engine.epoch, status=status))
+
+    async def beat(self) -> None:
+        """Let the gateway know that the scheduler is there, whenever it has heard nothing for a while."""
+        while True:
+            self._was_silent = True
+            await asyncio.sleep(_BEAT)
+            if self._was_silent:
+                self._put(scheduler_v1.SessionResponse(epoch=self._engine.epoch))
 
     def close(self) -> None:
         """Say that nothing more is to be sent."""
@@ -39,67 +50,62 @@ class GatewaySession:
         """The next message to send, or None at the end."""
         return await self._outbox.get()
 
+    def _put(self, response: scheduler_v1.SessionResponse) -> None:
+        self._was_silent = False
+        self._outbox.put_nowait(response)
+
 
 class SchedulerServicer(SchedulerServiceServicer):
-    """Sessions of all gateways with the one engine."""
+    """Sessions of all gateways with the one engine, while there is one: only the leader has it."""
 
-    def __init__(self, engine: Engine, records: Records) -> None:
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+        self._sessions: set[GatewaySession] = set()
+
+    def lead(self, engine: Engine) -> None:
+        """Take sessions from now on."""
         self._engine = engine
-        self._records = records
-        self._acceptances: set[asyncio.Task[None]] = set()
+
+    def resign(self) -> None:
+        """End all sessions, and take none any more."""
+        self._engine = None
+        for session in self._sessions:
+            session.close()
 
     async def Session(  # noqa: N802
         self, requests: AsyncIterator[scheduler_v1.SessionRequest], context: Context
     ) -> AsyncIterator[scheduler_v1.SessionResponse]:
-        """Serve one gateway until either side leaves."""
-        session = GatewaySession(self._engine)
-        self._engine.join(session)
-        commands = asyncio.create_task(self._take_commands(session, requests))
+        """Serve one gateway until either side leaves. Raises QuireError where this scheduler does not lead."""
+        engine = self._engine
+        if engine is None:
+            raise _not_leader()
+        session = GatewaySession(engine)
+        self._sessions.add(session)
+        engine.join(session)
+        commands = asyncio.create_task(_take_commands(engine, session, requests))
         commands.add_done_callback(lambda _: session.close())
+        heart = asyncio.create_task(session.beat())
         log.info("gateway joined", extra={"gateway": context.peer()})
         try:
             while (message := await session.next()) is not None:
                 yield message
+            if self._engine is None:
+                raise _not_leader()
             commands.result()
         finally:
+            heart.cancel()
             commands.cancel()
-            self._engine.leave(session)
+            self._sessions.discard(session)
+            engine.leave(session)
             log.info("gateway left", extra={"gateway": context.peer()})
 
-    async def _take_commands(
-        self, session: GatewaySession, requests: AsyncIterator[scheduler_v1.SessionRequest]
-    ) -> None:
-        async for request in requests:
-            match request.WhichOneof("command"):
-                case "submit":
-                    if self._engine.reserve(request.submit, session):
-                        # A slow store holds up this request, not the commands behind it; nor does the end of the
-                        # session end it, since the gateway may be back by then.
-                        task = asyncio.create_task(self._accept(request.submit, session))
-                        self._acceptances.add(task)
-                        task.add_done_callback(self._acceptances.discard)
-                case "cancel":
-                    cancel = request.cancel
-                    submission_id = cancel.submission_id if cancel.HasField("submission_id") else None
-                    self._engine.cancel(cancel.key, submission_id)
-                case "detach":
-                    self._engine.detach(request.detach.key, session)
-                case "finish":
-                    finish = request.finish
-                    self._engine.finish(finish.key, finish.index, finish.num_tokens, session)
-                case "acknowledge":
-                    looked = request.acknowledge
-                    self._engine.acknowledge(looked.key, looked.index, looked.num_tokens, session)
 
-    async def _accept(self, submit: scheduler_v1.Submit, session: GatewaySession) -> None:
-        """Write the record, then queue the request."""
-        try:
-            recorded = await self._records.accept(submit)
-        except Exception:
-            log.exception("a record could not be written")
-            recorded = True  # the request runs on without one, as where the store is away
-        try:
-            self._engine.submit(submit, recorded=recorded)
-        except Exception:
-            log.exception("a request could not be taken")
-            self._engine.refuse(submit, session)
+async def _take_commands(
+    engine: Engine, session: GatewaySession, requests: AsyncIterator[scheduler_v1.SessionRequest]
+) -> None:
+    async for request in requests:
+        engine.take(request, session)
+
+
+def _not_leader() -> QuireError:
+    return QuireError(Reason.NOT_LEADER, "this scheduler does not lead")

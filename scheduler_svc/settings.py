@@ -3,12 +3,14 @@
 from typing import Literal
 
 from pydantic import Field
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
 from scheduler_svc.core.admission import AdmissionLimits
 from scheduler_svc.core.limits import Limits
 from scheduler_svc.core.policies import PolicySettings
 from scheduler_svc.core.pressure import PreemptionMode
+from scheduler_svc.engine import EngineSettings
+from scheduler_svc.live_requests import Graces
 from svc_common.settings import ServiceSettings
 
 
@@ -30,6 +32,18 @@ class SchedulerSettings(ServiceSettings):
     )
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0", pattern="^(redis|rediss|unix)://", description="where requests are recorded"
+    )
+    standby: CliImplicitFlag[bool] = Field(
+        False, description="leave a lead that is vacant to others for the time of one lease"
+    )
+    lease_seconds: float = Field(
+        2.0, ge=0.5, le=60, description="seconds for which the leader keeps the lead without a word from it"
+    )
+    without_store: Literal["accept", "refuse"] = Field(
+        "accept", description="what becomes of new requests while they cannot be recorded"
+    )
+    worker_patience: float = Field(
+        60, ge=0, allow_inf_nan=False, description="seconds for which requests are taken once no worker is left"
     )
     max_step_tokens: int | None = Field(None, ge=1, description="most tokens that one step computes; else the worker's")
     max_sequences: int | None = Field(
@@ -69,6 +83,11 @@ class SchedulerSettings(ServiceSettings):
     def worker_addresses(self) -> list[str]:
         """`workers_at`, one by one."""
         return [address.strip() for address in self.workers_at.split(",") if address.strip()]
+
+    @property
+    def engine(self) -> EngineSettings:
+        """What the engine is told."""
+        return EngineSettings(Graces(self.detach_grace), self.worker_patience, self.without_store == "refuse")
 
     @property
     def limits(self) -> Limits:

@@ -9,12 +9,14 @@ from typing import cast
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.beam_search import BeamParams, Choice, EarlyStopping, num_candidates
+from scheduler_svc.core.inventory import Inventory
 from scheduler_svc.core.plan import (
     BlockPair,
     Direction,
     Event,
     FailedEvent,
     Failure,
+    Label,
     MaxTokens,
     Scheduled,
     StepOutcome,
@@ -25,6 +27,7 @@ from scheduler_svc.core.plan import (
 )
 from scheduler_svc.core.replica import ReplicaShape
 from scheduler_svc.core.sequence import Request, Sequence
+from scheduler_svc.request_log import RequestLog
 from svc_common.durations import to_duration, to_seconds
 
 _FAILURES = {
@@ -39,6 +42,10 @@ _FAILURES = {
     Failure.TENANT_OVER_QUOTA: scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA,
     Failure.DEADLINE_INFEASIBLE: scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE,
     Failure.INTERNAL: scheduler_v1.FAILURE_REASON_INTERNAL,
+    Failure.QUARANTINED: scheduler_v1.FAILURE_REASON_QUARANTINED,
+    Failure.UNKNOWN_REQUEST: scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST,
+    Failure.STORE_DEGRADED: scheduler_v1.FAILURE_REASON_STORE_DEGRADED,
+    Failure.DIVERGED: scheduler_v1.FAILURE_REASON_DIVERGED,
 }
 
 _EARLY_STOPPINGS = {
@@ -133,7 +140,21 @@ def plan_to_proto(plan: StepPlan, epoch: int, generation: int) -> worker_v1.Step
             for new in plan.introductions
         ],
         scheduled=_schedule_to_proto(plan.scheduled),
+        labels=_labels_to_proto(plan.labels),
+        host_labels=_labels_to_proto(plan.host_labels),
     )
+
+
+def _labels_to_proto(labels: list[Label]) -> worker_v1.BlockLabels | None:
+    if not labels:
+        return None
+    return worker_v1.BlockLabels(block_ids=[block for block, _ in labels], hashes=[label for _, label in labels])
+
+
+def inventory_from_proto(inventory: worker_v1.InventoryResponse) -> Inventory:
+    """What a worker's blocks hold. Raises ValueError where the message's parts do not fit each other."""
+    device, host = (dict(zip(tier.block_ids, tier.hashes, strict=True)) for tier in (inventory.device, inventory.host))
+    return Inventory(device, host)
 
 
 def _traceparent(sequence: Sequence) -> str:
@@ -211,21 +232,69 @@ def results_from_proto(result: worker_v1.StepResult) -> list[SequenceResult]:
 
 
 def event_to_proto(event: Event) -> scheduler_v1.Event:
-    """What happened to a request, as its gateway is told."""
+    """What happened to a request, as its gateways are told."""
     if isinstance(event, FailedEvent):
         return failed_to_proto(event.request.key, event.reason, event.message, event.retry_after)
     return scheduler_v1.Event(key=event.sequence.request.key, tokens=_token_fields(event))
 
 
-def failed_to_proto(key: str, reason: Failure, message: str, retry_after: float | None = None) -> scheduler_v1.Event:
-    """That the request of this key is over, or never was; `retry_after` is in seconds."""
+def failed_to_proto(
+    key: str,
+    reason: Failure,
+    message: str,
+    retry_after: float | None = None,
+    attachment_id: int | None = None,
+) -> scheduler_v1.Event:
+    """That the request of this key is over, or never was; `retry_after` is in seconds.
+
+    With an `attachment_id`: that this submission or attachment is refused, whatever becomes of the request.
+    """
     failed = scheduler_v1.Failed(reason=_FAILURES[reason], message=message)
     if retry_after is not None:
         failed.retry_after.CopyFrom(to_duration(retry_after))
-    return scheduler_v1.Event(key=key, failed=failed)
+    return scheduler_v1.Event(key=key, failed=failed, attachment_id=attachment_id)
 
 
-def _logprobs_to_proto(logprobs: Seq[object]) -> Iterable[worker_v1.TokenLogprobs]:
+def accepted_to_proto(log: RequestLog, attachment_id: int) -> scheduler_v1.Event:
+    """That a request is queued."""
+    accepted = scheduler_v1.Accepted(is_durable=log.is_recorded)
+    return scheduler_v1.Event(key=log.key, accepted=accepted, attachment_id=attachment_id)
+
+
+def attached_to_proto(log: RequestLog, attachment_id: int) -> scheduler_v1.Event:
+    """All that a gateway needs to go on with a request."""
+    submit = log.submit
+    attached = scheduler_v1.Attached(
+        render_options=submit.render_options,
+        prompt_length=len(submit.prompt_token_ids),
+        sequences=[_tokens_of(log, index, 0) for index in range(len(log.sequences))],
+        submission_id=submit.submission_id,
+        detachable=submit.detachable,
+        seed=submit.sampling.seed,
+        num_sequences=submit.n,
+    )
+    return scheduler_v1.Event(key=log.key, attached=attached, attachment_id=attachment_id)
+
+
+def tokens_to_proto(log: RequestLog, index: int, offset: int) -> scheduler_v1.Event:
+    """What a log has of a sequence from `offset` on."""
+    return scheduler_v1.Event(key=log.key, tokens=_tokens_of(log, index, offset))
+
+
+def _tokens_of(log: RequestLog, index: int, offset: int) -> scheduler_v1.Tokens:
+    sequence = log.sequences[index]
+    return scheduler_v1.Tokens(
+        index=index,
+        offset=offset,
+        token_ids=sequence.token_ids[offset:],
+        logprobs=sequence.logprobs[offset:],
+        cached_tokens=sequence.cached_tokens if offset == 0 and sequence.token_ids else None,
+        end=sequence.end,
+        score=sequence.score,
+    )
+
+
+def logprobs_to_proto(logprobs: Seq[object]) -> Iterable[worker_v1.TokenLogprobs]:
     """A worker's own messages go on as they are; a search's choices become such messages."""
     if not logprobs or not isinstance(logprobs[0], Choice):
         return cast("Iterable[worker_v1.TokenLogprobs]", logprobs)
@@ -235,19 +304,21 @@ def _logprobs_to_proto(logprobs: Seq[object]) -> Iterable[worker_v1.TokenLogprob
     ]
 
 
+def end_to_proto(end: StopToken | MaxTokens | None) -> scheduler_v1.SequenceEnd | None:
+    """How a sequence ended; None: it goes on."""
+    if isinstance(end, StopToken):
+        return scheduler_v1.SequenceEnd(stop_token_id=end.token_id)
+    return None if end is None else scheduler_v1.SequenceEnd(length=scheduler_v1.Length())
+
+
 def _token_fields(event: TokensEvent) -> dict[str, object]:
     """A Tokens message by its fields: a message of its own would be copied into its Event, for every token."""
-    end = None
-    if isinstance(event.end, StopToken):
-        end = scheduler_v1.SequenceEnd(stop_token_id=event.end.token_id)
-    elif isinstance(event.end, MaxTokens):
-        end = scheduler_v1.SequenceEnd(length=scheduler_v1.Length())
     return {
         "index": event.sequence.index,
         "offset": event.offset,
         "token_ids": event.token_ids,
-        "logprobs": _logprobs_to_proto(event.logprobs),
+        "logprobs": logprobs_to_proto(event.logprobs),
         "cached_tokens": event.sequence.num_cached if event.offset == 0 else None,
-        "end": end,
+        "end": end_to_proto(event.end),
         "score": event.score,
     }

@@ -4,23 +4,32 @@ import asyncio
 import logging
 import socket
 from collections import deque
+from collections.abc import Coroutine
 from itertools import count
+from typing import TYPE_CHECKING
 
 import grpc
 
 from quire.worker.v1 import worker_pb2 as worker_v1
 from quire.worker.v1.worker_pb2_grpc import WorkerServiceStub
+from scheduler_svc.core.inventory import Inventory
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.engine import Engine
-from scheduler_svc.wire import outcome_from_proto, plan_to_proto, shape_from_proto
+from scheduler_svc.metrics import RESPONSES_REFUSED
+from scheduler_svc.responses import ResponseRefused, outcome_of
+from scheduler_svc.wire import inventory_from_proto, plan_to_proto, shape_from_proto
 from svc_common.addresses import join_host_port
 from svc_common.channels import inner_channel
+
+if TYPE_CHECKING:
+    from quire.worker.v1.worker_pb2_grpc import WorkerServiceAsyncStub
 
 log = logging.getLogger("quire.scheduler")
 
 _REDIAL = 0.25  # seconds; a worker that restarts is found within this of being ready
 _RESOLVE = 3.0  # seconds between look-ups of the workers' names
-_DESCRIBE_TIMEOUT = 5.0
+_WATCH = 1.0  # seconds between looks at a worker that is at work
+_ANSWER_TIMEOUT = 5.0  # in which a worker answers if its process runs
 _STEP_TIMEOUT = 120.0
 _generations = count(1)
 
@@ -40,19 +49,27 @@ class WorkerLink:
         self._wake = asyncio.Event()
         self._responses: deque[worker_v1.StepResponse] = deque()
         self._was_ready = False
+        self._last = ""  # why there was no worker, last time
+        self._is_leaving = False
+
+    def leave(self) -> None:
+        """The worker is to be used no more, once what runs there is over or elsewhere."""
+        self._is_leaving = True
 
     async def run(self) -> None:
-        """Serve the worker until cancelled."""
-        last = ""
-        while True:
+        """Serve the worker until it has left, or until cancelled."""
+        while not self._is_leaving:
             try:
                 await self._serve()
-            except (grpc.aio.AioRpcError, LinkBroken) as error:
+            except (grpc.aio.AioRpcError, LinkBroken, ResponseRefused) as error:
                 text = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                if text != last:  # told once, not at each attempt; and one that never was there yet may be starting
+                # Told once, not at each attempt; and one that never was there yet may be starting.
+                if text != self._last:
                     level = logging.WARNING if self._was_ready else logging.INFO
                     log.log(level, "no worker", extra={"worker": self._address, "why": text})
-                last = text or ""
+                self._last = text or ""
+                if isinstance(error, ResponseRefused):
+                    RESPONSES_REFUSED.labels(error.refusal.value).inc()
             except Exception:
                 # A fault of ours costs this replica its blocks, not the other workers or the process.
                 log.exception("step stream failed", extra={"worker": self._address})
@@ -61,41 +78,58 @@ class WorkerLink:
     async def _serve(self) -> None:
         async with inner_channel(self._address) as channel:
             stub = WorkerServiceStub(channel)
-            about = await stub.Describe(worker_v1.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT)
+            about = await stub.Describe(worker_v1.DescribeRequest(), timeout=_ANSWER_TIMEOUT)
+            if about.is_draining:
+                raise LinkBroken("worker is about to end")
             if about.epoch > self._engine.epoch:
-                # The worker has served a later term than ours, and would refuse our steps.
-                self._engine.epoch = about.epoch + 1
-            generation = next(_generations)
+                await self._engine.on_higher_epoch(about.epoch)
+            if about.epoch > self._engine.epoch:
+                raise LinkBroken(f"worker has served epoch {about.epoch}, later than {self._engine.epoch}")
+            opening = worker_v1.StepRequest(epoch=self._engine.epoch, generation=next(_generations))
             call: StepCall = stub.Step()
-            opening = worker_v1.StepRequest(epoch=self._engine.epoch, generation=generation)
-            await call.write(opening)
-            answer = await call.read()
-            if not isinstance(answer, worker_v1.StepResponse) or not answer.HasField("ready"):
-                raise LinkBroken(f"worker did not answer ready: {await call.details()}")
-            self._check_same_model(about)  # nothing is awaited between this and add_worker
-            replica = Replica(shape_from_proto(about), self._address)
-            self._responses.clear()
-            self._engine.add_worker(replica, about, self._wake)
-            self._was_ready = True
-            log.info("worker ready", extra={"worker": self._address, "blocks": about.num_blocks})
             try:
-                await self._drive(call, replica, opening)
+                inventory = await self._open(stub, call, opening)
+                self._check_same_model(about)  # nothing is awaited between this and add_worker
+                replica = Replica(shape_from_proto(about), self._address)
+                self._responses.clear()
+                self._engine.add_worker(replica, about, self._wake, inventory)
+                self._was_ready, self._last = True, ""
+                log.info("worker ready", extra={"worker": self._address, "blocks": about.num_blocks})
+                try:
+                    drive = self._drive(call, replica, opening, about.vocab_size)
+                    await _until_first(drive, self._watch(stub, replica))
+                finally:
+                    self._engine.remove_worker(replica)
             finally:
-                self._engine.remove_worker(replica)
                 call.cancel()
 
-    async def _drive(self, call: StepCall, replica: Replica, opening: worker_v1.StepRequest) -> None:
-        """Plan, send, commit: the next step is sent while the worker runs the last one."""
+    async def _open(self, stub: "WorkerServiceAsyncStub", call: StepCall, opening: worker_v1.StepRequest) -> Inventory:
+        """Open the stream; returns what the worker's blocks hold from streams before."""
+        await call.write(opening)
+        answer = await call.read()
+        if not isinstance(answer, worker_v1.StepResponse) or not answer.HasField("ready"):
+            raise LinkBroken(f"worker did not answer ready: {await call.details()}")
+        request = worker_v1.InventoryRequest(epoch=opening.epoch, generation=opening.generation)
+        held = await stub.Inventory(request, timeout=_ANSWER_TIMEOUT)
+        try:
+            return inventory_from_proto(held)
+        except ValueError as error:
+            raise LinkBroken(f"worker's inventory is malformed: {error}") from None
+
+    async def _drive(self, call: StepCall, replica: Replica, opening: worker_v1.StepRequest, vocab_size: int) -> None:
+        """Plan, send, commit: the next step is sent while the worker runs the last one. Until it is done with."""
         reader = asyncio.create_task(self._read(call))
         try:
-            while True:
+            while not (replica.is_retired and replica.is_idle):
                 while (plan := self._engine.schedule(replica)) is not None:
                     await call.write(plan_to_proto(plan, opening.epoch, opening.generation))
                 await self._wait(replica)
                 while self._responses:
-                    self._commit(replica, self._responses.popleft(), opening)
+                    self._commit(replica, self._responses.popleft(), opening, vocab_size)
                 if reader.done():
                     raise LinkBroken(f"step stream ended: {await call.details()}")
+        except asyncio.InvalidStateError:  # what grpc raises of a write to a call that is over
+            raise LinkBroken(f"step stream ended: {await call.details()}") from None
         finally:
             reader.cancel()
 
@@ -118,22 +152,36 @@ class WorkerLink:
         finally:
             self._wake.set()
 
-    def _commit(self, replica: Replica, response: worker_v1.StepResponse, opening: worker_v1.StepRequest) -> None:
-        expected = replica.in_flight[0] if replica.in_flight else None
-        place = (response.epoch, response.generation, response.step_id)
-        if expected is None or place != (opening.epoch, opening.generation, expected.step_id):
-            raise LinkBroken(f"worker answered step {place}, which is not the one in flight")
-        if list(response.result.sequence_ids) != [part.sequence.id for part in expected.scheduled]:
-            raise LinkBroken(f"worker answered step {response.step_id} for other sequences than it was sent")
+    async def _watch(self, stub: "WorkerServiceAsyncStub", replica: Replica) -> None:
+        """Notice that the worker is to end, and raise LinkBroken where it stopped: a stream tells of neither."""
+        is_silent = False
+        while True:
+            if not is_silent:
+                await asyncio.sleep(_WATCH)
+            try:
+                about = await stub.Describe(worker_v1.DescribeRequest(), timeout=_ANSWER_TIMEOUT / 2)
+            except grpc.aio.AioRpcError as error:
+                # A scheduler that was held up itself finds one answer overdue, but not the next.
+                if is_silent or error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise LinkBroken(f"worker does not answer: {error.details()}") from None
+                is_silent = True
+                continue
+            is_silent = False
+            if (about.is_draining or self._is_leaving) and not replica.is_retired:
+                log.info("worker is about to end", extra={"worker": self._address})
+                self._engine.retire_worker(replica)
+                self._wake.set()
+
+    def _commit(
+        self, replica: Replica, response: worker_v1.StepResponse, opening: worker_v1.StepRequest, vocab_size: int
+    ) -> None:
+        outcome = outcome_of(response, opening, replica, vocab_size)
         for failure in response.result.failures:
             log.error("sequence failed", extra={"worker": self._address, "why": failure.message})
         for transfer in response.result.transfers:
             if transfer.HasField("failure"):
                 log.error("swap failed", extra={"worker": self._address, "why": transfer.failure})
-        try:
-            self._engine.commit(replica, outcome_from_proto(response.result))
-        except ValueError as error:
-            raise LinkBroken(f"worker's answer to step {response.step_id} is malformed: {error}") from None
+        self._engine.commit(replica, outcome)
 
     def _check_same_model(self, about: worker_v1.DescribeResponse) -> None:
         replicas = self._engine.core.replicas
@@ -150,28 +198,44 @@ class WorkerLink:
                 raise LinkBroken(f"worker has another block size: {theirs.block_size} beside {ours.block_size}")
 
 
+async def _until_first(*works: Coroutine[None, None, None]) -> None:
+    """Do all of these until one is over, which ends the others. Raises what that one raised."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
 class WorkerPool:
     """A link to each worker behind the configured names, which are looked up again every few seconds."""
 
     def __init__(self, engine: Engine, addresses: list[str]) -> None:
         self._engine = engine
         self._addresses = addresses
-        self._links: dict[str, asyncio.Task[None]] = {}
+        self._links: dict[str, tuple[WorkerLink, asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
         """Keep the links until cancelled."""
         try:
             while True:
                 found = await self._resolve()
+                self._links = {where: (link, task) for where, (link, task) in self._links.items() if not task.done()}
                 for address in found - self._links.keys():
-                    self._links[address] = asyncio.create_task(WorkerLink(self._engine, address).run())
+                    link = WorkerLink(self._engine, address)
+                    self._links[address] = (link, asyncio.create_task(link.run()))
                 for address in self._links.keys() - found:
-                    self._links.pop(address).cancel()
+                    self._links[address][0].leave()
                 await asyncio.sleep(_RESOLVE)
         finally:
-            for link in self._links.values():
-                link.cancel()
-            await asyncio.gather(*self._links.values(), return_exceptions=True)
+            tasks = [task for _, task in self._links.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _resolve(self) -> set[str]:
         loop = asyncio.get_running_loop()

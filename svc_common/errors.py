@@ -29,6 +29,11 @@ class Reason(StrEnum):
     TENANT_QUOTA_EXCEEDED = "TENANT_QUOTA_EXCEEDED"
     DEADLINE_TOO_SHORT = "DEADLINE_TOO_SHORT"
     DRAINING = "DRAINING"
+    RESUME_OFFSET_INVALID = "RESUME_OFFSET_INVALID"
+    REQUEST_UNKNOWN = "REQUEST_UNKNOWN"
+    REQUEST_QUARANTINED = "REQUEST_QUARANTINED"
+    STORE_DEGRADED = "STORE_DEGRADED"
+    NOT_LEADER = "NOT_LEADER"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     CANCELLED = "CANCELLED"
     INTERNAL = "INTERNAL"
@@ -49,6 +54,12 @@ _CODES: dict[Reason, grpc.StatusCode] = {
     Reason.TENANT_QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.DEADLINE_TOO_SHORT: grpc.StatusCode.UNAVAILABLE,
     Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
+    Reason.RESUME_OFFSET_INVALID: grpc.StatusCode.OUT_OF_RANGE,
+    Reason.REQUEST_UNKNOWN: grpc.StatusCode.NOT_FOUND,
+    # Not the client's mistake, and not to be tried again: it would cost workers once more.
+    Reason.REQUEST_QUARANTINED: grpc.StatusCode.INTERNAL,
+    Reason.STORE_DEGRADED: grpc.StatusCode.UNAVAILABLE,
+    Reason.NOT_LEADER: grpc.StatusCode.UNAVAILABLE,
     Reason.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.CANCELLED: grpc.StatusCode.CANCELLED,
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,

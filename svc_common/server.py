@@ -97,10 +97,13 @@ class HealthReporter:
 
     async def set_serving(self, serving: bool) -> None:
         """Tells whether new calls are welcome, to everyone who asks or watches."""
-        response = health_pb2.HealthCheckResponse
-        status = response.SERVING if serving else response.NOT_SERVING
         for name in self._names:
-            await self._servicer.set(name, status)
+            await self.set_one(name, serving)
+
+    async def set_one(self, name: str, serving: bool) -> None:
+        """The same of one health service alone, which need not be a service of the server."""
+        response = health_pb2.HealthCheckResponse
+        await self._servicer.set(name, response.SERVING if serving else response.NOT_SERVING)
 
 
 def enable_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:

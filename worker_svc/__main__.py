@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("quire.worker")
 
-# How long calls may go on once the worker is told to stop. Step streams never end by themselves.
+# How long calls may go on once the worker is drained, or its grace is over.
 _GRACE_SECONDS = 1.0
 
 
@@ -59,6 +60,10 @@ async def serve(settings: WorkerSettings) -> None:
 
     async def stop() -> None:
         await health.set_serving(False)
+        logger.info("draining", extra={"seconds": settings.drain_grace})
+        with suppress(TimeoutError):  # what still runs goes on elsewhere, from its last committed token
+            async with asyncio.timeout(settings.drain_grace):
+                await service.drain()
         await server.stop(_GRACE_SECONDS)
 
     loading, stopped = asyncio.create_task(load()), asyncio.create_task(run_until_signal(stop))

@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_kernels.cpu.sample import DRAW, draw, likeliest
+from quire_kernels.cpu.sample import DRAW, draw, likeliest, rank
 from quire_kernels.cpu.team import Team
+from worker_svc.logprobs import tell_logprobs
 from worker_svc.penalties import adjust_logits
-from worker_svc.sampler import Draws, SamplingState, draw_numbers, tell_logprobs
+from worker_svc.sampler import Draws, SamplingState, draw_numbers
+from worker_svc.step import TokenLogprobs
 
 
 class CompiledSampler:
@@ -22,7 +23,8 @@ class CompiledSampler:
     def __call__(self, logits: Tensor, states: Sequence[SamplingState]) -> Draws:
         """One token for each row of float32 logits [rows, vocab], which may be changed."""
         tokens = likeliest(self._team, logits)
-        reported = [row for row, state in enumerate(states) if state.params.logprobs is not None]
+        asked = [(row, state.params.logprobs) for row, state in enumerate(states) if state.params.logprobs is not None]
+        reported = [row for row, _ in asked]
         raw = logits[reported] if reported else None
         adjusted = [row for row, state in enumerate(states) if state.adjustments.changes_logits]
         if adjusted:
@@ -35,7 +37,13 @@ class CompiledSampler:
         if len(random):
             tokens[random] = draw(self._team, logits, random, _draws([states[row] for row in random]))
         drawn = [token if token >= 0 else None for token in tokens.tolist()]
-        return Draws(drawn, tell_logprobs(raw, torch.from_numpy(tokens.clip(min=0)), states))
+        logprobs: list[TokenLogprobs | None] = [None] * len(states)
+        if raw is not None:
+            counts = [count for _, count in asked]
+            measured = rank(self._team, raw, tokens[reported].clip(min=0), min(max(counts), raw.shape[1]))
+            for row, told in zip(reported, tell_logprobs(*measured, counts), strict=True):
+                logprobs[row] = told
+        return Draws(drawn, logprobs)
 
 
 def _draws(states: Sequence[SamplingState]) -> NDArray[np.void]:

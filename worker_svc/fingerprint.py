@@ -14,16 +14,18 @@ _SAMPLE_BYTES = 4096
 
 
 def model_fingerprint(
-    directory: Path, dtype: torch.dtype, quantization: str = "none", kv_cache_dtype: str = "auto"
+    directory: Path, dtype: torch.dtype, quantization: str = "none", kv_cache_dtype: str = "auto", arithmetic: str = ""
 ) -> bytes:
     """SHA-256 over config, dtype, how weights, keys and values are quantized, and the identity of each weights file.
+
+    `arithmetic` names all else that bits depend on, where they must be equal; it is empty where near is good enough.
 
     Of a weights file its size, its first MiB (which holds the names and places of the tensors), and 256 samples of
     4 KiB spread over the rest: reading all of a large model would take longer than loading it. Files that differ only
     between samples count as equal; a training run or a conversion changes all of a file.
     """
     digest = hashlib.sha256((directory / "config.json").read_bytes())
-    digest.update(f"{dtype} {quantization} {kv_cache_dtype}".encode())
+    digest.update(f"{dtype} {quantization} {kv_cache_dtype} {arithmetic}".encode())
     for path in weight_files(directory):
         digest.update(path.name.encode())
         _add_weights(digest, path)

@@ -24,7 +24,8 @@ from worker_svc.memory import (
     count_blocks,
     count_host_blocks,
 )
-from worker_svc.model.config import ModelConfig, native_config, read_config
+from worker_svc.model.config import ModelConfig
+from worker_svc.model.kept_config import config_of
 from worker_svc.model.loading import LoadedModel, load
 from worker_svc.mover import Pace, make_mover
 from worker_svc.progress import progress
@@ -64,10 +65,11 @@ def load_replica(settings: WorkerSettings, report: Callable[[str], None]) -> Rep
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
     torch.set_num_threads(settings.num_threads or available_cpus())
-    native = native_config(read_config(served.path))
+    native = config_of(served.path)
     kernels = _kernels(settings, native, dtype, device, report)
+    arithmetic = _arithmetic(kernels, native, device) if settings.deterministic else ""
     with progress(f"loading {served.name}", report):
-        model = load(served.path, dtype, device, kernels)
+        model = load(served.path, native, dtype, device, kernels, deterministic=settings.deterministic)
     if native is None and isinstance(kernels, CompiledKernels):
         why_not = why_not_compiled(model.layout.head_dim, settings.block_size, dtype)
         if why_not is not None and settings.kernels == "compiled":
@@ -98,7 +100,7 @@ def load_replica(settings: WorkerSettings, report: Callable[[str], None]) -> Rep
         swap_rate = measure_swaps(runner, shape.block_bytes, settings.swap_rate)
     identity = Identity(
         model=served.name,
-        fingerprint=model_fingerprint(served.path, dtype, settings.quantization, settings.kv_cache_dtype),
+        fingerprint=model_fingerprint(served.path, dtype, settings.quantization, settings.kv_cache_dtype, arithmetic),
         tokenizer_fingerprint=tokenizer_fingerprint(served.path),
         block_bytes=shape.block_bytes,
         limits=limits,
@@ -160,6 +162,20 @@ def _kernels(
         raise CannotServe(f"the compiled kernels cannot be used: {why_not}")
     report(f"torch computes, which is slower than compiled kernels: {why_not}")
     return AttentionKind.TORCH
+
+
+def _arithmetic(kernels: Kernels, native: ModelConfig | None, device: torch.device) -> str:
+    """What makes a token's bits, in deterministic mode: equal names mean equal bits. Raises CannotServe."""
+    refusal = "QUIRE_DETERMINISTIC cannot be kept"
+    if native is None:
+        raise CannotServe(f"{refusal}: only models of the Llama family are computed by kernels that keep it")
+    if isinstance(kernels, CompiledKernels):
+        return f"compiled {kernels.team.library_name}"
+    if device.type == "cuda":
+        import triton
+
+        return f"triton {triton.__version__} {torch.__version__} {torch.cuda.get_device_name(device)}"
+    raise CannotServe(f"{refusal} by {kernels} on a processor: only the compiled kernels do so there")
 
 
 def _cache_dtype(choice: str, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -18,6 +18,7 @@ from worker_svc.batch import Chunk, make_batch
 from worker_svc.errors import DeviceLost
 from worker_svc.executor import Drawing, Executor
 from worker_svc.identity import Limits
+from worker_svc.labels import Labels
 from worker_svc.mover import Mover
 from worker_svc.sampler import Draws
 from worker_svc.sequences import Refused, Sequence
@@ -96,6 +97,7 @@ class Runner:
 
     def __init__(self, executor: Executor, limits: Limits, mover: Mover) -> None:
         self.limits = limits
+        self.labels = Labels()
         self._executor = executor
         self._transfers = Transfers(mover, limits)
         self._sequences: dict[int, Sequence] = {}
@@ -103,7 +105,7 @@ class Runner:
         self._num_in_flight = 0
 
     def reset(self) -> None:
-        """Forget all sequences, and give up all transfers. The host's blocks hold nothing that is known then.
+        """Forget all sequences, and give up all transfers. Blocks keep their labels.
 
         No step may be in flight.
         """
@@ -124,6 +126,8 @@ class Runner:
         if self._num_in_flight == MAX_IN_FLIGHT:
             raise RuntimeError(f"a step launched behind {MAX_IN_FLIGHT} that are not finished")
         started = time.perf_counter()
+        self.labels.give(step.labels, step.host_labels)
+        self.labels.drop_moved(step.moves)
         for sequence_id in step.finished_ids:
             self._sequences.pop(sequence_id, None)
             self._failures.pop(sequence_id, None)
@@ -197,12 +201,19 @@ class Runner:
             except Refused as refusal:
                 results[place] = self._fail(item.sequence_id, str(refusal))
                 continue
-            sequence.blocks.extend(item.new_block_ids)
+            if item.new_block_ids:
+                self._add_blocks(sequence, item)
             tokens_left -= item.num_tokens
             admitted.add(item.sequence_id)
             runs.append(_Run(place, item, sequence, sequence.draws(item)))
         runs.sort(key=lambda run: run.scheduled.num_tokens > 1)
         return runs
+
+    def _add_blocks(self, sequence: Sequence, item: ScheduledSequence) -> None:
+        # Those before the first position that is stored are shared: nobody writes them, so they keep their labels.
+        first_stored = max(item.start, item.store_start or 0) // self.limits.block_size
+        self.labels.drop_written(item.new_block_ids[max(0, first_stored - len(sequence.blocks)) :])
+        sequence.blocks.extend(item.new_block_ids)
 
     def _find(self, sequence_id: int) -> Sequence:
         if sequence_id in self._failures:

@@ -13,7 +13,7 @@ from svc_common.errors import QuireError, Reason
 from worker_svc.device_thread import DeviceThread
 from worker_svc.errors import DeviceLost
 from worker_svc.step_stream import BadOrder, StepFailed, StepStream
-from worker_svc.wire import has_work, identity_to_proto
+from worker_svc.wire import has_work, identity_to_proto, inventory_to_proto
 
 if TYPE_CHECKING:
     from worker_svc.replica import Replica
@@ -31,15 +31,34 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._stream: StepStream | None = None
         # The epoch and generation of the last stream: a later one must be higher.
         self._term = (0, 0)
+        self._is_draining = False
+        self._has_no_stream = asyncio.Event()
+        self._has_no_stream.set()
 
     def serve(self, replica: "Replica") -> None:
         """Answer for this replica from now on."""
         self._replica = replica
 
+    async def drain(self) -> None:
+        """Take no more streams, tell the scheduler of the one there is, and wait until that one is over."""
+        self._is_draining = True
+        await self._has_no_stream.wait()
+
     async def Describe(  # noqa: N802
         self, request: pb.DescribeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> pb.DescribeResponse:
-        return identity_to_proto(self._ready().identity, epoch=self._term[0])
+        return identity_to_proto(self._ready().identity, epoch=self._term[0], is_draining=self._is_draining)
+
+    async def Inventory(  # noqa: N802
+        self, request: pb.InventoryRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> pb.InventoryResponse:
+        replica, stream = self._ready(), self._stream
+        term = (request.epoch, request.generation)
+        if stream is None or term != (stream.epoch, stream.generation):
+            text = f"no stream of epoch {term[0]}, generation {term[1]} is open"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        # Behind the reset with which the stream began, and so behind all that streams before it had launched.
+        return inventory_to_proto(await self._device.run(replica.runner.labels.inventory))
 
     async def Step(  # noqa: N802
         self,
@@ -67,6 +86,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         finally:
             if stream is not None:
                 stream.close()
+            if self._stream is stream:
+                self._stream = None
+                self._has_no_stream.set()
 
     def _ready(self) -> "Replica":
         if self._replica is None:
@@ -75,6 +97,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     def _open(self, opening: pb.StepRequest, replica: "Replica") -> StepStream:
         """The stream that this message opens, in place of the one before it."""
+        if self._is_draining:
+            raise QuireError(Reason.DRAINING, "the worker is about to end")
         if opening.step_id != 0 or has_work(opening):
             raise BadOrder("the first message opens the stream: it is step 0, without work")
         term = (opening.epoch, opening.generation)
@@ -87,4 +111,5 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         if self._stream is not None:
             self._stream.supersede(opening.generation)
         self._stream = StepStream(*term, replica.runner, self._device)
+        self._has_no_stream.clear()
         return self._stream

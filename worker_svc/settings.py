@@ -56,4 +56,15 @@ class WorkerSettings(ServiceSettings):
     swap_rate: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="bytes that swaps move in a second at most; else all they can"
     )
+    drain_grace: float = Field(
+        30.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds after SIGTERM in which the scheduler may end or move what runs here",
+    )
+    deterministic: bool = Field(
+        False,
+        description="tokens and log-probabilities to the last bit the same whatever else is in a step, and however a "
+        "sequence is cut into steps; a worker that cannot promise it does not start",
+    )
     num_threads: int | None = Field(None, ge=1, le=1024, description="threads of a forward pass; else one a processor")

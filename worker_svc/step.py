@@ -10,6 +10,9 @@ MAX_IN_FLIGHT = 2
 # Blocks to copy, as (source, destination). No two have one destination.
 BlockPairs: TypeAlias = list[tuple[int, int]]
 
+# What blocks hold, as (block, hash). The hash is the scheduler's own, and says nothing here.
+BlockLabels: TypeAlias = list[tuple[int, bytes]]
+
 
 class Direction(Enum):
     """Which way blocks are swapped: from the device to the host, or from the host to the device."""
@@ -81,7 +84,9 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step, executed in the order: finished, swap out, swap in, copies, table changes, new sequences, forward."""
+    """One step, executed in the order: labels, finished, swap out, swap in, copies, table changes, new sequences,
+    forward.
+    """
 
     finished_ids: list[int]
     new_sequences: list[NewSequence]
@@ -90,6 +95,10 @@ class Step:
     table_changes: list[TableChange] = field(default_factory=list)
     step_id: int = 0
     """By which its transfers are told apart from others'; none is less than that of the step before."""
+    labels: BlockLabels = field(default_factory=list)
+    """Of blocks of the device that steps which are finished filled."""
+    host_labels: BlockLabels = field(default_factory=list)
+    """Of blocks of the host that transfers which are done filled."""
 
 
 @dataclass(frozen=True, slots=True)

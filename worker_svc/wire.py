@@ -4,7 +4,9 @@ from functools import partial
 
 from quire.worker.v1 import worker_pb2 as pb
 from worker_svc.identity import Identity
+from worker_svc.labels import Inventory
 from worker_svc.step import (
+    BlockLabels,
     BlockPairs,
     Direction,
     Moves,
@@ -42,7 +44,15 @@ def step_from_proto(request: pb.StepRequest) -> Step:
             TableChange(change.sequence_id, change.index, change.block_id) for change in request.table_changes
         ],
         step_id=request.step_id,
+        labels=_labels(request.labels),
+        host_labels=_labels(request.host_labels),
     )
+
+
+def _labels(labels: pb.BlockLabels) -> BlockLabels:
+    if len(labels.block_ids) != len(labels.hashes):
+        raise Malformed("labels whose columns are of different lengths")
+    return list(zip(labels.block_ids, labels.hashes, strict=True))
 
 
 def _pairs(copies: pb.BlockCopies) -> BlockPairs:
@@ -137,8 +147,17 @@ def _logprobs_to_proto(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
     )
 
 
-def identity_to_proto(identity: Identity, epoch: int) -> pb.DescribeResponse:
-    """What a replica is, and the highest epoch that it served."""
+def inventory_to_proto(inventory: Inventory) -> pb.InventoryResponse:
+    """What blocks hold."""
+    return pb.InventoryResponse(device=_labels_to_proto(inventory.device), host=_labels_to_proto(inventory.host))
+
+
+def _labels_to_proto(labels: BlockLabels) -> pb.BlockLabels:
+    return pb.BlockLabels(block_ids=[block for block, _ in labels], hashes=[label for _, label in labels])
+
+
+def identity_to_proto(identity: Identity, epoch: int, *, is_draining: bool) -> pb.DescribeResponse:
+    """What a replica is, the highest epoch that it served, and whether it is about to end."""
     limits = identity.limits
     return pb.DescribeResponse(
         model=identity.model,
@@ -155,4 +174,5 @@ def identity_to_proto(identity: Identity, epoch: int) -> pb.DescribeResponse:
         num_host_blocks=limits.num_host_blocks,
         swap_bytes_per_second=identity.swap_bytes_per_second,
         prefill_tokens_per_second=identity.prefill_tokens_per_second,
+        is_draining=is_draining,
     )

@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.kernels import attention, blocks, elementwise
+from benchmarks.kernels import attention, blocks, elementwise, invariant
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.pages import LLAMA_8B
 from worker_svc.step import Direction
@@ -35,6 +35,12 @@ CASES: tuple[partial[Case], ...] = (
     partial(elementwise.adjust, num_rows=64, vocab_size=128256, tokens_seen=1024),
     partial(elementwise.draw, num_rows=64, vocab_size=128256, temperature=0.0),
     partial(elementwise.draw, num_rows=64, vocab_size=128256, temperature=1.0),
+    partial(invariant.product, num_rows=64, inputs=4096, outputs=28672),
+    partial(invariant.product, num_rows=64, inputs=4096, outputs=4096),
+    partial(invariant.product, num_rows=2048, inputs=4096, outputs=28672),
+    partial(invariant.decode, heads=LLAMA_8B, num_seqs=1, context_len=4096),
+    partial(invariant.decode, heads=LLAMA_8B, num_seqs=64, context_len=8192),
+    partial(invariant.norms, num_rows=64, vocab_size=128256),
     partial(blocks.copy_blocks, num_pairs=256, block_bytes=2 << 20),
     partial(blocks.swap_blocks, direction=Direction.OUT, num_pairs=128, block_bytes=2 << 20),
     partial(blocks.swap_blocks, direction=Direction.IN, num_pairs=128, block_bytes=2 << 20),

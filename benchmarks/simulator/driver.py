@@ -137,6 +137,10 @@ class Driver:
         plan = self.core.schedule(replica, now)
         return None if plan is None else self.read(plan)
 
+    def take_placed(self) -> list[Replica]:
+        """Replicas that were given something to do while steps of others were made."""
+        return self.core.take_placed()
+
     def commit(self, replica: Replica, step: Step, done: Done, now: float) -> list[Event]:
         """Take in the oldest step in flight; what is new to tell."""
         return self.core.commit(replica, outcome_of(step, done), now)

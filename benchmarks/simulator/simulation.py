@@ -50,6 +50,7 @@ class Simulation:
         self._tokens = tokens
         self._traffic = traffic
         self._stations = [_Station(replica, Device(setup.machine)) for replica in self.driver.replicas]
+        self._by_replica = {station.replica: station for station in self._stations}
         self._idle = dict.fromkeys(self._stations)  # nothing in flight, and nothing to do when they were asked last
         self._short: dict[_Station, None] = {}  # the same, with a step in flight
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
@@ -152,7 +153,15 @@ class Simulation:
                 self._feed(station)
 
     def _feed(self, station: _Station) -> bool:
-        """Send a replica what it has to do now; returns whether there was anything."""
+        """Send a replica what it has to do now, and others what it finds for them; whether there was anything."""
+        has_work = self._fill(station)
+        while placed := self.driver.take_placed():
+            has_work = True
+            for replica in placed:
+                self._fill(self._by_replica[replica])
+        return has_work
+
+    def _fill(self, station: _Station) -> bool:
         self._idle.pop(station, None)
         self._short.pop(station, None)
         num_before = station.num_in_flight

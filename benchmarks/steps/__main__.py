@@ -31,6 +31,7 @@ from benchmarks.steps.figures import (
     to_json,
 )
 from benchmarks.steps.gateway import decode_together
+from benchmarks.steps.processes import Ends, running_scheduler, running_worker
 from benchmarks.steps.report import steps_table
 from svc_common.supervisor.addresses import free_port
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
@@ -42,33 +43,23 @@ TIMEOUT = 120.0
 def measure(num_sequences: int, forward_ms: float, num_steps: int) -> StepFigures:
     """One case, in processes of its own. Raises BenchmarkFailed."""
     with TemporaryDirectory(prefix="quire-steps-") as folder, ExitStack() as stack:
-        here = Path(folder)
-        scheduler_port, worker_port = free_port(), free_port()
-        redis = EmbeddedRedis.prepare(here, free_port())
-        scheduler = (
-            *(sys.executable, "-m", "benchmarks.steps.scheduler", "--port", str(scheduler_port)),
-            *("--worker", f"127.0.0.1:{worker_port}", "--redis", redis.url, "--times", str(here / "scheduler.json")),
-        )
-        worker = (
-            *(sys.executable, "-m", "benchmarks.steps.worker", "--port", str(worker_port)),
-            *("--sequences", str(num_sequences), "--forward", str(forward_ms / 1e3)),
-            *("--times", str(here / "worker.json")),
-        )
+        ends = Ends.choose(Path(folder))
+        redis = EmbeddedRedis.prepare(Path(folder), free_port())
         stack.enter_context(running("Redis", redis.command))
-        stack.enter_context(running("scheduler", scheduler))
+        stack.enter_context(running_scheduler(ends, redis.url))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(
                 decode_together(
-                    f"127.0.0.1:{scheduler_port}",
+                    ends.scheduler,
                     num_sequences,
                     WARM_UP_STEPS + num_steps + 8,
-                    lambda: stack.enter_context(running("worker", worker)),
+                    lambda: stack.enter_context(running_worker(ends, num_sequences, forward_ms / 1e3)),
                     TIMEOUT,
                 )
             )
         stack.close()  # ends the processes, which write their times
-        planned = [SchedulerTimes(**step) for step in json.loads((here / "scheduler.json").read_bytes())]
-        ran = [DeviceTimes(*step) for step in json.loads((here / "worker.json").read_bytes())]
+        planned = [SchedulerTimes(**step) for step in json.loads(ends.scheduler_times.read_bytes())["steps"]]
+        ran = [DeviceTimes(*step) for step in json.loads(ends.worker_times.read_bytes())]
     try:
         return summarize_steps(planned, ran, num_sequences, forward_ms, num_steps)
     except ValueError as error:

@@ -1,31 +1,27 @@
-"""The scheduler as its own program runs it, with the time of each step's parts written down.
+"""The scheduler's own program, with the time of each step's parts written down.
 
-    python -m benchmarks.steps.scheduler --port PORT --worker HOST:PORT --redis URL --times FILE
+    QUIRE_…=… python -m benchmarks.steps.scheduler --times FILE [--without-journal]
 
-At SIGTERM it writes the times, in seconds; clock times are of the machine's monotonic clock.
+At SIGTERM it writes the times, in seconds; clock times are of the machine's monotonic clock. Without the journal it
+records requests and none of their tokens.
 """
 
 import argparse
-import asyncio
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-
-import uvloop
+from typing import Any, ClassVar
 
 from benchmarks.steps.figures import SchedulerTimes
-from quire.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
-from scheduler_svc.core.limits import Limits
+from scheduler_svc import __main__ as program
+from scheduler_svc import journal, leader
 from scheduler_svc.core.plan import Event, StepOutcome, StepPlan
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
-from scheduler_svc.records import Records, RecordWriter
-from scheduler_svc.sessions import SchedulerServicer
-from scheduler_svc.worker_link import WorkerPool
-from svc_common.garbage import settle_garbage
-from svc_common.server import INNER_MESSAGE_BYTES, bind, create_server, run_until_signal
+from scheduler_svc.request_log import RequestLog
 
 
 class TimedScheduler(Scheduler):
@@ -51,16 +47,19 @@ class TimedScheduler(Scheduler):
 class TimedEngine(Engine):
     """The engine, which writes down when each step was planned and answered, and how long both took."""
 
-    def __init__(self, core: TimedScheduler, writer: RecordWriter) -> None:
-        super().__init__(core, writer, detach_grace=0)
-        self._core = core
-        self.times: dict[int, SchedulerTimes] = {}
+    times: ClassVar[dict[int, SchedulerTimes]] = {}
+    """Of the one that there is."""
+
+    @property
+    def _core_seconds(self) -> float:
+        assert isinstance(self.core, TimedScheduler)
+        return self.core.seconds
 
     def schedule(self, replica: Replica) -> StepPlan | None:
         plan = super().schedule(replica)
         if plan is not None:
             self.times[plan.step_id] = SchedulerTimes(
-                plan.step_id, len(plan.scheduled), plan.num_tokens, self._core.seconds, perf_counter()
+                plan.step_id, len(plan.scheduled), plan.num_tokens, self._core_seconds, perf_counter()
             )
         return plan
 
@@ -68,40 +67,50 @@ class TimedEngine(Engine):
         times = self.times[replica.in_flight[0].step_id]
         times.answered = perf_counter()
         super().commit(replica, outcome)
-        times.commit = self._core.seconds
+        times.commit = self._core_seconds
         times.tell = perf_counter() - times.answered - times.commit
 
 
-async def serve(port: int, worker: str, redis_url: str) -> list[SchedulerTimes]:
-    """What scheduler_svc's own program starts, less health, metrics page and deadlines. Until a signal; the times."""
-    records = Records(redis_url, ttl=3600)
-    writer = RecordWriter(records)
-    engine = TimedEngine(TimedScheduler(Limits()), writer)
-    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
-    add_SchedulerServiceServicer_to_server(SchedulerServicer(engine, records), server)
-    bind(server, "127.0.0.1", port)
-    await server.start()
-    tasks = [asyncio.create_task(writer.run()), asyncio.create_task(WorkerPool(engine, [worker]).run())]
-    settle_garbage()
-    await run_until_signal(lambda: server.stop(0))
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await records.close()
-    return list(engine.times.values())
+class Seconds:
+    """Stands for the journal's histogram, and keeps each value."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def observe(self, seconds: float) -> None:
+        """One call of the store is over, so long after the commit of the oldest step in it."""
+        self.values.append(seconds)
+
+
+def note_nothing(_journal: journal.Journal, _request: RequestLog) -> None:
+    """Nothing is news to a journal that is not kept."""
+
+
+def replace_parts(seconds: Seconds, *, without_journal: bool) -> None:
+    """Gives the program parts that tell of their times."""
+    replaced: list[tuple[Any, str, Any]] = [
+        (leader, "Scheduler", TimedScheduler),
+        (leader, "Engine", TimedEngine),
+        (journal, "SECONDS", seconds),
+    ]
+    if without_journal:
+        replaced.append((journal.Journal, "note", note_nothing))
+    for owner, name, part in replaced:
+        setattr(owner, name, part)
 
 
 def main() -> None:
-    """Reads flags, serves."""
+    """Reads flags, serves, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--worker", required=True, help="the worker's address")
-    parser.add_argument("--redis", required=True, help="where requests are recorded")
     parser.add_argument("--times", type=Path, required=True, help="file to write")
+    parser.add_argument("--without-journal", action="store_true")
     options = parser.parse_args()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        steps = runner.run(serve(options.port, options.worker, options.redis))
-    options.times.write_text(json.dumps([asdict(step) for step in steps]))
+    sys.argv[1:] = []  # the program reads its settings from the environment
+    seconds = Seconds()
+    replace_parts(seconds, without_journal=options.without_journal)
+    program.main()
+    steps = [asdict(step) for step in TimedEngine.times.values()]
+    options.times.write_text(json.dumps({"steps": steps, "durable": seconds.values}))
 
 
 if __name__ == "__main__":

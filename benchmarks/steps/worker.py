@@ -25,6 +25,7 @@ from svc_common.garbage import settle_garbage
 from svc_common.server import INNER_MESSAGE_BYTES, bind, create_server, run_until_signal
 from worker_svc.device_thread import DeviceThread, Launched, Timed
 from worker_svc.identity import Identity, Limits
+from worker_svc.labels import Labels
 from worker_svc.service import WorkerService
 from worker_svc.step import SequenceResult, Step, StepOutcome
 
@@ -73,6 +74,7 @@ class SleepingRunner:
 
     def __init__(self, limits: Limits, forward_seconds: float) -> None:
         self.limits = limits
+        self.labels = Labels()
         self.sleeps: list[Sleep] = []
         self._forward_seconds = forward_seconds
         self._num_tokens: dict[int, int] = {}
@@ -83,6 +85,7 @@ class SleepingRunner:
 
     def launch(self, step: Step) -> Sleep:
         """Have it computed behind what was launched before."""
+        self.labels.give(step.labels, step.host_labels)
         for sequence_id in step.finished_ids:
             self._num_tokens.pop(sequence_id, None)
         for new in step.new_sequences:

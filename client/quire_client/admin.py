@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from quire.admin.v1 import admin_pb2 as pb
 from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
-from quire_client.connection import Connection, OwnsChannel
+from quire_client.connection import Closeable, channel_options
 from quire_client.errors import quire_errors
 from quire_client.requests import assign
 
@@ -173,7 +173,7 @@ class RequestList:
     num_live: int
 
 
-class AdminClient(OwnsChannel):
+class AdminClient(Closeable):
     """Calls the admin service of a scheduler. Use it as a context manager.
 
     Every call raises QuireError, INVALID_FIELD among them for a value that no message can hold.
@@ -182,9 +182,14 @@ class AdminClient(OwnsChannel):
 
     def __init__(self, address: str | None = None, *, timeout: float | None = None) -> None:
         address = address or os.environ.get("QUIRE_ADMIN_ADDRESS") or DEFAULT_ADMIN_ADDRESS
-        self._connection = to = Connection(address, credentials=None, timeout=timeout, api_key=None)
-        self._channel = grpc.insecure_channel(to.address, to.options)
+        self._address = address
+        self._timeout = timeout
+        self._channel = grpc.insecure_channel(address, channel_options(address))
         self._stub = AdminServiceStub(self._channel)
+
+    def close(self) -> None:
+        """Ends all calls and closes the connection."""
+        self._channel.close()
 
     def explain(self, request_id: str, *, tenant: str | None = None, prompt: int = 0) -> Explanation:
         """Where a request of a tenant, `default` unless given, stands; `prompt` is its place in a call of several."""
@@ -207,15 +212,13 @@ class AdminClient(OwnsChannel):
         for name, value in (("tenant", tenant), ("limit", limit)):
             if value is not None:
                 assign(request, name, value)
-        to = self._connection
-        with quire_errors(to.address):
-            listed = self._stub.ListRequests(request, timeout=to.timeout)
+        with quire_errors(self._address):
+            listed = self._stub.ListRequests(request, timeout=self._timeout)
         return RequestList(tuple(map(RequestSummary.from_proto, listed.requests)), listed.num_live)
 
     def _explain(self, request: pb.ExplainRequest) -> Explanation:
-        to = self._connection
-        with quire_errors(to.address):
-            return Explanation.from_proto(self._stub.Explain(request, timeout=to.timeout))
+        with quire_errors(self._address):
+            return Explanation.from_proto(self._stub.Explain(request, timeout=self._timeout))
 
 
 _STATES = {

@@ -1,84 +1,94 @@
 """The asyncio client."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from functools import cached_property
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import Self, Unpack
 
 import grpc
 
 from quire.inference.v1 import inference_pb2 as pb
-from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from quire_client import requests
+from quire_client.aio_gateways import AsyncGateways, StreamCall
 from quire_client.connection import Connection
-from quire_client.errors import QuireError, quire_errors
+from quire_client.errors import QuireError, closed
 from quire_client.requests import GenerationOptions, Messages, Prompt
 from quire_client.results import Acceptance, Chunk, Generation, Model, Tokenized, Usage
-from quire_client.transcript import Transcript
-
-if TYPE_CHECKING:  # exists in the stubs only
-    from quire.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub
-
-RequestT = TypeVar("RequestT")
-ResponseT = TypeVar("ResponseT")
-
-StreamCall = grpc.aio.UnaryStreamCall[pb.StreamGenerateRequest, pb.StreamGenerateResponse]
+from quire_client.resuming import PATIENCE, Course, OnResume, Recovery
 
 
 class AsyncStream:
     """The chunks of one generation, read once with `async for`. The call starts at the first chunk asked for.
 
-    Leaving early, by `break`, an exception, `aclose()` or the end of `async with`, ends the call and frees what the
-    request holds on the server.
+    Where a call breaks it goes on with another one, from the next token, at whichever gateway answers.
+
+    Leaving early, by `break`, an exception, `aclose()` or the end of `async with`, ends the request and frees what it
+    holds on the server; one that you named runs on for the server's grace, for `AsyncClient.resume`.
     """
 
-    def __init__(self, start: Callable[[], StreamCall], address: str) -> None:
-        self._start = start
-        self._address = address
-        self._transcript = Transcript()
+    def __init__(self, gateways: AsyncGateways, course: Course, own_name: str | None, traceparent: str | None) -> None:
+        self._gateways = gateways
+        self._course = course
+        self._own_name = own_name
+        self._traceparent = traceparent
         self._call: StreamCall | None = None
-        self._closed = False
+        self._is_read = False
+        self._is_closed = False
 
     @property
     def acceptance(self) -> Acceptance | None:
         """Id, model and seed; None before the first chunk."""
-        return self._transcript.acceptance
+        return self._course.acceptance
 
     @property
     def usage(self) -> Usage | None:
         """Tokens processed; None before the end."""
-        return self._transcript.usage
+        return self._course.usage
+
+    @property
+    def num_resumes(self) -> int:
+        """How often a call broke, or was not taken, and the stream went on."""
+        return self._course.num_resumes
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         """Yields the chunks of all sequences as they come. Raises QuireError."""
-        if self._call is not None or self._closed:
+        if self._is_read or self._is_closed:
             raise RuntimeError("a stream is read once")
-        self._call = self._start()
-        try:
-            with quire_errors(self._address):
-                async for message in self._call:
-                    chunk = self._transcript.read(message)
-                    if chunk is not None:
-                        yield chunk
-            self._transcript.check_complete()
-        except asyncio.CancelledError:
-            # grpc answers so both where this task is cancelled and where the call was closed by another one.
-            if not self._closed:
-                raise
-            raise QuireError(grpc.StatusCode.CANCELLED, "CANCELLED", "the stream was closed") from None
-        finally:
-            self._call.cancel()
+        self._is_read = True
+        course = self._course
+        async with self._gateways.holding(self._own_name):
+            while course.usage is None:
+                call, gateway = self._gateways.begin(course, self._traceparent)
+                self._call = call
+                try:
+                    with gateway.watching(call, is_watched=course.is_resumable):
+                        async for message in call:
+                            gateway.hear()
+                            chunk = course.read(message)
+                            if chunk is not None:
+                                yield chunk
+                    course.transcript.check_complete()
+                except asyncio.CancelledError:
+                    self._check_open()
+                    raise
+                except QuireError as error:
+                    self._check_open()
+                    await self._gateways.go_on(course, error, gateway)
+                    self._check_open()
+                finally:
+                    call.cancel()
 
     async def collect(self) -> Generation:
         """Reads the whole stream. Raises QuireError."""
-        return self._transcript.fold([chunk async for chunk in self])
+        return self._course.transcript.fold([chunk async for chunk in self])
 
     async def aclose(self) -> None:
-        """Ends the call, if it runs. A reader in another task gets QuireError CANCELLED."""
-        self._closed = True
+        """Ends the request, if it runs. A reader in another task gets QuireError CANCELLED."""
+        self._is_closed = True
         if self._call is not None:
             self._call.cancel()
+        if self._own_name is not None:
+            await self._gateways.cancel(self._own_name)
 
     async def __aenter__(self) -> Self:
         return self
@@ -88,14 +98,24 @@ class AsyncStream:
     ) -> None:
         await self.aclose()
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise closed("the stream") from None
+
 
 class AsyncClient:
-    """Calls a Quire gateway from asyncio. Use it as a context manager, from one event loop.
+    """Calls Quire's gateways from asyncio. Use it as a context manager, from one event loop.
 
-    `address` is QUIRE_ADDRESS or 127.0.0.1:50051 unless given, `api_key` QUIRE_API_KEY. `credentials` make the channel
-    secure. `timeout`, of the client or of one call, is the deadline in seconds that all services keep; absent, the
-    server's own. `interceptors` are grpc's, such as OpenTelemetry's stock ones; `traceparent` of a call puts it into a
-    W3C trace without them. Every call raises QuireError.
+    `address` is QUIRE_ADDRESS or 127.0.0.1:50051 unless given, `api_key` QUIRE_API_KEY. Where it names several
+    gateways, separated by commas, calls go to the first, and from one that does not answer on to the next.
+    `credentials` make the channels secure. `timeout`, of the client or of one call, is the deadline in seconds that all
+    services keep; absent, the server's own. `interceptors` are grpc's, such as OpenTelemetry's stock ones;
+    `traceparent` of a call puts it into a W3C trace without them. Every call raises QuireError.
+
+    What generates outlives gateways: it gets a name, where you give none, and goes on where its call breaks, with no
+    token missing or twice, until calls have failed for `resume_patience` seconds without anything new. `resume`, of the
+    client or of one call, turns that off; then it has no name but yours. `on_resume` is called with what broke a call,
+    once a break. A client that no gateway has answered yet gives up at once.
     """
 
     def __init__(
@@ -105,11 +125,14 @@ class AsyncClient:
         api_key: str | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         timeout: float | None = None,
+        resume: bool = True,
+        resume_patience: float = PATIENCE,
         interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
     ) -> None:
         self._connection = Connection.resolve(address, credentials, timeout, api_key)
-        self._interceptors = interceptors
-        self._channel: grpc.aio.Channel | None = None
+        self._gateways = AsyncGateways(self._connection, interceptors)
+        self._resume = resume
+        self._resume_patience = resume_patience
 
     async def generate(
         self,
@@ -117,10 +140,14 @@ class AsyncClient:
         *,
         timeout: float | None = None,
         traceparent: str | None = None,
+        resume: bool | None = None,
+        on_resume: OnResume | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Generation:
         """Continues text or token ids, and answers when every sequence has ended."""
-        return await self._generate(requests.completion_of(prompt, options), timeout, traceparent)
+        return await self._generate(
+            requests.completion_of(prompt, options), self._recovery(timeout, resume, on_resume), traceparent
+        )
 
     async def chat(
         self,
@@ -128,10 +155,14 @@ class AsyncClient:
         *,
         timeout: float | None = None,
         traceparent: str | None = None,
+        resume: bool | None = None,
+        on_resume: OnResume | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Generation:
         """Answers a chat, when every sequence has ended."""
-        return await self._generate(requests.chat_of(messages, options), timeout, traceparent)
+        return await self._generate(
+            requests.chat_of(messages, options), self._recovery(timeout, resume, on_resume), traceparent
+        )
 
     def stream(
         self,
@@ -139,10 +170,14 @@ class AsyncClient:
         *,
         timeout: float | None = None,
         traceparent: str | None = None,
+        resume: bool | None = None,
+        on_resume: OnResume | None = None,
         **options: Unpack[GenerationOptions],
     ) -> AsyncStream:
         """Continues text or token ids, and yields text as it comes."""
-        return self._stream(requests.completion_of(prompt, options), timeout, traceparent)
+        return self._stream(
+            requests.completion_of(prompt, options), self._recovery(timeout, resume, on_resume), traceparent
+        )
 
     def stream_chat(
         self,
@@ -150,20 +185,44 @@ class AsyncClient:
         *,
         timeout: float | None = None,
         traceparent: str | None = None,
+        resume: bool | None = None,
+        on_resume: OnResume | None = None,
         **options: Unpack[GenerationOptions],
     ) -> AsyncStream:
         """Answers a chat, and yields text as it comes."""
-        return self._stream(requests.chat_of(messages, options), timeout, traceparent)
+        return self._stream(
+            requests.chat_of(messages, options), self._recovery(timeout, resume, on_resume), traceparent
+        )
+
+    def resume(
+        self,
+        request_id: str,
+        positions: Mapping[int, int] | None = None,
+        *,
+        timeout: float | None = None,
+        traceparent: str | None = None,
+        on_resume: OnResume | None = None,
+    ) -> AsyncStream:
+        """Yields what comes of a request that runs, or ended within the hour: all of it, or what follows `positions`.
+
+        `positions` is how far sequences were read already: index to offset of the next token. Raises QuireError
+        REQUEST_UNKNOWN where there is no such request.
+        """
+        request = requests.resume_of(request_id, positions or {})
+        course = Course(request, self._recovery(timeout, True, on_resume), positions)
+        return AsyncStream(self._gateways, course, None, traceparent)
 
     async def cancel(self, request_id: str, *, timeout: float | None = None) -> None:
         """Ends a request, on whichever gateway it runs. Does nothing where it has ended, or never was."""
-        await self._unary(self._stub.Cancel, pb.CancelRequest(request_id=request_id), timeout)
+        request = pb.CancelRequest(request_id=request_id)
+        await self._gateways.call(lambda stub: stub.Cancel, request, self._tries(timeout))
 
     async def tokenize(
         self, text: str | Messages, *, model: str | None = None, timeout: float | None = None
     ) -> Tokenized:
         """Token ids of a text, or of a chat by way of the model's template."""
-        response = await self._unary(self._stub.Tokenize, requests.tokenize_of(text, model), timeout)
+        request = requests.tokenize_of(text, model)
+        response = await self._gateways.call(lambda stub: stub.Tokenize, request, self._tries(timeout))
         return Tokenized.from_proto(response)
 
     async def detokenize(
@@ -176,17 +235,17 @@ class AsyncClient:
     ) -> str:
         """Text of token ids."""
         request = requests.detokenize_of(token_ids, model, keep_special_tokens)
-        return (await self._unary(self._stub.Detokenize, request, timeout)).text
+        return (await self._gateways.call(lambda stub: stub.Detokenize, request, self._tries(timeout))).text
 
     async def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
         """The models that are served."""
-        response = await self._unary(self._stub.ListModels, pb.ListModelsRequest(), timeout)
+        request = pb.ListModelsRequest()
+        response = await self._gateways.call(lambda stub: stub.ListModels, request, self._tries(timeout))
         return tuple(map(Model.from_proto, response.models))
 
     async def aclose(self) -> None:
-        """Ends all calls and closes the connection."""
-        if self._channel is not None:
-            await self._channel.close()
+        """Ends all calls and requests, and closes the connections."""
+        await self._gateways.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -196,41 +255,22 @@ class AsyncClient:
     ) -> None:
         await self.aclose()
 
-    @cached_property
-    def _stub(self) -> "InferenceServiceAsyncStub":
-        # At the first call, not before: a channel belongs to the event loop that runs when it is made.
-        to = self._connection
-        if to.credentials is None:
-            self._channel = grpc.aio.insecure_channel(to.address, options=to.options, interceptors=self._interceptors)
-        else:
-            self._channel = grpc.aio.secure_channel(
-                to.address, to.credentials, options=to.options, interceptors=self._interceptors
-            )
-        return InferenceServiceStub(self._channel)
+    def _tries(self, timeout: float | None) -> Recovery:
+        return Recovery(self._gateways.roster, self._connection.deadline(timeout))
 
-    async def _unary(
-        self,
-        method: grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT],
-        request: RequestT,
-        timeout: float | None,
-        traceparent: str | None = None,
-    ) -> ResponseT:
-        to = self._connection
-        with quire_errors(to.address):
-            return await method(request, timeout=to.deadline(timeout), metadata=to.metadata(traceparent))
+    def _recovery(self, timeout: float | None, resume: bool | None, on_resume: OnResume | None) -> Recovery:
+        is_resumed = self._resume if resume is None else resume
+        patience = self._resume_patience if is_resumed else None
+        return Recovery(self._gateways.roster, self._connection.deadline(timeout), patience, on_resume)
 
-    async def _generate(self, generation: pb.Generation, timeout: float | None, traceparent: str | None) -> Generation:
+    async def _generate(self, generation: pb.Generation, recovery: Recovery, traceparent: str | None) -> Generation:
+        own_name = requests.give_name(generation) if recovery.patience is not None else None
         request = pb.GenerateRequest(generation=generation)
-        return Generation.from_proto(await self._unary(self._stub.Generate, request, timeout, traceparent))
+        async with self._gateways.holding(own_name):
+            response = await self._gateways.call(lambda stub: stub.Generate, request, recovery, traceparent)
+        return Generation.from_proto(response)
 
-    def _stream(self, generation: pb.Generation, timeout: float | None, traceparent: str | None) -> AsyncStream:
-        to = self._connection
-
-        def start() -> StreamCall:
-            return self._stub.StreamGenerate(
-                pb.StreamGenerateRequest(generation=generation),
-                timeout=to.deadline(timeout),
-                metadata=to.metadata(traceparent),
-            )
-
-        return AsyncStream(start, to.address)
+    def _stream(self, generation: pb.Generation, recovery: Recovery, traceparent: str | None) -> AsyncStream:
+        own_name = requests.give_name(generation) if recovery.patience is not None else None
+        course = Course(pb.StreamGenerateRequest(generation=generation), recovery)
+        return AsyncStream(self._gateways, course, own_name, traceparent)

@@ -1,4 +1,4 @@
-"""How a client reaches a gateway: its address, options of the channel, metadata and deadline of each call."""
+"""How a client reaches a server: its addresses, options of the channel, metadata and deadline of each call."""
 
 import json
 import os
@@ -19,47 +19,33 @@ try:
 except PackageNotFoundError:  # run from a checkout that is not installed
     __version__ = "0+unknown"
 
-_SERVICE = "quire.inference.v1.InferenceService"
-
-# Spreads calls over all addresses of a name, and tries again where a gateway did not take the call. grpc does not try
-# again once an answer has begun. There is no healthCheckConfig: it would hide a gateway's own reason for not serving.
-_SERVICE_CONFIG = {
-    "loadBalancingConfig": [{"round_robin": {}}],
-    "methodConfig": [
-        {
-            "name": [{"service": _SERVICE}],
-            "retryPolicy": {
-                "maxAttempts": 4,
-                "initialBackoff": "0.1s",
-                "maxBackoff": "2s",
-                "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
-            },
-        }
-    ],
-    "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
-}
+# Spreads calls over all addresses of a name. There is no retryPolicy: it knows nothing of other gateways, nor of what
+# an error is about; resuming.py does. There is no healthCheckConfig: it would hide a gateway's own reason for not
+# serving.
+_SERVICE_CONFIG: dict[str, list[dict[str, dict[str, str]]]] = {"loadBalancingConfig": [{"round_robin": {}}]}
 
 _OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
     ("grpc.primary_user_agent", f"quire-client/{__version__}"),
-    # A dead connection under a long answer is noticed within 30 s.
-    ("grpc.keepalive_time_ms", 20_000),
+    # A dead connection under a long answer is noticed within 25 s. Servers take no more than a ping in 10 s.
+    ("grpc.keepalive_time_ms", 15_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
+    # A gateway that was restarted is found again in the time it takes to start, not after grpc's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 3_000),
+    ("grpc.max_reconnect_backoff_ms", 500),
     # Requests are limited by the server; an answer is as large as the request made it.
     ("grpc.max_receive_message_length", -1),
 )
 
 
-class OwnsChannel:
-    """A client that has a channel of its own, and ends it with itself."""
-
-    _channel: grpc.Channel
+class Closeable:
+    """A client that ends what it holds with itself, and may stand in a `with`."""
 
     def close(self) -> None:
         """Ends all calls and closes the connection."""
-        self._channel.close()
+        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self
@@ -75,9 +61,9 @@ Metadata = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where and how to call. `address` is `host:port`, or any target that grpc resolves (`dns:///name:port`)."""
+    """Where and how to call. Each of `addresses` is `host:port`, or any target that grpc resolves (`dns:///name:port`)."""
 
-    address: str
+    addresses: tuple[str, ...]
     credentials: grpc.ChannelCredentials | None
     timeout: float | None
     api_key: str | None = field(repr=False)
@@ -90,21 +76,22 @@ class Connection:
         timeout: float | None,
         api_key: str | None,
     ) -> "Connection":
-        """Fills what is None from QUIRE_ADDRESS and QUIRE_API_KEY. Raises QuireError for a key that no header holds."""
+        """Fills what is None from QUIRE_ADDRESS and QUIRE_API_KEY; commas separate addresses.
+
+        Raises QuireError for a key that no header holds.
+        """
         api_key = api_key or os.environ.get("QUIRE_API_KEY") or None
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             why = "the API key holds characters that cannot be sent"
             raise QuireError(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", why)
-        address = address or os.environ.get("QUIRE_ADDRESS") or DEFAULT_ADDRESS
-        return cls(address, credentials, timeout, api_key)
+        listed = (address or os.environ.get("QUIRE_ADDRESS") or DEFAULT_ADDRESS).split(",")
+        addresses = tuple(filter(None, map(str.strip, listed)))
+        return cls(addresses or (DEFAULT_ADDRESS,), credentials, timeout, api_key)
 
     @property
-    def options(self) -> tuple[tuple[str, str | int], ...]:
-        """Arguments of the channel."""
-        if is_loopback(self.address):
-            # A proxy named by the environment stands outside this machine.
-            return (*_OPTIONS, ("grpc.enable_http_proxy", 0))
-        return _OPTIONS
+    def name(self) -> str:
+        """All addresses, for a message."""
+        return ", ".join(self.addresses)
 
     def metadata(self, traceparent: str | None) -> Metadata:
         """What travels beside a request."""
@@ -118,6 +105,14 @@ class Connection:
     def deadline(self, timeout: float | None) -> float | None:
         """Seconds that a call may take: its own timeout, else the client's."""
         return self.timeout if timeout is None else timeout
+
+
+def channel_options(address: str) -> tuple[tuple[str, str | int], ...]:
+    """Arguments of the channel to an address."""
+    if is_loopback(address):
+        # A proxy named by the environment stands outside this machine.
+        return (*_OPTIONS, ("grpc.enable_http_proxy", 0))
+    return _OPTIONS
 
 
 def is_loopback(address: str) -> bool:

@@ -25,7 +25,8 @@ class QuireError(Exception):
 
     `reason` is the machine-readable cause: one of the server's ("CONTEXT_LENGTH_EXCEEDED", "MODEL_NOT_FOUND", …), one
     of this module's, or the name of `code` where the server gave none. `field` is the path of the request's field at
-    fault ("sampling.top_p"); `retry_after` says in seconds when to try again, where that makes sense.
+    fault ("sampling.top_p"); `retry_after` says in seconds when to try again, where that makes sense. `is_answer`: the
+    server said so; otherwise the error is this side's own, mostly about a connection.
     """
 
     code: grpc.StatusCode
@@ -34,6 +35,7 @@ class QuireError(Exception):
     field: str | None = None
     retry_after: float | None = None
     request_id: str | None = None
+    is_answer: bool = False
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}" if self.field else self.message
@@ -67,6 +69,7 @@ class QuireError(Exception):
             for detail in status_pb2.Status.FromString(serialized).details:
                 if detail.Unpack(info):
                     self.reason = info.reason
+                    self.is_answer = True
                 elif detail.Unpack(bad_request) and bad_request.field_violations:
                     self.field = bad_request.field_violations[0].field
                     self.message = bad_request.field_violations[0].description
@@ -77,6 +80,23 @@ class QuireError(Exception):
         except DecodeError:
             # Not written by Quire, perhaps by a proxy: code and text are all there is.
             return
+
+
+def unreachable(message: str) -> QuireError:
+    """The error of a gateway that does not answer."""
+    return QuireError(grpc.StatusCode.UNAVAILABLE, UNREACHABLE, message)
+
+
+def closed(what: str) -> QuireError:
+    """The error of a call that ended because its caller closed `what`."""
+    code = grpc.StatusCode.CANCELLED
+    return QuireError(code, code.name, f"{what} was closed")
+
+
+def is_silence(error: QuireError) -> bool:
+    """Whether a call ended so because nobody answered it."""
+    silent = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    return error.code in silent and not error.is_answer
 
 
 class _FailedCall(Protocol):

@@ -1,5 +1,6 @@
 """Builds request messages from Python values: pure functions, shared by both clients."""
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -87,7 +88,8 @@ class GenerationOptions(TypedDict, total=False):
     logprobs: int | None
     """Log-probabilities of each token and of this many likeliest ones. Absent: none."""
     request_id: str | None
-    """Your own name for the request: with one, it outlives a lost connection and can be cancelled from elsewhere."""
+    """Your own name for the request: with one, it outlives the client that asked, and can be resumed and cancelled from
+    elsewhere. The same request under the same name is answered with what there is of it."""
     priority: int | None
     """Requests of a higher priority go first. Absent: 0."""
     keep_special_tokens: bool | None
@@ -161,6 +163,25 @@ def detokenize_of(token_ids: Sequence[int], model: str | None, keep_special_toke
     request = pb.DetokenizeRequest(model=model, keep_special_tokens=keep_special_tokens)
     assign(request, "token_ids", token_ids)
     return request
+
+
+def resume_of(request_id: str, positions: Mapping[int, int]) -> pb.ResumeRequest:
+    """A request for the rest of a stream, from each sequence's next offset on. Raises as completion_of."""
+    request = pb.ResumeRequest()
+    assign(request, "request_id", request_id)
+    for place, (index, next_offset) in enumerate(positions.items()):
+        position = request.positions.add()
+        assign(position, "index", index, within=f"positions[{place}].")
+        assign(position, "next_offset", next_offset, within=f"positions[{place}].")
+    return request
+
+
+def give_name(generation: pb.Generation) -> str | None:
+    """Names a request that has no name, by which it can be resumed, and returns that name."""
+    if generation.HasField("request_id"):
+        return None
+    generation.request_id = uuid.uuid4().hex
+    return generation.request_id
 
 
 def _with_options(options: GenerationOptions) -> pb.Generation:

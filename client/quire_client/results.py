@@ -65,15 +65,24 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What a request was given when it was accepted: its id, its model, and the seed that repeats it."""
+    """What a request was given when it was accepted: its id, its model, and the seed that repeats it.
+
+    `is_durable`: it is recorded and outlives any one process of the server; False while the server's store is away.
+    """
 
     request_id: str
     model: str
     seed: int
+    is_durable: bool
+
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        """What stays the same as long as it is the same request."""
+        return (self.request_id, self.model, self.seed)
 
     @classmethod
     def from_proto(cls, message: pb.Acceptance) -> "Acceptance":
-        return cls(request_id=message.request_id, model=message.model, seed=message.seed)
+        return cls(request_id=message.request_id, model=message.model, seed=message.seed, is_durable=message.is_durable)
 
 
 @dataclass(frozen=True, slots=True)

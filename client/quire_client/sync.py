@@ -1,79 +1,91 @@
 """The blocking client: safe to share between threads."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, Unpack
+from typing import Self, Unpack
 
 import grpc
 
 from quire.inference.v1 import inference_pb2 as pb
-from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from quire_client import requests
-from quire_client.connection import Connection, OwnsChannel
-from quire_client.errors import quire_errors
+from quire_client.connection import Closeable, Connection
+from quire_client.errors import QuireError, closed
 from quire_client.requests import GenerationOptions, Messages, Prompt
 from quire_client.results import Acceptance, Chunk, Generation, Model, Tokenized, Usage
-from quire_client.transcript import Transcript
-
-RequestT = TypeVar("RequestT")
-ResponseT = TypeVar("ResponseT")
-
-
-class StreamCall(Protocol):
-    """A running StreamGenerate."""
-
-    def __iter__(self) -> Iterator[pb.StreamGenerateResponse]: ...
-    def cancel(self) -> bool: ...
+from quire_client.resuming import PATIENCE, Course, OnResume, Recovery
+from quire_client.sync_gateways import Gateways, Interceptor, StreamCall
 
 
 class Stream:
     """The chunks of one generation, read once with `for`. The call starts at the first chunk asked for.
 
-    Leaving early, by `break`, an exception, `close()` or the end of `with`, ends the call and frees what the
-    request holds on the server.
+    Where a call breaks it goes on with another one, from the next token, at whichever gateway answers.
+
+    Leaving early, by `break`, an exception, `close()` or the end of `with`, ends the request and frees what it
+    holds on the server; one that you named runs on for the server's grace, for `Client.resume`.
     """
 
-    def __init__(self, start: Callable[[], StreamCall], address: str) -> None:
-        self._start = start
-        self._address = address
-        self._transcript = Transcript()
+    def __init__(self, gateways: Gateways, course: Course, own_name: str | None, traceparent: str | None) -> None:
+        self._gateways = gateways
+        self._course = course
+        self._own_name = own_name
+        self._traceparent = traceparent
         self._call: StreamCall | None = None
-        self._closed = False
+        self._is_read = False
+        self._is_closed = False
 
     @property
     def acceptance(self) -> Acceptance | None:
         """Id, model and seed; None before the first chunk."""
-        return self._transcript.acceptance
+        return self._course.acceptance
 
     @property
     def usage(self) -> Usage | None:
         """Tokens processed; None before the end."""
-        return self._transcript.usage
+        return self._course.usage
+
+    @property
+    def num_resumes(self) -> int:
+        """How often a call broke, or was not taken, and the stream went on."""
+        return self._course.num_resumes
 
     def __iter__(self) -> Iterator[Chunk]:
         """Yields the chunks of all sequences as they come. Raises QuireError."""
-        if self._call is not None or self._closed:
+        if self._is_read or self._is_closed:
             raise RuntimeError("a stream is read once")
-        self._call = self._start()
-        try:
-            with quire_errors(self._address):
-                for message in self._call:
-                    chunk = self._transcript.read(message)
-                    if chunk is not None:
-                        yield chunk
-            self._transcript.check_complete()
-        finally:
-            self._call.cancel()
+        self._is_read = True
+        course = self._course
+        with self._gateways.holding(self._own_name):
+            while course.usage is None:
+                call, gateway = self._gateways.begin(course, self._traceparent)
+                self._call = call
+                try:
+                    self._check_open()  # another thread may have closed it before there was this call to end
+                    with gateway.watching(call, is_watched=course.is_resumable):
+                        for message in call:
+                            gateway.hear()
+                            chunk = course.read(message)
+                            if chunk is not None:
+                                yield chunk
+                    course.transcript.check_complete()
+                except QuireError as error:
+                    self._check_open()
+                    self._gateways.go_on(course, error, gateway)
+                    self._check_open()
+                finally:
+                    call.cancel()
 
     def collect(self) -> Generation:
         """Reads the whole stream. Raises QuireError."""
-        return self._transcript.fold(list(self))
+        return self._course.transcript.fold(list(self))
 
     def close(self) -> None:
-        """Ends the call, if it runs. A reader in another thread gets QuireError CANCELLED."""
-        self._closed = True
+        """Ends the request, if it runs. A reader in another thread gets QuireError CANCELLED."""
+        self._is_closed = True
         if self._call is not None:
             self._call.cancel()
+        if self._own_name is not None:
+            self._gateways.cancel(self._own_name)
 
     def __enter__(self) -> Self:
         return self
@@ -83,14 +95,24 @@ class Stream:
     ) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise closed("the stream") from None
 
-class Client(OwnsChannel):
-    """Calls a Quire gateway. Use it as a context manager; threads may share it.
 
-    `address` is QUIRE_ADDRESS or 127.0.0.1:50051 unless given, `api_key` QUIRE_API_KEY. `credentials` make the channel
-    secure. `timeout`, of the client or of one call, is the deadline in seconds that all services keep; absent, the
-    server's own. `interceptors` are grpc's, such as OpenTelemetry's stock ones; `traceparent` of a call puts it into a
-    W3C trace without them. Every call raises QuireError.
+class Client(Closeable):
+    """Calls Quire's gateways. Use it as a context manager; threads may share it.
+
+    `address` is QUIRE_ADDRESS or 127.0.0.1:50051 unless given, `api_key` QUIRE_API_KEY. Where it names several
+    gateways, separated by commas, calls go to the first, and from one that does not answer on to the next.
+    `credentials` make the channels secure. `timeout`, of the client or of one call, is the deadline in seconds that all
+    services keep; absent, the server's own. `interceptors` are grpc's, such as OpenTelemetry's stock ones;
+    `traceparent` of a call puts it into a W3C trace without them. Every call raises QuireError.
+
+    What generates outlives gateways: it gets a name, where you give none, and goes on where its call breaks, with no
+    token missing or twice, until calls have failed for `resume_patience` seconds without anything new. `resume`, of the
+    client or of one call, turns that off; then it has no name but yours. `on_resume` is called with what broke a call,
+    once a break. A client that no gateway has answered yet gives up at once.
     """
 
     def __init__(
@@ -100,15 +122,14 @@ class Client(OwnsChannel):
         api_key: str | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         timeout: float | None = None,
-        interceptors: Sequence[grpc.UnaryUnaryClientInterceptor | grpc.UnaryStreamClientInterceptor] = (),
+        resume: bool = True,
+        resume_patience: float = PATIENCE,
+        interceptors: Sequence[Interceptor] = (),
     ) -> None:
-        self._connection = to = Connection.resolve(address, credentials, timeout, api_key)
-        self._channel = (
-            grpc.insecure_channel(to.address, to.options)
-            if to.credentials is None
-            else grpc.secure_channel(to.address, to.credentials, to.options)
-        )
-        self._stub = InferenceServiceStub(grpc.intercept_channel(self._channel, *interceptors))
+        self._connection = Connection.resolve(address, credentials, timeout, api_key)
+        self._gateways = Gateways(self._connection, interceptors)
+        self._resume = resume
+        self._resume_patience = resume_patience
 
     def generate(
         self,
@@ -116,10 +137,14 @@ class Client(OwnsChannel):
         *,
         timeout: float | None = None,
         traceparent: str | None = None,
+        resume: bool | None = None,
+        on_resume: OnResume | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Generation:
         """Continues text or token ids, and answers when every sequence has ended."""
-        return self._generate(requests.completion_of(prompt, options), timeout, traceparent)
+        return self._generate(
+            requests.completion_of(prompt, options), self._recovery(timeout, resume, on_resume), traceparent
+        )
 
     def chat(
         self,
@@ -127,10 +152,14 @@ class Client(OwnsChannel):
         *,
         timeout: float | None = None,
         traceparent: str | None = None,
+        resume: bool | None = None,
+        on_resume: OnResume | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Generation:
         """Answers a chat, when every sequence has ended."""
-        return self._generate(requests.chat_of(messages, options), timeout, traceparent)
+        return self._generate(
+            requests.chat_of(messages, options), self._recovery(timeout, resume, on_resume), traceparent
+        )
 
     def stream(
         self,
@@ -138,10 +167,14 @@ class Client(OwnsChannel):
         *,
         timeout: float | None = None,
         traceparent: str | None = None,
+        resume: bool | None = None,
+        on_resume: OnResume | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Stream:
         """Continues text or token ids, and yields text as it comes."""
-        return self._stream(requests.completion_of(prompt, options), timeout, traceparent)
+        return self._stream(
+            requests.completion_of(prompt, options), self._recovery(timeout, resume, on_resume), traceparent
+        )
 
     def stream_chat(
         self,
@@ -149,18 +182,42 @@ class Client(OwnsChannel):
         *,
         timeout: float | None = None,
         traceparent: str | None = None,
+        resume: bool | None = None,
+        on_resume: OnResume | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Stream:
         """Answers a chat, and yields text as it comes."""
-        return self._stream(requests.chat_of(messages, options), timeout, traceparent)
+        return self._stream(
+            requests.chat_of(messages, options), self._recovery(timeout, resume, on_resume), traceparent
+        )
+
+    def resume(
+        self,
+        request_id: str,
+        positions: Mapping[int, int] | None = None,
+        *,
+        timeout: float | None = None,
+        traceparent: str | None = None,
+        on_resume: OnResume | None = None,
+    ) -> Stream:
+        """Yields what comes of a request that runs, or ended within the hour: all of it, or what follows `positions`.
+
+        `positions` is how far sequences were read already: index to offset of the next token. Raises QuireError
+        REQUEST_UNKNOWN where there is no such request.
+        """
+        request = requests.resume_of(request_id, positions or {})
+        course = Course(request, self._recovery(timeout, True, on_resume), positions)
+        return Stream(self._gateways, course, None, traceparent)
 
     def cancel(self, request_id: str, *, timeout: float | None = None) -> None:
         """Ends a request, on whichever gateway it runs. Does nothing where it has ended, or never was."""
-        self._unary(self._stub.Cancel, pb.CancelRequest(request_id=request_id), timeout)
+        request = pb.CancelRequest(request_id=request_id)
+        self._gateways.call(lambda stub: stub.Cancel, request, self._tries(timeout))
 
     def tokenize(self, text: str | Messages, *, model: str | None = None, timeout: float | None = None) -> Tokenized:
         """Token ids of a text, or of a chat by way of the model's template."""
-        response = self._unary(self._stub.Tokenize, requests.tokenize_of(text, model), timeout)
+        request = requests.tokenize_of(text, model)
+        response = self._gateways.call(lambda stub: stub.Tokenize, request, self._tries(timeout))
         return Tokenized.from_proto(response)
 
     def detokenize(
@@ -173,36 +230,34 @@ class Client(OwnsChannel):
     ) -> str:
         """Text of token ids."""
         request = requests.detokenize_of(token_ids, model, keep_special_tokens)
-        return (self._unary(self._stub.Detokenize, request, timeout)).text
+        return (self._gateways.call(lambda stub: stub.Detokenize, request, self._tries(timeout))).text
 
     def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
         """The models that are served."""
-        response = self._unary(self._stub.ListModels, pb.ListModelsRequest(), timeout)
+        request = pb.ListModelsRequest()
+        response = self._gateways.call(lambda stub: stub.ListModels, request, self._tries(timeout))
         return tuple(map(Model.from_proto, response.models))
 
-    def _unary(
-        self,
-        method: "grpc.UnaryUnaryMultiCallable[RequestT, ResponseT]",  # generic in the stubs only
-        request: RequestT,
-        timeout: float | None,
-        traceparent: str | None = None,
-    ) -> ResponseT:
-        to = self._connection
-        with quire_errors(to.address):
-            return method(request, timeout=to.deadline(timeout), metadata=to.metadata(traceparent))
+    def close(self) -> None:
+        """Ends all calls and requests, and closes the connections."""
+        self._gateways.close()
 
-    def _generate(self, generation: pb.Generation, timeout: float | None, traceparent: str | None) -> Generation:
+    def _tries(self, timeout: float | None) -> Recovery:
+        return Recovery(self._gateways.roster, self._connection.deadline(timeout))
+
+    def _recovery(self, timeout: float | None, resume: bool | None, on_resume: OnResume | None) -> Recovery:
+        is_resumed = self._resume if resume is None else resume
+        patience = self._resume_patience if is_resumed else None
+        return Recovery(self._gateways.roster, self._connection.deadline(timeout), patience, on_resume)
+
+    def _generate(self, generation: pb.Generation, recovery: Recovery, traceparent: str | None) -> Generation:
+        own_name = requests.give_name(generation) if recovery.patience is not None else None
         request = pb.GenerateRequest(generation=generation)
-        return Generation.from_proto(self._unary(self._stub.Generate, request, timeout, traceparent))
+        with self._gateways.holding(own_name):
+            response = self._gateways.call(lambda stub: stub.Generate, request, recovery, traceparent)
+        return Generation.from_proto(response)
 
-    def _stream(self, generation: pb.Generation, timeout: float | None, traceparent: str | None) -> Stream:
-        to = self._connection
-
-        def start() -> StreamCall:
-            return self._stub.StreamGenerate(
-                pb.StreamGenerateRequest(generation=generation),
-                timeout=to.deadline(timeout),
-                metadata=to.metadata(traceparent),
-            )
-
-        return Stream(start, to.address)
+    def _stream(self, generation: pb.Generation, recovery: Recovery, traceparent: str | None) -> Stream:
+        own_name = requests.give_name(generation) if recovery.patience is not None else None
+        course = Course(pb.StreamGenerateRequest(generation=generation), recovery)
+        return Stream(self._gateways, course, own_name, traceparent)

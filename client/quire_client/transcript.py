@@ -1,7 +1,7 @@
-"""What a stream has said so far: checks that no token is missing, and folds chunks into whole sequences."""
+"""What a stream has said so far: checks that each token comes once, and folds chunks into whole sequences."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import grpc
 
@@ -11,25 +11,42 @@ from quire_client.results import Acceptance, Chunk, Completion, Generation, Usag
 
 
 class Transcript:
-    """Reads the messages of one stream in their order. Acceptance comes first, usage last."""
+    """Reads the messages of one stream in their order. Acceptance comes first, usage last.
 
-    def __init__(self) -> None:
+    Where a stream is resumed, its messages follow those that came before. `positions` is how far sequences were read by
+    somebody else: index to offset of the next token.
+    """
+
+    def __init__(self, positions: Mapping[int, int] | None = None) -> None:
         self.acceptance: Acceptance | None = None
         self.usage: Usage | None = None
-        self._next_offsets: defaultdict[int, int] = defaultdict(int)
+        self._next_offsets: defaultdict[int, int] = defaultdict(int, positions or {})
+        self._ended: set[int] = set()
 
-    def read(self, message: pb.StreamGenerateResponse) -> Chunk | None:
-        """Takes the next message; returns its chunk, where it carries one. Raises QuireError at a gap."""
+    @property
+    def positions(self) -> Mapping[int, int]:
+        """How far each sequence was read: index to offset of the next token."""
+        return self._next_offsets
+
+    def read(self, message: pb.StreamGenerateResponse | pb.ResumeResponse) -> Chunk | None:
+        """Takes the next message; returns its chunk, where it carries a new one.
+
+        Raises QuireError where tokens are missing or come twice, or another request answers.
+        """
         match message.WhichOneof("event"):
             case "acceptance":
-                self.acceptance = Acceptance.from_proto(message.acceptance)
+                self._accept(Acceptance.from_proto(message.acceptance))
             case "usage":
                 self.usage = Usage.from_proto(message.usage)
             case "chunk":
                 chunk = Chunk.from_proto(message.chunk)
-                if chunk.token_ids and chunk.offset != self._next_offsets[chunk.index]:
-                    raise self._broken("the stream left tokens out")
+                if chunk.token_ids and (chunk.offset != self._next_offsets[chunk.index] or chunk.index in self._ended):
+                    raise self._broken("the stream left tokens out, or gave some twice")
+                if chunk.index in self._ended:
+                    return None  # a server cannot know that the end was read, and gives it again
                 self._next_offsets[chunk.index] += len(chunk.token_ids)
+                if chunk.finish is not None:
+                    self._ended.add(chunk.index)
                 return chunk
         return None
 
@@ -60,6 +77,12 @@ class Transcript:
                 )
             )
         return Generation(acceptance, tuple(completions), usage)
+
+    def _accept(self, acceptance: Acceptance) -> None:
+        known = self.acceptance
+        if known is not None and known.identity != acceptance.identity:
+            raise self._broken("another request answers under this name")
+        self.acceptance = acceptance
 
     def _broken(self, message: str) -> QuireError:
         request_id = self.acceptance.request_id if self.acceptance else None

@@ -3,16 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from gateway_svc.generation import Generation
+from gateway_svc.openai_http.cursor import Cursor
 from gateway_svc.openai_http.events import HOLE, TextEvent, sse_event
 from gateway_svc.output import Chunk, Finish, TokenLogprob, Usage
 from gateway_svc.ranking import completed
+from gateway_svc.rendering import Rendering
 from gateway_svc.vocabulary import Vocabulary
 
 Json = dict[str, Any]
 
 # JSON has no infinity; this is what the OpenAI API says for a token that could not be drawn.
 _LEAST_LOGPROB = -9999.0
+
+_DONE = b"data: [DONE]\n\n"
 
 
 class Format(Protocol):
@@ -22,11 +25,11 @@ class Format(Protocol):
     object_name: str
     chunk_object_name: str
 
-    def whole(self, chunk: Chunk, generation: Generation, vocabulary: Vocabulary) -> Json:
+    def whole(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary) -> Json:
         """What is particular of a whole choice."""
         ...
 
-    def piece(self, chunk: Chunk, generation: Generation, vocabulary: Vocabulary, is_first: bool) -> Json:
+    def piece(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary, is_first: bool) -> Json:
         """What is particular of a piece of a choice."""
         ...
 
@@ -38,18 +41,18 @@ class ChatFormat:
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
-    def whole(self, chunk: Chunk, generation: Generation, vocabulary: Vocabulary) -> Json:
+    def whole(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary) -> Json:
         """A message."""
         message = {"role": "assistant", "content": chunk.text, "refusal": None}
-        return {"message": message, "logprobs": self._logprobs(chunk, generation, vocabulary)}
+        return {"message": message, "logprobs": self._logprobs(chunk, rendering, vocabulary)}
 
-    def piece(self, chunk: Chunk, generation: Generation, vocabulary: Vocabulary, is_first: bool) -> Json:
+    def piece(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary, is_first: bool) -> Json:
         """A delta of a message; the first one says who speaks."""
         delta = {"role": "assistant", "content": chunk.text} if is_first else {"content": chunk.text}
-        return {"delta": delta, "logprobs": self._logprobs(chunk, generation, vocabulary)}
+        return {"delta": delta, "logprobs": self._logprobs(chunk, rendering, vocabulary)}
 
-    def _logprobs(self, chunk: Chunk, generation: Generation, vocabulary: Vocabulary) -> Json | None:
-        if generation.logprobs is None:
+    def _logprobs(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary) -> Json | None:
+        if rendering.logprobs is None:
             return None
         return {"content": [_chat_logprob(one, vocabulary) for one in chunk.logprobs], "refusal": None}
 
@@ -61,14 +64,14 @@ class CompletionFormat:
     object_name = "text_completion"
     chunk_object_name = "text_completion"
 
-    def whole(self, chunk: Chunk, generation: Generation, vocabulary: Vocabulary) -> Json:
+    def whole(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary) -> Json:
         """A text."""
-        return self.piece(chunk, generation, vocabulary, is_first=True)
+        return self.piece(chunk, rendering, vocabulary, is_first=True)
 
-    def piece(self, chunk: Chunk, generation: Generation, vocabulary: Vocabulary, is_first: bool) -> Json:
+    def piece(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary, is_first: bool) -> Json:
         """A piece of a text."""
         logprobs = None
-        if generation.logprobs is not None:
+        if rendering.logprobs is not None:
             logprobs = {
                 "tokens": [vocabulary.token_text(one.token_id) for one in chunk.logprobs],
                 "token_logprobs": [_finite(one.logprob) for one in chunk.logprobs],
@@ -81,26 +84,34 @@ class CompletionFormat:
 class Answer:
     """The answer to one call, of one prompt or several: choices are numbered prompt by prompt."""
 
-    def __init__(self, form: Format, generations: Sequence[Generation], vocabulary: Vocabulary, created: int) -> None:
-        """`created` is in seconds since 1970."""
+    def __init__(
+        self,
+        form: Format,
+        renderings: Sequence[Rendering],
+        vocabulary: Vocabulary,
+        created: int,
+        cursor: Cursor | None = None,
+    ) -> None:
+        """`created` is in seconds since 1970. Events have ids where there is a `cursor`, and go on from there."""
         self._form = form
-        self._generations = generations
+        self._renderings = renderings
         self._vocabulary = vocabulary
+        self._cursor = cursor
         self._text_events: dict[int, TextEvent] = {}  # of each choice that has begun
         self._head: Json = {
-            "id": form.id_prefix + generations[0].request_id,
+            "id": form.id_prefix + renderings[0].request_id,
             "object": form.object_name,
             "created": created,
-            "model": generations[0].model,
+            "model": renderings[0].model,
         }
         self._chunk_head = self._head | {"object": form.chunk_object_name}
 
     def whole(self, chunks: Sequence[tuple[int, Chunk]], usage: Usage) -> Json:
         """Everything, from all chunks with the places of their prompts."""
         choices = []
-        for place, generation in enumerate(self._generations):
-            for chunk in completed([chunk for owner, chunk in chunks if owner == place], generation):
-                particular = self._form.whole(chunk, generation, self._vocabulary)
+        for place, rendering in enumerate(self._renderings):
+            for chunk in completed([chunk for owner, chunk in chunks if owner == place], rendering):
+                particular = self._form.whole(chunk, rendering, self._vocabulary)
                 choices.append(self._choice(place, chunk, particular))
         return self._head | {"choices": choices, "usage": usage_json(usage)}
 
@@ -112,31 +123,42 @@ class Answer:
         text_event = self._text_events.get(index)
         if text_event is None:
             self._text_events[index] = TextEvent(self._piece(place, Chunk(chunk.index, 0, HOLE), is_first=False))
-            return sse_event(self._piece(place, chunk, is_first=True))
-        if chunk.logprobs or chunk.finish:
-            return sse_event(self._piece(place, chunk, is_first=False))
-        return text_event.with_text(chunk.text)
+            is_first = self._cursor is None or not self._cursor.has_begun(index)
+            event = sse_event(self._piece(place, chunk, is_first=is_first))
+        elif chunk.logprobs or chunk.finish:
+            event = sse_event(self._piece(place, chunk, is_first=False))
+        else:
+            event = text_event.with_text(chunk.text)
+        return event if self._cursor is None else self._cursor.behind(index, chunk) + event
 
-    def usage_event(self, usage: Usage) -> bytes:
-        """The last event of a stream that was asked for its usage."""
-        return sse_event(self._chunk_head | {"choices": [], "usage": usage_json(usage)})
+    def last_events(self, usage: Usage | None) -> bytes:
+        """What ends a stream: its usage where that was asked for, and a mark."""
+        cursor = self._cursor
+        events = b""
+        if usage is not None and not (cursor and cursor.is_behind_usage):
+            events += cursor.behind_usage() if cursor else b""
+            events += sse_event(self._chunk_head | {"choices": [], "usage": usage_json(usage)})
+        if not (cursor and cursor.is_done):
+            events += cursor.behind_all() if cursor else b""
+            events += _DONE
+        return events
 
     def _piece(self, place: int, chunk: Chunk, *, is_first: bool) -> Json:
-        particular = self._form.piece(chunk, self._generations[place], self._vocabulary, is_first)
+        particular = self._form.piece(chunk, self._renderings[place], self._vocabulary, is_first)
         return self._chunk_head | {"choices": [self._choice(place, chunk, particular)]}
 
     def _choice(self, place: int, chunk: Chunk, particular: Mapping[str, Any]) -> Json:
         choice: Json = {"index": self._index(place, chunk), **particular, "finish_reason": None}
         if chunk.finish is not None:
-            generation = self._generations[place]
+            rendering = self._renderings[place]
             choice["finish_reason"] = chunk.finish.reason.value
             # Beyond the OpenAI API: what stopped it, as vLLM has it, and what makes the draw repeatable.
-            choice["stop_reason"] = _stop_reason(chunk.finish, generation)
-            choice["seed"] = generation.sampling.seed
+            choice["stop_reason"] = _stop_reason(chunk.finish, rendering)
+            choice["seed"] = rendering.seed
         return choice
 
     def _index(self, place: int, chunk: Chunk) -> int:
-        return place * self._generations[0].n + chunk.index
+        return place * self._renderings[0].n + chunk.index
 
 
 def usage_json(usage: Usage) -> Json:
@@ -149,9 +171,9 @@ def usage_json(usage: Usage) -> Json:
     }
 
 
-def _stop_reason(finish: Finish, generation: Generation) -> str | int | None:
+def _stop_reason(finish: Finish, rendering: Rendering) -> str | int | None:
     """The stop string or stop token of the client's own that was met."""
-    if isinstance(finish.matched, int) and finish.matched not in generation.stopping.stop_token_ids:
+    if isinstance(finish.matched, int) and finish.matched not in rendering.stop_token_ids:
         return None
     return finish.matched
 

@@ -13,11 +13,11 @@ from gateway_svc.engine import Call, Engine
 from gateway_svc.generation import ModelFacts
 from gateway_svc.openai_http.answers import Answer, ChatFormat, CompletionFormat, Format, Json
 from gateway_svc.openai_http.bodies import Body, Delivery, chat_body, completion_body
+from gateway_svc.openai_http.cursor import LAST_EVENT_ID, Cursor
 from gateway_svc.openai_http.endpoint import Endpoint, Handler
 from gateway_svc.openai_http.errors import NO_ROUTE
 from gateway_svc.openai_http.exchange import Exchange
-from gateway_svc.output import Chunk
-from gateway_svc.running import RequestGroup
+from gateway_svc.request_group import RequestGroup
 from gateway_svc.tracing import Operation
 from gateway_svc.validation import is_request_id
 from svc_common.errors import QuireError, Reason
@@ -56,11 +56,10 @@ class HttpEdge:
         return Endpoint(method, path, handle, self._engine.metrics)
 
     async def health(self, exchange: Exchange) -> None:
-        """200 where a request that came now would be taken."""
-        if self._engine.is_ready:
-            await exchange.respond_json({"status": "ready"})
-        else:
-            await exchange.respond_json({"status": "not ready"}, 503)
+        """200 where a request that came now would be taken; also whether it would outlive its scheduler."""
+        is_ready = self._engine.is_ready
+        body = {"status": "ready" if is_ready else "not ready", "durable": self._engine.is_durable}
+        await exchange.respond_json(body, 200 if is_ready else 503)
 
     async def live(self, exchange: Exchange) -> None:
         """200 as long as the process answers."""
@@ -102,12 +101,15 @@ class HttpEdge:
     async def _generate(self, exchange: Exchange, call: Call, body: Body, form: Format) -> None:
         engine = self._engine
         generations = [await engine.resolve(one.draft, one.spelled, exchange.request_id) for one in body.prompts]
-        answer = Answer(form, generations, engine.tokenizer.vocabulary, int(time.time()))
-        with engine.run(call, generations) as group:
+        n = generations[0].n
+        cursor = _cursor(exchange, body.delivery, len(generations) * n)
+        with engine.run(call, generations, cursor.starts(n) if cursor else ()) as group:
             async with exchange.watched(group.client_left):
                 await group.accepted()
+                answer = Answer(form, group.renderings, engine.tokenizer.vocabulary, int(time.time()), cursor)
                 if body.delivery is Delivery.WHOLE:
-                    await exchange.respond_json(await _whole(answer, group))
+                    chunks = await group.all()
+                    await exchange.respond_json(answer.whole(chunks, group.usage))
                 else:
                     await _stream(exchange, answer, group, body.delivery)
 
@@ -140,13 +142,6 @@ def software_version() -> str:
         return "0+source"
 
 
-async def _whole(answer: Answer, group: RequestGroup) -> Json:
-    chunks: list[tuple[int, Chunk]] = []
-    while more := await group.next():
-        chunks += more
-    return answer.whole(chunks, group.usage)
-
-
 async def _stream(exchange: Exchange, answer: Answer, group: RequestGroup, delivery: Delivery) -> None:
     await exchange.start_events()
     async with exchange.kept_alive(_PING_SECONDS):
@@ -154,8 +149,8 @@ async def _stream(exchange: Exchange, answer: Answer, group: RequestGroup, deliv
             # All that a step brought goes out at once.
             if events := b"".join([answer.event(place, chunk) for place, chunk in chunks]):
                 await exchange.send_events(events)
-    usage = answer.usage_event(group.usage) if delivery is Delivery.STREAM_WITH_USAGE else b""
-    await exchange.end_events(usage + b"data: [DONE]\n\n")
+    usage = group.usage if delivery is Delivery.STREAM_WITH_USAGE else None
+    await exchange.end_events(answer.last_events(usage))
 
 
 def _named(exchange: Exchange) -> str | None:
@@ -164,6 +159,18 @@ def _named(exchange: Exchange) -> str | None:
     if name is not None and is_request_id(name):
         exchange.request_id = name
     return name
+
+
+def _cursor(exchange: Exchange, delivery: Delivery, num_choices: int) -> Cursor | None:
+    """Where a stream begins that can be gone on with: one whose client named it."""
+    last_event_id = exchange.headers.get(LAST_EVENT_ID)
+    is_lasting = delivery is not Delivery.WHOLE and "idempotency-key" in exchange.headers
+    if last_event_id is None:
+        return Cursor(num_choices) if is_lasting else None
+    if not is_lasting:
+        message = "goes on with a stream that has an Idempotency-Key"
+        raise QuireError(Reason.INVALID_FIELD, message, field=LAST_EVENT_ID)
+    return Cursor.parse(last_event_id, num_choices)
 
 
 def _deadline(exchange: Exchange) -> float | None:

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai_http.errors import WRONG_METHOD, HttpError
 from gateway_svc.openai_http.exchange import Exchange
-from gateway_svc.running import ClientLeft
+from gateway_svc.request_group import ClientLeft
 from svc_common.errors import QuireError, Reason
 from svc_common.telemetry import context_from, tracer
 

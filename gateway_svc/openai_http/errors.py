@@ -11,6 +11,7 @@ from svc_common.errors import QuireError, Reason
 _BY_STATUS: dict[grpc.StatusCode, tuple[int, str]] = {
     grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
     grpc.StatusCode.UNAUTHENTICATED: (401, "authentication_error"),
+    grpc.StatusCode.OUT_OF_RANGE: (400, "invalid_request_error"),
     grpc.StatusCode.NOT_FOUND: (404, "invalid_request_error"),
     grpc.StatusCode.ALREADY_EXISTS: (409, "invalid_request_error"),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
@@ -36,13 +37,17 @@ class HttpError:
     allow: str | None = None
     should_retry: str | None = None
     """"false" where a client would try again of itself, and in vain; OpenAI's clients heed it."""
+    connection: str | None = None
+    """"close" where the client does better on another connection, which may lead elsewhere."""
 
     @classmethod
     def of(cls, error: QuireError) -> "HttpError":
         """A QuireError by the one table; seconds to wait are rounded up, and never none."""
         status, kind = _BY_REASON.get(error.reason) or _BY_STATUS[error.code]
         retry_after = None if error.retry_after is None else max(1, math.ceil(error.retry_after))
-        in_vain = error.reason is Reason.DEADLINE_TOO_SHORT and retry_after is None
+        in_vain = error.reason is Reason.REQUEST_QUARANTINED or (
+            error.reason is Reason.DEADLINE_TOO_SHORT and retry_after is None
+        )
         return cls(
             status=status,
             kind=kind,
@@ -51,6 +56,7 @@ class HttpError:
             param=error.field,
             retry_after=retry_after,
             should_retry="false" if in_vain else None,
+            connection="close" if error.reason is Reason.DRAINING else None,
         )
 
     @property
@@ -62,7 +68,12 @@ class HttpError:
     @property
     def headers(self) -> dict[str, str]:
         """Headers beside the usual ones."""
-        headers = {"retry-after": self.retry_after, "x-should-retry": self.should_retry, "allow": self.allow}
+        headers = {
+            "retry-after": self.retry_after,
+            "x-should-retry": self.should_retry,
+            "allow": self.allow,
+            "connection": self.connection,
+        }
         return {name: str(value) for name, value in headers.items() if value is not None}
 
 

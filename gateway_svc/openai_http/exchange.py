@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from gateway_svc.openai_http.errors import HttpError
 from gateway_svc.openai_http.events import sse_event, to_json
 from gateway_svc.openai_http.json_fields import JsonBody, parse_body
-from gateway_svc.running import ClientLeft
+from gateway_svc.request_group import ClientLeft
 from svc_common.errors import QuireError, Reason
 
 MAX_BODY_BYTES = 16 * 2**20

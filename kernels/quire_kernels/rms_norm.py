@@ -13,7 +13,7 @@ _TILE = 1024
 _MAX_WIDTH = 1 << 16
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     p_output,
     p_inputs,

@@ -122,9 +122,13 @@ class Admission:
         """One of a request's sequences ended by itself with so many tokens: what is expected of others is learnt."""
         self._output_ratio += (num_output / request.max_tokens - self._output_ratio) / _OUTPUT_MEMORY
 
+    def expected_output(self, request: Request) -> float:
+        """Tokens that each of a request's sequences is likely to have, as outputs usually are."""
+        return request.max_tokens * self._output_ratio
+
     def expected_tokens(self, request: Request) -> float:
         """Tokens that a request is likely to compute: its prompt once, and outputs as long as they usually are."""
-        return len(request.prompt) + _num_sequences(request) * request.max_tokens * self._output_ratio
+        return len(request.prompt) + _num_sequences(request) * self.expected_output(request)
 
     def predicted_wait(self, request: Request, rates: Rates) -> float | None:
         """Seconds until a request would run, were it to come now (or from now on, where it waits); None: unknown."""
@@ -174,7 +178,7 @@ class Admission:
         wait = self.predicted_wait(request, rates) if request.deadline is not None else None
         if request.deadline is None or wait is None:
             return None
-        num_output = max(request.min_tokens, request.max_tokens * self._output_ratio)
+        num_output = max(request.min_tokens, self.expected_output(request))
         own = len(request.prompt) * rates.prefill_seconds_per_token + num_output * rates.decode_seconds_per_token
         left = request.deadline - now
         if wait + own <= left:

@@ -4,8 +4,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from scheduler_svc.core.admission import Refusal
 from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate
-from scheduler_svc.core.plan import Drawn, MaxTokens, StopToken, TokensEvent
+from scheduler_svc.core.plan import Drawn, Failure, MaxTokens, StopToken, TokensEvent
+from scheduler_svc.core.replica import ReplicaShape
 from scheduler_svc.core.sequence import Phase, Request, Sequence
 
 
@@ -81,3 +83,19 @@ class BeamGroup:
             sequence.num_cached = self._first.num_cached
             events.append(TokensEvent(sequence, 0, found.tokens, found.choices, end, found.score))
         return events
+
+
+def refuse_wide(request: Request, shape: ReplicaShape, max_sequences: int) -> Refusal | None:
+    """Say why a search's beams could not run side by side on a replica; None: they could, or it is no search.
+
+    They share no more than the prompt for certain.
+    """
+    if request.beam is None:
+        return None
+    width, size = request.beam.width, shape.block_size
+    num_own = -(-(request.max_tokens + len(request.prompt) % size) // size)
+    if len(request.prompt) // size + width * num_own > shape.num_blocks:
+        return Refusal(Failure.SEARCH_TOO_WIDE, "the search is too wide for the memory of this model's workers")
+    if width > max_sequences:
+        return Refusal(Failure.SEARCH_TOO_WIDE, "the search is wider than a step of this model's workers")
+    return None

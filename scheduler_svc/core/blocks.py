@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from scheduler_svc.core.eviction import EvictionOrder
@@ -113,6 +114,13 @@ class BlockPool:
                     self._cached.add(block_id, found_again=bool(self._found_again[block_id]))
                 else:
                     self._free.append(block_id)
+
+    def adopt(self, block_ids: Seq[int]) -> None:
+        """Free blocks turn out to hold what can be found: they are cached, the last one the first to be given up."""
+        taken = set(block_ids)
+        self._free = deque(block_id for block_id in self._free if block_id not in taken)
+        for block_id in reversed(block_ids):
+            self._cached.add(block_id, found_again=False)
 
     def pin(self, block_ids: Iterable[int]) -> None:
         """A copy that is under way names these blocks, which are not free."""

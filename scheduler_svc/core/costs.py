@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from scheduler_svc.core.plan import Direction
 
 _STEP_MEMORY = 100  # steps that an estimate is mostly made of
+_FIRST_STEPS = 100  # after which an estimate is made of what was seen
 _TRANSFER_MEMORY = 16  # transfers, which are rarer
 # A step, prefill tokens, decodes, pairs of a prefill token and one before it: how much of each a prior stands for.
 _TYPICAL_STEP = (1.0, 64.0, 4.0, 16_384.0)
@@ -29,7 +30,7 @@ class LinearFit:
 
     def __init__(self, prior: Seq[float], typical: Seq[float], memory: int) -> None:
         """`prior` are coefficients, believed like one observation of `typical` amounts of each term alone."""
-        self._coefficients = list(prior)
+        self.coefficients = list(prior)
         self._information = [[x * x if i == j else 0.0 for j in range(len(prior))] for i, x in enumerate(typical)]
         # What is known of each term at least: steps that are all alike tell of one direction, and forget the others.
         self._least = [x * x / memory for x in typical]
@@ -40,7 +41,7 @@ class LinearFit:
 
     def predict(self, terms: Seq[float]) -> float:
         """What an observation of these amounts would be."""
-        return sum(c * x for c, x in zip(self._coefficients, terms, strict=True))
+        return sum(c * x for c, x in zip(self.coefficients, terms, strict=True))
 
     def observe(self, terms: Seq[float], value: float) -> float:
         """Learn from an observation. Returns it, moved to where it is usual if it was an outlier."""
@@ -72,10 +73,10 @@ class LinearFit:
         while free:
             matrix = [[self._information[i][j] for j in free] for i in free]
             steps = [gain * error for gain in _solve(matrix, [terms[i] for i in free])]
-            held = [i for i, step in zip(free, steps, strict=True) if self._coefficients[i] == 0.0 and step < 0.0]
+            held = [i for i, step in zip(free, steps, strict=True) if self.coefficients[i] == 0.0 and step < 0.0]
             if not held:
                 for i, step in zip(free, steps, strict=True):
-                    self._coefficients[i] = max(0.0, self._coefficients[i] + step)
+                    self.coefficients[i] = max(0.0, self.coefficients[i] + step)
                 return
             free = [i for i in free if i not in held]
 
@@ -101,6 +102,7 @@ class CostModel:
         per_block = block_bytes / swap_bytes_per_second if swap_bytes_per_second else float("inf")
         self._block_prior = per_block
         self._transfers: dict[Direction, LinearFit] = {}
+        self._num_steps = 0
         self._num_tokens = 0.0  # of the last steps, fading
         self._seconds = 0.0  # that they took
 
@@ -108,6 +110,7 @@ class CostModel:
         """A step of so much took so long on the device. `num_pairs` are those of its prefill tokens: `count_pairs`."""
         if not num_prefill_tokens and not num_decodes:
             return
+        self._num_steps += 1
         usual = self._step.observe((1.0, num_prefill_tokens, num_decodes, num_pairs), seconds)
         fade = 1 - 1 / _STEP_MEMORY
         self._num_tokens = fade * self._num_tokens + num_prefill_tokens + num_decodes
@@ -146,16 +149,22 @@ class CostModel:
 
     def step_seconds(self, num_prefill_tokens: int, num_decodes: int) -> float:
         """How long a step takes, of prompts that begin with it."""
+        step, token, decode, pair = self._step.coefficients
         pairs = count_pairs(0, num_prefill_tokens)
-        return self._step.predict((1.0, num_prefill_tokens, num_decodes, pairs))
+        return step + token * num_prefill_tokens + decode * num_decodes + pair * pairs
 
     @property
     def _per_token(self) -> float:
-        return max(self._least_per_token, self._step.predict((0.0, 1.0, 0.0, 0.0)))
+        return max(self._least_per_token, self._step.coefficients[1])
 
     @property
     def _per_pair(self) -> float:
-        return self._step.predict((0.0, 0.0, 0.0, 1.0))
+        return self._step.coefficients[3]
+
+    @property
+    def has_learnt(self) -> bool:
+        """Whether estimates of steps are made of what was seen more than of what was believed before."""
+        return self._num_steps >= _FIRST_STEPS
 
     @property
     def tokens_per_second(self) -> float:

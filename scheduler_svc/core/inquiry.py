@@ -103,6 +103,8 @@ def _num_ahead(scheduler: Scheduler, sequence: Sequence, now: float) -> int | No
 
     if sequence.phase is Phase.SWAPPED and sequence.home is not None:
         return sum(turn(other) < turn(sequence) for other in sequence.home.swapped)
+    if (place := scheduler.waiting.quarantine.position(sequence)) is not None:
+        return place
     if sequence.phase is not Phase.QUEUED or sequence.is_one_of_beams:
         return None
     swapped = [other for replica in scheduler.replicas for other in replica.swapped]
@@ -127,5 +129,6 @@ def _num_missing(scheduler: Scheduler, replica: Replica, sequence: Sequence) -> 
         needed = replica.num_needed_to_resume(sequence)
     else:
         return 0
-    reserve = 0 if sequence.is_one_of_beams else scheduler.planner.reserve(replica, replica.num_owed)
+    scheduler.placement.measure(replica)
+    reserve = 0 if sequence.is_one_of_beams else scheduler.planner.reserve(replica)
     return max(0, needed + reserve - replica.device.pool.num_available)

@@ -63,10 +63,15 @@ class TableChange:
     block_id: int
 
 
+Label = tuple[int, bytes]
+"""A block, and the hash of what it holds: of its tokens and of all before them."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step of one replica: who leaves, what is copied, who is new, and what is computed. In this order.
 
+    `labels` and `host_labels` say of blocks of the device, and of the host, what they hold before the step writes any.
     `held_ids` are blocks that this step names and that are to be let go once it is committed; `preempted` are those who
     gave way since the step before.
     """
@@ -79,6 +84,8 @@ class StepPlan:
     swap_in: list[BlockPair] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     table_changes: list[TableChange] = field(default_factory=list)
+    labels: list[Label] = field(default_factory=list)
+    host_labels: list[Label] = field(default_factory=list)
     held_ids: list[int] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 
@@ -163,6 +170,10 @@ class Failure(Enum):
     DEADLINE_INFEASIBLE = auto()
     CONTEXT_LENGTH_EXCEEDED = auto()
     INTERNAL = auto()
+    QUARANTINED = auto()
+    UNKNOWN_REQUEST = auto()
+    STORE_DEGRADED = auto()
+    DIVERGED = auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
 """Makes steps: who computes how much, who comes in, and who gives way."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 
-from scheduler_svc.core.costs import CostModel
+from scheduler_svc.core.draft import Draft
 from scheduler_svc.core.explain import Return
 from scheduler_svc.core.limits import Limits, Totals
+from scheduler_svc.core.placement import Offer, Placement
 from scheduler_svc.core.plan import Introduction, Scheduled, StepPlan
 from scheduler_svc.core.pressure import Pressure
 from scheduler_svc.core.replica import Hit, Replica
@@ -13,17 +15,17 @@ from scheduler_svc.core.waiting import Waiting
 
 STOP_LEAD = 64  # tokens that a sequence with stop strings may run ahead of the gateway's search
 DEPTH = 2  # steps in flight per replica: one runs while the next is made
-LONG_PROMPT = 1024  # tokens to compute from which on a prompt is held back for the sake of those who decode
 MAX_PARKED = 64  # who come first and wait for another one's prefix, that one step looks at
 
 
 class Planner:
     """The rule by which steps are made."""
 
-    def __init__(self, limits: Limits, totals: Totals, waiting: Waiting) -> None:
+    def __init__(self, limits: Limits, totals: Totals, waiting: Waiting, placement: Placement) -> None:
         self._limits = limits
         self._totals = totals
         self._waiting = waiting
+        self._placement = placement
         self._pressure = Pressure(waiting.policy, limits.preemption)
         self._preempted: list[Sequence] = []  # since the last step, to be told of
         self.now = 0.0  # as the driver said last
@@ -34,11 +36,19 @@ class Planner:
         There is no prefill and no decode: each sequence has known tokens, and a step computes some of those that are
         not computed yet, within the budgets of tokens, sequences and blocks. Those with one token to compute go first:
         they wait for nobody's prompt. What room is left admits those who wait.
+
+        While there are suspects, which are tried alone, their steps and those of the others take turns.
         """
         self.now = now
         if len(replica.in_flight) == DEPTH:
             return None
-        step = _Draft(min(self._limits.max_step_tokens, replica.shape.max_step_tokens), replica.costs)
+        if not self._waiting.quarantine.has_suspects:
+            return self._make(replica)
+        return self._make_by_turns(replica)
+
+    def _make(self, replica: Replica) -> StepPlan | None:
+        """A step of those who are not tried alone, and who comes in."""
+        step = Draft(min(self._limits.max_step_tokens, replica.shape.max_step_tokens), replica.costs)
         decodes, is_short = self._make_room(replica)
         if len(decodes) > step.budget:
             decodes.sort(key=lambda sequence: sequence.num_steps)  # they take turns
@@ -46,7 +56,7 @@ class Planner:
             self._plan(replica, step, sequence, 1)
         if step.scheduled:
             step.long_seconds = (self._limits.gap_factor - 1) * replica.costs.step_seconds(0, len(step.scheduled))
-        prompts = [s for s in replica.running if s.is_prompt] if not is_short else []
+        prompts = self._unsuspected([s for s in replica.running if s.is_prompt]) if not is_short else []
         for sequence in prompts:
             if step.budget == 0:
                 break
@@ -65,7 +75,7 @@ class Planner:
             self._admit(replica, step)
         return self._send(replica, step)
 
-    def _send(self, replica: Replica, step: "_Draft") -> StepPlan | None:
+    def _send(self, replica: Replica, step: Draft) -> StepPlan | None:
         if step.scheduled and self._wants_backups(replica):
             replica.back_up()
         awaits_copies = len(replica.transfers) > 0 and not replica.in_flight
@@ -81,9 +91,48 @@ class Planner:
         self._count_slots(replica)
         return plan
 
+    # Who is tried alone.
+
+    def _make_by_turns(self, replica: Replica) -> StepPlan | None:
+        """A step where there are suspects: of one of them, beside which nothing is in flight, or of the others."""
+        quarantine = self._waiting.quarantine
+        if replica.in_flight and not quarantine.has_turn(replica):
+            return None  # what is in flight is a suspect's
+        if quarantine.has_turn(replica) and (suspect := self._suspect(replica)) is not None:
+            return None if replica.in_flight else self._try(replica, suspect)
+        plan = self._make(replica)
+        if plan is not None:
+            quarantine.take_turn(replica, is_trial=False)
+        elif not replica.in_flight and (suspect := self._suspect(replica)) is not None:
+            plan = self._try(replica, suspect)
+        return plan
+
+    def _suspect(self, replica: Replica) -> Sequence | None:
+        """Who of the suspects that run on a replica is tried next: the first that can go on."""
+        is_suspect = self._waiting.quarantine.is_suspect
+        ready = (s for s in replica.running if s.phase is Phase.RUNNING and is_suspect(s))
+        return next((s for s in ready if s.is_plannable(STOP_LEAD)), None)
+
+    def _try(self, replica: Replica, suspect: Sequence) -> StepPlan | None:
+        """A step of a suspect alone, or what makes room for it."""
+        step = Draft(min(self._limits.max_step_tokens, replica.shape.max_step_tokens), replica.costs)
+        num_tokens = min(suspect.num_uncomputed, step.budget)
+        num_missing = replica.num_blocks_for(suspect.num_computed + num_tokens) - len(suspect.block_ids)
+        if num_missing > replica.device.pool.num_available:
+            self._clear_way(replica, suspect, num_missing, {suspect.id})
+        can_go_on = suspect.phase is Phase.RUNNING and num_missing <= replica.device.pool.num_available
+        if can_go_on:
+            self._plan(replica, step, suspect, num_tokens)
+        self._waiting.quarantine.take_turn(replica, is_trial=can_go_on)
+        return self._send(replica, step)
+
+    def _unsuspected(self, sequences: list[Sequence]) -> list[Sequence]:
+        quarantine = self._waiting.quarantine
+        return [s for s in sequences if not quarantine.is_suspect(s)] if quarantine.has_suspects else sequences
+
     # Who runs.
 
-    def _plan(self, replica: Replica, step: "_Draft", sequence: Sequence, num_tokens: int) -> None:
+    def _plan(self, replica: Replica, step: Draft, sequence: Sequence, num_tokens: int) -> None:
         """Add a sequence to a step."""
         start = sequence.num_computed
         num_missing = replica.num_blocks_for(start + num_tokens) - len(sequence.block_ids)
@@ -108,7 +157,7 @@ class Planner:
 
         Those who are swapped begin to leave while there are still some blocks: nobody waits for their copies.
         """
-        decodes = [s for s in replica.running if s.decodes and s.is_plannable(STOP_LEAD)]
+        decodes = self._unsuspected([s for s in replica.running if s.decodes and s.is_plannable(STOP_LEAD)])
         pool = replica.device.pool
         need = sum(map(replica.needs_block, decodes))
         low = self._pressure.low_watermark(replica, len(decodes))
@@ -190,40 +239,83 @@ class Planner:
             replica.leave(sequence, Phase.PREEMPTED)
         self.requeue(sequence)
 
+    def vacate(self, replica: Replica) -> None:
+        """Have all sequences leave a replica, and wait for another one."""
+        for sequence in list(replica.swapped):
+            self._drop_image(replica, sequence)
+        for sequence in replica.leaving.values():
+            if sequence.image is not None:
+                replica.drop_image(sequence)
+        for sequence in list(replica.running):
+            self._waiting.free_all(sequence, self.now)
+            replica.leave(sequence, Phase.PREEMPTED)
+            if not sequence.num_in_flight:
+                self.rest(replica, sequence)
+
     # Who comes in.
 
-    def _admit(self, replica: Replica, step: "_Draft") -> None:
+    def _admit(self, replica: Replica, step: Draft) -> None:
         """Let those who go first come in, as long as all that they know fits beside what those who run still need."""
-        num_owed = replica.num_owed
+        self._placement.measure(replica)
         num_parked = 0
         while step.budget and num_parked < MAX_PARKED and (head := self._waiting.head(replica, self.now)) is not None:
             has_place = len(replica.running) < self.max_sequences(replica)
             if not has_place and not head.is_one_of_beams:
                 return
-            hit = None
+            at: Replica | None = None
             if head.image is not None:
                 if head.image.num_moving:
                     return
-                num_needed = replica.num_needed_to_resume(head)
-            else:
-                hit = replica.match(head)
-                if (leader := replica.leader_of(head, hit)) is not None:
+                if has_place and self._has_room(replica, head, replica.num_needed_to_resume(head)):
+                    replica.resume(head)
+                    at = replica
+            elif (offer := self._choose(replica, head)) is not None:
+                if offer.leader is not None:
                     self._waiting.remove(head)
-                    self._waiting.follow(*leader, head)
+                    self._waiting.follow(*offer.leader, head)
                     num_parked += 1
                     continue
-                num_needed = replica.num_needed(head, hit)
-            reserve = 0 if head.is_one_of_beams else self.reserve(replica, num_owed)
-            if has_place and num_needed + reserve <= replica.device.pool.num_available:
-                if hit is not None:
-                    self._enter(replica, head, hit)
-                else:
-                    replica.resume(head)
-                if head.phase is Phase.RUNNING and (num_tokens := step.share_of(head)):
-                    self._plan(replica, step, head, num_tokens)
-                num_owed += replica.num_blocks_for(head.num_known) - len(head.block_ids)
-            elif step.scheduled or not self._clear_deadlock(replica, head):
-                return
+                at = offer.replica
+                self._enter(at, head, offer.hit)
+            if at is None:
+                if step.scheduled or not self._clear_deadlock(replica, head):
+                    return
+                continue
+            if at is not replica:
+                self._placement.note(at)
+            elif self._may_be_computed(head) and (num_tokens := step.share_of(head)):
+                self._plan(replica, step, head, num_tokens)
+            self._placement.came(at, head)
+
+    def _choose(self, replica: Replica, head: Sequence) -> Offer | None:
+        """Where a queued sequence goes, if there is room for it on the replica that asks."""
+        if self._waiting.quarantine.is_suspect(head):
+            return self._offer(head, self._placement.for_trial(replica))
+        own = self._offer(head, replica)
+        if own is None or not self._placement.has_choice:
+            return own
+        num_output = max(1.0, self._waiting.admission.expected_output(head.request) - head.num_output)
+        return self._placement.best(own, head, num_output, partial(self._offer, head))
+
+    def _offer(self, sequence: Sequence, replica: Replica) -> Offer | None:
+        """What a replica has for a sequence; None where there is no room. A suspect follows nobody."""
+        if len(replica.running) >= self.max_sequences(replica):
+            return None
+        hit = replica.match(sequence)
+        leader = replica.leader_of(sequence, hit)
+        if leader is not None and not self._waiting.quarantine.is_suspect(sequence):
+            return Offer(replica, hit, leader)
+        if not self._has_room(replica, sequence, replica.num_needed(sequence, hit)):
+            return None
+        return Offer(replica, hit, None)
+
+    def _may_be_computed(self, sequence: Sequence) -> bool:
+        """Whether one who came in may be in the step that lets it in."""
+        return sequence.phase is Phase.RUNNING and not self._waiting.quarantine.is_suspect(sequence)
+
+    def _has_room(self, replica: Replica, sequence: Sequence, num_needed: int) -> bool:
+        reserve = 0 if sequence.is_one_of_beams else self.reserve(replica)
+        return num_needed + reserve <= replica.device.pool.num_available
 
     def _clear_deadlock(self, replica: Replica, head: Sequence) -> bool:
         """Make room for who comes next, where nobody can go on and nothing is on its way: False where somebody can.
@@ -256,7 +348,7 @@ class Planner:
         from_host = min(len(hit.host_ids) * size, max(0, sequence.num_computed - len(hit.device_ids) * size))
         self._totals.host_hits += from_host
         if sequence.num_cached is None:
-            sequence.num_cached = sequence.num_computed
+            sequence.num_cached = min(sequence.num_computed, len(sequence.request.prompt))
             self._waiting.policy.charge(sequence, len(sequence.request.prompt) - sequence.num_cached)
 
     def _with_partial(self, replica: Replica, sequence: Sequence, hit: Hit) -> Hit:
@@ -290,12 +382,12 @@ class Planner:
         num_left = min((s.request.max_tokens - s.num_output for s in replica.running), default=0)
         return num_left * replica.costs.step_seconds(0, len(replica.running))
 
-    def reserve(self, replica: Replica, num_owed: int) -> int:
-        """Blocks that newcomers leave to those who run, who need `num_owed` for tokens that they know."""
+    def reserve(self, replica: Replica) -> int:
+        """Blocks that newcomers leave to those who run, for tokens that these know and for their next few."""
         if not replica.running:
             return 0
         low = self._pressure.low_watermark(replica, len(replica.running) + 1)
-        return num_owed + max(low, replica.shape.num_blocks // 100)
+        return self._placement.load(replica).num_blocks + max(low, replica.shape.num_blocks // 100)
 
     def _wants_backups(self, replica: Replica) -> bool:
         """Whether blocks that are about to be given up had better be kept on the host."""
@@ -305,8 +397,9 @@ class Planner:
 
     def may_fork(self, replica: Replica) -> bool:
         """Whether a replica has room for a fork of one of its sequences."""
+        self._placement.measure(replica)
         has_place = len(replica.running) < self.max_sequences(replica)
-        return has_place and replica.device.pool.num_available > self.reserve(replica, replica.num_owed)
+        return has_place and replica.device.pool.num_available > self.reserve(replica)
 
     def max_sequences(self, replica: Replica) -> int:
         """How many sequences a step of a replica may hold."""
@@ -318,31 +411,6 @@ class Planner:
         self._totals.slots += (replica.shape.num_blocks - replica.device.pool.num_available) * size
         owners = (*replica.running, *replica.leaving.values())
         self._totals.slots_unfilled += sum(len(s.block_ids) * size - s.num_computed for s in owners)
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A step in the making: how many tokens it may still take, and how many seconds of long prompts."""
-
-    budget: int
-    costs: CostModel
-    long_seconds: float | None = None  # None: as many as there are
-    scheduled: list[Scheduled] = field(default_factory=list)
-    introductions: list[Introduction] = field(default_factory=list)
-
-    def share_of(self, sequence: Sequence) -> int:
-        """How many tokens of a prompt the step takes."""
-        num_tokens = min(sequence.num_uncomputed, self.budget)
-        if len(sequence.tokens) - sequence.num_stored < LONG_PROMPT:
-            return num_tokens
-        if self.long_seconds is None:
-            return num_tokens
-        num_before = sequence.num_computed
-        # One token goes on in any case, however far back it looks.
-        fitting = max(self.costs.prefill_within(self.long_seconds, num_before), int(self.long_seconds > 0))
-        num_tokens = min(num_tokens, fitting)
-        self.long_seconds -= self.costs.recompute_seconds(num_tokens, num_before)
-        return num_tokens
 
 
 def _first_block(part: Scheduled) -> int:

@@ -2,10 +2,12 @@
 
 from bisect import insort
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
 from scheduler_svc.core.costs import CostModel
+from scheduler_svc.core.inventory import Chain, Inventory, contents, recognize
 from scheduler_svc.core.plan import BlockCopy, BlockPair, Direction, StepPlan, TableChange, TransferDone
 from scheduler_svc.core.prefix import Content, extend_hashes, pack_block, root_hash
 from scheduler_svc.core.sequence import Image, Phase, Sequence
@@ -71,12 +73,34 @@ class Replica:
         self.leaving: dict[int, Sequence] = {}
         self.in_flight: list[StepPlan] = []
         self.num_steps = 0
+        self.is_retired = False  # it is given no more than it has
         # For the next step to tell the worker.
         self.departed_ids: list[int] = []
         self._copies: list[BlockCopy] = []
         self._table_changes: list[TableChange] = []
         self._arriving: dict[int, Move] = {}  # by sequence id, what it waits for
         self._pending: dict[bytes, Sequence] = {}  # by hash, who is about to compute a block
+
+    def adopt(self, inventory: Inventory, chains: Iterable[Chain]) -> int:
+        """Have blocks found again that the worker kept, of those whose label is recomputed from a chain; how many.
+
+        Labels that no chain leads to are ignored, and so are blocks that are not there. Before the first step only.
+        """
+        assert not self.num_steps, "a replica that is at work adopts no blocks"
+        if not inventory.device and not inventory.host:
+            return 0
+        known = [contents(chain, self.shape.fingerprint, self.shape.block_size) for chain in chains]
+        num_adopted = 0
+        for tier, labels in ((self.device, inventory.device), (self.host, inventory.host)):
+            found = recognize(labels, tier.pool.num_blocks, known)
+            tier.adopt(found)
+            num_adopted += len(found)
+        return num_adopted
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sequence is here, nor a step in flight."""
+        return not (self.running or self.swapped or self.leaving or self.in_flight)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that this many tokens fill or begin."""
@@ -85,11 +109,6 @@ class Replica:
     def needs_block(self, sequence: Sequence) -> bool:
         """Whether the next token of a running sequence has no place in its blocks."""
         return len(sequence.block_ids) * self.shape.block_size <= sequence.num_computed
-
-    @property
-    def num_owed(self) -> int:
-        """Blocks that running sequences still need for tokens that they know."""
-        return sum(self.num_blocks_for(s.num_known) - len(s.block_ids) for s in self.running if s.num_uncomputed > 1)
 
     @property
     def num_due(self) -> int:
@@ -331,6 +350,8 @@ class Replica:
         plan.copies.extend(self._copies)
         plan.held_ids.extend(copy.source for copy in self._copies)
         plan.table_changes.extend(self._table_changes)
+        plan.labels.extend(self.device.take_labels())
+        plan.host_labels.extend(self.host.take_labels())
         self._copies.clear()
         self._table_changes.clear()
         self.departed_ids = []
@@ -363,7 +384,7 @@ class Replica:
         if not failed:
             for pair, content in zip(move.pairs, move.contents, strict=True):
                 if content is not None:
-                    self.host.index.publish(pair.host, content)
+                    self.host.publish(pair.host, content)
                     if self.device.pool.was_found_again(pair.device):
                         self.host.pool.mark_found_again(pair.host)
         if not isinstance(move.purpose, Image):
@@ -415,7 +436,7 @@ class Replica:
         for block in range(sequence.num_published, num_full):
             self._forget_pending(sequence, block)
             own = sequence.block_ids[block]
-            known = self.device.index.publish(own, self._full_content(sequence, block))
+            known = self.device.publish(own, self._full_content(sequence, block))
             if known != own:
                 self._merge(sequence, block, own, known)
         sequence.num_published = num_full

@@ -1,11 +1,13 @@
 """Requests, their sequences, and what came of the steps that these were in. One queue stands above all replicas."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 
 from scheduler_svc.core.admission import Admission, Rates, Refusal, Sharing
-from scheduler_svc.core.beam_group import BeamGroup, BeamStep
+from scheduler_svc.core.beam_group import BeamGroup, BeamStep, refuse_wide
 from scheduler_svc.core.costs import count_pairs
 from scheduler_svc.core.limits import Limits, Totals
+from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.plan import (
     Drawn,
     Event,
@@ -22,10 +24,8 @@ from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.policies import POLICIES
 from scheduler_svc.core.policies.lazy_heap import LazyHeap
 from scheduler_svc.core.replica import Replica
-from scheduler_svc.core.sequence import Phase, Request, Sequence
+from scheduler_svc.core.sequence import Phase, Request, Restored, Sequence
 from scheduler_svc.core.waiting import Waiting
-
-MAX_LOSSES = 3  # workers that a sequence may see lost without a token between, before it is taken for the cause
 
 
 class Scheduler:
@@ -42,12 +42,14 @@ class Scheduler:
         sharing = Sharing.BY_TENANT if limits.policy == "fair" else Sharing.BY_ARRIVAL
         policy = POLICIES[limits.policy](limits.policy_settings)
         self.waiting = Waiting(policy, Admission(limits.queue, sharing))
-        self.planner = Planner(limits, self.totals, self.waiting)
+        self.placement = Placement(self.replicas)
+        self.planner = Planner(limits, self.totals, self.waiting, self.placement)
         self._requests: dict[str, list[Sequence]] = {}
         self._searches: dict[str, BeamGroup] = {}  # by key, of requests with beams
         self._deadlines: LazyHeap[str, float] = LazyHeap()  # keys of live requests
         self._model: tuple[bytes, int] | None = None  # fingerprint and block size that hashes are made for
-        # How many tokens a sequence may have: what the model knows and every replica's blocks hold. 0: no replica.
+        # How many tokens a sequence may have: what the model knows and every replica's blocks hold. As it was when the
+        # last replica left, where none is there; 0 before the first.
         self.context_length = 0
         self._rates = Rates(0.0, 0.0, 0.0)
         self._rates_until = 0.0
@@ -87,18 +89,24 @@ class Scheduler:
     def rates(self, now: float) -> Rates:
         """What all replicas do together, as measured within the last second."""
         if now >= self._rates_until:
-            costs = [replica.costs for replica in self.replicas]
+            replicas = [replica for replica in self.replicas if not replica.is_retired]
+            costs = [replica.costs for replica in replicas]
             self._rates = Rates(
-                tokens_per_second=sum(self.planner.capacity(replica) for replica in self.replicas),
+                tokens_per_second=sum(self.planner.capacity(replica) for replica in replicas),
                 prefill_seconds_per_token=min((cost.recompute_seconds(1) for cost in costs), default=0.0),
                 decode_seconds_per_token=min((cost.step_seconds(0, 1) for cost in costs), default=0.0),
-                first_place_seconds=min((self.planner.first_place(replica) for replica in self.replicas), default=0.0),
+                first_place_seconds=min((self.planner.first_place(replica) for replica in replicas), default=0.0),
             )
             self._rates_until = now + 1.0
         return self._rates
 
-    def submit(self, request: Request, now: float) -> FailedEvent | None:
-        """Queue a request, or say why not."""
+    def submit(self, request: Request, now: float, restored: Seq[Restored] = ()) -> FailedEvent | None:
+        """Queue a request, or say why not.
+
+        With `restored` it is one that was accepted before, and is taken however many wait: there is one for each of its
+        `n` sequences, or one without tokens for a search, which begins anew. Those that are not `ended` go on behind
+        the tokens given; where all are, nothing is live.
+        """
         self.planner.now = now
         if request.key in self._requests:
             return FailedEvent(request, Failure.KEY_IN_USE, "a request with this id is running")
@@ -106,27 +114,36 @@ class Scheduler:
             return FailedEvent(request, Failure.INVALID, "prompt, n, max_tokens and weight must be above 0")
         if request.beam is not None and request.beam.width < request.n:
             return FailedEvent(request, Failure.INVALID, "a search must be at least as wide as n")
-        refusal = self.waiting.admission.check(request, now, self.context_length, self.rates(now))
+        admission = self.waiting.admission
+        if restored:
+            refusal = admission.check_size(request, self.context_length)
+        else:
+            refusal = admission.check(request, now, self.context_length, self.rates(now))
         refusal = refusal or self._refuse_wide(request)
         if refusal is not None:
             return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)
-        num_sequences = request.n if request.beam is None else 1
-        first, *siblings = sequences = [
+        sequences = [
             Sequence(self._next_id(), request, index, self._num_requests, request.prompt)
-            for index in range(num_sequences)
+            for index in range(request.n if request.beam is None else 1)
         ]
         self._num_requests += 1
+        for sequence, known in zip(sequences, restored, strict=True) if restored else ():
+            sequence.restore(known)
+        for sequence in sequences:
+            sequence.family = sequences
+        if all(sequence.phase is Phase.ENDED for sequence in sequences):
+            return None
+        first, *siblings = (sequence for sequence in sequences if sequence.phase is not Phase.ENDED)
         if request.beam is not None:
             self._searches[request.key] = BeamGroup(request, request.beam, first)
         self._requests[request.key] = sequences
-        for sequence in sequences:
-            sequence.family = sequences
         self.waiting.add(first, now)
         for sibling in siblings:
             self.waiting.follow(first, len(request.prompt), sibling)
         if request.deadline is not None:
             self._deadlines.put(request.key, request.deadline)
-        self.totals.prompt_tokens += len(request.prompt)
+        if not restored:
+            self.totals.prompt_tokens += len(request.prompt)
         return None
 
     def cancel(self, key: str, reason: Failure = Failure.CANCELLED, message: str = "cancelled") -> FailedEvent | None:
@@ -180,15 +197,33 @@ class Scheduler:
             refusal = self.waiting.admission.check_size(request, self.context_length) or self._refuse_wide(request)
             if refusal is not None:
                 events += self._cancel_all([key], refusal.failure, refusal.message)
+        self._hand_over()
         return events
+
+    def retire(self, replica: Replica) -> None:
+        """Give a replica nothing more. Its sequences leave it as soon as there is one that is not retired, and queue
+        with their committed tokens; until then they run on there.
+        """
+        replica.is_retired = True
+        self._rates_until = 0.0
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        if not all(replica.is_retired for replica in self.replicas):
+            for replica in self.replicas:
+                if replica.is_retired:
+                    self.planner.vacate(replica)
 
     def remove_replica(self, replica: Replica) -> list[FailedEvent]:
         """A worker is gone, and what it held: its sequences queue again with the tokens that were committed.
 
-        Returns the requests that are not tried again, since worker after worker was lost while it computed them.
+        Returns the request that is not tried again, if worker after worker was lost while it computed it, the last one
+        to it alone.
         """
-        lost = {part.sequence.request.key for plan in replica.in_flight for part in plan.scheduled}
+        in_flight = dict.fromkeys(part.sequence.request.key for plan in replica.in_flight for part in plan.scheduled)
+        convicted = self.waiting.quarantine.lose(key for key in in_flight if self.is_live(key))
         self.replicas.remove(replica)
+        self.placement.forget(replica)
         self._replicas_changed()
         replica.in_flight.clear()
         for sequence in [*replica.running, *replica.leaving.values(), *replica.swapped]:
@@ -196,23 +231,34 @@ class Scheduler:
             sequence.image = None
             sequence.forget_blocks()
             if sequence.phase is not Phase.ENDED:
-                sequence.num_losses += sequence.request.key in lost
                 self.planner.requeue(sequence)
                 self.waiting.free_all(sequence, self.planner.now)
-        suspects = {s.request.key for s in replica.running if s.num_losses >= MAX_LOSSES and s.phase is not Phase.ENDED}
-        message = "workers were lost again and again while they computed this request"
-        return self._cancel_all(sorted(suspects), Failure.INTERNAL, message)
+        for key in in_flight:
+            self.waiting.set_apart(self.sequences(key), self.planner.now)
+        message = "workers were lost again and again while they computed this request, the last one to it alone"
+        return self._cancel_all([convicted] if convicted is not None else [], Failure.QUARANTINED, message)
 
     def _replicas_changed(self) -> None:
-        shapes = [replica.shape for replica in self.replicas]
-        self.context_length = min((min(s.context_length, s.num_blocks * s.block_size) for s in shapes), default=0)
+        if self.replicas:
+            shapes = (replica.shape for replica in self.replicas)
+            self.context_length = min(min(s.context_length, s.num_blocks * s.block_size) for s in shapes)
         self._rates_until = 0.0
 
     # A step.
 
     def schedule(self, replica: Replica, now: float) -> StepPlan | None:
-        """The replica's next step; None where there is nothing to do, or enough steps are in flight."""
+        """The replica's next step; None where there is nothing to do, or enough steps are in flight.
+
+        It may let sequences in on other replicas, too: `take_placed` tells of these.
+        """
         return self.planner.schedule(replica, now)
+
+    def take_placed(self) -> list[Replica]:
+        """Replicas that were given sequences while steps of others were made, since this was asked last.
+
+        They are to be asked for a step. Whatever else changes who waits, the driver asks all of them.
+        """
+        return self.placement.take_placed()
 
     def commit(self, replica: Replica, outcome: StepOutcome, now: float) -> list[Event]:
         """Take in what came of the oldest step in flight; returns what is new to tell.
@@ -270,8 +316,8 @@ class Scheduler:
         sequence.num_committed = part.start + part.num_tokens
         is_beam = request.beam is not None
         offset = sequence.num_output
-        if part.draws:
-            sequence.num_losses = 0
+        if part.draws and self.waiting.quarantine.has_losses:
+            self.waiting.acquit(request.key, self.planner.now)
         if part.draws and not is_beam:
             sequence.append(result.token_ids)
         if sequence.phase is Phase.RUNNING:
@@ -303,19 +349,8 @@ class Scheduler:
     # Beams.
 
     def _refuse_wide(self, request: Request) -> Refusal | None:
-        """Refuses a search whose beams could not run side by side: they share no more than the prompt for certain."""
-        if request.beam is None:
-            return None
-        width = request.beam.width
-        for replica in self.replicas:
-            size = replica.shape.block_size
-            own = replica.num_blocks_for(request.max_tokens + len(request.prompt) % size)
-            if len(request.prompt) // size + width * own > replica.shape.num_blocks:
-                message = "the search is too wide for the memory of this model's workers"
-                return Refusal(Failure.SEARCH_TOO_WIDE, message)
-            if width > self.planner.max_sequences(replica):
-                return Refusal(Failure.SEARCH_TOO_WIDE, "the search is wider than a step of this model's workers")
-        return None
+        wide = (refuse_wide(request, replica.shape, self.planner.max_sequences(replica)) for replica in self.replicas)
+        return next((refusal for refusal in wide if refusal is not None), None)
 
     def _commit_beam(self, sequence: Sequence, result: Drawn, events: list[Event]) -> None:
         """Keep what may follow a beam; once all beams of its search have that, they advance."""
@@ -400,4 +435,5 @@ class Scheduler:
             self.waiting.admission.leave(sequence.request)
             del self._requests[key]
             self._searches.pop(key, None)
+            self.waiting.quarantine.acquit(key)
             self._deadlines.discard(key)

@@ -74,6 +74,14 @@ class Request:
     beam: BeamParams | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What is known already of a request's sequence: its output tokens, and whether it ended with them."""
+
+    token_ids: list[int]
+    ended: bool
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One of a request's continuations.
@@ -90,7 +98,6 @@ class Sequence:
     phase: Phase = Phase.QUEUED
     family: "list[Sequence]" = field(default_factory=list)  # all of its request, itself included
     home: "Replica | None" = None  # where it has blocks or an image
-    num_losses: int = 0  # workers that were lost while they computed it, since its last token
     num_promised: int = 0
     num_computed: int = 0
     num_committed: int = 0
@@ -147,6 +154,20 @@ class Sequence:
     def is_prompt(self) -> bool:
         """Whether it runs and has several tokens to compute."""
         return self.phase is Phase.RUNNING and len(self.tokens) + self.num_promised - self.num_computed > 1
+
+    def restore(self, known: Restored) -> None:
+        """Begin behind tokens that are known, or with the end."""
+        request, num_output = self.request, len(known.token_ids)
+        if known.ended:
+            self.move(Phase.ENDED)
+        else:
+            assert request.beam is None or not known.token_ids, "a search begins anew"
+            assert num_output < request.max_tokens, "a sequence that has all its tokens has ended"
+            is_stop = num_output > request.min_tokens and known.token_ids[-1] in request.stop_token_ids
+            assert not is_stop, "a sequence that has its stop token has ended"
+        if known.token_ids:
+            self.append(known.token_ids)
+        self.num_acknowledged = num_output
 
     def append(self, token_ids: Seq[int]) -> None:
         """Add tokens that were drawn."""

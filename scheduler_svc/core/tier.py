@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 
 from scheduler_svc.core.blocks import BlockPool
-from scheduler_svc.core.prefix import PrefixIndex
+from scheduler_svc.core.plan import Label
+from scheduler_svc.core.prefix import Content, PrefixIndex
 
 
 class Tier:
@@ -12,6 +13,7 @@ class Tier:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex(block_size)
+        self._labels: list[Label] = []
 
     def allocate(self, count: int) -> list[int] | None:
         """Take `count` blocks, of which nothing can be found any more. None where there are too few."""
@@ -21,6 +23,24 @@ class Tier:
         block_ids, evicted = taken
         self.index.forget(evicted)
         return block_ids
+
+    def publish(self, block_id: int, content: Content) -> int:
+        """Say that a block holds this; returns the block that is found for it from now on, which may be another one."""
+        known = self.index.publish(block_id, content)
+        if known == block_id:
+            self._labels.append((block_id, content.hash))
+        return known
+
+    def take_labels(self) -> list[Label]:
+        """What was published since this was asked last: for the worker, before it writes any of these blocks again."""
+        labels, self._labels = self._labels, []
+        return labels
+
+    def adopt(self, found: dict[int, Content]) -> None:
+        """Free blocks hold this, as their worker knows already: they can be found. The last one is given up first."""
+        self.pool.adopt(list(found))
+        for block_id, content in found.items():
+            self.index.publish(block_id, content)
 
     def release(self, block_ids: list[int]) -> None:
         """Take an owner off each block."""

@@ -1,8 +1,11 @@
-"""The sequences that wait for a replica: in the policy's queue, or behind another sequence."""
+"""The sequences that wait for a replica: in the policy's queue, behind another sequence, or set apart."""
+
+from collections.abc import Iterable
 
 from scheduler_svc.core.admission import Admission
 from scheduler_svc.core.followers import Followers
 from scheduler_svc.core.policies import Policy
+from scheduler_svc.core.quarantine import Quarantine
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.sequence import Phase, Sequence
 
@@ -14,36 +17,57 @@ class Waiting:
         self.policy = policy
         self.admission = admission
         self.followers = Followers()
+        self.quarantine = Quarantine()
         self._awaited: dict[int, Sequence] = {}  # by id, beams whose siblings hold blocks and wait for them
 
     def __len__(self) -> int:
-        return len(self.policy) + len(self.followers) + len(self._awaited)
+        return len(self.policy) + len(self.followers) + len(self._awaited) + len(self.quarantine)
 
     def add(self, sequence: Sequence, now: float) -> None:
         """It holds no blocks, and waits with all its tokens."""
         if sequence.phase is not Phase.QUEUED:
             sequence.move(Phase.QUEUED)
         self.admission.enter(sequence.request)
-        if sequence.is_one_of_beams:
+        if self.quarantine.is_suspect(sequence):
+            self.quarantine.add(sequence)
+        elif sequence.is_one_of_beams:
             self._awaited[sequence.id] = sequence
         else:
             self.policy.add(sequence, now)
 
     def remove(self, sequence: Sequence) -> None:
         """It waits no more, or not in the queue."""
-        if self._awaited.pop(sequence.id, None) is None:
+        if self._awaited.pop(sequence.id, None) is None and not self.quarantine.remove(sequence):
             self.policy.remove(sequence)
 
     def head(self, replica: Replica, now: float) -> Sequence | None:
-        """Who comes in next: beams that others wait for, then those who ran here before others of their class."""
-        for beam in self._awaited.values():
-            return beam
-        queued = self.policy.first(now)
+        """Who comes in next: beams that others wait for, then a suspect, if none is tried here; then those who ran here
+        before others of their class. On a replica that is retired, only these.
+        """
+        if not replica.is_retired:
+            for beam in self._awaited.values():
+                return beam
+            if (suspect := self.quarantine.first(replica)) is not None:
+                return suspect
+        queued = self.policy.first(now) if not replica.is_retired else None
         if not replica.swapped:
             return queued
         rank = self.policy.effective_priority
         swapped = max(replica.swapped, key=lambda s: (rank(s, now), -s.arrival, -s.index))
         return queued if queued is not None and rank(queued, now) > rank(swapped, now) else swapped
+
+    def set_apart(self, sequences: Iterable[Sequence], now: float) -> None:
+        """Those of a request's sequences that are in the queue leave it, if the request is a suspect now."""
+        for sequence in sequences:
+            is_misplaced = self.quarantine.is_suspect(sequence) and sequence not in self.quarantine
+            if sequence.phase is Phase.QUEUED and is_misplaced:
+                self.remove(sequence)
+                self.add(sequence, now)
+
+    def acquit(self, key: str, now: float) -> None:
+        """A request has another token: those of its sequences that were set apart queue as others do."""
+        for sequence in self.quarantine.acquit(key):
+            self.add(sequence, now)
 
     def follow(self, leader: Sequence, num_tokens: int, sequence: Sequence) -> None:
         """Let a sequence wait until the first tokens of another one are computed, which it shares."""

@@ -49,14 +49,14 @@ async def supervise(settings: SupervisorSettings, console: Console) -> None:
 
 
 def describe(addresses: Addresses, redis_url: str) -> dict[str, Any]:
-    """What the state file tells of addresses, as `host:port`; element i of a list is gateway or worker i."""
+    """What the state file tells of addresses, as `host:port`; element i of a list is gateway, scheduler or worker i."""
     return {
         "supervisor": os.getpid(),
         "http": [listener.reached_at for listener in addresses.http],
         "grpc": [listener.reached_at for listener in addresses.grpc],
-        "scheduler": addresses.scheduler.reached_at,
-        "scheduler_admin": addresses.scheduler_admin.reached_at,
-        "scheduler_metrics": addresses.scheduler_metrics.reached_at,
+        "schedulers": [listener.reached_at for listener in addresses.schedulers],
+        "scheduler_admin": [listener.reached_at for listener in addresses.scheduler_admin],
+        "scheduler_metrics": [listener.reached_at for listener in addresses.scheduler_metrics],
         "workers": [listener.reached_at for listener in addresses.workers],
         "worker_metrics": [listener.reached_at for listener in addresses.worker_metrics],
         "redis_url": redis_url,

@@ -27,18 +27,19 @@ class Listener:
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where everything listens; element i of a list belongs to gateway or worker i."""
+    """Where everything listens; element i of a list belongs to gateway, scheduler or worker i."""
 
     http: list[Listener]
     grpc: list[Listener]
-    scheduler: Listener
-    scheduler_admin: Listener
-    scheduler_metrics: Listener
+    schedulers: list[Listener]
+    scheduler_admin: list[Listener]
+    scheduler_metrics: list[Listener]
     workers: list[Listener]
     worker_metrics: list[Listener]
 
     def __iter__(self) -> Iterator[Listener]:
-        yield from (*self.http, *self.grpc, self.scheduler, self.scheduler_admin, self.scheduler_metrics)
+        yield from (*self.http, *self.grpc)
+        yield from (*self.schedulers, *self.scheduler_admin, *self.scheduler_metrics)
         yield from (*self.workers, *self.worker_metrics)
 
     def check(self) -> None:
@@ -61,17 +62,19 @@ class Addresses:
 
 def assign(settings: SupervisorSettings) -> Addresses:
     """The addresses that the settings come to."""
-    gateways, workers = range(settings.gateways), range(settings.workers)
+    gateways, schedulers, workers = range(settings.gateways), range(settings.schedulers), range(settings.workers)
+
+    def inner(port: int, variable: str, roles: range) -> list[Listener]:
+        return [_listener(LOOPBACK, port, i, variable) for i in roles]
+
     return Addresses(
         http=[_listener(settings.host, settings.http_port, i, "QUIRE_HTTP_PORT") for i in gateways],
         grpc=[_listener(settings.host, settings.grpc_port, i, "QUIRE_GRPC_PORT") for i in gateways],
-        scheduler=_listener(LOOPBACK, settings.scheduler_port, 0, "QUIRE_SCHEDULER_PORT"),
-        scheduler_admin=_listener(LOOPBACK, settings.scheduler_admin_port, 0, "QUIRE_SCHEDULER_ADMIN_PORT"),
-        scheduler_metrics=_listener(LOOPBACK, settings.scheduler_metrics_port, 0, "QUIRE_SCHEDULER_METRICS_PORT"),
-        workers=[_listener(LOOPBACK, settings.worker_port, i, "QUIRE_WORKER_PORT") for i in workers],
-        worker_metrics=[
-            _listener(LOOPBACK, settings.worker_metrics_port, i, "QUIRE_WORKER_METRICS_PORT") for i in workers
-        ],
+        schedulers=inner(settings.scheduler_port, "QUIRE_SCHEDULER_PORT", schedulers),
+        scheduler_admin=inner(settings.scheduler_admin_port, "QUIRE_SCHEDULER_ADMIN_PORT", schedulers),
+        scheduler_metrics=inner(settings.scheduler_metrics_port, "QUIRE_SCHEDULER_METRICS_PORT", schedulers),
+        workers=inner(settings.worker_port, "QUIRE_WORKER_PORT", workers),
+        worker_metrics=inner(settings.worker_metrics_port, "QUIRE_WORKER_METRICS_PORT", workers),
     )
 
 

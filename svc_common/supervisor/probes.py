@@ -18,14 +18,14 @@ Probe = Callable[[], Awaitable[bool]]
 _TIMEOUT = 2.0
 
 
-def answers_grpc(address: str) -> Probe:
-    """A server whose health is SERVING."""
+def answers_grpc(address: str, service: str = "") -> Probe:
+    """A server that says of itself, or of one of its health services, that it is SERVING."""
 
     async def probe() -> bool:
         async with inner_channel(address) as channel:
             check = health_pb2_grpc.HealthStub(channel).Check
             try:
-                response = await check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT)
+                response = await check(health_pb2.HealthCheckRequest(service=service), timeout=_TIMEOUT)
             except grpc.aio.AioRpcError:
                 return False
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)

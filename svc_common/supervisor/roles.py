@@ -1,10 +1,11 @@
 """The table of roles: what each runs, what it is told, how it is asked whether it answers."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 
+from svc_common.server import LIVENESS
 from svc_common.supervisor.addresses import LOOPBACK, Addresses
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
 from svc_common.supervisor.launch import Manners
@@ -51,27 +52,23 @@ def redis_role(redis: EmbeddedRedis) -> Role:
     return Role("redis", Tier.STORE, redis.command, answers_redis(redis.url), output=Output.KEPT)
 
 
-def service_roles(settings: SupervisorSettings, addresses: Addresses, redis_url: str) -> list[Role]:
-    """Workers, scheduler and gateways, in the order in which they start. Of several, each has its index in its name."""
+Reach = Callable[[str, str], str]
+"""What a role, by its name, is told to dial in order to reach an address: `host:port`, or the URL of Redis."""
+
+
+def directly(_role: str, address: str) -> str:
+    """Each role dials where the other listens."""
+    return address
+
+
+def service_roles(
+    settings: SupervisorSettings, addresses: Addresses, redis_url: str, reach: Reach = directly
+) -> list[Role]:
+    """Workers, schedulers, gateways, in the order in which they start. Of several, each has its index in its name."""
     common = {"QUIRE_LOG_LEVEL": settings.log_level}
     if settings.model is not None:
         common["QUIRE_MODEL"] = settings.model
     inner = {**common, "QUIRE_HOST": LOOPBACK}
-    scheduler = Role(
-        name="scheduler",
-        tier=Tier.SCHEDULER,
-        command=(sys.executable, "-m", "scheduler_svc"),
-        probe=answers_grpc(addresses.scheduler.reached_at),
-        environment={
-            **inner,
-            "QUIRE_SCHEDULER_PORT": str(addresses.scheduler.port),
-            "QUIRE_SCHEDULER_ADMIN_PORT": str(addresses.scheduler_admin.port),
-            "QUIRE_SCHEDULER_ADMIN_HOST": LOOPBACK,
-            "QUIRE_SCHEDULER_METRICS_PORT": str(addresses.scheduler_metrics.port),
-            "QUIRE_WORKERS_AT": ",".join(worker.reached_at for worker in addresses.workers),
-            "QUIRE_REDIS_URL": redis_url,
-        },
-    )
     workers = [
         Role(
             name=_name("worker", index, settings.workers),
@@ -86,9 +83,32 @@ def service_roles(settings: SupervisorSettings, addresses: Addresses, redis_url:
         )
         for index, (address, metrics) in enumerate(zip(addresses.workers, addresses.worker_metrics, strict=True))
     ]
+    schedulers = [
+        Role(
+            name=(name := _name("scheduler", index, settings.schedulers)),
+            tier=Tier.SCHEDULER,
+            command=(sys.executable, "-m", "scheduler_svc"),
+            # One that stands by serves nobody, and is as it should be.
+            probe=answers_grpc(address.reached_at, LIVENESS),
+            environment={
+                **inner,
+                "QUIRE_SCHEDULER_PORT": str(address.port),
+                "QUIRE_SCHEDULER_ADMIN_PORT": str(admin.port),
+                "QUIRE_SCHEDULER_ADMIN_HOST": LOOPBACK,
+                "QUIRE_SCHEDULER_METRICS_PORT": str(metrics.port),
+                "QUIRE_WORKERS_AT": ",".join(reach(name, worker.reached_at) for worker in addresses.workers),
+                "QUIRE_REDIS_URL": reach(name, redis_url),
+                # The first leads at once; the others wait for it, also where they are up before it.
+                **({"QUIRE_STANDBY": "1"} if index else {}),
+            },
+        )
+        for index, (address, admin, metrics) in enumerate(
+            zip(addresses.schedulers, addresses.scheduler_admin, addresses.scheduler_metrics, strict=True)
+        )
+    ]
     gateways = [
         Role(
-            name=_name("gateway", index, settings.gateways),
+            name=(name := _name("gateway", index, settings.gateways)),
             tier=Tier.GATEWAY,
             command=(sys.executable, "-m", "gateway_svc"),
             # 200 once a scheduler and a worker stand behind it: the whole chain answers.
@@ -98,13 +118,13 @@ def service_roles(settings: SupervisorSettings, addresses: Addresses, redis_url:
                 "QUIRE_HOST": settings.host,
                 "QUIRE_HTTP_PORT": str(http.port),
                 "QUIRE_GRPC_PORT": str(grpc.port),
-                "QUIRE_SCHEDULERS_AT": addresses.scheduler.reached_at,
+                "QUIRE_SCHEDULERS_AT": ",".join(reach(name, each.reached_at) for each in addresses.schedulers),
                 **({"QUIRE_API_KEYS": str(settings.api_keys)} if settings.api_keys else {}),
             },
         )
         for index, (http, grpc) in enumerate(zip(addresses.http, addresses.grpc, strict=True))
     ]
-    return [*workers, scheduler, *gateways]
+    return [*workers, *schedulers, *gateways]
 
 
 def _name(role: str, index: int, count: int) -> str:

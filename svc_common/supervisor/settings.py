@@ -9,7 +9,7 @@ from svc_common.settings import ServiceSettings
 
 
 class SupervisorSettings(ServiceSettings):
-    """What the supervisor is told. A port of 0 takes a free one; gateway i and worker i take their port + i."""
+    """What the supervisor is told. A port of 0 takes a free one; of several roles, the one at i takes its port + i."""
 
     model_config = SettingsConfigDict(cli_prog_name="python -m svc_common.supervisor")
 
@@ -17,12 +17,15 @@ class SupervisorSettings(ServiceSettings):
     log_level: str = Field("warning", pattern="^(debug|info|warning|error)$", description="least level that roles log")
     http_port: int = Field(8000, ge=0, le=65535, description="port of the first gateway for HTTP")
     grpc_port: int = Field(50051, ge=0, le=65535, description="port of the first gateway for gRPC")
-    scheduler_port: int = Field(0, ge=0, le=65535, description="port of the scheduler for gateways")
-    scheduler_admin_port: int = Field(50062, ge=0, le=65535, description="port of the scheduler for `quire explain`")
-    scheduler_metrics_port: int = Field(9101, ge=0, le=65535, description="port of the scheduler for Prometheus")
+    scheduler_port: int = Field(0, ge=0, le=65535, description="port of the first scheduler for gateways")
+    scheduler_admin_port: int = Field(
+        50062, ge=0, le=65535, description="port of the first scheduler for `quire explain`"
+    )
+    scheduler_metrics_port: int = Field(9101, ge=0, le=65535, description="port of the first scheduler for Prometheus")
     worker_port: int = Field(0, ge=0, le=65535, description="port of the first worker for the scheduler")
-    worker_metrics_port: int = Field(9102, ge=0, le=65535, description="port of the first worker for Prometheus")
+    worker_metrics_port: int = Field(9111, ge=0, le=65535, description="port of the first worker for Prometheus")
     gateways: int = Field(1, ge=1, le=64, description="how many gateways")
+    schedulers: int = Field(1, ge=1, le=8, description="how many schedulers: one leads, the others stand by")
     workers: int = Field(1, ge=1, le=64, description="how many workers")
     redis_url: str | None = Field(None, description="a Redis that runs already; absent: one is started")
     model: str | None = Field(None, description="model directory, GGUF file or hub id; absent: the default model")

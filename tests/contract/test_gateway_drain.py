@@ -8,7 +8,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gateway_harness import Harness, encoded, gateway_at, reason_of, running_gateway, scheduler_model
+from gateway_harness import Harness, encoded, gateway_at, reason_of, rest_of, running_gateway, scheduler_model
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import ScriptedScheduler, length_end, serving
@@ -39,6 +39,10 @@ async def test_new_work_is_refused_and_running_work_ends(model_directory: Path) 
         refused = await quire.http.post("/v1/completions", json={"prompt": "a"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
         assert refused.headers["retry-after"]
+        assert refused.headers["connection"] == "close"
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await quire.stub.Resume(api.ResumeRequest(request_id="mine")).read()
+        assert reason_of(refusal.value)[0] == "DRAINING"
         assert (await quire.http.get("/health")).status_code == 503
         assert (await quire.http.get("/live")).status_code == 200
         live = await health.Check(health_pb2.HealthCheckRequest(service="liveness"))
@@ -61,6 +65,25 @@ async def test_what_outlasts_the_grace_is_told_and_left(
         assert reason_of(error.value)[0] == "DRAINING"
         assert (await quire.scheduler.next(kind)).key == submit.key
         await stopping
+
+
+async def test_what_was_left_goes_on_at_another_gateway(model_directory: Path) -> None:
+    async with running_gateway(model_directory, drain_grace=0.01) as first:
+        call, submit = await begun(first, NAMED)
+        first.scheduler.session.tokens(submit.key, encoded("hello"), 0)
+        await call.read()
+        addresses = [first.scheduler.address]
+        async with gateway_at(first.scheduler, model_directory, addresses) as second:
+            await second.wait_for_health(health_pb2.HealthCheckResponse.SERVING)
+            stopping = asyncio.create_task(first.gateway.stop())
+            assert (await first.scheduler.next("detach")).key == submit.key
+            known = scheduler_v1.Tokens(token_ids=encoded("hello world"), end=length_end())
+            first.scheduler.attach_script = lambda session, attach: session.attached(submit, known)
+            position = api.Position(index=0, next_offset=len(encoded("hello")))
+            rest = second.stub.Resume(api.ResumeRequest(request_id="mine", positions=[position]))
+            _, event, _ = await rest_of(rest)
+            assert event.chunk.text == " world"
+            await stopping
 
 
 async def test_a_stream_over_http_that_outlasts_the_grace_ends_in_an_error(model_directory: Path) -> None:

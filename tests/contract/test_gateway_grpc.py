@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import HealthCheck, given, settings
@@ -207,28 +206,6 @@ async def test_cancel_works_for_the_id_that_an_acceptance_gave(quire: Harness) -
     call.cancel()
 
 
-async def test_a_second_request_of_the_same_name_is_refused(quire: Harness) -> None:
-    first = quire.stub.StreamGenerate(asking(request_id="mine"))
-    submit = await quire.scheduler.next("submit")
-    error = await refused(quire.stub.StreamGenerate(asking(request_id="mine")))
-    assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.ALREADY_EXISTS, "IDEMPOTENCY_KEY_REUSED")
-    quire.scheduler.session.accept(submit.key)
-    assert await first.read() is not grpc.aio.EOF
-    first.cancel()
-
-
-async def test_a_session_that_breaks_fails_its_requests_as_unavailable(quire: Harness) -> None:
-    call = quire.stub.StreamGenerate(asking())
-    submit = await quire.scheduler.next("submit")
-    quire.scheduler.session.accept(submit.key)
-    quire.scheduler.session.tokens(submit.key, HELLO, 0)
-    quire.scheduler.session.close()
-    error = await refused(call)
-    assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.UNAVAILABLE, "CAPACITY_EXHAUSTED")
-    status = status_pb2.Status.FromString(dict(error.trailing_metadata() or ())["grpc-status-details-bin"])
-    assert any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in status.details)
-
-
 async def test_a_refusal_carries_its_request_id_and_no_first_metadata(quire: Harness) -> None:
     call = quire.stub.StreamGenerate(asking("", request_id="mine"))
     error = await refused(call)
@@ -271,6 +248,8 @@ async def test_the_model_is_listed(quire: Harness, model_directory: Path) -> Non
         ("Detokenize", api.DetokenizeRequest(token_ids=[1], model="x"), "MODEL_NOT_FOUND", "model"),
         ("Cancel", api.CancelRequest(), "INVALID_FIELD", "request_id"),
         ("Cancel", api.CancelRequest(request_id="no such/id"), "INVALID_FIELD", "request_id"),
+        ("Resume", api.ResumeRequest(), "INVALID_FIELD", "request_id"),
+        ("Resume", api.ResumeRequest(request_id="no such/id"), "INVALID_FIELD", "request_id"),
     ],
 )
 async def test_bad_requests_are_refused_by_field(
@@ -362,6 +341,7 @@ async def test_a_key_decides_the_tenant(key_file: Path, model_directory: Path) -
                 quire.stub.Tokenize(api.TokenizeRequest(text="a"), metadata=metadata),
                 quire.stub.Detokenize(api.DetokenizeRequest(), metadata=metadata),
                 quire.stub.Cancel(api.CancelRequest(request_id="a"), metadata=metadata),
+                quire.stub.Resume(api.ResumeRequest(request_id="a"), metadata=metadata),
                 quire.stub.ListModels(api.ListModelsRequest(), metadata=metadata),
             ):
                 error = await refused(call)

@@ -200,15 +200,25 @@ async def test_a_client_that_leaves_is_noticed(name: str | None, kind: str, stre
     assert (await quire.scheduler.next(kind)).key == submit.key
 
 
-@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "mine"}], ids=["unnamed", "named"])
-async def test_every_prompt_is_cancelled_when_one_fails(quire: Harness, headers: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("headers", "reason", "kind"),
+    [
+        ({}, scheduler_v1.FAILURE_REASON_UNAVAILABLE, "cancel"),
+        ({"idempotency-key": "mine"}, scheduler_v1.FAILURE_REASON_CANCELLED, "cancel"),
+        ({"idempotency-key": "mine"}, scheduler_v1.FAILURE_REASON_UNAVAILABLE, "detach"),
+    ],
+    ids=["unnamed", "named", "named and to be tried again"],
+)
+async def test_no_prompt_runs_on_for_nobody_when_one_fails(
+    quire: Harness, headers: dict[str, str], reason: scheduler_v1.FailureReason, kind: str
+) -> None:
     asking = asyncio.create_task(quire.http.post("/v1/completions", json={"prompt": ["a", "b"]}, headers=headers))
     first, second = [await quire.scheduler.next("submit") for _ in range(2)]
     for submit in (first, second):
         quire.scheduler.session.accept(submit.key)
-    quire.scheduler.session.fail(first.key, scheduler_v1.FAILURE_REASON_UNAVAILABLE)
-    assert (await asking).status_code == 503
-    assert (await quire.scheduler.next("cancel")).key == second.key
+    quire.scheduler.session.fail(first.key, reason)
+    assert (await asking).status_code in (499, 503)
+    assert (await quire.scheduler.next(kind)).key == second.key
 
 
 async def test_the_idempotency_key_names_the_request(quire: Harness) -> None:

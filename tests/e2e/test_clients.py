@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -142,31 +142,41 @@ async def test_gateway_that_is_killed_comes_back(running: Deployment) -> None:
         assert (await client.chat(CHAT, temperature=0)).text == ANSWER
 
 
-async def test_scheduler_that_is_killed_ends_streams_with_unavailable_and_comes_back(running: Deployment) -> None:
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "worker"])
+async def test_stream_goes_on_where_a_process_is_killed(running: Deployment, role: str) -> None:
     async with AsyncClient(running.grpc) as client:
-        stream = client.stream("Once", max_tokens=2000, temperature=0, ignore_eos=True)
-        chunks = aiter(stream)
-        await anext(chunks)
-        running.kill("scheduler")
-        raised = await refusal(chunks)
-        assert raised.code.name == "UNAVAILABLE"
-        assert raised.retry_after is not None
-        for _ in range(200):
-            try:
-                answer = await client.chat(CHAT, temperature=0)
-                break
-            except QuireError as error:
-                raised = error
-                await asyncio.sleep(0.1)
-        assert raised.code.name == "UNAVAILABLE"
-        assert answer.text == ANSWER
+        stream = client.stream("Once", max_tokens=100, temperature=0, ignore_eos=True)
+        chunks: list[Chunk] = []
+        async for chunk in stream:
+            chunks.append(chunk)
+            if len(chunks) == 5:
+                running.kill(role)
+        tokens = [token for chunk in chunks for token in chunk.token_ids]
+        assert len(tokens) == 100
+        text = await client.detokenize(tokens)
+    assert "".join(chunk.text for chunk in chunks) == text
+    assert (stream.num_resumes > 0) == (role == "gateway")
 
 
-async def refusal(chunks: AsyncIterator[Chunk]) -> QuireError:
-    """How a stream ends that must not end well."""
-    try:
-        async for _ in chunks:
-            pass
-    except QuireError as error:
-        return error
-    raise AssertionError("the stream ended as if nothing had happened")
+def test_blocking_stream_goes_on_where_the_gateway_is_killed(running: Deployment) -> None:
+    broken_by: list[QuireError] = []
+    with Client(running.grpc) as client:
+        stream = client.stream("Once", max_tokens=100, temperature=0, ignore_eos=True, on_resume=broken_by.append)
+        tokens: list[int] = []
+        for chunk in stream:
+            if not tokens:
+                running.kill("gateway")
+            tokens += chunk.token_ids
+    assert len(tokens) == 100
+    assert [error.code.name for error in broken_by] == ["UNAVAILABLE"]
+
+
+async def test_named_request_outlives_its_client(running: Deployment) -> None:
+    async with AsyncClient(running.grpc) as client:
+        async for _ in client.stream("Once", max_tokens=60, temperature=0, ignore_eos=True, request_id="left"):
+            break
+    async with AsyncClient(running.grpc) as client:
+        first = await client.resume("left").collect()
+        again = await client.generate("Once", max_tokens=60, temperature=0, ignore_eos=True, request_id="left")
+    assert len(first.token_ids) == 60
+    assert (again.token_ids, again.text) == (first.token_ids, first.text)

@@ -43,7 +43,7 @@ def running(model: object) -> Iterator[Deployment]:
 
 async def explain(running: Deployment, *arguments: str) -> Any:
     """What `quire explain` says, read as JSON."""
-    admin = running.state["scheduler_admin"]
+    admin = running.state["scheduler_admin"][0]
     call = await asyncio.create_subprocess_exec(QUIRE, "explain", *arguments, "--admin", admin, "--json", stdout=PIPE)
     said, _ = await call.communicate()
     assert call.returncode == 0
@@ -52,7 +52,7 @@ async def explain(running: Deployment, *arguments: str) -> Any:
 
 async def until_it_has_blocks(running: Deployment, name: str, count: int) -> None:
     """Wait until a request has so many blocks of the device."""
-    with AdminClient(running.state["scheduler_admin"]) as admin:
+    with AdminClient(running.state["scheduler_admin"][0]) as admin:
         for _ in range(600):
             if admin.explain(name).sequences[0].num_device_blocks >= count:
                 return

@@ -14,7 +14,7 @@ VOCAB = 1000
 
 
 class ChecksumService(WorkerServiceServicer):
-    """Draws `next_token` of all tokens, and confirms every transfer; remembers the requests that it was sent."""
+    """Draws `next_token` of all tokens, and confirms every transfer; keeps labels, and what it was sent."""
 
     def __init__(
         self, num_blocks: int = 64, fingerprint: bytes = b"checksum", epoch: int = 0, num_host_blocks: int = 0
@@ -41,9 +41,18 @@ class ChecksumService(WorkerServiceServicer):
         self.gate.set()
         self.spoil: dict[str, list[int]] = {}  # fields of one result, and what they hold instead
         self.failing_token: int | None = None  # rows fail of sequences that begin with it
+        self.labels: dict[int, bytes] = {}  # of the device
+        self.host_labels: dict[int, bytes] = {}
 
     async def Describe(self, request: worker_v1.DescribeRequest, context: Any) -> worker_v1.DescribeResponse:
         return self.about
+
+    async def Inventory(self, request: worker_v1.InventoryRequest, context: Any) -> worker_v1.InventoryResponse:
+        device, host = (
+            worker_v1.BlockLabels(block_ids=labels.keys(), hashes=labels.values())
+            for labels in (self.labels, self.host_labels)
+        )
+        return worker_v1.InventoryResponse(device=device, host=host)
 
     async def Step(
         self, requests: AsyncIterator[worker_v1.StepRequest], context: Any
@@ -62,7 +71,17 @@ class ChecksumService(WorkerServiceServicer):
                 response.result.CopyFrom(self._run(request, known))
             yield response
 
+    def _label(self, request: worker_v1.StepRequest) -> None:
+        for labels, given in ((self.labels, request.labels), (self.host_labels, request.host_labels)):
+            labels.update(zip(given.block_ids, given.hashes, strict=True))
+        # Blocks that a step adds count as written, though those of a prefix that is there are only read.
+        for block in (*request.scheduled.new_block_ids, *request.swap_in.destinations, *request.copies.destinations):
+            self.labels.pop(block, None)
+        for block in request.swap_out.destinations:
+            self.host_labels.pop(block, None)
+
     def _run(self, request: worker_v1.StepRequest, known: dict[int, list[int]]) -> worker_v1.StepResult:
+        self._label(request)
         for sequence_id in request.finished_ids:
             known.pop(sequence_id, None)
         for new in request.new_sequences:

@@ -1,4 +1,4 @@
-"""A scheduler and one replica on a bench: answers come when a test says so, and say what it wants. Nothing computes."""
+"""A scheduler and its replicas on a bench: answers come when a test says so, and as it says. Nothing computes."""
 
 from dataclasses import replace
 from enum import Enum, auto
@@ -39,7 +39,10 @@ class Copies(Enum):
 
 
 class CoreBench:
-    """One replica of `SHAPE`, but for what is given. First come, first served, if `limits` does not say otherwise."""
+    """One replica of `SHAPE`, but for what is given, and those that join it; what names none is of the first.
+
+    First come, first served, if `limits` does not say otherwise.
+    """
 
     def __init__(
         self,
@@ -49,12 +52,22 @@ class CoreBench:
         limits: Limits | None = None,
         **shape: Any,
     ) -> None:
-        self.replica = Replica(replace(SHAPE, **shape))
         self.scheduler = Scheduler(limits or Limits(policy=policy, preemption=preemption))
-        self.scheduler.add_replica(self.replica)
         self.now = 0.0
         self.num_computed = 0  # tokens
-        self._copies: list[tuple[int, Direction]] = []  # under way
+        self._copies: dict[Replica, list[tuple[int, Direction]]] = {}  # under way
+        self.replica = self.join(**shape)
+
+    def join(self, **shape: Any) -> Replica:
+        """Another replica."""
+        replica = Replica(replace(SHAPE, **shape))
+        assert self.scheduler.add_replica(replica) == []
+        self._copies[replica] = []
+        return replica
+
+    def lose(self, replica: Replica) -> list[FailedEvent]:
+        """A replica's worker dies, with what is in flight there."""
+        return self.scheduler.remove_replica(replica)
 
     def submit(self, key: str, prompt: list[int], max_tokens: int = 4, n: int = 1, **fields: Any) -> list[Sequence]:
         """A request's sequences, which wait from now on."""
@@ -63,34 +76,42 @@ class CoreBench:
         assert refused is None, refused
         return list(self.scheduler.sequences(key))
 
-    def plan(self) -> StepPlan | None:
+    def plan(self, at: Replica | None = None) -> StepPlan | None:
         """Make a step; it is in flight from now on."""
-        plan = self.scheduler.schedule(self.replica, self.now)
-        self.replica.check_integrity()
+        replica = at or self.replica
+        plan = self.scheduler.schedule(replica, self.now)
+        for each in self.scheduler.replicas:
+            each.check_integrity()
         if plan is not None:
             self.num_computed += plan.num_tokens
             for direction, pairs in ((Direction.OUT, plan.swap_out), (Direction.IN, plan.swap_in)):
                 if pairs:
-                    self._copies.append((plan.step_id, direction))
+                    self._copies[replica].append((plan.step_id, direction))
         return plan
 
-    def commit(self, copies: Copies = Copies.DONE, busy_seconds: float | None = None) -> list[Event]:
+    def commit(
+        self, copies: Copies = Copies.DONE, busy_seconds: float | None = None, at: Replica | None = None
+    ) -> list[Event]:
         """Answer the oldest step in flight, and with it the copies of all steps up to it."""
-        step = self.replica.in_flight[0]
+        replica = at or self.replica
+        step = replica.in_flight[0]
         results = [Drawn([TOKEN] if part.draws else []) for part in step.scheduled]
-        over = [copy for copy in self._copies if copy[0] <= step.step_id and copies is not Copies.LATE]
-        self._copies = [copy for copy in self._copies if copy not in over]
+        under_way = self._copies[replica]
+        over = [copy for copy in under_way if copy[0] <= step.step_id and copies is not Copies.LATE]
+        self._copies[replica] = [copy for copy in under_way if copy not in over]
         failure = "broken" if copies is Copies.FAILED else None
         transfers = [TransferDone(step_id, direction, 1e-4, failure) for step_id, direction in over]
-        events = self.scheduler.commit(self.replica, StepOutcome(results, transfers, busy_seconds), self.now)
-        self.replica.check_integrity()
+        events = self.scheduler.commit(replica, StepOutcome(results, transfers, busy_seconds), self.now)
+        replica.check_integrity()
         return events
 
-    def step(self, copies: Copies = Copies.DONE, busy_seconds: float | None = None) -> StepPlan:
+    def step(
+        self, copies: Copies = Copies.DONE, busy_seconds: float | None = None, at: Replica | None = None
+    ) -> StepPlan:
         """Make a step and answer it at once."""
-        plan = self.plan()
+        plan = self.plan(at)
         assert plan is not None, "there is nothing to do"
-        self.commit(copies, busy_seconds)
+        self.commit(copies, busy_seconds, at)
         return plan
 
     def steps(self, count: int) -> list[StepPlan]:

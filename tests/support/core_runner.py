@@ -74,7 +74,8 @@ class CoreRunner:
         num_host_blocks: int | None = None,
         swap_bytes_per_second: float | None = None,
     ) -> None:
-        about = worker_v1.DescribeResponse.FromString(identity_to_proto(worker.identity, 0).SerializeToString())
+        told = identity_to_proto(worker.identity, 0, is_draining=False)
+        about = worker_v1.DescribeResponse.FromString(told.SerializeToString())
         shape = shape_from_proto(about)
         assert num_blocks <= shape.num_blocks, "the worker has not so many"
         shape = replace(

@@ -99,6 +99,14 @@ async def gateway_at(
         await gateway.stop()
 
 
+async def rest_of(call: Any) -> list[Any]:
+    """All messages of a stream that were not read yet."""
+    messages = []
+    while (message := await call.read()) is not grpc.aio.EOF:
+        messages.append(message)
+    return messages
+
+
 def reason_of(error: grpc.aio.AioRpcError) -> tuple[str, str]:
     """ErrorInfo.reason of a gRPC error, and the field that it names."""
     details = dict(error.trailing_metadata() or ())["grpc-status-details-bin"]

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from gateway_svc.generation import BeamSearch, Generation, OnLeave, Sampling, SpecialTokens, Stopping, StopText
+from gateway_svc.rendering import Rendering
 from gateway_svc.stop_strings import StopString
 from gateway_svc.vocabulary import Vocabulary
 from tiny_model import tiny_tokenizer
@@ -69,6 +71,11 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "metaspace": metaspace_tokenizer,
     "wordpiece": wordpiece_tokenizer,
 }
+
+
+def make_rendering(vocabulary: Vocabulary | None = None, **fields: Any) -> Rendering:
+    """How the tokens of `make_generation(**fields)` become text."""
+    return Rendering.of(make_generation(**fields), vocabulary or vocabulary_of(tiny_tokenizer()))
 
 
 def make_generation(

@@ -3,7 +3,8 @@
 Before it draws, it reads a sequence's whole context back through the block table and compares it with the tokens that
 the sequence has. So a block that was shared, published, released or overwritten wrongly shows as a wrong context.
 Blocks that are swapped are read at once or at the last moment, when the transfer is confirmed, and written only then;
-until then there is nothing where they go. Every slot remembers the step that filled it.
+until then there is nothing where they go. Every slot remembers the step that filled it, and blocks keep their labels
+until they are written again.
 """
 
 import math
@@ -13,6 +14,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.beam_search import num_candidates
+from scheduler_svc.core.inventory import Inventory
 from scheduler_svc.core.plan import BlockPair, Direction, Scheduled, StepOutcome, StepPlan, TransferDone
 
 Slot = tuple[int, int] | None  # position and token
@@ -75,6 +77,7 @@ class Memory:
         self.block_size = block_size
         self.slots: list[Slot] = [None] * (num_blocks * block_size)
         self.filled_by = [0] * (num_blocks * block_size)
+        self.labels: dict[int, bytes] = {}
 
     def read(self, block_id: int) -> Block:
         place = self._place(block_id)
@@ -83,6 +86,7 @@ class Memory:
     def write(self, block_id: int, slots: list[Slot], step_id: int) -> None:
         place = self._place(block_id)
         self.slots[place], self.filled_by[place] = slots, [step_id] * self.block_size
+        self.labels.pop(block_id, None)
 
     def wipe(self, block_id: int) -> None:
         self.write(block_id, [None] * self.block_size, 0)
@@ -122,7 +126,17 @@ class MemoryWorker:
         self.under_way: list[UnderWay] = []
         self._rng = rng
 
+    def restart(self) -> Inventory:
+        """Another scheduler comes: forget all sequences and transfers, and say what the blocks hold."""
+        self.known.clear()
+        self.under_way.clear()
+        for memory in (self.device, self.host):
+            memory.filled_by = [0] * len(memory.filled_by)
+        return Inventory(dict(self.device.labels), dict(self.host.labels))
+
     def step(self, plan: StepPlan) -> StepOutcome:
+        self.device.labels.update(plan.labels)
+        self.host.labels.update(plan.host_labels)
         for sequence_id in plan.departed_ids:
             self.known.pop(sequence_id, None)
         for direction, pairs in ((Direction.OUT, plan.swap_out), (Direction.IN, plan.swap_in)):
@@ -165,6 +179,7 @@ class MemoryWorker:
         written = set(known.table[first // self.block_size : -(-end // self.block_size)])
         for block_id in written:
             self._check_not_under_way(block_id)
+            self.device.labels.pop(block_id, None)
         for sequence_id, other in self.known.items():
             if sequence_id != part.sequence.id:
                 assert written.isdisjoint(other.table), "a step writes a block that another sequence reads"

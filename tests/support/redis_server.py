@@ -1,9 +1,12 @@
-"""A real Redis of the test's own: the embedded one, in a directory of its own."""
+"""A real Redis of the test's own, in a directory of its own: one that can die and come back with what it kept."""
 
+import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import redis
@@ -11,23 +14,63 @@ import redis
 from svc_common.supervisor.addresses import free_port
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
 
+INSTALLED = shutil.which("redis-server")
+"""Where the machine's own redis-server is, if it has one."""
+
+
+class RedisServer:
+    """A server on a free port, by the embedded executable or by another one."""
+
+    def __init__(self, directory: Path, executable: str | None = None) -> None:
+        embedded = EmbeddedRedis.prepare(directory, free_port())
+        if executable is not None:
+            embedded = replace(embedded, command=(executable, *embedded.command[1:]))
+        self.url = embedded.url
+        self._command = embedded.command
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers and has read what it kept."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        with redis.Redis.from_url(self.url) as client:
+            for _ in range(1000):
+                try:
+                    client.ping()
+                    return
+                except redis.exceptions.ConnectionError:
+                    time.sleep(0.01)
+        raise AssertionError("redis does not answer")
+
+    def kill(self) -> None:
+        """Let it die without a word, and wait until it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def pause(self) -> None:
+        """Stop it where it is: it keeps its connections and answers nothing."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def running_server(directory: Path, executable: str | None = None) -> Iterator[RedisServer]:
+    """A server that runs, until the end of the block."""
+    server = RedisServer(directory, executable)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
 
 @contextmanager
 def redis_server(directory: Path) -> Iterator[str]:
-    """Start a server and yield its URL once it answers."""
-    embedded = EmbeddedRedis.prepare(directory, free_port())
-    process = subprocess.Popen(embedded.command, stdout=subprocess.DEVNULL)
-    try:
-        with redis.Redis.from_url(embedded.url) as store:
-            for _ in range(500):
-                try:
-                    store.ping()
-                    break
-                except redis.exceptions.ConnectionError:
-                    time.sleep(0.01)
-            else:
-                raise AssertionError("redis does not answer")
-        yield embedded.url
-    finally:
-        process.terminate()
-        process.wait()
+    """The URL of an embedded server that runs, until the end of the block."""
+    with running_server(directory) as server:
+        yield server.url

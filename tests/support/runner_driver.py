@@ -42,13 +42,14 @@ def make_runner(
     cuda_graphs: bool = False,
     num_host_blocks: int = 0,
     cache_dtype: torch.dtype | None = None,
+    deterministic: bool = False,
 ) -> Runner:
     """A runner of the model in a directory, over a cache that is full of garbage.
 
     `kernels` as the settings have them, and "fused": the Triton kernels as a GPU runs them, draws included.
     """
     where = torch.device(device)
-    model = _load(directory, kernels, int8, dtype, where)
+    model = _load(directory, kernels, int8, dtype, where, deterministic)
     layout: ModelLayout = model.layout
     shape = CacheShape.of(layout, block_size, cache_dtype or dtype)
     cache, host_blocks = shape.allocate(num_blocks, where), shape.allocate_host(num_host_blocks)
@@ -75,16 +76,18 @@ def _fill_with_garbage(cache: KVCache) -> None:
         cache.blocks.random_(0, 120, generator=generator)
 
 
-def _load(directory: Path, kernels: str, int8: bool, dtype: torch.dtype, device: torch.device) -> Any:
+def _load(
+    directory: Path, kernels: str, int8: bool, dtype: torch.dtype, device: torch.device, deterministic: bool
+) -> Any:
     if kernels != "fused":
         chosen = CompiledKernels(compiled.team(), int8) if kernels == "compiled" else AttentionKind(kernels)
-        return load(directory, dtype, device, chosen)
+        return load(directory, native_config(read_config(directory)), dtype, device, chosen)
     # Triton is for those who ask for it.
     from worker_svc.model.triton_llama import load_triton_llama
 
     config = native_config(read_config(directory))
     assert config is not None
-    return load_triton_llama(config, directory, dtype, device)
+    return load_triton_llama(config, directory, dtype, device, deterministic=deterministic)
 
 
 class Driver:

@@ -7,16 +7,17 @@ publication it is checked who may write, what may be handed out anew, and what m
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from memory_worker import Drawn, Memory, MemoryWorker, continuation, options
 from scheduler_svc.core.beam_search import BeamParams, BeamSearch, num_candidates
+from scheduler_svc.core.inventory import Chain
 from scheduler_svc.core.limits import Limits
 from scheduler_svc.core.plan import BlockPair, Direction, Event, FailedEvent, Failure, StepOutcome, StepPlan
 from scheduler_svc.core.prefix import Content
 from scheduler_svc.core.replica import Replica, ReplicaShape
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Request
+from scheduler_svc.core.sequence import Request, Restored
 from scheduler_svc.core.tier import Tier
 
 VOCAB_SIZE = 2
@@ -44,8 +45,6 @@ class AuditedTier(Tier):
         super().__init__(num_blocks, block_size)
         self._site = site
         self._memory = memory
-        self._publish = self.index.publish
-        self.index.publish = self._publish_audited  # type: ignore[method-assign]
 
     def allocate(self, count: int) -> list[int] | None:
         block_ids = super().allocate(count)
@@ -54,22 +53,30 @@ class AuditedTier(Tier):
             assert named.isdisjoint(block_ids), "a block is handed out that a step or a copy under way names"
         return block_ids
 
-    def _publish_audited(self, block_id: int, content: Content) -> int:
+    def publish(self, block_id: int, content: Content) -> int:
+        self._check(block_id, content)
+        return super().publish(block_id, content)
+
+    def adopt(self, found: dict[int, Content]) -> None:
+        for block_id, content in found.items():
+            self._check(block_id, content)
+        super().adopt(found)
+
+    def _check(self, block_id: int, content: Content) -> None:
         slots, filled_by = self._memory.read(block_id)
         assert max(filled_by) <= self._site.num_committed, "a block is published before its step is committed"
         tokens = [slot[1] for slot in slots if slot is not None]
         assert content.tokens == b"".join(token.to_bytes(4, "little") for token in tokens), (
             "published is something else"
         )
-        return self._publish(block_id, content)
 
 
 class Site:
     """A replica, its worker, and the steps between them."""
 
-    def __init__(self, shape: ReplicaShape, rng: random.Random | None) -> None:
+    def __init__(self, shape: ReplicaShape, worker: MemoryWorker) -> None:
         self.replica = Replica(shape)
-        self.worker = MemoryWorker(shape.num_blocks, shape.block_size, VOCAB_SIZE, shape.num_host_blocks, rng)
+        self.worker = worker
         self.answers: deque[Answer] = deque()
         self.num_committed = 0  # steps
         self._under_way: dict[tuple[int, Direction], list[BlockPair]] = {}  # as far as the scheduler knows
@@ -125,7 +132,9 @@ class World:
     """A scheduler, its replicas, and all that anybody was told of any request."""
 
     def __init__(self, limits: Limits, rng: random.Random) -> None:
+        self.limits = limits
         self.scheduler = Scheduler(limits)
+        self._met: Counter[str] = Counter()
         self.rng = rng
         self.sites: list[Site] = []
         self.outputs: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
@@ -138,9 +147,59 @@ class World:
     # What can be done.
 
     def join(self, shape: ReplicaShape) -> None:
-        site = Site(shape, self.rng)
+        worker = MemoryWorker(shape.num_blocks, shape.block_size, VOCAB_SIZE, shape.num_host_blocks, self.rng)
+        self._add(Site(shape, worker))
+
+    def _add(self, site: Site) -> None:
         self.sites.append(site)
         self.take(self.scheduler.add_replica(site.replica))
+
+    @property
+    def met(self) -> Counter[str]:
+        """How often what happened: what all schedulers counted, and `adopted` blocks and `parted` replicas."""
+        return self._met + Counter(asdict(self.scheduler.totals))
+
+    @property
+    def working(self) -> list[Site]:
+        """Those that are given more."""
+        return [site for site in self.sites if not site.replica.is_retired]
+
+    def retire(self, site: Site) -> None:
+        self.scheduler.retire(site.replica)
+
+    def part(self) -> None:
+        """Retired replicas that have nothing left go."""
+        for site in [site for site in self.sites if site.replica.is_retired and site.replica.is_idle]:
+            self.lose(site)
+            self._met["parted"] += 1
+
+    def restart(self) -> None:
+        """The scheduler dies; another one goes on behind what was told, with what the workers' blocks still hold."""
+        live = list(self.scheduler.keys)
+        chains = [
+            Chain(request.salt, [*request.prompt, *self.outputs[key, index]])
+            for key in live
+            for request in [self.requests[key]]
+            for index in range(request.n if request.beam is None else 0)
+        ]
+        self._met.update(asdict(self.scheduler.totals))
+        self.scheduler = Scheduler(self.limits)
+        old, self.sites = self.sites, []
+        for site in old:
+            new = Site(site.replica.shape, site.worker)
+            self._met["adopted"] += new.replica.adopt(site.worker.restart(), chains)
+            new.replica.check_integrity()
+            self._add(new)
+        for key in live:
+            refused = self.scheduler.submit(self.requests[key], self.now, self._restored(self.requests[key]))
+            assert refused is None, refused
+        assert list(self.scheduler.keys) == live
+
+    def _restored(self, request: Request) -> list[Restored]:
+        if request.beam is not None:
+            return [Restored([], False)]
+        places = [(request.key, index) for index in range(request.n)]
+        return [Restored(list(self.outputs[place]), place in self.ended) for place in places]
 
     def lose(self, site: Site) -> None:
         self.sites.remove(site)
@@ -217,6 +276,7 @@ class World:
 
     def drain(self) -> None:
         """Go on until nobody has anything to do. Nobody may be left by then."""
+        assert self.working, "there is nobody to go on"
         for _ in range(20_000):
             is_busy = False
             for key, index in list(self.outputs):

@@ -10,9 +10,13 @@ from google.protobuf.duration_pb2 import Duration
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from quire.worker.v1 import worker_pb2 as worker_v1
+from svc_common.errors import QuireError, Reason
 from svc_common.server import INNER_MESSAGE_BYTES, bind, create_server
 
 Script = Callable[["ScriptedSession", scheduler_v1.Submit], None]
+AttachScript = Callable[["ScriptedSession", scheduler_v1.Attach], None]
+
+_HEARTBEAT_SECONDS = 0.5
 
 
 class ScriptedSession:
@@ -20,15 +24,36 @@ class ScriptedSession:
 
     def __init__(self, scheduler: "ScriptedScheduler") -> None:
         self._scheduler = scheduler
+        self.asked: dict[str, int] = {}
+        """Of each key what the gateway asked last and was not answered."""
+        self.is_mute = False
         self.outbox: asyncio.Queue[scheduler_v1.SessionResponse | None] = asyncio.Queue()
 
-    def status(self, model: scheduler_v1.Model | None) -> None:
+    def status(self, model: scheduler_v1.Model | None, is_store_degraded: bool = False) -> None:
         """Tells which model is ready."""
-        self.send(status=scheduler_v1.Status(model=model))
+        self.send(status=scheduler_v1.Status(model=model, is_store_degraded=is_store_degraded))
 
-    def accept(self, key: str) -> None:
+    def accept(self, key: str, is_durable: bool = True) -> None:
         """Accepts a request."""
-        self.send([scheduler_v1.Event(key=key, accepted=scheduler_v1.Accepted())])
+        accepted = scheduler_v1.Accepted(is_durable=is_durable)
+        self.send([scheduler_v1.Event(key=key, accepted=accepted, attachment_id=self.asked.pop(key))])
+
+    def attached(self, submit: scheduler_v1.Submit, *sequences: scheduler_v1.Tokens) -> None:
+        """Lets a gateway take part in a request of which these sequences are there."""
+        attached = scheduler_v1.Attached(
+            render_options=submit.render_options,
+            prompt_length=len(submit.prompt_token_ids),
+            sequences=sequences,
+            submission_id=submit.submission_id,
+            detachable=submit.detachable,
+            seed=submit.sampling.seed,
+            num_sequences=submit.n,
+        )
+        self.send([scheduler_v1.Event(key=submit.key, attached=attached, attachment_id=self.asked.pop(submit.key))])
+
+    def durable(self, key: str, num_tokens: int, index: int = 0) -> None:
+        """Tells how much of a sequence is in the store."""
+        self.send([scheduler_v1.Event(key=key, durable=scheduler_v1.Durable(index=index, num_tokens=num_tokens))])
 
     def fail(
         self,
@@ -37,9 +62,9 @@ class ScriptedSession:
         message: str = "",
         retry_after: Duration | None = None,
     ) -> None:
-        """Ends a request."""
+        """Ends a request: refuses what was asked, or else tells all who take part."""
         failed = scheduler_v1.Failed(reason=reason, message=message, retry_after=retry_after)
-        self.send([scheduler_v1.Event(key=key, failed=failed)])
+        self.send([scheduler_v1.Event(key=key, failed=failed, attachment_id=self.asked.pop(key, None))])
 
     def tokens(self, key: str, token_ids: Sequence[int], offset: int, index: int = 0, **more: Any) -> None:
         """Grows a sequence; `more` holds further fields of Tokens."""
@@ -62,15 +87,19 @@ class ScriptedSession:
 
 
 class ScriptedScheduler(SchedulerServiceServicer):
-    """Notes all commands; plays `script` for each submission."""
+    """Notes all commands; plays `script` for each submission and `attach_script` for each attach. With `is_leader`
+    unset it takes no sessions."""
 
     def __init__(self, model: scheduler_v1.Model | None, epoch: int = 1) -> None:
         self.model = model
+        self.is_leader = True
         self.epoch = epoch
         self.script: Script = lambda session, submit: None
+        self.attach_script: AttachScript = lambda session, attach: None
         self.sessions: list[ScriptedSession] = []
         self.commands: list[scheduler_v1.SessionRequest] = []
         self.address = ""
+        self._num_refused = 0
         self._num_awaited: dict[str, int] = {}
         self._changed = asyncio.Condition()
 
@@ -95,10 +124,24 @@ class ScriptedScheduler(SchedulerServiceServicer):
         async with asyncio.timeout(10), self._changed:
             await self._changed.wait_for(lambda: len(self.sessions) >= num_sessions)
 
+    async def lost(self) -> None:
+        """Breaks its sessions, takes no more of them, and waits until their gateways have noticed."""
+        self.is_leader = False
+        num_refused = self._num_refused
+        for session in self.sessions:
+            session.close()
+        async with asyncio.timeout(10), self._changed:
+            await self._changed.wait_for(lambda: self._num_refused > num_refused)
+
     async def Session(
         self, requests: AsyncIterator[scheduler_v1.SessionRequest], context: Any
     ) -> AsyncIterator[scheduler_v1.SessionResponse]:
         """One gateway's session."""
+        if not self.is_leader:
+            async with self._changed:
+                self._num_refused += 1
+                self._changed.notify_all()
+            raise QuireError(Reason.NOT_LEADER, "this scheduler does not lead")
         session = ScriptedSession(self)
         session.status(self.model)
         async with self._changed:
@@ -106,18 +149,34 @@ class ScriptedScheduler(SchedulerServiceServicer):
             self._changed.notify_all()
         reader = asyncio.create_task(self._read(session, requests))
         try:
-            while (response := await session.outbox.get()) is not None:
-                yield response
+            while True:
+                try:
+                    async with asyncio.timeout(_HEARTBEAT_SECONDS):
+                        response = await session.outbox.get()
+                except TimeoutError:
+                    response = scheduler_v1.SessionResponse(epoch=self.epoch)
+                if response is None:
+                    break
+                if not session.is_mute:
+                    yield response
         finally:
             reader.cancel()
 
     async def _read(self, session: ScriptedSession, requests: AsyncIterator[scheduler_v1.SessionRequest]) -> None:
         async for request in requests:
+            match request.WhichOneof("command"):
+                case "submit":
+                    session.asked[request.submit.key] = request.submit.attachment_id
+                case "attach":
+                    session.asked[request.attach.key] = request.attach.attachment_id
             async with self._changed:
                 self.commands.append(request)
                 self._changed.notify_all()
-            if request.WhichOneof("command") == "submit":
-                self.script(session, request.submit)
+            match request.WhichOneof("command"):
+                case "submit":
+                    self.script(session, request.submit)
+                case "attach":
+                    self.attach_script(session, request.attach)
 
 
 @asynccontextmanager
@@ -136,6 +195,11 @@ async def serving(scheduler: ScriptedScheduler, port: int = 0) -> AsyncIterator[
 def length_end() -> scheduler_v1.SequenceEnd:
     """The end of a sequence that has max_tokens."""
     return scheduler_v1.SequenceEnd(length=scheduler_v1.Length())
+
+
+def cut_end() -> scheduler_v1.SequenceEnd:
+    """The end of a sequence in which a gateway found a stop string."""
+    return scheduler_v1.SequenceEnd(stop_string=scheduler_v1.StopString())
 
 
 def stop_end(token_id: int) -> scheduler_v1.SequenceEnd:

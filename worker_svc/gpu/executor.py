@@ -23,10 +23,11 @@ from worker_svc.executor import at_once
 from worker_svc.gpu.draws import Arrays, DrawInputs, EntryLists, draw, draw_columns, draw_inputs
 from worker_svc.gpu.graphs import GraphCapture, Work, ladder, run_again
 from worker_svc.gpu.inputs import ForwardInputs, decodes_only, filled, forward_inputs, layout_arrays, token_arrays
-from worker_svc.gpu.logprobs import measure_logprobs, tell_logprobs
+from worker_svc.gpu.logprobs import measure_logprobs
 from worker_svc.gpu.penalty_slots import PenaltySlots
 from worker_svc.gpu.staging import ALIGNMENT, Completion, Lane, Staging
 from worker_svc.identity import Limits
+from worker_svc.logprobs import tell_logprobs
 from worker_svc.sampler import Draws
 from worker_svc.sequences import Sequence
 from worker_svc.step import TokenLogprobs
@@ -97,6 +98,8 @@ class DeviceExecutor:
         self._drawn = torch.zeros(max_rows, dtype=torch.int64, device=device)
         # What a graph reads block tables from: a step's own are as wide as its longest context needs, graphs' are not.
         self._block_tables = torch.zeros((max_rows, max_blocks), dtype=torch.int32, device=device)
+        # Where each of a graph's sequences begins, as each has one token.
+        self._query_starts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._decodes: dict[int, _Launches] = {}
         self._rungs = ladder(max_rows) if cuda_graphs else []
         if self._rungs:
@@ -184,8 +187,7 @@ class DeviceExecutor:
                 positions,
                 slots,
                 self._block_tables[:rung],
-                # Of no use where all sequences are of one token
-                query_starts=context_lens[:0],
+                query_starts=self._query_starts[: rung + 1],
                 context_lens=context_lens,
                 draw_rows=None,
                 num_single=rung,

@@ -1,29 +1,30 @@
-"""Log-probabilities of drawn tokens: measured on the device, told on the host."""
+"""Log-probabilities of drawn tokens, measured on the device."""
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from worker_svc.step import TokenLogprobs
+from quire_kernels.log_norms import log_norms
+
+_LOW = 2**32 - 1
 
 
 def measure_logprobs(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Of each row of the model's own logits [rows, vocab_size]: of its token [rows], and of its `count` likeliest.
 
-    Returns float32 [rows, 1 + count], the token's first, and int32 [rows, count], which the likeliest are. A token of
-    -1 has none that mean anything.
+    Returns float32 [rows, 1 + count], the token's first, and int32 [rows, count], which the likeliest are: of equally
+    likely ones the first first, so that neither how many are asked for nor the other rows have a say. A token of -1 has
+    none that mean anything.
     """
-    values, ids = logits.topk(count)
-    chosen = logits.gather(-1, tokens.clamp(min=0)[:, None])
-    return torch.cat((chosen, values), 1) - logits.logsumexp(-1, keepdim=True), ids.int()
+    norms = log_norms(logits)[:, None]
+    ids = _LOW - (_keys(logits).topk(count).values & _LOW)
+    chosen = torch.cat((tokens.clamp(min=0)[:, None], ids), 1)
+    return logits.gather(-1, chosen) - norms, ids.int()
 
 
-def tell_logprobs(values: NDArray[np.float32], ids: NDArray[np.int32], counts: Sequence[int]) -> list[TokenLogprobs]:
-    """What `measure_logprobs` made, with as many of each row's likeliest as were asked for."""
-    return [
-        TokenLogprobs(row[0], list(zip(row_ids[:count], row[1 : 1 + count], strict=True)))
-        for row, row_ids, count in zip(values.tolist(), ids.tolist(), counts, strict=True)
-    ]
+def _keys(logits: Tensor) -> Tensor:
+    """Integers [rows, vocab_size] in the order of the logits, and of equal ones in the reverse of their places."""
+    bits = logits.view(torch.int32)
+    # Negative floats fall as their bits rise.
+    ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)
+    places = torch.arange(logits.shape[1], device=logits.device)
+    return ordered.long() << 32 | _LOW - places

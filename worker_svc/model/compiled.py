@@ -76,6 +76,8 @@ class CompiledLlama:
             self._embedding.data_ptr(),
             cache.data_ptr(),
             cache.shape[4],
+            self.frequencies.data_ptr(),
+            config.rope.attention_factor,
         )
         return CompiledForward(self, cache, arguments)
 
@@ -153,16 +155,12 @@ class CompiledForward:
         )
 
     def __call__(self, batch: Batch) -> Tensor:
-        angles = torch.from_numpy(batch.positions)[:, None].float() * self._model.frequencies
-        factor = self._model.config.rope.attention_factor
-        cosines, sines = angles.cos() * factor, angles.sin() * factor
         logits = self._logits_of(len(batch.draw_rows))
         step = StepArgs(
             len(batch.token_ids),
             batch.token_ids.ctypes.data,
             batch.slots.ctypes.data,
-            cosines.data_ptr(),
-            sines.data_ptr(),
+            batch.positions.ctypes.data,
             SequencesArgs(
                 len(batch.context_lens),
                 batch.block_tables.shape[1],

@@ -11,7 +11,7 @@ from worker_svc.executor import Executor, Graphs, HostExecutor
 from worker_svc.forward import EagerForward
 from worker_svc.identity import Limits
 from worker_svc.model.compiled import load_compiled
-from worker_svc.model.config import native_config, read_config
+from worker_svc.model.config import ModelConfig, read_config
 from worker_svc.model.layout import ModelLayout
 from worker_svc.model.llama import LlamaModel, load_model
 
@@ -39,20 +39,32 @@ class NativeModel:
         return HostExecutor(EagerForward(self._model, make_attention(self._kind, cache, self.layout.layers)))
 
 
-def load(directory: Path, dtype: torch.dtype, device: torch.device, kernels: Kernels) -> LoadedModel:
-    """The model of a directory. Raises UnsupportedModel, which says why it cannot be served."""
-    config = read_config(directory)
-    native = native_config(config)
+def load(
+    directory: Path,
+    native: ModelConfig | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: Kernels,
+    *,
+    deterministic: bool = False,
+) -> LoadedModel:
+    """The model of a directory; `native` is its config where our own modules compute it.
+
+    Raises UnsupportedModel, which says why it cannot be served.
+
+    With `deterministic`, a GPU computes a native model so that no token has a say in another's bits. Compiled kernels
+    always do; nothing else can.
+    """
     if native is None:
         # Its modules take seconds to import.
         from worker_svc.model.transformers_model import load_transformers_model
 
-        return load_transformers_model(config, directory, dtype, device, kernels)
+        return load_transformers_model(read_config(directory), directory, dtype, device, kernels)
     if isinstance(kernels, CompiledKernels):
         return load_compiled(native, directory, dtype, kernels)
     if device.type == "cuda":
         # Triton is for those who ask for it.
         from worker_svc.model.triton_llama import load_triton_llama
 
-        return load_triton_llama(native, directory, dtype, device)
+        return load_triton_llama(native, directory, dtype, device, deterministic=deterministic)
     return NativeModel(load_model(native, directory, dtype, device), kernels)

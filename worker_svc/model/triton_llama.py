@@ -1,11 +1,13 @@
 """The Llama family on a GPU: what lies between two matrix products is one Triton kernel, or two around attention.
 
-Products are torch's, in the model's dtype. What they add up to, the hidden states between layers, is float32: rounding
-those after each product moves logits by enough to turn near choices.
+Products are torch's, in the model's dtype, or our own in deterministic mode. What they add up to, the hidden states
+between layers, is float32: rounding those after each product moves logits by enough to turn near choices.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from quire_kernels.embed_tokens import embed_tokens
 from quire_kernels.gated_activation import Activation, gated_activation
+from quire_kernels.invariant_linear import invariant_linear
 from quire_kernels.paged_attention import paged_attention
 from quire_kernels.paged_decode import paged_decode
 from quire_kernels.rms_norm import add_rms_norm
@@ -27,6 +30,8 @@ from worker_svc.model.layout import LayerAttention, ModelLayout
 from worker_svc.model.rope import inverse_frequencies
 from worker_svc.model.weights import Checkpoint
 
+Multiply: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class _Product:
@@ -34,9 +39,10 @@ class _Product:
 
     weight: Tensor
     bias: Tensor | None
+    multiply: Multiply
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return F.linear(inputs, self.weight, self.bias)
+        return self.multiply(inputs, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +59,15 @@ class _Layer:
 
 
 class TritonLlama:
-    """A model's weights on its device."""
+    """A model's weights on its device. With `deterministic`, no token of a step has a say in another's bits."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint) -> None:
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, *, deterministic: bool = False) -> None:
         self.config = config
+        self.deterministic = deterministic
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = checkpoint.take("model.embed_tokens.weight", *shape).contiguous()
-        self.layers = [_take_layer(config, checkpoint, layer) for layer in range(config.num_layers)]
+        multiply = invariant_linear if deterministic else F.linear
+        self.layers = [_take_layer(config, checkpoint, layer, multiply) for layer in range(config.num_layers)]
         self.norm = checkpoint.take("model.norm.weight", config.hidden_size)
         if config.tied_embeddings:
             checkpoint.drop("lm_head.weight")
@@ -79,10 +87,12 @@ class TritonLlama:
         return DeviceExecutor(forward, limits, cache.device, cuda_graphs=graphs.wanted, report=graphs.report)
 
 
-def load_triton_llama(config: ModelConfig, directory: Path, dtype: torch.dtype, device: torch.device) -> TritonLlama:
+def load_triton_llama(
+    config: ModelConfig, directory: Path, dtype: torch.dtype, device: torch.device, *, deterministic: bool = False
+) -> TritonLlama:
     """The model of a directory. Raises UnsupportedModel where its tensors are not those of its config."""
     with torch.inference_mode(), Checkpoint(directory, dtype, device) as checkpoint:
-        model = TritonLlama(config, checkpoint)
+        model = TritonLlama(config, checkpoint, deterministic=deterministic)
         checkpoint.check_all_taken()
         return model
 
@@ -110,12 +120,16 @@ class TritonForward:
             # Beyond the last layer's keys and values, only tokens whose successor is drawn matter.
             if is_last and not len(logits):
                 return
-            gathered = _attend(query, cache, attention, inputs, self._context_length)
+            gathered = _attend(query, cache, attention, inputs, self._context_length, model.deterministic)
             if is_last and inputs.draw_rows is not None:
                 gathered, hidden = (rows.index_select(0, inputs.draw_rows) for rows in (gathered, hidden))
             normed = add_rms_norm(hidden, layer.output(gathered.flatten(1)), layer.mlp_norm, self._epsilon)
             update = layer.down(gated_activation(layer.gate_up(normed), Activation.SILU))
-        _score(add_rms_norm(hidden, update, model.norm, self._epsilon), model.head, logits)
+        normed = add_rms_norm(hidden, update, model.norm, self._epsilon)
+        if model.deterministic:
+            invariant_linear(normed, model.head, out=logits)
+        else:
+            _score(normed, model.head, logits)
 
     def _rotate_and_store(self, layer: _Layer, normed: Tensor, cache: LayerCache, inputs: ForwardInputs) -> Tensor:
         """The queries [num_tokens, num_heads, head_dim] of a layer, whose keys and values go into its cache."""
@@ -139,13 +153,15 @@ def _attend(
     attention: LayerAttention,
     inputs: ForwardInputs,
     max_context_len: int,
+    deterministic: bool,
 ) -> Tensor:
     """What each query gathers: those of one token by split contexts, the others by tiles of queries.
 
     `max_context_len` is the model's, not the batch's: how contexts are split then depends on nothing that a captured
-    graph does not know.
+    graph does not know. With `deterministic`, all go by tiles of queries, and of one size: a token comes to the same
+    bits alone and among others of its sequence.
     """
-    single = inputs.num_single
+    single = 0 if deterministic else inputs.num_single
     gathered = torch.empty_like(query)
     if single:
         paged_decode(
@@ -170,7 +186,7 @@ def _attend(
             inputs.block_tables[single:],
             inputs.query_starts[single:],
             inputs.context_lens[single:],
-            inputs.max_query_len,
+            max(inputs.max_query_len, 2) if deterministic else inputs.max_query_len,
             attention.scale,
             window=attention.window,
             soft_cap=attention.soft_cap,
@@ -189,7 +205,7 @@ def _score(hidden: Tensor, head: Tensor, logits: Tensor) -> None:
         torch.mm(hidden, head.t(), out_dtype=torch.float32, out=logits)
 
 
-def _take_layer(config: ModelConfig, checkpoint: Checkpoint, layer: int) -> _Layer:
+def _take_layer(config: ModelConfig, checkpoint: Checkpoint, layer: int, multiply: Multiply) -> _Layer:
     prefix = f"model.layers.{layer}."
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     hidden, dim, middle = config.hidden_size, config.head_dim, config.intermediate_size
@@ -198,9 +214,9 @@ def _take_layer(config: ModelConfig, checkpoint: Checkpoint, layer: int) -> _Lay
     def product(prefix: str, outputs: dict[str, int], num_inputs: int, biased: bool) -> _Product:
         weights = [checkpoint.take(f"{prefix}{name}_proj.weight", width, num_inputs) for name, width in outputs.items()]
         if not biased:
-            return _Product(torch.cat(weights), None)
+            return _Product(torch.cat(weights), None, multiply)
         biases = [checkpoint.take(f"{prefix}{name}_proj.bias", width) for name, width in outputs.items()]
-        return _Product(torch.cat(weights), torch.cat(biases))
+        return _Product(torch.cat(weights), torch.cat(biases), multiply)
 
     head_norm = None
     if config.qk_norm:

@@ -64,6 +64,7 @@ class QuireTarget:
             max_tokens=request.output_tokens,
             temperature=0,
             ignore_eos=True,
+            resume=False,  # what broke is a failure here, and a name would have each request kept for an hour
         )
         sent = perf_counter()
         async for chunk in stream:

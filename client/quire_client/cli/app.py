@@ -16,6 +16,7 @@ from quire_client.cli.explain import explain
 from quire_client.cli.generate import generate
 from quire_client.cli.models import models
 from quire_client.cli.output import in_words
+from quire_client.cli.resume import resume
 from quire_client.connection import __version__
 from quire_client.errors import QuireError
 
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command()(resume)
 app.command()(chat)
 app.command()(models)
 app.command()(bench)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from quire_client.cli import options as opt
-from quire_client.cli.output import in_words, write_text
+from quire_client.cli.output import in_words, say_going_on, write_text
 from quire_client.errors import QuireError
 from quire_client.requests import GenerationOptions, Message
 from quire_client.sync import Client
@@ -34,7 +34,7 @@ class Conversation:
         asked = [*self.messages, Message("user", question)]
         answer = ""
         try:
-            for chunk in self._client.stream_chat(asked, **self._options):
+            for chunk in self._client.stream_chat(asked, on_resume=say_going_on, **self._options):
                 answer += chunk.text
                 self.messages = [*asked, Message("assistant", answer)]
                 yield chunk.text

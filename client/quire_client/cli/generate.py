@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from quire_client.cli import options as opt
-from quire_client.cli.output import print_json, write_text
+from quire_client.cli.output import print_json, say_going_on, write_text
 from quire_client.requests import GenerationOptions
 from quire_client.sync import Client
 
@@ -33,7 +33,7 @@ def generate(
     logprobs: Annotated[
         int | None, typer.Option(help="Log-probabilities of this many likeliest tokens; with -o json.")
     ] = None,
-    request_id: Annotated[str | None, typer.Option(help="Your own name for the request.")] = None,
+    request_id: Annotated[str | None, typer.Option(help="Your own name for the request, for `quire resume`.")] = None,
     priority: Annotated[int | None, typer.Option(help="Higher goes first.")] = None,
     model: opt.Model = None,
     output: opt.Output = opt.OutputFormat.TEXT,
@@ -41,7 +41,10 @@ def generate(
     address: opt.Address = opt.ADDRESS,
     api_key: opt.ApiKey = None,
 ) -> None:
-    """Continue a text, and write what comes as it comes."""
+    """Continue a text, and write what comes as it comes.
+
+    Where a gateway goes away, the text goes on from another one, or from the same one when it is back.
+    """
     if logprobs is not None and output is opt.OutputFormat.TEXT:
         raise typer.BadParameter("log-probabilities are written with -o json only", param_hint="--logprobs")
     if prompt == "-":
@@ -73,9 +76,13 @@ def generate(
         # What is ranked is known at its end alone, and asked for as a whole.
         is_ranked = any(option is not None for option in (best_of, beam_width, length_penalty, early_stopping))
         if output is opt.OutputFormat.TEXT and n == 1 and not is_ranked:
-            write_text(chunk.text for chunk in client.stream(prompt, **wanted))
+            write_text(chunk.text for chunk in client.stream(prompt, on_resume=say_going_on, **wanted))
             return
-        whole = client.generate(prompt, **wanted) if is_ranked else client.stream(prompt, **wanted).collect()
+        whole = (
+            client.generate(prompt, on_resume=say_going_on, **wanted)
+            if is_ranked
+            else client.stream(prompt, on_resume=say_going_on, **wanted).collect()
+        )
     if output is opt.OutputFormat.JSON:
         print_json(whole)
     elif n == 1:

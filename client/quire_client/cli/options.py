@@ -35,7 +35,13 @@ _STOPPING: Final = "Stopping"
 
 Address = Annotated[
     str,
-    typer.Option("--address", "-a", envvar="QUIRE_ADDRESS", metavar="HOST:PORT", help="Server to call."),
+    typer.Option(
+        "--address",
+        "-a",
+        envvar="QUIRE_ADDRESS",
+        metavar="HOST:PORT",
+        help="Server to call, or several, separated by commas: from one that does not answer on to the next.",
+    ),
 ]
 ADDRESS = DEFAULT_ADDRESS
 # Not by the environment's name: that key is Quire's own, and not for another server that `quire bench` may call.

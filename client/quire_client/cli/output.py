@@ -6,6 +6,9 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
 from quire_client.errors import UNREACHABLE, QuireError
 
 # A model may generate escape sequences, which a terminal would obey. Newline and tab stay.
@@ -31,6 +34,7 @@ _NEXT_STEPS = {
     "MODEL_NOT_FOUND": "`quire models` lists what is served",
     "CONTEXT_LENGTH_EXCEEDED": "shorten the prompt or lower --max-tokens",
     "DEADLINE_EXCEEDED": "allow more with --timeout",
+    "REQUEST_UNKNOWN": "it ended long ago, or was lost with the processes that knew it",
     "INTERNAL": "the server's log tells more",
 }
 
@@ -61,6 +65,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return list(value)
     raise TypeError(f"JSON has nothing for a {type(value).__name__}")
+
+
+def say_going_on(error: QuireError) -> None:
+    """Tells a person that a call broke and its request goes on; what is written to standard output is not changed."""
+    line = f"quire: {error}; going on"
+    # A terminal shows both, and the text may stand in the middle of a line.
+    Console(stderr=True).print(Text("\n" * sys.stdout.isatty() + line), style="dim", soft_wrap=True)
 
 
 def in_words(error: QuireError) -> str:

@@ -13,7 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 _SOURCES = Path(__file__).with_name("csrc")
-_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-Wno-psabi")
+_FLAGS = (
+    *("-std=c++20", "-O3", "-march=native", "-ffp-contract=off"),
+    *("-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-Wno-psabi"),
+)
 
 
 class CannotBuild(Exception):  # noqa: N818

@@ -40,6 +40,8 @@ class ModelArgs(Structure):
         ("embedding", c_void_p),
         ("cache", c_void_p),
         ("block_size", c_int64),
+        ("frequencies", c_void_p),
+        ("rotation_factor", c_float),
     )
 
 
@@ -50,8 +52,7 @@ class StepArgs(Structure):
         ("num_tokens", c_int64),
         ("token_ids", c_void_p),
         ("slots", c_void_p),
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
+        ("positions", c_void_p),
         ("sequences", SequencesArgs),
         ("num_draws", c_int64),
         ("draw_rows", c_void_p),

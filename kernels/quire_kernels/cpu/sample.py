@@ -1,4 +1,4 @@
-"""Draws from rows of logits."""
+"""Draws from rows of logits, and their log-probabilities."""
 
 import numpy as np
 import torch
@@ -68,6 +68,36 @@ def draw(team: Team, logits: Tensor, rows: NDArray[np.int64], draws: NDArray[np.
         tokens.ctypes.data,
     )
     return tokens
+
+
+def rank(
+    team: Team, logits: Tensor, tokens: NDArray[np.int64], count: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Log-probabilities of a token of each row of float32 logits [rows, vocab], and of the row's `count` likeliest.
+
+    Returns float32 [rows, 1 + count], the token's first, and int64 [rows, count], which the likeliest are: in falling
+    order, of equally likely ones the first first. A row's bits depend on nothing but the row. What a row comes to in
+    which a logit is no number means nothing.
+    """
+    _check_logits(logits)
+    is_tokens = tokens.dtype == np.int64 and tokens.shape == (len(logits),) and tokens.flags.c_contiguous
+    require(is_tokens, "tokens", "be int64 [rows], contiguous")
+    is_within = not len(tokens) or (tokens.min() >= 0 and tokens.max() < logits.shape[1])
+    require(bool(is_within), "tokens", "be of the vocabulary")
+    require(0 <= count <= logits.shape[1], "count", "be at most the vocabulary's size")
+    logprobs, ids = np.empty((len(logits), 1 + count), np.float32), np.empty((len(logits), count), np.int64)
+    team.library.quire_rank(
+        team.handle,
+        logits.data_ptr(),
+        len(logits),
+        logits.stride(0),
+        logits.shape[1],
+        tokens.ctypes.data,
+        count,
+        logprobs.ctypes.data,
+        ids.ctypes.data,
+    )
+    return logprobs, ids
 
 
 def _check_logits(logits: Tensor) -> None:

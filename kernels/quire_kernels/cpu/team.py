@@ -2,6 +2,7 @@
 
 import ctypes
 from ctypes import c_int64, c_void_p
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,11 @@ class Team:
         _declare(library)
         self.handle: int | None = library.quire_team_new(size)
 
+    @property
+    def library_name(self) -> str:
+        """Equal for all libraries of the same sources, compiler, flags and kind of processor."""
+        return Path(self.library._name).stem
+
     def __del__(self) -> None:
         if getattr(self, "handle", None) is not None:
             self.library.quire_team_delete(self.handle)
@@ -42,6 +48,7 @@ def _declare(library: Any) -> None:
         ("attend", status, pointer, number, pointer, pointer, pointer, number, pointer, pointer),
         ("likeliest", status, pointer, pointer, number, number, number, number, pointer),
         ("draw", status, pointer, pointer, number, number, pointer, pointer, number, pointer),
+        ("rank", status, pointer, pointer, number, number, number, pointer, number, pointer, pointer),
         ("llama_new", pointer, pointer, number, pointer),
         ("llama_delete", None, pointer),
         ("llama_run", status, pointer, pointer),

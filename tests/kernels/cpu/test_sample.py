@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import compiled
-from quire_kernels.cpu.sample import DRAW, draw, likeliest
+from quire_kernels.cpu.sample import DRAW, draw, likeliest, rank
 from worker_svc.philox import uniforms
 from worker_svc.sampler import SamplingState, draw_tokens
 from worker_svc.step import SamplingParams
@@ -85,3 +85,45 @@ def test_suppressed_tokens_are_never_drawn() -> None:
     assert draw(compiled.team(), logits, np.arange(2), draws).tolist() == [33, -1]
     assert likeliest(compiled.team(), logits, suppressed=True).tolist() == [33, -1]
     assert likeliest(compiled.team(), logits).tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 63, 97, 1000, 5003])
+def test_ranks_are_the_log_probabilities(vocab: int) -> None:
+    torch.manual_seed(vocab)
+    logits, tokens = torch.randn(24, vocab).mul_(3), torch.randint(vocab, (24,))
+    count = min(vocab, 20)
+    logprobs, ids = rank(compiled.team(), logits, tokens.numpy(), count)
+    expected = logits.double().log_softmax(-1)
+    values, order = expected.sort(dim=-1, descending=True, stable=True)
+    assert ids.tolist() == order[:, :count].tolist()
+    told = torch.cat((expected.gather(-1, tokens[:, None]), values[:, :count]), 1)
+    assert np.allclose(logprobs, told.numpy(), atol=1e-5)
+
+
+def test_of_equally_likely_tokens_the_first_rank_first_however_many_are_asked_for() -> None:
+    logits = torch.zeros(3, 1000)
+    logits[1, 500:] = 1.0
+    logits[2] = -torch.arange(1000.0).div(2, rounding_mode="floor")
+    tokens = np.zeros(3, np.int64)
+    logprobs, ids = rank(compiled.team(), logits, tokens, 20)
+    assert ids.tolist() == [list(range(20)), list(range(500, 520)), list(range(20))]
+    for count in (0, 1, 5):
+        fewer, first = rank(compiled.team(), logits, tokens, count)
+        assert first.tolist() == ids[:, :count].tolist()
+        assert fewer.tolist() == logprobs[:, : 1 + count].tolist()
+
+
+def test_a_row_of_no_numbers_leaves_the_ranks_of_others_alone() -> None:
+    logits = torch.randn(3, 100)
+    expected = rank(compiled.team(), logits, np.zeros(3, np.int64), 3)[0]
+    logits[1] = float("nan")
+    told = rank(compiled.team(), logits, np.zeros(3, np.int64), 3)[0]
+    assert told[::2].tolist() == expected[::2].tolist()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "count", "name"), [([0, 100], 1, "tokens"), ([0], 1, "tokens"), ([0, 0], 101, "count")]
+)
+def test_ranks_that_do_not_exist_are_refused_by_name(tokens: list[int], count: int, name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: "):
+        rank(compiled.team(), torch.zeros(2, 100), np.array(tokens, np.int64), count)

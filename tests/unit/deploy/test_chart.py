@@ -274,7 +274,8 @@ def test_probes_ask_what_is_served(values: str) -> None:
         ports = {port["containerPort"] for port in item["ports"]}
         probes = {kind: item[kind]["grpc"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")}
         assert probes["livenessProbe"]["service"] == LIVENESS
-        assert probes["readinessProbe"]["service"] in served
+        # A scheduler that stands by leads nobody, and is as ready as it can be.
+        assert probes["readinessProbe"]["service"] in (served if name != "scheduler" else {LIVENESS})
         assert {probe["service"] for probe in probes.values()} <= served | {LIVENESS}
         assert {probe["port"] for probe in probes.values()} <= ports
 
@@ -304,18 +305,23 @@ def test_services_find_each_other(values: str) -> None:
         (port,) = services[name]["spec"]["ports"]
         return f"{services[name]['metadata']['name']}:{port['port']}"
 
-    assert environment(values, "gateway")["QUIRE_SCHEDULERS_AT"] == address("scheduler")
+    replicas = workloads(values)["scheduler"]["spec"]["replicas"]
+    each = [f"{services['scheduler']['metadata']['name']}-{index}.{address('scheduler')}" for index in range(replicas)]
+    assert environment(values, "gateway")["QUIRE_SCHEDULERS_AT"].split(",") == each
     assert environment(values, "scheduler")["QUIRE_WORKERS_AT"] == address("worker")
-    assert services["worker"]["spec"]["clusterIP"] == "None"
+    for name in ("scheduler", "worker"):
+        assert services[name]["spec"]["clusterIP"] == "None"
     if "redis" in services:
         assert address("redis") in environment(values, "scheduler")["QUIRE_REDIS_URL"]
     for workload in of_kind(values, "StatefulSet").values():
         assert workload["spec"]["serviceName"] in {service["metadata"]["name"] for service in services.values()}
 
 
-def test_two_schedulers_never_run_at_once() -> None:
+def test_one_scheduler_stands_by() -> None:
     spec = workloads("default")["scheduler"]["spec"]
-    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    assert (spec["replicas"], spec["podManagementPolicy"]) == (2, "Parallel")
+    # Their names are made of the set's and the service's.
+    assert spec["serviceName"] == of_kind("default", "Service")["scheduler"]["metadata"]["name"]
 
 
 @everywhere

@@ -7,7 +7,8 @@ from tokenizers import Tokenizer
 
 from gateway_svc.detokenizer import Detokenizer, SequenceText
 from gateway_svc.generation import SpecialTokens, StopText
-from gateway_values import KINDS, id_of, make_generation, sentencepiece_tokenizer, vocabulary_of
+from gateway_svc.vocabulary import Vocabulary
+from gateway_values import KINDS, id_of, make_rendering, sentencepiece_tokenizer, vocabulary_of
 
 TOKENIZERS = {kind: make() for kind, make in KINDS.items()}
 VOCABULARIES = {kind: vocabulary_of(tokenizer) for kind, tokenizer in TOKENIZERS.items()}
@@ -22,8 +23,13 @@ FRAGMENTS = [
 ]
 
 
+def detokenizer_of(vocabulary: Vocabulary, prompt: list[int], special: SpecialTokens) -> Detokenizer:
+    rendering = make_rendering(vocabulary, prompt_token_ids=prompt, special_tokens=special)
+    return Detokenizer(vocabulary, rendering.prompt_tail, vocabulary.hidden_ids(special))
+
+
 def text_of(vocabulary_kind: str, prompt: list[int], output: list[int], special: SpecialTokens) -> str:
-    detokenizer = Detokenizer(VOCABULARIES[vocabulary_kind], prompt, special)
+    detokenizer = detokenizer_of(VOCABULARIES[vocabulary_kind], prompt, special)
     return "".join(map(detokenizer.push, output)) + detokenizer.flush()
 
 
@@ -55,7 +61,7 @@ def test_broken_characters_read_as_the_tokenizer_reads_them(output: list[int]) -
 def test_characters_of_sentencepiece_come_whole_from_their_bytes() -> None:
     tokenizer = sentencepiece_tokenizer()
     output = [id_of(tokenizer, f"<0x{byte:02X}>") for byte in "你😀".encode()]
-    detokenizer = Detokenizer(vocabulary_of(tokenizer), [], SpecialTokens.HIDDEN)
+    detokenizer = detokenizer_of(vocabulary_of(tokenizer), [], SpecialTokens.HIDDEN)
     assert [detokenizer.push(token_id) for token_id in output] == ["", "", "你", "", "", "", "😀"]
 
 
@@ -63,13 +69,13 @@ def test_characters_of_sentencepiece_come_whole_from_their_bytes() -> None:
 def test_the_first_word_keeps_its_space_after_a_visible_prompt(prompt: list[str], text: str) -> None:
     tokenizer = sentencepiece_tokenizer()
     token_ids = [id_of(tokenizer, token) for token in prompt]
-    detokenizer = Detokenizer(vocabulary_of(tokenizer), token_ids, SpecialTokens.HIDDEN)
+    detokenizer = detokenizer_of(vocabulary_of(tokenizer), token_ids, SpecialTokens.HIDDEN)
     assert detokenizer.push(id_of(tokenizer, "▁a")) == text
 
 
 def test_a_character_that_the_prompt_began_is_completed() -> None:
     first, *rest = TINY.encode("😀").ids
-    detokenizer = Detokenizer(TINY_VOCABULARY, [first], SpecialTokens.HIDDEN)
+    detokenizer = detokenizer_of(TINY_VOCABULARY, [first], SpecialTokens.HIDDEN)
     assert "".join(map(detokenizer.push, rest)) == "😀"
 
 
@@ -78,7 +84,9 @@ def test_tokens_that_end_within_a_character_end_in_a_replacement() -> None:
 
 
 def sequence_text(*stop: str, min_tokens: int = 0, stop_text: StopText = StopText.EXCLUDED) -> SequenceText:
-    return SequenceText(TINY_VOCABULARY, make_generation(stop=stop, min_tokens=min_tokens, stop_text=stop_text))
+    return SequenceText(
+        TINY_VOCABULARY, make_rendering(TINY_VOCABULARY, stop=stop, min_tokens=min_tokens, stop_text=stop_text)
+    )
 
 
 def pushed(text: SequenceText, output: str) -> list[str]:
@@ -140,7 +148,7 @@ def test_text_after_k_tokens_depends_on_those_tokens_alone(
     output: list[int], stop: tuple[str, ...], min_tokens: int, cut: int
 ) -> None:
     def after(num_tokens: int) -> tuple[str, str | None]:
-        text = SequenceText(TINY_VOCABULARY, make_generation(stop=stop, min_tokens=min_tokens))
+        text = SequenceText(TINY_VOCABULARY, make_rendering(TINY_VOCABULARY, stop=stop, min_tokens=min_tokens))
         due = ""
         for token_id in output[:num_tokens]:
             due += text.push(token_id)

@@ -27,7 +27,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 def test_a_span_is_of_the_callers_trace_and_leads_on(exporter: InMemorySpanExporter) -> None:
-    span = GenerationSpan(make_generation(n=2), Operation.CHAT, context_from(PARENT))
+    span = GenerationSpan.of(make_generation(n=2), Operation.CHAT, context_from(PARENT))
     span.first_token(0.25)
     span.end(Usage(5, 7, 3), [FinishReason.STOP, FinishReason.LENGTH], None)
     (ended,) = exporter.get_finished_spans()
@@ -53,13 +53,13 @@ def test_a_span_is_of_the_callers_trace_and_leads_on(exporter: InMemorySpanExpor
 def test_a_failure_is_an_error_unless_it_was_wanted(
     reason: Reason, status: StatusCode, exporter: InMemorySpanExporter
 ) -> None:
-    GenerationSpan(make_generation(), Operation.TEXT_COMPLETION, None).end(Usage(), [], QuireError(reason, "so"))
+    GenerationSpan.of(make_generation(), Operation.TEXT_COMPLETION, None).end(Usage(), [], QuireError(reason, "so"))
     (ended,) = exporter.get_finished_spans()
     assert ended.status.status_code is status
     assert dict(ended.attributes or {})["error.type"] == reason.value
 
 
 def test_without_tracing_nothing_is_carried() -> None:
-    span = GenerationSpan(make_generation(), Operation.CHAT, context_from(PARENT))
+    span = GenerationSpan.of(make_generation(), Operation.CHAT, context_from(PARENT))
     assert span.traceparent == ""
     span.end(Usage(), [], None)

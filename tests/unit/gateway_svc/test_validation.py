@@ -10,6 +10,7 @@ from gateway_drafts import VOCAB_SIZE, over_grpc, over_http, refused, sampling, 
 from gateway_svc.generation import OnLeave, SpecialTokens, StopText
 from gateway_svc.tokenizer import ModelTokenizer
 from quire.inference.v1 import inference_pb2 as api
+from quire.scheduler.v1.scheduler_pb2 import RenderOptions
 from svc_common.errors import Reason
 from tiny_model import CONTEXT_LENGTH, EOS, tiny_tokenizer
 
@@ -274,10 +275,10 @@ async def test_a_top_k_of_the_whole_vocabulary_keeps_all(tokenizer: ModelTokeniz
 
 async def test_tokens_that_end_are_held_off_until_min_tokens(tokenizer: ModelTokenizer) -> None:
     one = await over_grpc(tokenizer, text="a", **stopping(min_tokens=3, stop_token_ids=[9]))
-    submit = one.to_proto()
+    submit = one.to_proto(RenderOptions())
     assert list(submit.sampling.suppressed_token_ids) == [EOS, 9]
     assert submit.sampling.min_tokens == 3
-    without = (await over_grpc(tokenizer, text="a", **stopping(stop_token_ids=[9]))).to_proto()
+    without = (await over_grpc(tokenizer, text="a", **stopping(stop_token_ids=[9]))).to_proto(RenderOptions())
     assert not without.sampling.suppressed_token_ids
     assert list(without.stop_token_ids) == [EOS, 9]
 
@@ -287,3 +288,12 @@ async def test_a_model_without_a_template_takes_no_chats(tokenizer: ModelTokeniz
     messages = [{"role": "user", "content": "a"}]
     assert await refused(over_http(bare, messages=messages)) == (Reason.FEATURE_UNSUPPORTED, "messages")
     bare.close()
+
+
+async def test_a_seed_that_was_drawn_makes_no_other_request(tokenizer: ModelTokenizer) -> None:
+    async def digest(**fields: Any) -> bytes:
+        return (await over_grpc(tokenizer, text="a", **fields)).to_proto(RenderOptions()).body_digest
+
+    assert await digest() == await digest()
+    assert await digest(**sampling(seed=1)) == await digest(**sampling(seed=1))
+    assert len({await digest(), await digest(**sampling(seed=1)), await digest(**sampling(seed=2))}) == 3

@@ -12,6 +12,7 @@ from gateway_svc.generation import BeamSearch, EarlyStopping
 from gateway_svc.tokenizer import ModelTokenizer
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.scheduler.v1.scheduler_pb2 import RenderOptions
 from svc_common.errors import Reason
 
 INVALID = Reason.INVALID_FIELD
@@ -25,7 +26,7 @@ async def test_best_of_is_n_unless_given(tokenizer: ModelTokenizer) -> None:
         await over_grpc(tokenizer, text="a", n=3, best_of=5),
         await over_http(tokenizer, prompt="a", n=3, best_of=5),
     ):
-        assert (one.n, one.best_of, one.to_proto().n) == (3, 5, 5)
+        assert (one.n, one.best_of, one.to_proto(RenderOptions()).n) == (3, 5, 5)
 
 
 async def test_best_of_is_at_least_n(tokenizer: ModelTokenizer) -> None:
@@ -55,7 +56,7 @@ async def test_a_beam_search_over_both_protocols(tokenizer: ModelTokenizer) -> N
     ):
         assert one.beam_search == BeamSearch(4, 0.5, EarlyStopping.NEVER)
         assert (one.n, one.sampling.temperature) == (2, 0.0)
-        submit = one.to_proto()
+        submit = one.to_proto(RenderOptions())
         assert (submit.n, submit.beam_search.width, submit.beam_search.length_penalty) == (2, 4, 0.5)
         assert submit.beam_search.early_stopping == scheduler_v1.EARLY_STOPPING_NEVER
         assert not submit.sampling.HasField("logprobs")
@@ -65,7 +66,7 @@ async def test_defaults_of_a_beam_search(tokenizer: ModelTokenizer) -> None:
     expected = BeamSearch(3, 1.0, EarlyStopping.HEURISTIC)
     assert (await over_grpc(tokenizer, text="a", beam_search=api.BeamSearch(width=3))).beam_search == expected
     assert (await over_http(tokenizer, prompt="a", use_beam_search=True, n=3)).beam_search == expected
-    assert not (await over_grpc(tokenizer, text="a")).to_proto().HasField("beam_search")
+    assert not (await over_grpc(tokenizer, text="a")).to_proto(RenderOptions()).HasField("beam_search")
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ class ScriptedService(pb_grpc.InferenceServiceServicer):
     refusals: list[Failure] = field(default_factory=list)
     script: list[pb.StreamGenerateResponse | Failure | Hold] = field(default_factory=list)
     whole: pb.GenerateResponse = field(default_factory=pb.GenerateResponse)
+    hold_whole: bool = False
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     offsets: dict[int, int] = field(default_factory=dict)
@@ -148,8 +149,16 @@ class ScriptedService(pb_grpc.InferenceServiceServicer):
                 yield step
         at_end = True
 
+    async def Resume(self, request: pb.ResumeRequest, context: Context) -> AsyncIterator[pb.ResumeResponse]:
+        await self._take(request, context)
+        for step in self.script:
+            if isinstance(step, pb.StreamGenerateResponse):
+                yield pb.ResumeResponse.FromString(step.SerializeToString())
+
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         await self._take(request, context)
+        if self.hold_whole:
+            await asyncio.Event().wait()
         return self.whole
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:

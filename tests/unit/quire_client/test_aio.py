@@ -294,15 +294,63 @@ async def test_a_gateway_that_does_not_take_the_call_is_asked_again(client: Asyn
     assert len(service.requests) == 2
 
 
-async def test_a_stream_that_begins_is_not_asked_for_again(client: AsyncClient, service: Any) -> None:
+async def test_a_stream_that_begins_and_is_not_to_be_resumed_is_not_asked_for_again(
+    client: AsyncClient, service: Any
+) -> None:
     service.accept()
     service.say("first")
     service.break_off(grpc.StatusCode.UNAVAILABLE, "DRAINING", "draining")
 
     with pytest.raises(QuireError, match="draining"):
-        await client.stream("x").collect()
+        await client.stream("x", resume=False).collect()
 
+    (request,) = service.requests
+    assert not request.generation.HasField("request_id")
+
+
+async def test_a_request_that_is_left_is_cancelled_by_the_name_it_was_given(client: AsyncClient, service: Any) -> None:
+    service.accept()
+    service.say("first")
+    service.hold()
+
+    async with client:
+        async for _ in client.stream("x"):
+            break
+
+    request, cancel = service.requests
+    assert cancel.request_id == request.generation.request_id
+
+
+async def test_a_request_that_its_caller_named_is_left_to_be_resumed(client: AsyncClient, service: Any) -> None:
+    service.accept("mine")
+    service.say("first")
+    service.hold()
+
+    async with client, client.stream("x", request_id="mine") as stream:
+        await anext(aiter(stream))
+
+    await soon(service.cancelled.wait())
     assert len(service.requests) == 1
+
+
+async def test_an_answer_that_is_not_waited_for_any_more_is_cancelled(client: AsyncClient, service: Any) -> None:
+    service.hold_whole = True
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await client.generate("x")
+
+    request, cancel = service.requests
+    assert cancel.request_id == request.generation.request_id
+
+
+async def test_what_ended_by_itself_is_not_cancelled(client: AsyncClient, service: Any) -> None:
+    service.answer("all of it")
+    async with client, client.stream("x") as stream:
+        await stream.collect()
+        await client.generate("x")
+
+    assert [type(request).__name__ for request in service.requests] == ["StreamGenerateRequest", "GenerateRequest"]
 
 
 @pytest.mark.parametrize("missing", ["token", "usage"])

@@ -3,7 +3,7 @@
 import pytest
 
 from quire_client import QuireError
-from quire_client.connection import Connection, is_loopback
+from quire_client.connection import Connection, channel_options, is_loopback
 
 
 def resolve(address: str | None = None, api_key: str | None = None) -> Connection:
@@ -14,17 +14,24 @@ def test_what_is_given_comes_before_the_environment(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("QUIRE_ADDRESS", "there:1")
     monkeypatch.setenv("QUIRE_API_KEY", "theirs")
 
-    assert resolve("here:2", "mine").address == "here:2"
+    assert resolve("here:2", "mine").addresses == ("here:2",)
     assert resolve("here:2", "mine").api_key == "mine"
-    assert resolve().address == "there:1"
+    assert resolve().addresses == ("there:1",)
     assert resolve().api_key == "theirs"
+
+
+def test_commas_separate_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_ADDRESS", "a:1, dns:///b:2,")
+
+    assert resolve().addresses == ("a:1", "dns:///b:2")
+    assert resolve().name == "a:1, dns:///b:2"
 
 
 def test_without_anything_it_is_this_machine_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QUIRE_ADDRESS", raising=False)
     monkeypatch.setenv("QUIRE_API_KEY", "")
 
-    assert resolve().address == "127.0.0.1:50051"
+    assert resolve().addresses == ("127.0.0.1:50051",)
     assert resolve().metadata(None) == ()
 
 
@@ -52,4 +59,4 @@ def test_a_key_that_no_header_holds_is_refused_without_telling_it(key: str) -> N
 )
 def test_only_this_machine_is_called_past_a_proxy(address: str, loopback: bool) -> None:
     assert is_loopback(address) is loopback
-    assert (("grpc.enable_http_proxy", 0) in resolve(address).options) is loopback
+    assert (("grpc.enable_http_proxy", 0) in channel_options(address)) is loopback

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from datetime import timedelta
+from typing import NoReturn
 
 import grpc
 import pytest
@@ -12,12 +13,14 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from quire.admin.v1 import admin_pb2 as admin_v1
 from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scheduler_svc.admin import admin_server
+from scheduler_svc.admin import AdminServicer, admin_server
 from scheduler_svc.core.explain import Explanation, Preemption, Return, SequenceExplanation, Standing, Summary
 from scheduler_svc.core.limits import Limits
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine as SchedulerEngine
-from scheduler_svc.records import Records, RecordWriter
+from scheduler_svc.engine import EngineSettings
+from scheduler_svc.request_log import RequestLog
+from scheduler_svc.store.redis import RedisStore
 from svc_common.keys import request_key
 
 SERVICE = "quire.admin.v1.AdminService"
@@ -80,7 +83,9 @@ def engine() -> Engine:
 
 @pytest.fixture
 async def channel(engine: Engine) -> AsyncIterator[grpc.aio.Channel]:
-    server, health, port = admin_server(engine, "127.0.0.1", 0)
+    servicer = AdminServicer()
+    servicer.lead(engine)
+    server, health, port = admin_server(servicer, "127.0.0.1", 0)
     await server.start()
     await health.set_serving(True)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -102,7 +107,8 @@ async def refused(call: Awaitable[object]) -> tuple[grpc.StatusCode, str, str]:
     for detail in status_pb2.Status.FromString(details).details:
         detail.Unpack(info)
         detail.Unpack(violation)
-    return error.value.code(), info.reason, violation.field_violations[0].field
+    fields = [one.field for one in violation.field_violations]
+    return error.value.code(), info.reason, fields[0] if fields else ""
 
 
 @pytest.mark.parametrize(
@@ -196,25 +202,31 @@ async def test_one_tenants_requests_are_listed(engine: Engine, channel: grpc.aio
     assert listed.num_live == 5
 
 
-class Gateway:
-    """Hears nothing of what it is told."""
-
-    def tell(self, events: list[scheduler_v1.Event]) -> None: ...
-
-    def tell_status(self, status: scheduler_v1.Status) -> None: ...
-
-
-def test_the_engine_counts_what_is_live_in_all_and_by_tenant() -> None:
-    writer = RecordWriter(Records("redis://127.0.0.1:1/0", ttl=60))
-    real, gateway = SchedulerEngine(Scheduler(Limits()), writer, detach_grace=1), Gateway()
-    real.join(gateway)
-    for place, tenant in enumerate("aab"):
-        submit = scheduler_v1.Submit(key=str(place), tenant=tenant, weight=1, prompt_token_ids=[5], n=1, max_tokens=1)
-        assert real.reserve(submit, gateway)
-        real.submit(submit, recorded=True)
+async def test_the_engine_counts_what_is_live_in_all_and_by_tenant() -> None:
+    store = RedisStore("redis://127.0.0.1:1/0")
+    real = SchedulerEngine(Scheduler(Limits()), store, 1, EngineSettings(), no_later_term, no_later_term)
+    real.restore(
+        RequestLog(scheduler_v1.Submit(key=str(place), tenant=tenant, prompt_token_ids=[5], n=1, max_tokens=1), 1.0)
+        for place, tenant in enumerate("aab")
+    )
     assert [real.num_live(tenant) for tenant in (None, "a", "b", "c")] == [3, 2, 1, 0]
-    real.cancel("0")
+    live = real.requests.get("0")
+    assert live is not None
+    real.requests.cancel(live)
     assert [real.num_live(tenant) for tenant in (None, "a")] == [2, 1]
+
+
+def no_later_term(floor: int = 0) -> NoReturn:
+    raise AssertionError("nobody raises the epoch")
+
+
+async def test_a_scheduler_that_does_not_lead_has_nothing_to_tell() -> None:
+    server, _, port = admin_server(AdminServicer(), "127.0.0.1", 0)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        answer = await refused(AdminServiceStub(channel).ListRequests(admin_v1.ListRequestsRequest()))
+    assert answer == (grpc.StatusCode.UNAVAILABLE, "NOT_LEADER", "")
+    await server.stop(None)
 
 
 @pytest.mark.parametrize("limit", [0, 1_001])

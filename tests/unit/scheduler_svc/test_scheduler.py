@@ -265,21 +265,6 @@ def test_lost_worker_loses_no_request() -> None:
     assert [*first[0].token_ids, *outputs[("a", 0)]] == continuation(prompt(9), 6, VOCAB)
 
 
-def test_request_that_loses_worker_after_worker_is_given_up_and_others_are_not() -> None:
-    bench = Bench()
-    bench.scheduler.submit(Request("deadly", prompt(9), 1, 6), 0.0)
-    for attempt in range(3):
-        assert bench.scheduler.schedule(bench.replica, 0.0) is not None
-        if attempt == 2:
-            bench.scheduler.submit(Request("other", prompt(5), 1, 2), 0.0)
-        events = bench.scheduler.remove_replica(bench.replica)
-        bench.replica = Bench().replica
-        bench.scheduler.add_replica(bench.replica)
-    [failed] = events
-    assert (failed.request.key, failed.reason) == ("deadly", Failure.INTERNAL)
-    assert list(bench.scheduler.keys) == ["other"]
-
-
 def test_another_model_does_not_go_on_with_what_was_begun() -> None:
     bench = Bench()
     bench.scheduler.submit(Request("a", prompt(9), 1, 6), 0.0)

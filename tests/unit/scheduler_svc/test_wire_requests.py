@@ -10,7 +10,15 @@ from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.beam_search import BeamParams, EarlyStopping
 from scheduler_svc.core.plan import FailedEvent, Failure
 from scheduler_svc.core.sequence import Request
-from scheduler_svc.wire import event_to_proto, request_from_proto
+from scheduler_svc.request_log import RequestLog, SequenceLog
+from scheduler_svc.wire import (
+    accepted_to_proto,
+    attached_to_proto,
+    event_to_proto,
+    failed_to_proto,
+    request_from_proto,
+    tokens_to_proto,
+)
 
 NOW = 1_000.0
 
@@ -61,3 +69,45 @@ def test_every_failure_has_its_reason(failure: Failure) -> None:
 def test_when_to_come_back_is_told() -> None:
     failed = event_to_proto(FailedEvent(read(), Failure.TENANT_OVER_QUOTA, "why", retry_after=7.25)).failed
     assert failed.retry_after == Duration(seconds=7, nanos=250_000_000)
+
+
+def log(**fields: Any) -> RequestLog:
+    submit = scheduler_v1.Submit(
+        key="k", submission_id="s", prompt_token_ids=[1, 2, 3], n=2, sampling=worker_v1.SamplingParams(seed=9), **fields
+    )
+    logprobs = [worker_v1.TokenLogprobs(logprob=-token) for token in (4, 5)]
+    ended = SequenceLog(
+        [4, 5], logprobs, scheduler_v1.SequenceEnd(stop_string=scheduler_v1.StopString()), cached_tokens=2, score=0.5
+    )
+    return RequestLog(submit, accepted_at=1.0, sequences=[ended, SequenceLog()], is_recorded=True)
+
+
+def test_whoever_attaches_gets_all_that_there_is() -> None:
+    render_options = scheduler_v1.RenderOptions(request_id="mine", stops=["x"])
+    event = attached_to_proto(log(render_options=render_options, detachable=True), 7)
+    attached = event.attached
+    assert (event.key, event.attachment_id) == ("k", 7)
+    assert attached.render_options == render_options
+    assert (attached.prompt_length, attached.num_sequences, attached.seed) == (3, 2, 9)
+    assert (attached.submission_id, attached.detachable) == ("s", True)
+    ended, begun = attached.sequences
+    assert (list(ended.token_ids), [part.logprob for part in ended.logprobs]) == ([4, 5], [-4, -5])
+    assert (ended.cached_tokens, ended.score, ended.end.WhichOneof("cause")) == (2, 0.5, "stop_string")
+    assert (begun.index, len(begun.token_ids), begun.HasField("end")) == (1, 0, False)
+    assert not begun.HasField("cached_tokens")
+
+
+def test_what_a_sequence_gained_is_told_from_its_offset() -> None:
+    tokens = tokens_to_proto(log(), 0, 1).tokens
+    assert (tokens.offset, list(tokens.token_ids), [part.logprob for part in tokens.logprobs]) == (1, [5], [-5])
+    assert not tokens.HasField("cached_tokens")
+
+
+def test_an_acceptance_says_whether_the_request_is_recorded() -> None:
+    event = accepted_to_proto(log(), 7)
+    assert (event.attachment_id, event.accepted.is_durable) == (7, True)
+
+
+def test_a_refusal_names_what_it_refuses() -> None:
+    assert failed_to_proto("k", Failure.DIVERGED, "why", attachment_id=7).attachment_id == 7
+    assert not failed_to_proto("k", Failure.CANCELLED, "why").HasField("attachment_id")

@@ -1,6 +1,6 @@
-"""Tiny random models on disk, and what transformers makes of them."""
+"""Tiny random models on disk, what transformers makes of them, and a worker that serves one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import llama_models
+from worker_service import Worker, serving, small_replica
+from worker_svc.replica import Replica
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,3 +40,22 @@ def tiny_llama(save_model: Callable[..., Path]) -> Path:
 def reference() -> Callable[[Path, list[list[int]], int], list[list[int]]]:
     """Greedy continuations by transformers' own generate, one prompt at a time."""
     return llama_models.generate
+
+
+@pytest.fixture(scope="module")
+def replica(tiny_llama: Path) -> Replica:
+    return small_replica(tiny_llama)
+
+
+@pytest.fixture
+async def loading_worker() -> AsyncIterator[Worker]:
+    """A worker that has no replica yet."""
+    async with serving() as worker:
+        yield worker
+
+
+@pytest.fixture
+def worker(loading_worker: Worker, replica: Replica) -> Worker:
+    """A worker that is ready."""
+    loading_worker.service.serve(replica)
+    return loading_worker

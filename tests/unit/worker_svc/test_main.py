@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.worker.v1 import worker_pb2 as pb
 from quire.worker.v1 import worker_pb2_grpc
 from svc_common.channels import inner_channel
+from worker_service import Worker, new_sequence, scheduled
 
 
 @asynccontextmanager
@@ -60,6 +61,33 @@ async def test_a_worker_serves_once_it_is_ready_and_stops_on_a_signal(tiny_llama
             assert (await stub.Describe(pb.DescribeRequest())).num_blocks == 8
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
+
+
+async def test_on_a_signal_it_turns_work_away_and_lets_its_stream_go_on(tiny_llama: Path) -> None:
+    ports = ("--worker-port", "0", "--worker-metrics-port", "0")
+    async with _worker("--model", str(tiny_llama), "--num-blocks", "8", *ports) as process:
+        ready = await _logged(process, "ready")
+        async with inner_channel(f"127.0.0.1:{ready['port']}") as channel:
+            stream = await Worker(None, channel).open()
+            process.send_signal(signal.SIGTERM)
+            await _logged(process, "draining")
+            health: Callable[..., Any] = health_pb2_grpc.HealthStub(channel).Check
+            response = await health(health_pb2.HealthCheckRequest())
+            assert response.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            await stream.send(1, new_sequences=[new_sequence(1)], scheduled=scheduled((1, 0, 5, 0)))
+            assert len((await stream.receive()).result.token_ids) == 1
+            await stream.call.done_writing()
+            assert await process.wait() == 0
+
+
+async def test_a_stream_that_does_not_end_is_left_when_the_grace_is_over(tiny_llama: Path) -> None:
+    args = ("--worker-port", "0", "--worker-metrics-port", "0", "--drain-grace", "0.2")
+    async with _worker("--model", str(tiny_llama), "--num-blocks", "8", *args) as process:
+        ready = await _logged(process, "ready")
+        async with inner_channel(f"127.0.0.1:{ready['port']}") as channel:
+            await Worker(None, channel).open()
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
 
 
 async def test_a_model_that_is_not_prepared_is_said_with_what_to_run(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from llama_models import VARIANTS
 from svc_common.settings import read_settings
+from transformers_models import VARIANTS as OTHERS
 from worker_svc.errors import CannotServe
 from worker_svc.fingerprint import model_fingerprint
 from worker_svc.replica import Replica, load_replica
@@ -121,6 +122,24 @@ def test_equal_models_have_equal_fingerprints(tiny_llama: Path, tmp_path: Path) 
     assert model_fingerprint(copy, torch.float32) == model_fingerprint(tiny_llama, torch.float32)
 
 
+def test_deterministic_mode_serves_what_the_compiled_kernels_compute(tiny_llama: Path) -> None:
+    plain = _load(tiny_llama, "--num-blocks", "5").identity.fingerprint
+    first, second = (_load(tiny_llama, "--num-blocks", "5", "--deterministic", "true") for _ in range(2))
+    assert first.identity.fingerprint == second.identity.fingerprint != plain
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("args", [("--kernels", "torch"), ("--kernels", "triton"), ("--dtype", "float16")])
+def test_deterministic_mode_is_refused_where_nothing_keeps_it(args: tuple[str, ...], tiny_llama: Path) -> None:
+    with pytest.raises(CannotServe, match="QUIRE_DETERMINISTIC"):
+        _load(tiny_llama, "--deterministic", "true", *args)
+
+
+def test_deterministic_mode_is_refused_for_other_architectures(save_model: Callable[..., Path]) -> None:
+    with pytest.raises(CannotServe, match="QUIRE_DETERMINISTIC cannot be kept: only models of the Llama family"):
+        _load(save_model(OTHERS["gpt2"]()), "--deterministic", "true")
+
+
 def test_dtypes_config_and_weights_change_the_fingerprint(
     tiny_llama: Path, tmp_path: Path, save_model: Callable[..., Path]
 ) -> None:
@@ -134,7 +153,8 @@ def test_dtypes_config_and_weights_change_the_fingerprint(
         model_fingerprint(tiny_llama, torch.bfloat16),
         model_fingerprint(tiny_llama, torch.float32, kv_cache_dtype="int8"),
         model_fingerprint(tiny_llama, torch.float32, kv_cache_dtype="fp8"),
+        model_fingerprint(tiny_llama, torch.float32, arithmetic="compiled"),
         model_fingerprint(copy, torch.float32),
         model_fingerprint(save_model(VARIANTS["mistral"]()), torch.float32),
     }
-    assert len(fingerprints) == 6
+    assert len(fingerprints) == 7

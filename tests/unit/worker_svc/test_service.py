@@ -1,7 +1,7 @@
 """The service over a real channel: order of steps, generations, failures, spans and metrics."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,124 +13,20 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import REGISTRY
 
 from quire.worker.v1 import worker_pb2 as pb
-from quire.worker.v1 import worker_pb2_grpc
 from runner_driver import Driver, make_runner
-from svc_common.channels import inner_channel
-from svc_common.server import INNER_MESSAGE_BYTES, bind, create_server
-from svc_common.settings import read_settings
+from worker_service import PROMPT, Stream, Worker, new_sequence, scheduled
 from worker_svc.batch import Batch
-from worker_svc.device_thread import DeviceThread
 from worker_svc.executor import Drawing
 from worker_svc.host_thread import HostThreadExecutor
-from worker_svc.replica import Replica, load_replica
 from worker_svc.sequences import Sequence as Known
-from worker_svc.service import WorkerService
-from worker_svc.settings import WorkerSettings
 from worker_svc.step import SamplingParams
 
-GREEDY = pb.SamplingParams(top_p=1.0, repetition_penalty=1.0)
-PROMPT = [3, 1, 4, 1, 5]
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 
-class Worker:
-    """A worker's server, and a channel to it."""
-
-    def __init__(self, service: WorkerService, channel: grpc.aio.Channel) -> None:
-        self.service = service
-        self.stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
-
-    async def open(self, epoch: int = 1, generation: int = 1) -> "Stream":
-        """A stream whose opening was answered."""
-        stream = Stream(self.stub.Step(), epoch, generation)
-        await stream.send(step_id=0)
-        assert (await stream.receive()).WhichOneof("outcome") == "ready"
-        return stream
-
-
-class Stream:
-    """The scheduler's side of a step stream."""
-
-    def __init__(self, call: Any, epoch: int, generation: int) -> None:
-        self.call, self.epoch, self.generation = call, epoch, generation
-
-    async def send(self, step_id: int, **fields: Any) -> None:
-        term = {"epoch": self.epoch, "generation": self.generation}
-        await self.call.write(pb.StepRequest(**{**term, "step_id": step_id, **fields}))
-
-    async def receive(self) -> pb.StepResponse:
-        response = await self.call.read()
-        assert isinstance(response, pb.StepResponse), "the stream ended"
-        assert (response.epoch, response.generation) == (self.epoch, self.generation)
-        return response
-
-    async def refusal(self) -> tuple[grpc.StatusCode, str]:
-        """The status with which the stream ends."""
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await self._drain()
-        return caught.value.code(), caught.value.details() or ""
-
-    async def _drain(self) -> None:
-        while await self.call.read() is not grpc.aio.EOF:
-            pass
-
-
-def _new(sequence_id: int, tokens: list[int] | None = None, **fields: Any) -> pb.NewSequence:
-    known = PROMPT if tokens is None else tokens
-    return pb.NewSequence(
-        **{
-            "sequence_id": sequence_id,
-            "token_ids": known,
-            "prompt_length": len(known),
-            "sampling": GREEDY,
-            **fields,
-        }
-    )
-
-
-def _scheduled(*items: tuple[int, ...]) -> pb.Schedule:
-    """Items are (sequence_id, start, num_tokens, *new blocks)."""
-    schedule = pb.Schedule()
-    for sequence_id, start, num_tokens, *blocks in items:
-        schedule.sequence_ids.append(sequence_id)
-        schedule.starts.append(start)
-        schedule.num_tokens.append(num_tokens)
-        schedule.num_new_blocks.append(len(blocks))
-        schedule.new_block_ids.extend(blocks)
-    return schedule
-
-
-@pytest.fixture(scope="module")
-def replica(tiny_llama: Path) -> Replica:
-    args = ["--model", str(tiny_llama), "--dtype", "float32", "--num-blocks", "32", "--num-threads", "1"]
-    args += ["--swap-space", "0.001"]
-    return load_replica(read_settings(WorkerSettings, args), print)
-
-
-@pytest.fixture
-async def start() -> AsyncIterator[Callable[[], Any]]:
-    device = DeviceThread()
-    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
-    service = WorkerService(device)
-    worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
-    port = bind(server, "127.0.0.1", 0)
-    await server.start()
-    async with inner_channel(f"127.0.0.1:{port}") as channel:
-        yield lambda: Worker(service, channel)
-    await server.stop(0)
-    device.close()
-
-
-@pytest.fixture
-def worker(start: Callable[[], Worker], replica: Replica) -> Worker:
-    worker = start()
-    worker.service.serve(replica)
-    return worker
-
-
-async def test_a_worker_that_is_loading_is_unavailable(start: Callable[[], Worker]) -> None:
+async def test_a_worker_that_is_loading_is_unavailable(loading_worker: Worker) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await start().stub.Describe(pb.DescribeRequest())
+        await loading_worker.stub.Describe(pb.DescribeRequest())
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -156,9 +52,9 @@ async def test_describe_tells_the_highest_epoch(worker: Worker) -> None:
 async def test_steps_are_answered_in_order_though_they_are_sent_ahead(worker: Worker, tiny_llama: Path) -> None:
     ((*expected,),) = Driver(make_runner(tiny_llama)).generate([PROMPT], 6)
     stream = await worker.open()
-    await stream.send(1, new_sequences=[_new(5)], scheduled=_scheduled((5, 0, 5, 9)))
+    await stream.send(1, new_sequences=[new_sequence(5)], scheduled=scheduled((5, 0, 5, 9)))
     for step_id in range(2, 7):
-        await stream.send(step_id, scheduled=_scheduled((5, 3 + step_id, 1)))
+        await stream.send(step_id, scheduled=scheduled((5, 3 + step_id, 1)))
     responses = [await stream.receive() for _ in range(6)]
     assert [response.step_id for response in responses] == [1, 2, 3, 4, 5, 6]
     assert [list(response.result.token_ids) for response in responses] == [[token] for token in expected]
@@ -173,9 +69,9 @@ async def test_sampling_and_log_probabilities_cross_the_wire(worker: Worker, tin
     ((*expected,),) = driver.generate([PROMPT], 4, params)
     sent = pb.SamplingParams(**{name: getattr(params, name) for name in SamplingParams.__dataclass_fields__})
     stream = await worker.open()
-    await stream.send(1, new_sequences=[_new(1, sampling=sent)], scheduled=_scheduled((1, 0, 5, 0)))
+    await stream.send(1, new_sequences=[new_sequence(1, sampling=sent)], scheduled=scheduled((1, 0, 5, 0)))
     for step_id in range(2, 5):
-        await stream.send(step_id, scheduled=_scheduled((1, 3 + step_id, 1)))
+        await stream.send(step_id, scheduled=scheduled((1, 3 + step_id, 1)))
     results = [(await stream.receive()).result for _ in range(4)]
     assert [result.token_ids[0] for result in results] == expected
     for result, told in zip(results, driver.logprobs[1], strict=True):
@@ -187,7 +83,7 @@ async def test_sampling_and_log_probabilities_cross_the_wire(worker: Worker, tin
 
 async def test_the_stream_ends_when_its_requests_do_and_all_are_answered(worker: Worker) -> None:
     stream = await worker.open()
-    await stream.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
+    await stream.send(1, new_sequences=[new_sequence(1)], scheduled=scheduled((1, 0, 5, 0)))
     await stream.call.done_writing()
     assert (await stream.receive()).step_id == 1
     assert await stream.call.read() is grpc.aio.EOF
@@ -237,12 +133,12 @@ async def test_a_step_that_does_not_follow_ends_the_stream(message: dict[str, An
     ids=str,
 )
 async def test_a_schedule_that_does_not_fit_itself_ends_the_stream(change: dict[str, Any], worker: Worker) -> None:
-    schedule = _scheduled((1, 0, 5, 0), (2, 0, 5, 1))
+    schedule = scheduled((1, 0, 5, 0), (2, 0, 5, 1))
     for name, values in change.items():
         schedule.ClearField(name)
         getattr(schedule, name).extend(values)
     stream = await worker.open()
-    await stream.send(1, new_sequences=[_new(1), _new(2)], scheduled=schedule)
+    await stream.send(1, new_sequences=[new_sequence(1), new_sequence(2)], scheduled=schedule)
     code, details = await stream.refusal()
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "malformed" in details
@@ -251,13 +147,13 @@ async def test_a_schedule_that_does_not_fit_itself_ends_the_stream(change: dict[
 async def test_blocks_that_a_step_moves_cross_the_wire(worker: Worker, tiny_llama: Path) -> None:
     ((*expected,),) = Driver(make_runner(tiny_llama)).generate([PROMPT], 2)
     stream = await worker.open()
-    await stream.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
+    await stream.send(1, new_sequences=[new_sequence(1)], scheduled=scheduled((1, 0, 5, 0)))
     await stream.send(2, swap_out=pb.BlockCopies(sources=[0], destinations=[3]))
-    await stream.send(3, new_sequences=[_new(2, [7] * 5)], scheduled=_scheduled((2, 0, 5, 0)))
+    await stream.send(3, new_sequences=[new_sequence(2, [7] * 5)], scheduled=scheduled((2, 0, 5, 0)))
     await stream.send(4, swap_in=pb.BlockCopies(sources=[3], destinations=[9]))
     change = pb.TableChange(sequence_id=1, index=0, block_id=8)
     copies = pb.BlockCopies(sources=[9], destinations=[8])
-    await stream.send(5, copies=copies, table_changes=[change], scheduled=_scheduled((1, 5, 1)))
+    await stream.send(5, copies=copies, table_changes=[change], scheduled=scheduled((1, 5, 1)))
     results = [(await stream.receive()).result for _ in range(5)]
     transfers = [[(told.step_id, told.direction) for told in result.transfers] for result in results]
     assert transfers == [[], [(2, pb.DIRECTION_OUT)], [], [(4, pb.DIRECTION_IN)], []]
@@ -285,22 +181,22 @@ async def test_blocks_to_copy_without_a_place_end_the_stream(field: str, worker:
 
 async def test_a_new_stream_supersedes_the_old_one_and_forgets_its_sequences(worker: Worker) -> None:
     old = await worker.open(generation=1)
-    await old.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
+    await old.send(1, new_sequences=[new_sequence(1)], scheduled=scheduled((1, 0, 5, 0)))
     await old.receive()
     new = await worker.open(generation=2)
     code, details = await old.refusal()
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "superseded" in details
-    await new.send(1, scheduled=_scheduled((1, 5, 1)))
+    await new.send(1, scheduled=scheduled((1, 5, 1)))
     assert [failure.place for failure in (await new.receive()).result.failures] == [0]
 
 
 async def test_a_stream_that_broke_can_be_followed_by_another(worker: Worker) -> None:
     first = await worker.open(generation=1)
-    await first.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
+    await first.send(1, new_sequences=[new_sequence(1)], scheduled=scheduled((1, 0, 5, 0)))
     first.call.cancel()
     second = await worker.open(generation=2)
-    await second.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
+    await second.send(1, new_sequences=[new_sequence(1)], scheduled=scheduled((1, 0, 5, 0)))
     assert len((await second.receive()).result.token_ids) == 1
 
 
@@ -313,13 +209,13 @@ async def test_a_step_that_raises_ends_its_stream_and_tells_nothing(
     stream = await worker.open()
     with monkeypatch.context() as patch:
         patch.setattr(HostThreadExecutor, "launch", broken)
-        await stream.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
+        await stream.send(1, new_sequences=[new_sequence(1)], scheduled=scheduled((1, 0, 5, 0)))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stream.receive()
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "secret" not in str(caught.value.details())
     again = await worker.open(generation=2)
-    await again.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
+    await again.send(1, new_sequences=[new_sequence(1)], scheduled=scheduled((1, 0, 5, 0)))
     assert len((await again.receive()).result.token_ids) == 1
 
 
@@ -336,7 +232,7 @@ async def test_the_event_loop_is_free_while_a_step_runs(worker: Worker, monkeypa
 
     monkeypatch.setattr(HostThreadExecutor, "launch", held)
     stream = await worker.open()
-    await stream.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
+    await stream.send(1, new_sequences=[new_sequence(1)], scheduled=scheduled((1, 0, 5, 0)))
     await worker.stub.Describe(pb.DescribeRequest())
     described.set()
     assert (await stream.receive()).step_id == 1
@@ -357,8 +253,8 @@ async def test_metrics_count_steps_tokens_and_swaps(worker: Worker) -> None:
 
     before = values()
     stream = await worker.open()
-    await stream.send(1, new_sequences=[_new(1)], scheduled=_scheduled((1, 0, 5, 0)))
-    await stream.send(2, scheduled=_scheduled((1, 5, 1)))
+    await stream.send(1, new_sequences=[new_sequence(1)], scheduled=scheduled((1, 0, 5, 0)))
+    await stream.send(2, scheduled=scheduled((1, 5, 1)))
     await stream.receive()
     await stream.receive()
     await stream.send(3, swap_out=pb.BlockCopies(sources=[0, 1], destinations=[1, 0]))
@@ -383,10 +279,10 @@ def _only(spans: InMemorySpanExporter) -> ReadableSpan:
 
 
 async def test_a_traced_sequence_has_one_span_in_its_own_trace(worker: Worker, spans: InMemorySpanExporter) -> None:
-    traced = _new(1, traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01")
+    traced = new_sequence(1, traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01")
     stream = await worker.open()
-    await stream.send(1, new_sequences=[traced, _new(2)], scheduled=_scheduled((1, 0, 5, 0), (2, 0, 5, 1)))
-    await stream.send(2, scheduled=_scheduled((1, 5, 1)))
+    await stream.send(1, new_sequences=[traced, new_sequence(2)], scheduled=scheduled((1, 0, 5, 0), (2, 0, 5, 1)))
+    await stream.send(2, scheduled=scheduled((1, 5, 1)))
     for _ in range(2):
         await stream.receive()
     assert spans.get_finished_spans() == ()
@@ -404,8 +300,8 @@ async def test_a_traced_sequence_has_one_span_in_its_own_trace(worker: Worker, s
 
 async def test_spans_end_with_their_stream(worker: Worker, spans: InMemorySpanExporter) -> None:
     stream = await worker.open()
-    traced = _new(1, traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01")
-    await stream.send(1, new_sequences=[traced], scheduled=_scheduled((1, 0, 5, 0)))
+    traced = new_sequence(1, traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01")
+    await stream.send(1, new_sequences=[traced], scheduled=scheduled((1, 0, 5, 0)))
     await stream.receive()
     await worker.open(generation=2)
     assert _only(spans).name == "worker"

@@ -193,3 +193,13 @@ it alone can convert a model. On a shared volume one pod works and the others wa
   value: {{ required "redis.externalUrl or redis.externalUrlSecret.name is needed where redis.enabled is false" .Values.redis.externalUrl | quote }}
 {{- end -}}
 {{- end -}}
+
+{{- /* Every scheduler by its own name, as gateways are told. */}}
+{{- define "quire.schedulers" -}}
+{{- $name := printf "%s-scheduler" (include "quire.fullname" .) -}}
+{{- $addresses := list -}}
+{{- range until (int .Values.scheduler.replicas) -}}
+{{- $addresses = append $addresses (printf "%s-%d.%s:50052" $name . $name) -}}
+{{- end -}}
+{{- join "," $addresses -}}
+{{- end -}}

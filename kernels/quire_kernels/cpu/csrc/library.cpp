@@ -168,6 +168,19 @@ int64_t quire_draw(void* team_, const float* logits, int64_t stride, int64_t voc
     });
 }
 
+// Log-probabilities [rows, 1 + count] of each row's token and of its `count` likeliest tokens `ids` [rows, count].
+int64_t quire_rank(void* team_, const float* logits, int64_t rows, int64_t stride, int64_t vocab, const int64_t* tokens,
+                int64_t count, float* logprobs, int64_t* ids) {
+    return guarded([&] {
+        Team& team = *static_cast<Team*>(team_);
+        team.run([&](int) {
+            team.share(rows, [&](int64_t row) {
+                rank(logits + row * stride, vocab, tokens[row], count, logprobs + row * (1 + count), ids + row * count);
+            });
+        });
+    });
+}
+
 void* quire_llama_new(void* team, Type type, const Model* model) {
     return made([&] {
         auto any = std::make_unique<AnyLlama>();

@@ -35,14 +35,15 @@ struct Model {
     const void* embedding;  // [vocab, hidden]
     void* cache;            // [num_blocks, num_layers, 2, num_kv_heads, block_size * head_dim]
     int64_t block_size;
+    const float* frequencies;  // [head_dim / 2], radians per position
+    float rotation_factor;     // what is turned grows by it
 };
 
 struct Step {
     int64_t num_tokens;
     const int64_t* token_ids;
     const int64_t* slots;  // -1: nowhere
-    const float* cosines;  // [num_tokens, head_dim / 2]
-    const float* sines;
+    const int64_t* positions;
     Sequences sequences;
     int64_t num_draws;
     const int64_t* draw_rows;
@@ -57,7 +58,7 @@ inline void normalize(const float* from, const float* weight, float epsilon, int
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES) {
         const Floats x = load_floats(from + i);
-        squares += x * x;
+        squares = multiply_add(x, x, squares);
     }
     float sum = total(squares);
     for (; i < size; ++i) sum += from[i] * from[i];
@@ -110,6 +111,8 @@ private:
 
     int64_t group() const { return model_.num_heads / model_.num_kv_heads; }
 
+    int64_t half() const { return model_.head_dim / 2; }
+
     // Rows are as long as what reads them wants: whole pairs, whole vectors.
     void reserve(int64_t tokens) {
         hidden_stride_ = round_up(model_.hidden_size, PANEL);
@@ -122,6 +125,8 @@ private:
         query_.reserve(tokens * attended_stride_);
         attended_.reserve(tokens * attended_stride_);
         act_.reserve(tokens * act_stride_);
+        cosines_.reserve(tokens * half());
+        sines_.reserve(tokens * half());
     }
 
     void run(const Step& step, Thread& own) {
@@ -169,12 +174,19 @@ private:
                 model_.num_kv_heads, model_.block_size, model_.head_dim};
     }
 
+    // Embeddings, and the angles at their positions.
     void embed(const Step& step) {
         const T* embedding = static_cast<const T*>(model_.embedding);
         team_.share(step.num_tokens, [&](int64_t token) {
             const T* from = embedding + step.token_ids[token] * model_.hidden_size;
             float* to = &hidden_[token * hidden_stride_];
             for (int64_t i = 0; i < model_.hidden_size; ++i) to[i] = as_float(from[i]);
+            for (int64_t i = 0; i < half(); ++i) {
+                // Number by number, by the C library: in vectors, the last of them could be computed otherwise.
+                const float angle = static_cast<float>(step.positions[token]) * model_.frequencies[i];
+                cosines_[token * half() + i] = std::cos(angle) * model_.rotation_factor;
+                sines_[token * half() + i] = std::sin(angle) * model_.rotation_factor;
+            }
         });
     }
 
@@ -196,17 +208,17 @@ private:
 
     // Queries and keys are turned to their places; keys and values go to their slots.
     void place(const Step& step, const Layer& layer, const Cache<T>& cache, Thread& own) {
-        const int64_t dim = model_.head_dim, half = dim / 2;
+        const int64_t dim = model_.head_dim;
         team_.share(step.num_tokens, [&](int64_t token) {
             float* from = &qkv_[token * qkv_stride_];
             T* query = &query_[token * attended_stride_];
-            const float* cosine = step.cosines + token * half;
-            const float* sine = step.sines + token * half;
+            const float* cosine = &cosines_[token * half()];
+            const float* sine = &sines_[token * half()];
             const int64_t num_turned = model_.num_heads + model_.num_kv_heads;
             for (int64_t head = 0; head < num_turned; ++head) {
                 const float* weight = head < model_.num_heads ? layer.query_norm : layer.key_norm;
                 if (weight) normalize(from + head * dim, weight, model_.norm_epsilon, dim, from + head * dim);
-                rotate(from + head * dim, cosine, sine, half);
+                rotate(from + head * dim, cosine, sine, half());
             }
             for (int64_t i = 0; i < model_.num_heads * dim; i += LANES) store_floats(query + i, load_floats(from + i));
             if (step.slots[token] < 0) return;
@@ -242,7 +254,7 @@ private:
     std::vector<std::unique_ptr<Thread>> threads_;
     std::vector<Piece> pieces_;
     int64_t hidden_stride_ = 0, qkv_stride_ = 0, attended_stride_ = 0, act_stride_ = 0;
-    Buffer<float> hidden_, qkv_;
+    Buffer<float> hidden_, qkv_, cosines_, sines_;
     Buffer<T> normed_, query_, attended_, act_;
 };
 

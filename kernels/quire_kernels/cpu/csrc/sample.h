@@ -1,5 +1,5 @@
 // Draws: the likeliest token of a row of logits, or one by its seed's number among those that top-k, top-p and min-p
-// keep. A row is one thread's; no vocabulary is sorted.
+// keep; and their log-probabilities. A row is one thread's; no vocabulary is sorted.
 #pragma once
 
 #include <algorithm>
@@ -46,11 +46,44 @@ inline Peak find_peak(const float* logits, int64_t vocab) {
     if (is_faulty || peak == -INFINITY) return {peak, -1};
     i = 0;
     for (; i + LANES <= vocab; i += LANES) {
-        const Ints equal = load_floats(logits + i) == peak;
-        if (largest(__builtin_convertvector(-equal, Floats)) > 0) break;
+        if (any(load_floats(logits + i) == peak)) break;
     }
     while (logits[i] != peak) ++i;
     return {peak, i};
+}
+
+// Log-probabilities of one token of a row of logits, and of its `count` likeliest in their order, of equals the first
+// before the others: so how many are asked for has no say in which they are.
+inline void rank(const float* logits, int64_t vocab, int64_t token, int64_t count, float* logprobs, int64_t* ids) {
+    const float peak = find_peak<true>(logits, vocab).logit;
+    double sum = 0.0;
+    int64_t i = 0;
+    for (; i + LANES <= vocab; i += LANES) sum += total(exp2((load_floats(logits + i) - peak) * LOG2_E));
+    for (; i < vocab; ++i) sum += exp2(splat((logits[i] - peak) * LOG2_E))[0];
+    const double norm = peak + std::log(sum);
+
+    float* best = logprobs + 1;
+    int64_t found = 0;
+    const auto take = [&](int64_t id) {
+        int64_t place = found < count ? found++ : count - 1;
+        for (; place > 0 && best[place - 1] < logits[id]; --place) {
+            best[place] = best[place - 1];
+            ids[place] = ids[place - 1];
+        }
+        best[place] = logits[id];
+        ids[place] = id;
+    };
+    for (i = 0; i < count; ++i) take(i);
+    while (count && i < vocab) {
+        if (i + LANES <= vocab && !any(load_floats(logits + i) > best[count - 1])) {
+            i += LANES;
+            continue;
+        }
+        for (const int64_t end = std::min(vocab, i + LANES); i < end; ++i)
+            if (logits[i] > best[count - 1]) take(i);
+    }
+    for (i = 0; i < count; ++i) best[i] = static_cast<float>(best[i] - norm);
+    logprobs[0] = static_cast<float>(logits[token] - norm);
 }
 
 // One thread's work space.

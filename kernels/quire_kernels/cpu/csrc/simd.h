@@ -1,4 +1,7 @@
 // Sixteen lanes of 32 bits, in the compiler's own vectors: one register where there is AVX-512, several elsewhere.
+//
+// What is rounded once and what twice is written out, and -ffp-contract=off has it stay so: by the compiler's choice, a
+// function could come to other bits in each place where it is inlined.
 #pragma once
 
 #include <cmath>
@@ -6,7 +9,7 @@
 #include <cstring>
 #include <limits>
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
 #endif
 
@@ -39,6 +42,25 @@ inline void store(void* p, V v) {
 inline Floats splat(float x) { return Floats{} + x; }
 inline Words splat(uint32_t x) { return Words{} + x; }
 
+// a * b + c, rounded once where the processor does so.
+inline Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    // In place: taken apart and joined again, they would go through memory.
+    const auto* x = reinterpret_cast<const __m256*>(&a);
+    const auto* y = reinterpret_cast<const __m256*>(&b);
+    auto* sum = reinterpret_cast<__m256*>(&c);
+    for (int half = 0; half < 2; ++half) sum[half] = _mm256_fmadd_ps(x[half], y[half], sum[half]);
+    return c;
+#elif defined(__FP_FAST_FMAF)
+    for (int i = 0; i < LANES; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#else
+    return a * b + c;
+#endif
+}
+
 constexpr Ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // Each lane with the one half a vector on, a quarter on, and so forth: any of them ends up with all.
@@ -54,6 +76,8 @@ inline float reduce(Floats v, F&& join) {
 inline float largest(Floats v) {
     return reduce(v, [](Floats a, Floats b) { return a > b ? a : b; });
 }
+// Whether a comparison holds in some lane.
+inline bool any(Ints comparison) { return largest(__builtin_convertvector(-comparison, Floats)) > 0; }
 inline float total(Floats v) {
     return reduce(v, [](Floats a, Floats b) { return a + b; });
 }
@@ -67,13 +91,9 @@ inline Floats exp2(Floats v) {
     const Floats x = v - whole;
     // Taylor's series of 2**x on [-1/2, 1/2]; its rest is below 2**-26
     Floats y = splat(1.5252733804059840e-5f);
-    y = y * x + 1.5403530393381610e-4f;
-    y = y * x + 1.3333558146428443e-3f;
-    y = y * x + 9.6181291076284772e-3f;
-    y = y * x + 5.5504108664821580e-2f;
-    y = y * x + 2.4022650695910071e-1f;
-    y = y * x + 6.9314718055994531e-1f;
-    y = y * x + 1.0f;
+    for (const float term : {1.5403530393381610e-4f, 1.3333558146428443e-3f, 9.6181291076284772e-3f,
+                             5.5504108664821580e-2f, 2.4022650695910071e-1f, 6.9314718055994531e-1f, 1.0f})
+        y = multiply_add(y, x, splat(term));
     const Ints exponent = (__builtin_convertvector(whole, Ints) + 127) << 23;
     return y * (Floats)exponent;
 }
@@ -127,7 +147,7 @@ template <>
 struct Lane<float> {
     static constexpr int VALUES = 1;
     static Words broadcast(const float* p) { return (Words)splat(*p); }
-    static Floats multiply_add(Words a, Words b, Floats sum) { return (Floats)a * (Floats)b + sum; }
+    static Floats multiply_add(Words a, Words b, Floats sum) { return quire::multiply_add((Floats)a, (Floats)b, sum); }
 };
 
 template <>
@@ -142,8 +162,8 @@ struct Lane<BFloat16> {
 #ifdef __AVX512BF16__
         return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #else
-        sum = (Floats)(a << 16) * (Floats)(b << 16) + sum;
-        return (Floats)(a & 0xffff0000u) * (Floats)(b & 0xffff0000u) + sum;
+        sum = quire::multiply_add((Floats)(a << 16), (Floats)(b << 16), sum);
+        return quire::multiply_add((Floats)(a & 0xffff0000u), (Floats)(b & 0xffff0000u), sum);
 #endif
     }
 };

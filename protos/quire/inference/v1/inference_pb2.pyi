@@ -199,14 +199,16 @@ class Completion(_message.Message):
     def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., score: _Optional[float] = ...) -> None: ...
 
 class Acceptance(_message.Message):
-    __slots__ = ("request_id", "model", "seed")
+    __slots__ = ("request_id", "model", "seed", "is_durable")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    IS_DURABLE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     seed: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
+    is_durable: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., seed: _Optional[int] = ..., is_durable: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("generation",)
@@ -231,6 +233,32 @@ class StreamGenerateRequest(_message.Message):
     def __init__(self, generation: _Optional[_Union[Generation, _Mapping]] = ...) -> None: ...
 
 class StreamGenerateResponse(_message.Message):
+    __slots__ = ("acceptance", "chunk", "usage")
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    acceptance: Acceptance
+    chunk: Chunk
+    usage: Usage
+    def __init__(self, acceptance: _Optional[_Union[Acceptance, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+
+class Position(_message.Message):
+    __slots__ = ("index", "next_offset")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    next_offset: int
+    def __init__(self, index: _Optional[int] = ..., next_offset: _Optional[int] = ...) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ("request_id", "positions")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    positions: _containers.RepeatedCompositeFieldContainer[Position]
+    def __init__(self, request_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
+
+class ResumeResponse(_message.Message):
     __slots__ = ("acceptance", "chunk", "usage")
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]

@@ -48,6 +48,11 @@ class InferenceServiceStub:
                 request_serializer=quire_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateRequest.SerializeToString,
                 response_deserializer=quire_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateResponse.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/quire.inference.v1.InferenceService/Resume',
+                request_serializer=quire_dot_inference_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=quire_dot_inference_dot_v1_dot_inference__pb2.ResumeResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/quire.inference.v1.InferenceService/Cancel',
                 request_serializer=quire_dot_inference_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
@@ -86,6 +91,14 @@ class InferenceServiceServicer:
 
     def StreamGenerate(self, request, context):
         """Generates and streams text as it comes. The chunks of different sequences interleave.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Goes on with a request whose stream broke, on any gateway: every token from the positions given, each once. A
+        request that has ended is given again until its record expires.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,6 +144,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.StreamGenerate,
                     request_deserializer=quire_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateRequest.FromString,
                     response_serializer=quire_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=quire_dot_inference_dot_v1_dot_inference__pb2.ResumeRequest.FromString,
+                    response_serializer=quire_dot_inference_dot_v1_dot_inference__pb2.ResumeResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -211,6 +229,33 @@ class InferenceService:
             '/quire.inference.v1.InferenceService/StreamGenerate',
             quire_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateRequest.SerializeToString,
             quire_dot_inference_dot_v1_dot_inference__pb2.StreamGenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.inference.v1.InferenceService/Resume',
+            quire_dot_inference_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
+            quire_dot_inference_dot_v1_dot_inference__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

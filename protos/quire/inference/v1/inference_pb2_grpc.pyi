@@ -41,6 +41,10 @@ class InferenceServiceStub:
     """Generates and answers once, when every sequence has ended."""
     StreamGenerate: _grpc.UnaryStreamMultiCallable[_inference_pb2.StreamGenerateRequest, _inference_pb2.StreamGenerateResponse]
     """Generates and streams text as it comes. The chunks of different sequences interleave."""
+    Resume: _grpc.UnaryStreamMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.ResumeResponse]
+    """Goes on with a request whose stream broke, on any gateway: every token from the positions given, each once. A
+    request that has ended is given again until its record expires.
+    """
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]
     """Ends a request that its client named. Idempotent; works on any gateway."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
@@ -63,6 +67,10 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Generates and answers once, when every sequence has ended."""
     StreamGenerate: _aio.UnaryStreamMultiCallable[_inference_pb2.StreamGenerateRequest, _inference_pb2.StreamGenerateResponse]  # type: ignore[assignment]
     """Generates and streams text as it comes. The chunks of different sequences interleave."""
+    Resume: _aio.UnaryStreamMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.ResumeResponse]  # type: ignore[assignment]
+    """Goes on with a request whose stream broke, on any gateway: every token from the positions given, each once. A
+    request that has ended is given again until its record expires.
+    """
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]  # type: ignore[assignment]
     """Ends a request that its client named. Idempotent; works on any gateway."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
@@ -94,6 +102,16 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.StreamGenerateResponse], _abc.AsyncIterator[_inference_pb2.StreamGenerateResponse]]:
         """Generates and streams text as it comes. The chunks of different sequences interleave."""
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _inference_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.ResumeResponse], _abc.AsyncIterator[_inference_pb2.ResumeResponse]]:
+        """Goes on with a request whose stream broke, on any gateway: every token from the positions given, each once. A
+        request that has ended is given again until its record expires.
+        """
 
     @_abc_1.abstractmethod
     def Cancel(

@@ -32,6 +32,10 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_REASON_DEADLINE_INFEASIBLE: _ClassVar[FailureReason]
     FAILURE_REASON_SEARCH_TOO_WIDE: _ClassVar[FailureReason]
     FAILURE_REASON_TOO_MANY_TOKENS: _ClassVar[FailureReason]
+    FAILURE_REASON_UNKNOWN_REQUEST: _ClassVar[FailureReason]
+    FAILURE_REASON_QUARANTINED: _ClassVar[FailureReason]
+    FAILURE_REASON_STORE_DEGRADED: _ClassVar[FailureReason]
+    FAILURE_REASON_DIVERGED: _ClassVar[FailureReason]
 EARLY_STOPPING_UNSPECIFIED: EarlyStopping
 EARLY_STOPPING_HEURISTIC: EarlyStopping
 EARLY_STOPPING_AT_WIDTH: EarlyStopping
@@ -48,6 +52,10 @@ FAILURE_REASON_TENANT_OVER_QUOTA: FailureReason
 FAILURE_REASON_DEADLINE_INFEASIBLE: FailureReason
 FAILURE_REASON_SEARCH_TOO_WIDE: FailureReason
 FAILURE_REASON_TOO_MANY_TOKENS: FailureReason
+FAILURE_REASON_UNKNOWN_REQUEST: FailureReason
+FAILURE_REASON_QUARANTINED: FailureReason
+FAILURE_REASON_STORE_DEGRADED: FailureReason
+FAILURE_REASON_DIVERGED: FailureReason
 
 class BeamSearch(_message.Message):
     __slots__ = ("width", "length_penalty", "early_stopping")
@@ -59,8 +67,32 @@ class BeamSearch(_message.Message):
     early_stopping: EarlyStopping
     def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ...) -> None: ...
 
+class RenderOptions(_message.Message):
+    __slots__ = ("request_id", "model", "stops", "include_stop", "keep_special_tokens", "n", "logprobs", "stop_token_ids", "min_tokens", "prompt_tail")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STOPS_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
+    KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TAIL_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: str
+    stops: _containers.RepeatedScalarFieldContainer[str]
+    include_stop: bool
+    keep_special_tokens: bool
+    n: int
+    logprobs: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    min_tokens: int
+    prompt_tail: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., stops: _Optional[_Iterable[str]] = ..., include_stop: _Optional[bool] = ..., keep_special_tokens: _Optional[bool] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., prompt_tail: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Submit(_message.Message):
-    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent", "beam_search")
+    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent", "beam_search", "render_options", "body_digest", "attachment_id", "tails")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +109,10 @@ class Submit(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
+    RENDER_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    BODY_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ATTACHMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TAILS_FIELD_NUMBER: _ClassVar[int]
     key: str
     submission_id: str
     tenant: str
@@ -93,7 +129,35 @@ class Submit(_message.Message):
     cache_salt: bytes
     traceparent: str
     beam_search: BeamSearch
-    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ...) -> None: ...
+    render_options: RenderOptions
+    body_digest: bytes
+    attachment_id: int
+    tails: _containers.RepeatedCompositeFieldContainer[Tail]
+    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., attachment_id: _Optional[int] = ..., tails: _Optional[_Iterable[_Union[Tail, _Mapping]]] = ...) -> None: ...
+
+class Tail(_message.Message):
+    __slots__ = ("index", "offset", "token_ids", "logprobs", "is_cut")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    IS_CUT_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    offset: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.TokenLogprobs]
+    is_cut: bool
+    def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., is_cut: _Optional[bool] = ...) -> None: ...
+
+class Attach(_message.Message):
+    __slots__ = ("key", "attachment_id", "tails")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ATTACHMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TAILS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    attachment_id: int
+    tails: _containers.RepeatedCompositeFieldContainer[Tail]
+    def __init__(self, key: _Optional[str] = ..., attachment_id: _Optional[int] = ..., tails: _Optional[_Iterable[_Union[Tail, _Mapping]]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("key", "submission_id")
@@ -130,18 +194,20 @@ class Acknowledge(_message.Message):
     def __init__(self, key: _Optional[str] = ..., index: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("submit", "cancel", "detach", "finish", "acknowledge")
+    __slots__ = ("submit", "cancel", "detach", "finish", "acknowledge", "attach")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     DETACH_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     cancel: Cancel
     detach: Detach
     finish: Finish
     acknowledge: Acknowledge
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ...) -> None: ...
+    attach: Attach
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "tokenizer_fingerprint", "context_length", "vocab_size")
@@ -156,14 +222,44 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("model",)
+    __slots__ = ("model", "is_store_degraded")
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    IS_STORE_DEGRADED_FIELD_NUMBER: _ClassVar[int]
     model: Model
-    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
+    is_store_degraded: bool
+    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., is_store_degraded: _Optional[bool] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("is_durable",)
+    IS_DURABLE_FIELD_NUMBER: _ClassVar[int]
+    is_durable: bool
+    def __init__(self, is_durable: _Optional[bool] = ...) -> None: ...
+
+class Attached(_message.Message):
+    __slots__ = ("render_options", "prompt_length", "sequences", "submission_id", "detachable", "seed", "num_sequences")
+    RENDER_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
+    DETACHABLE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    render_options: RenderOptions
+    prompt_length: int
+    sequences: _containers.RepeatedCompositeFieldContainer[Tokens]
+    submission_id: str
+    detachable: bool
+    seed: int
+    num_sequences: int
+    def __init__(self, render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., prompt_length: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., submission_id: _Optional[str] = ..., detachable: _Optional[bool] = ..., seed: _Optional[int] = ..., num_sequences: _Optional[int] = ...) -> None: ...
+
+class Durable(_message.Message):
+    __slots__ = ("index", "num_tokens")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    num_tokens: int
+    def __init__(self, index: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("reason", "message", "retry_after")
@@ -176,14 +272,20 @@ class Failed(_message.Message):
     def __init__(self, reason: _Optional[_Union[FailureReason, str]] = ..., message: _Optional[str] = ..., retry_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class SequenceEnd(_message.Message):
-    __slots__ = ("stop_token_id", "length")
+    __slots__ = ("stop_token_id", "length", "stop_string")
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     stop_token_id: int
     length: Length
-    def __init__(self, stop_token_id: _Optional[int] = ..., length: _Optional[_Union[Length, _Mapping]] = ...) -> None: ...
+    stop_string: StopString
+    def __init__(self, stop_token_id: _Optional[int] = ..., length: _Optional[_Union[Length, _Mapping]] = ..., stop_string: _Optional[_Union[StopString, _Mapping]] = ...) -> None: ...
 
 class Length(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StopString(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -206,16 +308,22 @@ class Tokens(_message.Message):
     def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., end: _Optional[_Union[SequenceEnd, _Mapping]] = ..., score: _Optional[float] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("key", "accepted", "tokens", "failed")
+    __slots__ = ("key", "accepted", "tokens", "failed", "attached", "durable", "attachment_id")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    ATTACHMENT_ID_FIELD_NUMBER: _ClassVar[int]
     key: str
     accepted: Accepted
     tokens: Tokens
     failed: Failed
-    def __init__(self, key: _Optional[str] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+    attached: Attached
+    durable: Durable
+    attachment_id: int
+    def __init__(self, key: _Optional[str] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., durable: _Optional[_Union[Durable, _Mapping]] = ..., attachment_id: _Optional[int] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("epoch", "events", "status")

@@ -47,7 +47,8 @@ class SchedulerServiceServicer:
     """
 
     def Session(self, request_iterator, context):
-        """One stream per gateway, dialled by the gateway. When it breaks, its requests are detached.
+        """One stream per gateway, dialled by the gateway. When it breaks, its requests are detached. Only the leader takes it:
+        any other scheduler answers UNAVAILABLE, NOT_LEADER.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

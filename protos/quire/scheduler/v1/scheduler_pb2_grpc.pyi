@@ -34,7 +34,9 @@ class SchedulerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SchedulerServiceAsyncStub: ...
     Session: _grpc.StreamStreamMultiCallable[_scheduler_pb2.SessionRequest, _scheduler_pb2.SessionResponse]
-    """One stream per gateway, dialled by the gateway. When it breaks, its requests are detached."""
+    """One stream per gateway, dialled by the gateway. When it breaks, its requests are detached. Only the leader takes it:
+    any other scheduler answers UNAVAILABLE, NOT_LEADER.
+    """
 
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
@@ -42,7 +44,9 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Session: _aio.StreamStreamMultiCallable[_scheduler_pb2.SessionRequest, _scheduler_pb2.SessionResponse]  # type: ignore[assignment]
-    """One stream per gateway, dialled by the gateway. When it breaks, its requests are detached."""
+    """One stream per gateway, dialled by the gateway. When it breaks, its requests are detached. Only the leader takes it:
+    any other scheduler answers UNAVAILABLE, NOT_LEADER.
+    """
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Queues requests, decides what runs in each step, and owns every block of memory for keys and values."""
@@ -53,6 +57,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_scheduler_pb2.SessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.SessionResponse], _abc.AsyncIterator[_scheduler_pb2.SessionResponse]]:
-        """One stream per gateway, dialled by the gateway. When it breaks, its requests are detached."""
+        """One stream per gateway, dialled by the gateway. When it breaks, its requests are detached. Only the leader takes it:
+        any other scheduler answers UNAVAILABLE, NOT_LEADER.
+        """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -21,7 +21,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "fingerprint", "tokenizer_fingerprint", "context_length", "vocab_size", "block_size", "block_bytes", "num_blocks", "max_step_tokens", "max_sequences", "epoch", "num_host_blocks", "swap_bytes_per_second", "prefill_tokens_per_second")
+    __slots__ = ("model", "fingerprint", "tokenizer_fingerprint", "context_length", "vocab_size", "block_size", "block_bytes", "num_blocks", "max_step_tokens", "max_sequences", "epoch", "num_host_blocks", "swap_bytes_per_second", "prefill_tokens_per_second", "is_draining")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class DescribeResponse(_message.Message):
     NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SWAP_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: bytes
     tokenizer_fingerprint: bytes
@@ -50,7 +51,32 @@ class DescribeResponse(_message.Message):
     num_host_blocks: int
     swap_bytes_per_second: float
     prefill_tokens_per_second: float
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., epoch: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., swap_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ...) -> None: ...
+    is_draining: bool
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., epoch: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., swap_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., is_draining: _Optional[bool] = ...) -> None: ...
+
+class BlockLabels(_message.Message):
+    __slots__ = ("block_ids", "hashes")
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, block_ids: _Optional[_Iterable[int]] = ..., hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class InventoryRequest(_message.Message):
+    __slots__ = ("epoch", "generation")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    generation: int
+    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class InventoryResponse(_message.Message):
+    __slots__ = ("device", "host")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    device: BlockLabels
+    host: BlockLabels
+    def __init__(self, device: _Optional[_Union[BlockLabels, _Mapping]] = ..., host: _Optional[_Union[BlockLabels, _Mapping]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "suppressed_token_ids", "min_tokens", "logprobs")
@@ -146,7 +172,7 @@ class TableChange(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., index: _Optional[int] = ..., block_id: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("epoch", "generation", "step_id", "finished_ids", "new_sequences", "scheduled", "swap_out", "swap_in", "copies", "table_changes")
+    __slots__ = ("epoch", "generation", "step_id", "finished_ids", "new_sequences", "scheduled", "swap_out", "swap_in", "copies", "table_changes", "labels", "host_labels")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +183,8 @@ class StepRequest(_message.Message):
     SWAP_IN_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     TABLE_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    HOST_LABELS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     generation: int
     step_id: int
@@ -167,7 +195,9 @@ class StepRequest(_message.Message):
     swap_in: BlockCopies
     copies: BlockCopies
     table_changes: _containers.RepeatedCompositeFieldContainer[TableChange]
-    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_ids: _Optional[_Iterable[int]] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., scheduled: _Optional[_Union[Schedule, _Mapping]] = ..., swap_out: _Optional[_Union[BlockCopies, _Mapping]] = ..., swap_in: _Optional[_Union[BlockCopies, _Mapping]] = ..., copies: _Optional[_Union[BlockCopies, _Mapping]] = ..., table_changes: _Optional[_Iterable[_Union[TableChange, _Mapping]]] = ...) -> None: ...
+    labels: BlockLabels
+    host_labels: BlockLabels
+    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_ids: _Optional[_Iterable[int]] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., scheduled: _Optional[_Union[Schedule, _Mapping]] = ..., swap_out: _Optional[_Union[BlockCopies, _Mapping]] = ..., swap_in: _Optional[_Union[BlockCopies, _Mapping]] = ..., copies: _Optional[_Union[BlockCopies, _Mapping]] = ..., table_changes: _Optional[_Iterable[_Union[TableChange, _Mapping]]] = ..., labels: _Optional[_Union[BlockLabels, _Mapping]] = ..., host_labels: _Optional[_Union[BlockLabels, _Mapping]] = ...) -> None: ...
 
 class Logprob(_message.Message):
     __slots__ = ("token_id", "logprob")

@@ -45,6 +45,11 @@ class WorkerServiceStub:
                 request_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.StepRequest.SerializeToString,
                 response_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.StepResponse.FromString,
                 _registered_method=True)
+        self.Inventory = channel.unary_unary(
+                '/quire.worker.v1.WorkerService/Inventory',
+                request_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.InventoryRequest.SerializeToString,
+                response_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.InventoryResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -66,6 +71,14 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Inventory(self, request, context):
+        """Tells which blocks hold what, by the labels of schedulers so far: what a scheduler that has just opened a stream may
+        go on from. Answered behind the last step of the generation before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +91,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Step,
                     request_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.StepRequest.FromString,
                     response_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.StepResponse.SerializeToString,
+            ),
+            'Inventory': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inventory,
+                    request_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.InventoryRequest.FromString,
+                    response_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.InventoryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +153,33 @@ class WorkerService:
             '/quire.worker.v1.WorkerService/Step',
             quire_dot_worker_dot_v1_dot_worker__pb2.StepRequest.SerializeToString,
             quire_dot_worker_dot_v1_dot_worker__pb2.StepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inventory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.worker.v1.WorkerService/Inventory',
+            quire_dot_worker_dot_v1_dot_worker__pb2.InventoryRequest.SerializeToString,
+            quire_dot_worker_dot_v1_dot_worker__pb2.InventoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

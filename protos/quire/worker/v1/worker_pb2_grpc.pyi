@@ -39,6 +39,10 @@ class WorkerServiceStub:
     """Runs steps in the order sent. A new stream is a new generation: the worker forgets all sequences of the last one
     and answers Ready. A lower epoch, or a gap in step ids, ends the stream with FAILED_PRECONDITION.
     """
+    Inventory: _grpc.UnaryUnaryMultiCallable[_worker_pb2.InventoryRequest, _worker_pb2.InventoryResponse]
+    """Tells which blocks hold what, by the labels of schedulers so far: what a scheduler that has just opened a stream may
+    go on from. Answered behind the last step of the generation before.
+    """
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -50,6 +54,10 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     Step: _aio.StreamStreamMultiCallable[_worker_pb2.StepRequest, _worker_pb2.StepResponse]  # type: ignore[assignment]
     """Runs steps in the order sent. A new stream is a new generation: the worker forgets all sequences of the last one
     and answers Ready. A lower epoch, or a gap in step ids, ends the stream with FAILED_PRECONDITION.
+    """
+    Inventory: _aio.UnaryUnaryMultiCallable[_worker_pb2.InventoryRequest, _worker_pb2.InventoryResponse]  # type: ignore[assignment]
+    """Tells which blocks hold what, by the labels of schedulers so far: what a scheduler that has just opened a stream may
+    go on from. Answered behind the last step of the generation before.
     """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -71,6 +79,16 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.StepResponse], _abc.AsyncIterator[_worker_pb2.StepResponse]]:
         """Runs steps in the order sent. A new stream is a new generation: the worker forgets all sequences of the last one
         and answers Ready. A lower epoch, or a gap in step ids, ends the stream with FAILED_PRECONDITION.
+        """
+
+    @_abc_1.abstractmethod
+    def Inventory(
+        self,
+        request: _worker_pb2.InventoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.InventoryResponse, _abc.Awaitable[_worker_pb2.InventoryResponse]]:
+        """Tells which blocks hold what, by the labels of schedulers so far: what a scheduler that has just opened a stream may
+        go on from. Answered behind the last step of the generation before.
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.kernels import attention, blocks, compiled, cpu_table, elementwise, gpu_table
+from benchmarks.kernels import attention, blocks, compiled, cpu_table, elementwise, gpu_table, invariant
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.pages import Heads, PagedBatch
 from worker_svc.step import Direction
@@ -37,6 +37,9 @@ SMALL: dict[str, partial[Case]] = {
     "adjust": partial(elementwise.adjust, num_rows=2, vocab_size=300, tokens_seen=20),
     "rotary int8": partial(elementwise.rotary_8bit, heads=HEADS, num_tokens=3, dtype=torch.int8),
     "store int8": partial(elementwise.store_8bit, heads=HEADS, num_tokens=3, dtype=torch.int8),
+    "invariant product": partial(invariant.product, num_rows=3, inputs=64, outputs=32),
+    "invariant decode": partial(invariant.decode, heads=HEADS, num_seqs=2, context_len=33),
+    "norms": partial(invariant.norms, num_rows=2, vocab_size=300),
     "copy": partial(blocks.copy_blocks, num_pairs=3, block_bytes=64),
     "swap out": partial(blocks.swap_blocks, direction=Direction.OUT, num_pairs=3, block_bytes=64),
     "swap in": partial(blocks.swap_blocks, direction=Direction.IN, num_pairs=3, block_bytes=64),

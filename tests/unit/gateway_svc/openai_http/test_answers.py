@@ -7,7 +7,7 @@ import pytest
 
 from gateway_svc.openai_http.answers import Answer, ChatFormat, CompletionFormat, Format
 from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, Usage
-from gateway_values import id_of, make_generation, vocabulary_of
+from gateway_values import id_of, make_rendering, vocabulary_of
 from tiny_model import tiny_tokenizer
 
 VOCABULARY = vocabulary_of(tiny_tokenizer())
@@ -16,7 +16,7 @@ STOP = Finish(FinishReason.STOP, 2)
 
 
 def answer(form: Format, num_prompts: int = 1, **fields: Any) -> Answer:
-    return Answer(form, [make_generation(**fields) for _ in range(num_prompts)], VOCABULARY, created=12)
+    return Answer(form, [make_rendering(VOCABULARY, **fields) for _ in range(num_prompts)], VOCABULARY, created=12)
 
 
 def told(event: bytes) -> Any:
@@ -112,7 +112,8 @@ def test_an_end_after_text_is_told_too() -> None:
 
 
 def test_the_last_event_has_the_usage_and_no_choice() -> None:
-    last = told(answer(CompletionFormat()).usage_event(Usage(1, 2, 0)))
+    events = answer(CompletionFormat()).last_events(Usage(1, 2, 0))
+    last = told(events.removesuffix(b"data: [DONE]\n\n"))
     assert last["choices"] == []
     assert last["usage"]["total_tokens"] == 3
 

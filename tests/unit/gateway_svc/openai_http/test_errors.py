@@ -20,6 +20,11 @@ TABLE = {
     Reason.TENANT_QUOTA_EXCEEDED: (429, "rate_limit_error"),
     Reason.DEADLINE_TOO_SHORT: (503, "service_unavailable"),
     Reason.DRAINING: (503, "service_unavailable"),
+    Reason.RESUME_OFFSET_INVALID: (400, "invalid_request_error"),
+    Reason.REQUEST_UNKNOWN: (404, "invalid_request_error"),
+    Reason.REQUEST_QUARANTINED: (500, "server_error"),
+    Reason.STORE_DEGRADED: (503, "service_unavailable"),
+    Reason.NOT_LEADER: (503, "service_unavailable"),
     Reason.DEADLINE_EXCEEDED: (504, "timeout"),
     Reason.CANCELLED: (499, "cancelled"),
     Reason.INTERNAL: (500, "server_error"),
@@ -45,8 +50,9 @@ def test_a_body_names_the_field_and_the_reason() -> None:
 
 
 def test_seconds_to_wait_are_rounded_up() -> None:
-    assert HttpError.of(QuireError(Reason.DRAINING, "soon", retry_after=1.2)).headers == {"retry-after": "2"}
-    assert HttpError.of(QuireError(Reason.DRAINING, "now", retry_after=0.0)).headers == {"retry-after": "1"}
+    for seconds, told in ((1.2, "2"), (0.0, "1")):
+        error = HttpError.of(QuireError(Reason.CAPACITY_EXHAUSTED, "soon", retry_after=seconds))
+        assert error.headers == {"retry-after": told}
     assert NO_ROUTE.headers == {}
 
 
@@ -54,3 +60,12 @@ def test_a_deadline_that_no_later_time_helps_is_not_tried_again() -> None:
     assert HttpError.of(QuireError(Reason.DEADLINE_TOO_SHORT, "too soon")).headers == {"x-should-retry": "false"}
     busy = HttpError.of(QuireError(Reason.DEADLINE_TOO_SHORT, "too soon", retry_after=3))
     assert busy.headers == {"retry-after": "3"}
+
+
+def test_what_killed_workers_is_not_tried_again() -> None:
+    assert HttpError.of(QuireError(Reason.REQUEST_QUARANTINED, "so")).headers == {"x-should-retry": "false"}
+
+
+def test_a_gateway_that_ends_asks_for_another_connection() -> None:
+    error = HttpError.of(QuireError(Reason.DRAINING, "soon", retry_after=1))
+    assert error.headers == {"retry-after": "1", "connection": "close"}

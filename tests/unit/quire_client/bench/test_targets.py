@@ -137,6 +137,7 @@ async def test_quire_is_asked_for_exact_lengths_and_counted_by_token_ids(address
     sent = service.requests[0].generation
     assert list(sent.token_ids.ids) == [5, 6, 7]
     assert (sent.stopping.max_tokens, sent.stopping.ignore_eos, sent.sampling.temperature) == (4, True, 0.0)
+    assert not sent.HasField("request_id")  # what is measured is not kept to be resumed
 
 
 async def test_quire_tells_its_model(address: str, service: Any) -> None:

@@ -13,6 +13,7 @@ import grpc
 import pytest
 from typer.testing import CliRunner, Result
 
+from breaking_gateways import Break, Fault, breaking_gateways, text_after
 from quire.inference.v1 import inference_pb2 as pb
 from quire_client.cli.app import app, run
 
@@ -127,6 +128,42 @@ async def test_generate_asks_for_what_is_ranked_as_a_whole(address: str, service
     assert (search.beam_search.width, search.n) == (4, 2)
     assert search.beam_search.early_stopping == pb.EARLY_STOPPING_AT_WIDTH
     assert (drawn.best_of, drawn.HasField("beam_search")) == (3, False)
+
+
+async def test_generate_goes_on_where_a_gateway_ends_and_says_so() -> None:
+    async with breaking_gateways(2, 2) as (first, second):
+        first.breaks = [Break(3, Fault.STOPS)]
+
+        ended = await quire("generate", "x", "--address", f"{first.address},{second.address}", "--n", "2")
+
+    assert (ended.code, ended.out) == (0, "".join(f"[{i}] {text_after(i, n, True)}\n" for i, n in enumerate((7, 4))))
+    (line,) = [line for line in ended.err.splitlines() if line.startswith("quire: ")]  # grpc logs its goodbye, too
+    assert line.startswith("quire: no connection to ")
+    assert line.endswith("; going on")
+
+
+async def test_resume_writes_what_a_named_request_says(address: str, service: Any) -> None:
+    service.accept("mine")
+    service.say("b", index=1)
+    service.say("a", index=0)
+    service.end(0)
+    service.end(1)
+    service.account()
+
+    assert (await invoke("resume", "mine")).stdout == "a\n[1] b\n"
+    told = json.loads((await invoke("resume", "mine", "-o", "json")).stdout)
+    assert [one["text"] for one in told["completions"]] == ["a", "b"]
+    assert [request.request_id for request in service.requests] == ["mine", "mine"]
+
+
+async def test_resuming_what_is_not_known_says_so(
+    address: str, service: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.refuse_with_details(grpc.StatusCode.NOT_FOUND, "REQUEST_UNKNOWN", "there is no such request")
+
+    assert await asyncio.to_thread(run, ["resume", "gone"]) == 1
+
+    assert "quire: there is no such request; it ended long ago" in capsys.readouterr().err
 
 
 async def test_models_lists_what_is_served(address: str) -> None:
@@ -281,7 +318,7 @@ def test_without_a_command_it_tells_which_there_are(capsys: pytest.CaptureFixtur
     assert "generate" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "models", "bench", "explain"])
+@pytest.mark.parametrize("command", ["generate", "resume", "chat", "models", "bench", "explain"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
     assert f"quire {command}" in capsys.readouterr().out

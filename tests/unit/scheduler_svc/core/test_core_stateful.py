@@ -187,6 +187,22 @@ class CoreMachine(RuleBasedStateMachine):
         self.num_quiet = 0
         self.world.lose(self._site(place))
 
+    @precondition(lambda self: self.num_quiet >= LULL and self.world.sites)
+    @rule(place=PLACES)
+    def retire(self, place: int) -> None:
+        self.num_quiet = 0
+        self.world.retire(self._site(place))
+
+    @rule()
+    def part(self) -> None:
+        self.world.part()
+
+    @precondition(lambda self: self.num_quiet >= LULL)
+    @rule()
+    def restart_scheduler(self) -> None:
+        self.num_quiet = 0
+        self.world.restart()
+
     # What always holds. That no step writes what others read, no block is handed out that a step or a copy names, and
     # none published that is not committed, the world's own sites see to.
 
@@ -199,7 +215,7 @@ class CoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         self.fates.fate = Fate.DONE
-        if not self.world.sites:
+        if not self.world.working:
             self.join()
         self.world.drain()
         self.world.check_texts()

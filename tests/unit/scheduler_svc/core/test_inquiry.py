@@ -54,7 +54,7 @@ def test_queued_sequence_says_who_is_ahead_and_how_many_blocks_it_lacks() -> Non
     [one] = told(bench, "last").sequences
     assert one.standing is Standing.QUEUED
     assert one.num_ahead == 1
-    kept = bench.scheduler.planner.reserve(bench.replica, bench.replica.num_owed)
+    kept = bench.scheduler.planner.reserve(bench.replica)
     assert kept > 0
     assert one.num_missing_blocks == 5 + kept - bench.replica.device.pool.num_available
     assert told(bench, "last").num_waiting == 2

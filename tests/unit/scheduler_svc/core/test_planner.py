@@ -3,9 +3,9 @@
 from itertools import pairwise
 
 from core_bench import BLOCK, CoreBench, keys, prompt, tokens_of
+from scheduler_svc.core.draft import LONG_PROMPT
 from scheduler_svc.core.limits import Limits
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.core.planner import LONG_PROMPT
 from scheduler_svc.core.pressure import PreemptionMode
 from scheduler_svc.core.sequence import Phase, Sequence
 

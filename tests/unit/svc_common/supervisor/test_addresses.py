@@ -15,15 +15,17 @@ def settings(**values: object) -> SupervisorSettings:
 
 
 def test_the_ports_of_several_follow_each_other() -> None:
-    addresses = assign(settings(gateways=2, workers=3, http_port=8000, grpc_port=50051, worker_port=50053))
+    ports = {"http_port": 8000, "grpc_port": 50051, "worker_port": 50053, "scheduler_metrics_port": 9101}
+    addresses = assign(settings(gateways=2, schedulers=2, workers=3, **ports))
     assert [listener.port for listener in addresses.http] == [8000, 8001]
     assert [listener.port for listener in addresses.grpc] == [50051, 50052]
     assert [listener.port for listener in addresses.workers] == [50053, 50054, 50055]
+    assert [listener.port for listener in addresses.scheduler_metrics] == [9101, 9102]
 
 
 def test_port_zero_takes_a_free_one_for_each() -> None:
-    addresses = assign(settings(gateways=2, workers=2))
-    assert len({listener.port for listener in addresses}) == 11
+    addresses = assign(settings(gateways=2, schedulers=2, workers=2))
+    assert len({listener.port for listener in addresses}) == 14
     addresses.check()
 
 
@@ -48,8 +50,9 @@ def test_a_port_in_use_is_told_with_its_variable() -> None:
             addresses.check()
 
 
-def test_several_gateways_and_workers_fit_beside_each_other_by_default() -> None:
-    ports = [listener.port for listener in assign(SupervisorSettings.model_validate({"gateways": 3, "workers": 3}))]
+def test_several_of_each_fit_beside_each_other_by_default() -> None:
+    settings = SupervisorSettings.model_validate({"gateways": 3, "schedulers": 3, "workers": 3})
+    ports = [listener.port for listener in assign(settings)]
     assert len(set(ports)) == len(ports)
 
 

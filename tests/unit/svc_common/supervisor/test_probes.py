@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from svc_common.server import HealthReporter, bind, create_server
+from svc_common.server import LIVENESS, HealthReporter, bind, create_server
 from svc_common.supervisor.addresses import free_port
 from svc_common.supervisor.probes import answers_grpc, answers_http
 
@@ -21,6 +21,17 @@ async def test_a_grpc_service_answers_while_it_is_serving() -> None:
     assert await probe()
     await server.stop(None)
     assert not await probe()
+
+
+async def test_a_grpc_service_that_serves_nobody_lives() -> None:
+    server = create_server(max_message_bytes=1024)
+    HealthReporter(server, [])
+    address = f"127.0.0.1:{bind(server, '127.0.0.1', 0)}"
+    await server.start()
+    assert await answers_grpc(address, LIVENESS)()
+    assert not await answers_grpc(address)()
+    assert not await answers_grpc(address, "no.such.Service")()
+    await server.stop(None)
 
 
 class Health(BaseHTTPRequestHandler):

@@ -33,9 +33,27 @@ def test_services_find_each_other() -> None:
     assert scheduler["QUIRE_REDIS_URL"] == REDIS
     assert (scheduler["QUIRE_SCHEDULER_ADMIN_HOST"], scheduler["QUIRE_SCHEDULER_ADMIN_PORT"]) == ("127.0.0.1", "50062")
     assert roles["worker-1"].environment["QUIRE_WORKER_PORT"] == "50054"
-    assert roles["worker-1"].environment["QUIRE_WORKER_METRICS_PORT"] == "9103"
+    assert roles["worker-1"].environment["QUIRE_WORKER_METRICS_PORT"] == "9112"
     assert roles["gateway-1"].environment["QUIRE_SCHEDULERS_AT"] == "127.0.0.1:50052"
     assert roles["gateway-1"].environment["QUIRE_HTTP_PORT"] == "8001"
+
+
+def test_every_gateway_knows_every_scheduler_of_which_the_first_leads() -> None:
+    roles = table(schedulers=2, scheduler_port=50052)
+    assert roles["gateway"].environment["QUIRE_SCHEDULERS_AT"] == "127.0.0.1:50052,127.0.0.1:50053"
+    assert "QUIRE_STANDBY" not in roles["scheduler-0"].environment
+    assert roles["scheduler-1"].environment["QUIRE_STANDBY"] == "1"
+
+
+def test_a_role_dials_where_it_is_told_to() -> None:
+    values: dict[str, object] = {"gateways": 2, "scheduler_port": 50052, "worker_port": 50053}
+    settings = SupervisorSettings.model_validate(values)
+    listed = service_roles(settings, assign(settings), REDIS, lambda role, address: f"{role}>{address}")
+    roles = {role.name: role.environment for role in listed}
+    assert roles["gateway-1"]["QUIRE_SCHEDULERS_AT"] == "gateway-1>127.0.0.1:50052"
+    assert roles["scheduler"]["QUIRE_WORKERS_AT"] == "scheduler>127.0.0.1:50053"
+    assert roles["scheduler"]["QUIRE_REDIS_URL"] == f"scheduler>{REDIS}"
+    assert roles["scheduler"]["QUIRE_SCHEDULER_PORT"] == "50052"
 
 
 def test_inner_services_stay_on_the_loopback() -> None:

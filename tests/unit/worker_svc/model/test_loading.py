@@ -26,7 +26,7 @@ from transformers import (
 from llama_models import SIZES, VARIANTS
 from transformers_models import VARIANTS as OTHERS
 from worker_svc.attention import AttentionKind
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.config import UnsupportedModel, native_config, read_config
 from worker_svc.model.loading import LoadedModel, NativeModel, load
 
 Save = Callable[..., Path]
@@ -38,7 +38,9 @@ _MLA: dict[str, Any] = {
 
 
 def _load(directory: Path) -> LoadedModel:
-    return load(directory, torch.float32, torch.device("cpu"), AttentionKind.TORCH)
+    return load(
+        directory, native_config(read_config(directory)), torch.float32, torch.device("cpu"), AttentionKind.TORCH
+    )
 
 
 def _change_config(directory: Path, **changes: Any) -> Path:

@@ -1,0 +1,1 @@
+"""What deterministic mode costs."""

@@ -1,0 +1,1 @@
+"""Measures how long streams stand still when a process dies."""

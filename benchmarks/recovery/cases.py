@@ -1,0 +1,39 @@
+"""What is killed, and what stands beside it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MOST_SECONDS = 5.0
+"""What is asked of the first further token."""
+MOST_SECONDS_BESIDE = 2.0
+"""The same where a second worker stands by."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of fault: kill -9 of one role, under as many of each as `counts` says, one of each but for that."""
+
+    name: str
+    title: str
+    role: str
+    counts: Mapping[str, int] = field(default_factory=dict)
+    scheduler: str = "scheduler_svc"
+    """The program of schedulers."""
+    bound: float = MOST_SECONDS
+
+
+CASES = (
+    Case("worker", "a worker, which is started again", "worker"),
+    Case("worker-beside", "a worker, with a second one", "worker", {"workers": 2}, bound=MOST_SECONDS_BESIDE),
+    Case("scheduler-standby", "the scheduler, with one that stands by", "scheduler", {"schedulers": 2}),
+    Case(
+        "scheduler-blind",
+        "the same, which takes no blocks over",
+        "scheduler",
+        {"schedulers": 2},
+        "benchmarks.recovery.blind_scheduler",
+    ),
+    Case("scheduler", "the only scheduler, which is started again", "scheduler"),
+    Case("gateway", "a gateway, with a second one", "gateway", {"gateways": 2}),
+    Case("redis", "Redis, which is started again", "redis"),
+)

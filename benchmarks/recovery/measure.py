@@ -1,0 +1,101 @@
+"""Kills a process under streams, again and again, and notes when their tokens came."""
+
+import asyncio
+import random
+import signal
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from time import monotonic
+
+from benchmarks.processes import BenchmarkFailed
+from benchmarks.recovery.cases import Case
+from benchmarks.recovery.figures import CaseFigures, Recovery, recovery
+from quire_client import AsyncClient
+from tests.chaos.stack import Stack, stack
+
+NUM_STREAMS = 8
+MAX_TOKENS = 200
+_PROMPT_TOKENS = 64
+_VOCABULARY = 40_000
+_FIRST, _LAST = 20, 100  # of a stream's tokens, between which the fault comes
+_SETTLE_SECONDS = 60.0
+# The supervisor starts a role again at once that was up for five seconds; it is to have been.
+_QUIET_SECONDS = 5.0
+
+
+async def measure_case(case: Case, num_runs: int, log: Path, report: Callable[[str], None]) -> CaseFigures:
+    """All runs of a case, over one deployment in bfloat16. Raises BenchmarkFailed."""
+    rng = random.Random(case.name)
+    recoveries: list[Recovery] = []
+    async with AsyncExitStack() as entered:
+        environment = {"QUIRE_DTYPE": "bfloat16"}
+        running = await entered.enter_async_context(stack(log, environment, case.counts, case.scheduler))
+        clients = []
+        for i in range(NUM_STREAMS):
+            links = [await running.connect(f"client-{i}", each.reached_at) for each in running.addresses.grpc]
+            clients.append(await entered.enter_async_context(AsyncClient(",".join(links))))
+        for number in range(num_runs + 1):
+            await _settle(running, case)
+            found = await _run(running, case, clients, rng)
+            if number:  # the first one warms up
+                recoveries.append(found)
+                report(f"  {number}: any {found.any:.2f} s, worst {found.worst:.2f} s")
+    return CaseFigures(tuple(recoveries))
+
+
+async def _run(running: Stack, case: Case, clients: list[AsyncClient], rng: random.Random) -> Recovery:
+    arrivals: list[list[float]] = [[] for _ in clients]
+
+    async def read(i: int) -> None:
+        prompt = [rng.randrange(_VOCABULARY) for _ in range(_PROMPT_TOKENS)]
+        async for chunk in clients[i].stream(prompt, max_tokens=MAX_TOKENS, temperature=0, ignore_eos=True):
+            arrivals[i] += [monotonic()] * len(chunk.token_ids)
+
+    reading = [asyncio.create_task(read(i)) for i in range(len(clients))]
+    try:
+        wanted = rng.randint(_FIRST, _LAST)
+        while min(map(len, arrivals)) < wanted:
+            if any(task.done() for task in reading):
+                raise BenchmarkFailed(f"{case.name}: a stream ended before the fault")
+            await asyncio.sleep(0.001)
+        victim = await _victim(running, case)
+        fault = monotonic()
+        running.send(victim, signal.SIGKILL)
+        await asyncio.gather(*reading)
+    finally:
+        for task in reading:
+            task.cancel()
+    if any(len(times) != MAX_TOKENS for times in arrivals):
+        raise BenchmarkFailed(f"{case.name}: streams of {sorted(map(len, arrivals))} tokens")
+    try:
+        return recovery(arrivals, fault)
+    except ValueError as error:
+        raise BenchmarkFailed(f"{case.name}: {error}") from error
+
+
+async def _victim(running: Stack, case: Case) -> str:
+    """The one of its role that streams depend on; of workers, which share the streams, the first."""
+    if case.role == "scheduler":
+        leader = await running.leader()
+        if leader is None:
+            raise BenchmarkFailed("no scheduler leads")
+        return leader
+    if case.role == "gateway":
+        gateways = [running.gateway_of(f"client-{i}") for i in range(NUM_STREAMS)]
+        return max((name for name in gateways if name), key=gateways.count)
+    return running.instances(case.role)[0]
+
+
+async def _settle(running: Stack, case: Case) -> None:
+    """Returns when every role answers and every worker is in use, and has been for a while."""
+    end = monotonic() + _SETTLE_SECONDS
+    while monotonic() < end:
+        leader = await running.leader()
+        if running.is_ready() and leader is not None:
+            ready = (await running.metrics(leader)).get("quire_workers_ready")
+            if ready == case.counts.get("workers", 1):
+                await asyncio.sleep(_QUIET_SECONDS)
+                return
+        await asyncio.sleep(0.1)
+    raise BenchmarkFailed(f"{case.name}: not all roles came back in {_SETTLE_SECONDS:.0f} s")

@@ -1,0 +1,40 @@
+"""Recovery times as tables, from the result that was written."""
+
+from typing import Any
+
+from benchmarks.recovery.cases import CASES
+from benchmarks.tables import Cells
+
+
+def recovery_table(result: dict[str, Any]) -> Cells:
+    """A row for each kind of fault."""
+    rows = [
+        [
+            case.title,
+            *(f"{figures[f'{stream}_{name}']:.2f}" for stream in ("any", "worst") for name in ("p50", "max")),
+        ]
+        for case in CASES
+        if (figures := result["cases"].get(case.name))
+    ]
+    return Cells(("killed", "any, p50, s", "any, max, s", "worst, p50, s", "worst, max, s"), rows)
+
+
+def target_lines(result: dict[str, Any]) -> list[str]:
+    """What was asked, and whether it holds; Markdown."""
+    lines = []
+    for target in result["targets"]:
+        text = f"{target['what']}: {target['value']:.2f}, asked < {target['bound']:g}"
+        lines.append(text if target["holds"] else f"**{text}: missed**")
+    return lines
+
+
+def recovery_section(result: dict[str, Any]) -> str:
+    """What docs/performance.md says of it."""
+    machine = result["machine"]
+    targets = "\n".join(f"- {line}" for line in target_lines(result))
+    return (
+        f"{result['model']}, bfloat16, {result['num_streams']} streams of {result['max_tokens']} tokens, "
+        f"{result['num_runs']} faults of each kind; {result['date'][:10]}, commit "
+        f"`{(result['commit'] or 'unknown')[:12]}`, {machine['cores']} cores of {machine['processor']}.\n\n"
+        f"{recovery_table(result).markdown()}\n\n{targets}"
+    )

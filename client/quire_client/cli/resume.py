@@ -1,0 +1,46 @@
+"""`quire resume`: goes on with a request that was named."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from quire_client.cli import options as opt
+from quire_client.cli.output import print_json, say_going_on, write_text
+from quire_client.sync import Client, Stream
+
+
+def resume(
+    request_id: Annotated[str, typer.Argument(help="The name that the request was given.")],
+    output: opt.Output = opt.OutputFormat.TEXT,
+    timeout: opt.Timeout = None,
+    address: opt.Address = opt.ADDRESS,
+    api_key: opt.ApiKey = None,
+) -> None:
+    """Write what a named request has said, and what it goes on to say.
+
+    It is known for as long as it runs, and for an hour once it has ended.
+    """
+    with Client(address, api_key=api_key, timeout=timeout) as client:
+        stream = client.resume(request_id, on_resume=say_going_on)
+        if output is opt.OutputFormat.JSON:
+            print_json(stream.collect())
+        else:
+            _write(stream)
+
+
+def _write(stream: Stream) -> None:
+    """Writes the first text as it comes, and others at the end."""
+    others: defaultdict[int, str] = defaultdict(str)
+
+    def first() -> Iterator[str]:
+        for chunk in stream:
+            if chunk.index == 0:
+                yield chunk.text
+            else:
+                others[chunk.index] += chunk.text
+
+    write_text(first())
+    for index, text in sorted(others.items()):
+        write_text([f"[{index}] {text}"])

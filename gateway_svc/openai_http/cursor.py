@@ -1,0 +1,85 @@
+"""How far a stream of server-sent events was given: the ids of its events, from which a client goes on."""
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+from gateway_svc.output import Chunk
+from gateway_svc.sequence_output import Ending, Start
+from svc_common.errors import QuireError, Reason
+
+LAST_EVENT_ID = "last-event-id"
+
+# Tokens given of each choice, with an "e" where its end was; then what came behind all choices.
+_CURSOR = re.compile(r"([0-9]{1,9}e?(?:-[0-9]{1,9}e?)*)(-usage|-done)?")
+
+
+class _Stage(Enum):
+    CHOICES = ""
+    USAGE = "-usage"
+    DONE = "-done"
+
+
+class Cursor:
+    """A place in the stream of an answer. It moves with each event that goes out."""
+
+    def __init__(self, num_choices: int) -> None:
+        """The beginning of a stream."""
+        self._choices = ["0"] * num_choices
+        self._stage = _Stage.CHOICES
+
+    @classmethod
+    def parse(cls, text: str, num_choices: int) -> "Cursor":
+        """The place behind the event with this id. Raises QuireError where no event of such a stream has it."""
+        match = _CURSOR.fullmatch(text)
+        choices = match[1].split("-") if match else []
+        if match is None or len(choices) != num_choices:
+            message = "is not the id of an event of this stream"
+            raise QuireError(Reason.INVALID_FIELD, message, field=LAST_EVENT_ID)
+        cursor = cls(num_choices)
+        cursor._choices = choices
+        cursor._stage = _Stage(match[2] or "")
+        return cursor
+
+    @property
+    def is_behind_usage(self) -> bool:
+        """Whether the usage was given."""
+        return self._stage is not _Stage.CHOICES
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything was given."""
+        return self._stage is _Stage.DONE
+
+    def has_begun(self, choice: int) -> bool:
+        """Whether anything of a choice was given."""
+        return self._choices[choice] != "0"
+
+    def starts(self, n: int) -> Sequence[Mapping[int, Start]]:
+        """How far the client has each choice, prompt by prompt, of `n` choices each."""
+        starts = [_start(choice) for choice in self._choices]
+        return [dict(enumerate(starts[first : first + n])) for first in range(0, len(starts), n)]
+
+    def behind(self, choice: int, chunk: Chunk) -> bytes:
+        """Moves behind an event with a piece of a choice; the line that gives the event its id."""
+        end = "" if chunk.finish is None else "e"
+        self._choices[choice] = f"{chunk.offset + len(chunk.token_ids)}{end}"
+        return self._line()
+
+    def behind_usage(self) -> bytes:
+        """Moves behind the usage."""
+        self._stage = _Stage.USAGE
+        return self._line()
+
+    def behind_all(self) -> bytes:
+        """Moves behind the last event."""
+        self._stage = _Stage.DONE
+        return self._line()
+
+    def _line(self) -> bytes:
+        return f"id: {'-'.join(self._choices)}{self._stage.value}\n".encode()
+
+
+def _start(choice: str) -> Start:
+    ending = Ending.GIVEN if choice.endswith("e") else Ending.MISSING
+    return Start(int(choice.removesuffix("e")), ending, LAST_EVENT_ID)

@@ -1,0 +1,106 @@
+"""How the tokens of a request become what its client reads: all that a gateway needs to go on with a request, whichever
+gateway took it in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from gateway_svc.generation import Generation, OnLeave, SpecialTokens, StopText
+from gateway_svc.stop_strings import StopString
+from gateway_svc.vocabulary import Vocabulary
+from quire.scheduler.v1 import scheduler_pb2
+
+_BYTES_OF_A_CHARACTER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """`num_sequences` come of the scheduler, and the best `n` of them go out.
+
+    `prompt_tail` holds the last tokens of the prompt that are text, as many as a character has bytes; `logprobs` is how
+    many likeliest tokens go out beside each token, or None.
+    """
+
+    request_id: str
+    model: str
+    on_leave: OnLeave
+    stops: tuple[StopString, ...]
+    stop_text: StopText
+    min_tokens: int
+    stop_token_ids: tuple[int, ...]
+    special_tokens: SpecialTokens
+    prompt_tail: tuple[int, ...]
+    prompt_length: int
+    n: int
+    num_sequences: int
+    logprobs: int | None
+    seed: int
+
+    @classmethod
+    def of(cls, generation: Generation, vocabulary: Vocabulary) -> "Rendering":
+        """That of a request which this gateway took in."""
+        stopping = generation.stopping
+        hidden = vocabulary.hidden_ids(generation.special_tokens)
+        return cls(
+            request_id=generation.request_id,
+            model=generation.model,
+            on_leave=generation.on_leave,
+            stops=stopping.stops,
+            stop_text=stopping.stop_text,
+            min_tokens=stopping.min_tokens,
+            stop_token_ids=stopping.stop_token_ids,
+            special_tokens=generation.special_tokens,
+            prompt_tail=_visible_tail(generation.prompt_token_ids, hidden),
+            prompt_length=len(generation.prompt_token_ids),
+            n=generation.n,
+            num_sequences=generation.best_of,
+            logprobs=generation.logprobs,
+            seed=generation.sampling.seed,
+        )
+
+    @classmethod
+    def from_proto(cls, attached: scheduler_pb2.Attached) -> "Rendering":
+        """That of a request which some gateway took in, as the scheduler kept it."""
+        options = attached.render_options
+        return cls(
+            request_id=options.request_id,
+            model=options.model,
+            on_leave=OnLeave.DETACH if attached.detachable else OnLeave.CANCEL,
+            stops=tuple(map(StopString.compile, options.stops)),
+            stop_text=StopText.INCLUDED if options.include_stop else StopText.EXCLUDED,
+            min_tokens=options.min_tokens,
+            stop_token_ids=tuple(options.stop_token_ids),
+            special_tokens=SpecialTokens.KEPT if options.keep_special_tokens else SpecialTokens.HIDDEN,
+            prompt_tail=tuple(options.prompt_tail),
+            prompt_length=attached.prompt_length,
+            n=options.n,
+            num_sequences=attached.num_sequences,
+            logprobs=options.logprobs if options.HasField("logprobs") else None,
+            seed=attached.seed,
+        )
+
+    @property
+    def is_ranked_here(self) -> bool:
+        """Whether sequences are ranked by the log-probabilities of what was drawn, and so go out at their end."""
+        return self.num_sequences > self.n
+
+    def to_proto(self) -> scheduler_pb2.RenderOptions:
+        """What the scheduler keeps of it; the rest it knows."""
+        return scheduler_pb2.RenderOptions(
+            request_id=self.request_id,
+            model=self.model,
+            stops=[stop.text for stop in self.stops],
+            include_stop=self.stop_text is StopText.INCLUDED,
+            keep_special_tokens=self.special_tokens is SpecialTokens.KEPT,
+            n=self.n,
+            logprobs=self.logprobs,
+            stop_token_ids=self.stop_token_ids,
+            min_tokens=self.min_tokens,
+            prompt_tail=self.prompt_tail,
+        )
+
+
+def _visible_tail(token_ids: Sequence[int], hidden_ids: frozenset[int]) -> tuple[int, ...]:
+    # Every token that is seen has a byte or more, and nothing before the last character matters.
+    visible = (token_id for token_id in reversed(token_ids) if token_id not in hidden_ids)
+    return tuple(islice(visible, _BYTES_OF_A_CHARACTER))[::-1]

@@ -1,0 +1,176 @@
+"""One sequence on its way out: the scheduler's tokens become chunks, from wherever its client has it."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from gateway_svc.detokenizer import SequenceText
+from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob
+from gateway_svc.rendering import Rendering
+from gateway_svc.vocabulary import Vocabulary
+from quire.scheduler.v1 import scheduler_pb2
+from svc_common.errors import QuireError, Reason
+
+
+class Ending(Enum):
+    """Whether a client that has all tokens of a sequence was given its end."""
+
+    MISSING = "missing"
+    GIVEN = "given"
+    UNKNOWN = "unknown"
+    """It is told again; its text went out with the last token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How far a client has a sequence, in tokens. `where` is the field that says so, as the client spells it."""
+
+    num_tokens: int = 0
+    ending: Ending = Ending.MISSING
+    where: str = ""
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether the client has nothing."""
+        return self.num_tokens == 0
+
+    def beyond_end(self) -> QuireError:
+        """What is told where the sequence has not so many tokens, or, where its end was given, has more."""
+        return QuireError(Reason.RESUME_OFFSET_INVALID, "does not lie within the sequence", field=self.where)
+
+
+class SequenceOutput:
+    """What a sequence has, and what of that was not taken yet."""
+
+    def __init__(self, index: int, vocabulary: Vocabulary, rendering: Rendering, start: Start) -> None:
+        """Chunks begin at `start`, once the sequence gets there."""
+        self.index = index
+        self.num_tokens = 0
+        self.num_acknowledged = 0
+        self.cached_tokens = 0
+        self.last_time: float | None = None
+        self.finish: Finish | None = None
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._text = SequenceText(vocabulary, rendering)
+        self._start = start
+        self._num_had = start.num_tokens
+        self._has_logprobs = rendering.logprobs is not None or rendering.is_ranked_here
+        self._num_top = rendering.logprobs or 0
+        self._pending: Chunk | None = None
+
+    def extend(self, tokens: scheduler_pb2.Tokens) -> None:
+        """Takes tokens in, less those that are here already.
+
+        Raises ValueError where some are missing, and QuireError where the sequence turns out not to reach its start.
+        """
+        place = self.num_tokens - tokens.offset
+        if place < 0:
+            raise ValueError("tokens are missing")
+        if tokens.HasField("cached_tokens"):
+            self.cached_tokens = tokens.cached_tokens
+        cause = tokens.end.WhichOneof("cause") if tokens.HasField("end") else None
+        token_ids = tokens.token_ids
+        num_tokens = len(token_ids)
+        # The token that ends a sequence is counted and not read.
+        num_read = num_tokens - 1 if cause == "stop_token_id" else num_tokens
+        logprobs = tokens.logprobs if self._has_logprobs else ()
+        chunk: Chunk | None = None
+        for at in range(place, num_tokens):
+            token_id = token_ids[at]
+            if self.num_tokens >= self._num_had and chunk is None:
+                chunk = self._begin_chunk()
+            self._token_ids.append(token_id)
+            self.num_tokens += 1
+            if logprobs:
+                logprob = TokenLogprob.from_proto(token_id, logprobs[at], self._num_top, self._text.num_chars)
+                self._logprobs.append(logprob)
+                if chunk is not None:
+                    chunk.logprobs.append(logprob)
+            text = self._text.push(token_id) if at < num_read else ""
+            if chunk is not None:
+                chunk.token_ids.append(token_id)
+                chunk.text += text
+            if self._text.matched is not None:
+                self._end(Finish(FinishReason.STOP, self._text.matched))
+                return
+        if cause is not None:
+            self._conclude(cause, tokens)
+
+    def check(self, tokens: scheduler_pb2.Tokens) -> None:
+        """Raises ValueError where tokens are not those that are here."""
+        here = self._token_ids[tokens.offset :]
+        if any(ours != theirs for ours, theirs in zip(here, tokens.token_ids, strict=False)):
+            raise ValueError("tokens that were given out have changed")
+
+    def tail(self, offset: int) -> scheduler_pb2.Tail | None:
+        """What is here from an offset on, as a scheduler is told of it; None where that is nothing."""
+        is_cut = self.finish is not None and isinstance(self.finish.matched, str)
+        offset = min(offset, self.num_tokens)
+        if offset == self.num_tokens and not is_cut:
+            return None
+        return scheduler_pb2.Tail(
+            index=self.index,
+            offset=offset,
+            token_ids=self._token_ids[offset:],
+            logprobs=[logprob.to_worker_proto() for logprob in self._logprobs[offset:]],
+            is_cut=is_cut,
+        )
+
+    def take(self) -> Chunk | None:
+        """What came since the call before."""
+        chunk, self._pending = self._pending, None
+        return chunk
+
+    def _begin_chunk(self) -> Chunk:
+        if self._start.ending is Ending.GIVEN:
+            raise self._start.beyond_end()
+        if self._pending is None:
+            self._pending = Chunk(self.index, self.num_tokens)
+        return self._pending
+
+    def _conclude(self, cause: str, tokens: scheduler_pb2.Tokens) -> None:
+        match cause:
+            case "stop_token_id":
+                self._end(Finish(FinishReason.STOP, tokens.end.stop_token_id))
+            case "length":
+                self._end(Finish(FinishReason.LENGTH))
+            case _:
+                raise ValueError("no stop string is where the sequence was cut")
+        if self._pending is not None and tokens.HasField("score"):
+            self._pending.score = tokens.score
+
+    def _end(self, finish: Finish) -> None:
+        if self.num_tokens < self._start.num_tokens:
+            raise self._start.beyond_end()
+        self.finish = finish
+        has_all = self.num_tokens == self._start.num_tokens
+        if has_all and self._start.ending is Ending.GIVEN:
+            return
+        chunk = self._pending or Chunk(self.index, self.num_tokens)
+        self._pending = chunk
+        if not has_all or self._start.ending is Ending.MISSING:
+            chunk.text += self._text.flush()
+        chunk.finish = finish
+
+
+def remainder(whole: Chunk, start: Start, vocabulary: Vocabulary, rendering: Rendering) -> Chunk:
+    """What a client that has a sequence up to `start` lacks of it, and its end.
+
+    Raises QuireError where the sequence has not so many tokens.
+    """
+    num_had = start.num_tokens
+    if num_had > len(whole.token_ids):
+        raise start.beyond_end()
+    if num_had == len(whole.token_ids):
+        return Chunk(whole.index, num_had, finish=whole.finish, score=whole.score)
+    text = SequenceText(vocabulary, rendering)
+    num_chars = sum(len(text.push(token_id)) for token_id in whole.token_ids[:num_had])
+    return Chunk(
+        whole.index,
+        num_had,
+        whole.text[num_chars:],
+        whole.token_ids[num_had:],
+        whole.logprobs[num_had:],
+        whole.finish,
+        whole.score,
+    )

@@ -1,0 +1,250 @@
+"""What gateways ask: to run a request, to take part in one, to end it. What is not live is looked up in the store."""
+
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Protocol
+
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scheduler_svc import tails
+from scheduler_svc.core.plan import Failure
+from scheduler_svc.journal import Journal
+from scheduler_svc.live_request import Listener, LiveRequest
+from scheduler_svc.live_requests import LiveRequests
+from scheduler_svc.metrics import REQUESTS_ATTACHED
+from scheduler_svc.request_log import RequestLog, State
+from scheduler_svc.store.base import StaleEpoch, Store, StoreUnavailable
+from scheduler_svc.turns import Turns
+from scheduler_svc.wire import accepted_to_proto, attached_to_proto, failed_to_proto
+from svc_common.durations import to_seconds
+
+_FLUSH = 1.0  # seconds that a request may wait for the end of the one that had its key
+_FAILURES = {State.CANCELLED: Failure.CANCELLED, State.DEADLINE_EXCEEDED: Failure.DEADLINE_EXCEEDED}
+
+
+class Commands:
+    """Commands of all sessions. Each key's are carried out in their order; none of them waits here."""
+
+    def __init__(
+        self,
+        live: LiveRequests,
+        store: Store,
+        journal: Journal,
+        is_there: Callable[[Listener], bool],
+        *,
+        needs_store: bool,
+    ) -> None:
+        """`is_there` says whether a session still is; with `needs_store` what cannot be recorded is refused."""
+        self._live = live
+        self._store = store
+        self._journal = journal
+        self._is_there = is_there
+        self._needs_store = needs_store
+        self._turns = Turns()
+
+    def take(self, request: scheduler_v1.SessionRequest, listener: Listener) -> None:
+        """Carry out a command, now or soon."""
+        match request.WhichOneof("command"):
+            case "submit":
+                self._turns.take(request.submit.key, partial(self._submit, request.submit, listener))
+            case "attach":
+                self._turns.take(request.attach.key, partial(self._attach, request.attach, listener))
+            case "cancel":
+                self._turns.take(request.cancel.key, partial(self._cancel, request.cancel))
+            case "detach":
+                self._turns.take(request.detach.key, partial(self._detach, request.detach, listener))
+            case "finish":
+                self._turns.take(request.finish.key, partial(self._finish, request.finish, listener))
+            case "acknowledge":
+                self._acknowledge(request.acknowledge, listener)
+
+    # Taking part.
+
+    def _submit(self, submit: scheduler_v1.Submit, listener: Listener) -> Coroutine[None, None, None] | None:
+        live = self._live.get(submit.key)
+        if live is None:
+            return self._accept(submit, listener)
+        if _is_same(live.log.submit, submit):
+            self._join(live, submit, listener)
+        else:
+            _refuse(submit, listener, Failure.KEY_IN_USE, "a request with this id is running")
+        return None
+
+    async def _accept(self, submit: scheduler_v1.Submit, listener: Listener) -> None:
+        """Record a request, then queue it; or go by the one that has its key."""
+        live = LiveRequest(_log_of(submit))
+        try:
+            found = await self._record(live.log)
+        except StaleEpoch:
+            return  # the gateway asks again, of whoever leads now
+        except StoreUnavailable:
+            if self._needs_store:
+                message = "the store cannot be reached, and requests are not taken without it"
+                _refuse(submit, listener, Failure.STORE_DEGRADED, message)
+                return
+            found = None
+        except Exception:
+            _refuse(submit, listener, Failure.INTERNAL, "the request could not be taken")
+            raise
+        if found is None or _is_same(found.log.submit, submit):
+            self._join(found or live, submit, listener, is_new=found is None)
+        else:
+            _refuse(submit, listener, Failure.KEY_IN_USE, "another request had this id")
+
+    def _attach(self, attach: scheduler_v1.Attach, listener: Listener) -> Coroutine[None, None, None] | None:
+        live = self._live.get(attach.key)
+        if live is None:
+            return self._attach_to_record(attach, listener)
+        self._join(live, attach, listener)
+        return None
+
+    async def _attach_to_record(self, attach: scheduler_v1.Attach, listener: Listener) -> None:
+        try:
+            found = await self._read(attach.key)
+        except StoreUnavailable:
+            _refuse(attach, listener, Failure.UNAVAILABLE, "the store cannot be reached")
+            return
+        except Exception:
+            _refuse(attach, listener, Failure.INTERNAL, "the request could not be taken up")
+            raise
+        if found is None:
+            _refuse(attach, listener, Failure.UNKNOWN_REQUEST, "there is no such request")
+        else:
+            self._join(found, attach, listener)
+
+    def _join(self, live: LiveRequest, asked: "_Asked", listener: Listener, *, is_new: bool = False) -> None:
+        """Let a session take part in a request, which runs from now on if it did not; or say why not."""
+        log = live.log
+        if log.state not in (State.ACCEPTED, State.FINISHED):
+            failure = _FAILURES.get(log.state, Failure.INTERNAL)
+            _refuse(asked, listener, failure, f"the request has ended: {log.state}")
+            return
+        try:
+            refusal = self._live.take_up(live, asked.tails, is_new=is_new)
+        except tails.Diverged as error:
+            _refuse(asked, listener, Failure.DIVERGED, str(error))
+            return
+        except Exception:
+            _refuse(asked, listener, Failure.INTERNAL, "the request could not be taken up")
+            raise
+        if refusal is not None:
+            _refuse(asked, listener, refusal.reason, refusal.message, refusal.retry_after)
+            return
+        if _is_unheard(log, asked):
+            listener.tell([accepted_to_proto(log, asked.attachment_id)])
+        else:
+            REQUESTS_ATTACHED.inc()
+            listener.tell([attached_to_proto(log, asked.attachment_id)])
+        if self._live.get(log.key) is live:
+            live.join(listener)
+            if not self._is_there(listener):
+                self._live.leave(live, listener, has_broken=True)
+
+    # The store.
+
+    async def _record(self, log: RequestLog) -> LiveRequest | None:
+        """Record a request, or return the one that has its key. Raises StoreUnavailable and StaleEpoch."""
+        ended = self._live.ended(log.key)
+        if ended is not None and ended.log.state is State.FINISHED:
+            return ended
+        if ended is not None and not ended.log.is_durable:
+            await self._journal.flush(_FLUSH)  # else the store would still have that one for live
+        epoch = self._journal.epoch
+        try:
+            found = await self._store.put(log, epoch)
+        except StaleEpoch:
+            async with self._journal.paused():  # where the later term is our own, it is known then
+                if self._journal.epoch == epoch:
+                    raise
+            found = await self._store.put(log, self._journal.epoch)
+        log.is_recorded = found is None
+        return None if found is None else _taken_over(found)
+
+    async def _read(self, key: str) -> LiveRequest | None:
+        """The request with a key, which is not live. Raises StoreUnavailable."""
+        ended = self._live.ended(key)
+        if ended is not None:
+            return ended
+        found = await self._store.read(key)
+        return None if found is None else _taken_over(found)
+
+    # Ending.
+
+    def _cancel(self, cancel: scheduler_v1.Cancel) -> None:
+        live = self._live.get(cancel.key)
+        if live is None or (cancel.HasField("submission_id") and cancel.submission_id != live.log.submit.submission_id):
+            return
+        self._live.cancel(live)
+
+    def _detach(self, detach: scheduler_v1.Detach, listener: Listener) -> None:
+        live = self._live.get(detach.key)
+        if live is not None:
+            self._live.leave(live, listener, has_broken=False)
+
+    def _finish(self, finish: scheduler_v1.Finish, listener: Listener) -> Coroutine[None, None, None] | None:
+        live = self._live.get(finish.key)
+        if live is None:
+            return self._finish_record(finish)
+        if listener in live.listeners or not live.listeners:  # a verdict may outlive the clients that it was found for
+            self._live.cut(live, finish.index, finish.num_tokens)
+        return None
+
+    async def _finish_record(self, finish: scheduler_v1.Finish) -> None:
+        """The sequence ended by itself before the verdict was here."""
+        try:
+            found = await self._read(finish.key)
+        except StoreUnavailable:
+            return  # whoever replays it finds the same stop string
+        if found is not None and found.log.state is State.FINISHED:
+            self._live.cut_ended(found, finish.index, finish.num_tokens)
+
+    def _acknowledge(self, looked: scheduler_v1.Acknowledge, listener: Listener) -> None:
+        live = self._live.get(looked.key)
+        if live is not None and listener in live.listeners:
+            self._live.acknowledge(live, looked.index, looked.num_tokens)
+
+
+class _Asked(Protocol):
+    """A Submit or an Attach."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def attachment_id(self) -> int: ...
+
+    @property
+    def tails(self) -> Iterable[scheduler_v1.Tail]: ...
+
+
+def _taken_over(log: RequestLog) -> LiveRequest:
+    tails.complete(log)
+    return LiveRequest(log)
+
+
+def _log_of(submit: scheduler_v1.Submit) -> RequestLog:
+    now = time.time()
+    deadline = now + to_seconds(submit.time_left) if submit.HasField("time_left") else None
+    log = RequestLog(submit, accepted_at=now, deadline=deadline)
+    tails.complete(log)
+    return log
+
+
+def _is_same(one: scheduler_v1.Submit, other: scheduler_v1.Submit) -> bool:
+    """Whether it is the same submission, or another one of the same body."""
+    if one.submission_id == other.submission_id:
+        return True
+    return bool(one.body_digest) and one.body_digest == other.body_digest
+
+
+def _is_unheard(log: RequestLog, asked: "_Asked") -> bool:
+    """Whether a submission, maybe repeated, is answered with its acceptance: nobody was given anything of it yet."""
+    if not isinstance(asked, scheduler_v1.Submit) or asked.submission_id != log.submit.submission_id:
+        return False
+    return not any(sequence.token_ids or sequence.end for sequence in log.sequences)
+
+
+def _refuse(
+    asked: "_Asked", listener: Listener, reason: Failure, message: str, retry_after: float | None = None
+) -> None:
+    listener.tell([failed_to_proto(asked.key, reason, message, retry_after, asked.attachment_id)])

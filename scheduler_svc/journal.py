@@ -1,0 +1,292 @@
+"""Copies the logs of requests to the store, behind the steps."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from prometheus_client import Counter, Histogram
+
+from scheduler_svc.request_log import RequestLog, SequenceLog
+from scheduler_svc.store.base import Batch, Ending, Gap, StaleEpoch, Store, StoreUnavailable, Write
+
+log = logging.getLogger("quire.scheduler")
+
+SECONDS = Histogram(
+    "quire_journal_seconds",
+    "Time from a step's commit until the store has its tokens",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0),
+)
+GAPS = Counter("quire_journal_gaps", "Writes that began beyond what the store had, and were done anew")
+DROPPED = Counter("quire_journal_dropped", "Requests that ended without the store's knowledge while it was unavailable")
+
+_MAX_LOGS = 256  # in one call: what gathered while the store was away must not make a call that takes too long
+_MAX_TOKENS = 1 << 18  # in one call
+_MAX_KEPT = 10_000  # requests that are over, kept for a store that fails
+_RETRY = 0.1  # seconds until a store that failed is asked again
+_WATCH = 1.0  # seconds between looks whether a store that nothing is written to was started anew
+_LAG = 2.0  # seconds behind the steps from which on it counts as degraded
+_DOUBT = 5.0  # seconds after its end for which a request is written anew where the store may have lost it
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A batch on its way: of which logs, noted when, and of which sequences its parts are."""
+
+    batch: Batch = field(default_factory=Batch)
+    logs: dict[RequestLog, float] = field(default_factory=dict)
+    places: list[tuple[RequestLog, int]] = field(default_factory=list)
+    ended: list[RequestLog] = field(default_factory=list)
+    doubted: set[RequestLog] = field(default_factory=set)
+    num_tokens: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it that the store does not have."""
+        return not (self.batch.records or self.batch.writes or self.batch.endings)
+
+
+class Journal:
+    """Writes for one term. `on_stale` is called once, when a later term has begun; then nothing more is written.
+
+    `on_durable` is told of each sequence, by its place in its log, of which the store came to have more.
+    """
+
+    def __init__(
+        self, store: Store, epoch: int, on_stale: Callable[[], None], on_durable: Callable[[RequestLog, int], None]
+    ) -> None:
+        self.epoch = epoch
+        self._store = store
+        self._on_stale = on_stale
+        self._on_durable = on_durable
+        self._news: dict[RequestLog, float] = {}  # and when they came, the oldest first
+        self._flight: _Flight | None = None
+        self._cuts: set[tuple[RequestLog, int]] = set()
+        self._is_stale = False
+        self._wake = asyncio.Event()
+        self._writing = asyncio.Lock()
+        # What is written again where the store may have lost it.
+        self._known: dict[RequestLog, None] = {}
+        self._over: deque[tuple[float, RequestLog]] = deque()
+        self._doubted: set[RequestLog] = set()
+        self._num_restarts = store.num_restarts
+
+    def note(self, request: RequestLog) -> None:
+        """A log has news, or is new."""
+        if request in self._news:
+            return
+        self._news[request] = time.monotonic()
+        self._wake.set()
+        self._known[request] = None
+
+    def cut(self, request: RequestLog, index: int) -> None:
+        """A sequence of a log has just been shortened: to be called before it grows again."""
+        sequence = request.sequences[index]
+        sequence.num_durable = min(sequence.num_durable, len(sequence.token_ids))
+        sequence.is_end_durable = False
+        self._cuts.add((request, index))
+        self.note(request)
+
+    @property
+    def lag(self) -> float:
+        """Seconds since the oldest news that the store does not have; 0 where it has everything."""
+        oldest = self._news if self._flight is None else self._flight.logs
+        return time.monotonic() - next(iter(oldest.values())) if oldest else 0.0
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """No call is under way, and none begins meanwhile: `epoch` may be raised."""
+        async with self._writing:
+            yield
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether the store cannot be reached, or is far behind: what runs now might not outlive this scheduler."""
+        return not self._store.is_answering or self.lag > _LAG
+
+    async def run(self) -> None:
+        """Write until cancelled, or until a later term has begun. What a failing store does not take is kept for it."""
+        while not self._is_stale:
+            if not self._wake.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_WATCH):
+                        await self._wake.wait()
+                self._doubt_after_restart()
+            if not await self._write():
+                await asyncio.sleep(_RETRY)
+
+    async def flush(self, timeout: float) -> bool:
+        """Write what there is within `timeout` seconds, beside `run` or after it; whether the store has everything."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while not (self._is_done or self._is_stale):
+                    if not await self._write():
+                        await asyncio.sleep(_RETRY)
+        return self._is_done
+
+    @property
+    def _is_done(self) -> bool:
+        return not self._news and self._flight is None
+
+    async def _write(self) -> bool:
+        """One call, if there is news; whether the store took it."""
+        async with self._writing:
+            if self._is_stale or not self._news:
+                self._wake.clear()
+                return True
+            flight = self._flight = self._take_off()
+            try:
+                gaps = [] if flight.is_empty else await self._store.write(flight.batch, self.epoch)
+            except StaleEpoch:
+                self._is_stale = True
+                self._put_back(flight)
+                log.warning("a later term has begun: nothing more is written", extra={"epoch": self.epoch})
+                self._on_stale()
+                return True
+            except StoreUnavailable:
+                self._put_back(flight)
+                return False
+            except BaseException:  # cancelled: whoever flushes writes it again
+                self._put_back(flight)
+                raise
+            finally:
+                self._flight = None
+            self._land(flight, gaps)
+            return True
+
+    # A batch: made, taken in, or not.
+
+    def _take_off(self) -> _Flight:
+        flight = _Flight()
+        for request, since in self._news.items():
+            flight.logs[request] = since
+            self._load(flight, request)
+            if len(flight.logs) == _MAX_LOGS or flight.num_tokens >= _MAX_TOKENS:
+                break
+        for request in flight.logs:
+            del self._news[request]
+        if not self._news:
+            self._wake.clear()
+        return flight
+
+    def _load(self, flight: _Flight, request: RequestLog) -> None:
+        is_doubted = request in self._doubted
+        if is_doubted:
+            self._doubted.discard(request)
+            flight.doubted.add(request)
+        if is_doubted or not request.is_recorded:
+            flight.batch.records.append(request)
+        for index, sequence in enumerate(request.sequences):
+            place = (request, index)
+            cuts = place in self._cuts
+            self._cuts.discard(place)
+            if is_doubted or cuts or _has_news(sequence):
+                write = _write_of(request, index, cuts)
+                flight.batch.writes.append(write)
+                flight.places.append(place)
+                flight.num_tokens += len(write.token_ids)
+        if request.is_over and (is_doubted or not request.is_ending_durable):
+            at = request.ended_at if request.ended_at is not None else time.time()
+            flight.batch.endings.append(Ending(request.key, request.submit.submission_id, request.state, at))
+            flight.ended.append(request)
+
+    def _put_back(self, flight: _Flight) -> None:
+        self._cuts.update(place for place, write in zip(flight.places, flight.batch.writes, strict=True) if write.cuts)
+        self._doubted |= flight.doubted
+        self._note_again(flight.logs)
+        self._drop_beyond(_MAX_KEPT)
+
+    def _land(self, flight: _Flight, gaps: list[Gap]) -> None:
+        now = time.monotonic()
+        if not flight.is_empty:
+            SECONDS.observe(now - next(iter(flight.logs.values())))
+        for request in flight.batch.records:
+            request.is_recorded = True
+        short = {gap.place: gap.num_tokens for gap in gaps}
+        behind = {flight.places[place][0] for place in short}
+        for request in flight.ended:
+            request.is_ending_durable = request not in behind
+        for place, (write, (request, index)) in enumerate(zip(flight.batch.writes, flight.places, strict=True)):
+            if place in short:
+                self._take_back(request, index, write, short[place])
+            elif (request, index) not in self._cuts:  # what was cut meanwhile is written anew
+                sequence, num_durable = request.sequences[index], write.offset + len(write.token_ids)
+                if num_durable > sequence.num_durable or (write.end is not None and not sequence.is_end_durable):
+                    sequence.num_durable, sequence.is_end_durable = num_durable, write.end is not None
+                    self._on_durable(request, index)
+        if behind:
+            GAPS.inc(len(short))
+            self._note_again({request: since for request, since in flight.logs.items() if request in behind})
+        self._settle(flight.logs, now)
+
+    def _note_again(self, requests: dict[RequestLog, float]) -> None:
+        """What is noted goes on being as old as it is."""
+        for request, since in self._news.items():
+            requests.setdefault(request, since)
+        self._news = requests
+        self._wake.set()
+
+    def _take_back(self, request: RequestLog, index: int, write: Write, num_tokens: int | None) -> None:
+        """The store has less than it had: only `num_tokens` of a sequence, or not even a record."""
+        if write.cuts:
+            self._cuts.add((request, index))
+        if num_tokens is None:
+            request.is_recorded = False
+        for sequence in request.sequences if num_tokens is None else [request.sequences[index]]:
+            sequence.num_durable = min(sequence.num_durable, num_tokens or 0)
+            sequence.is_end_durable = False
+
+    def _settle(self, requests: Iterable[RequestLog], now: float) -> None:
+        """Forget what is over and written, unless the store may have lost it."""
+        for request in requests:
+            if request.is_over and request not in self._news:
+                del self._known[request]
+                self._over.append((now, request))
+        self._doubt_after_restart()
+        while self._over and self._over[0][0] < now - _DOUBT:
+            self._over.popleft()
+
+    def _doubt_after_restart(self) -> None:
+        if self._num_restarts == self._store.num_restarts:
+            return
+        self._num_restarts = self._store.num_restarts
+        for request in [*self._known, *(request for _, request in self._over)]:
+            self.note(request)
+            self._doubted.add(request)
+        self._over.clear()
+
+    def _drop_beyond(self, num_kept: int) -> None:
+        """Of requests that are over and wait for the store, only the latest are kept."""
+        if len(self._news) <= num_kept:
+            return
+        over = [request for request in self._news if request.is_over]
+        for request in over[: max(0, len(over) - num_kept)]:
+            del self._news[request]
+            del self._known[request]
+            self._doubted.discard(request)
+            self._cuts.difference_update([(request, index) for index in range(len(request.sequences))])
+            DROPPED.inc()
+
+
+def _has_news(sequence: SequenceLog) -> bool:
+    return len(sequence.token_ids) > sequence.num_durable or (sequence.end is not None and not sequence.is_end_durable)
+
+
+def _write_of(request: RequestLog, index: int, cuts: bool) -> Write:
+    sequence = request.sequences[index]
+    offset = sequence.num_durable
+    return Write(
+        request.key,
+        request.submit.submission_id,
+        index,
+        offset,
+        sequence.token_ids[offset:],
+        [one.SerializeToString() for one in sequence.logprobs[offset:]] if sequence.logprobs else None,
+        sequence.cached_tokens if offset == 0 else None,
+        None if sequence.end is None else sequence.end.SerializeToString(),
+        sequence.score,
+        cuts,
+    )

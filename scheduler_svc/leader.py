@@ -1,0 +1,118 @@
+"""A scheduler's part in a deployment: it waits until it leads, takes over what is there, leads, and hands over."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.engine import Engine
+from scheduler_svc.leadership import Fenced, Leadership
+from scheduler_svc.metrics import LEADER
+from scheduler_svc.request_log import RequestLog
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.store.base import StaleEpoch, Store, StoreUnavailable
+from scheduler_svc.worker_link import WorkerPool
+
+log = logging.getLogger("quire.scheduler")
+
+_RETRY = 0.1  # seconds until a store that failed is asked again
+_COMMIT_PATIENCE = 1.0  # seconds that steps in flight are waited for at the end
+_FLUSH_PATIENCE = 2.0  # seconds that the store is waited for at the end
+
+
+class Leader:
+    """One scheduler, from its candidacy to its end. `holder` names it as no other.
+
+    `on_lead` opens what leads to the engine, once that is there.
+    """
+
+    def __init__(
+        self, settings: SchedulerSettings, store: Store, holder: str, on_lead: Callable[[Engine], Awaitable[None]]
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._leadership = Leadership(store, holder, settings.lease_seconds)
+        self._on_lead = on_lead
+        self._is_fenced = asyncio.Event()
+        self._engine: Engine | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._parts: set[asyncio.Task[Any]] = set()
+
+    async def run(self) -> None:
+        """Wait to lead, and lead. Returns once another scheduler has taken over; raises where a part of it failed."""
+        acquiring = asyncio.create_task(self._leadership.acquire(self._settings.standby))
+        self._parts.add(acquiring)
+        try:
+            await asyncio.wait([acquiring])
+            epoch = acquiring.result()
+            log.info("leading", extra={"epoch": epoch})
+            self._keeping = asyncio.create_task(self._leadership.keep())
+            self._parts.add(self._keeping)
+            self._begin(self._until_fenced(), self._open(epoch))
+            while True:
+                done, _ = await asyncio.wait(self._parts, return_when=asyncio.FIRST_COMPLETED)
+                for part in done:
+                    self._parts.discard(part)
+                    if part is not self._keeping or not part.cancelled():  # it is, before the lead is given up
+                        part.result()
+        except Fenced as error:
+            log.critical("fenced", extra={"why": str(error)})
+        finally:
+            self._engine = None
+            LEADER.set(0)
+            for part in self._parts:
+                part.cancel()
+            await asyncio.gather(*self._parts, return_exceptions=True)
+
+    async def _open(self, epoch: int) -> None:
+        """Take over what is there, and begin."""
+        settings = self._settings
+        logs = await self._live()
+        core, fence = Scheduler(settings.limits), self._is_fenced.set
+        engine = Engine(core, self._store, epoch, settings.engine, self._leadership.raise_epoch, fence)
+        engine.restore(logs)
+        workers = WorkerPool(engine, settings.worker_addresses)
+        self._begin(engine.journal.run(), engine.watch(), self._renew(engine), workers.run())
+        log.info("requests taken over", extra={"requests": len(logs)})
+        LEADER.set(1)
+        self._engine = engine
+        await self._on_lead(engine)
+
+    def _begin(self, *works: Coroutine[None, None, None]) -> None:
+        self._parts.update(map(asyncio.create_task, works))
+
+    async def hand_over(self) -> None:
+        """Let a successor go on at once from what is committed. To be called while `run` runs."""
+        if self._engine is not None:
+            await self._engine.stop(_COMMIT_PATIENCE)
+            if not await self._engine.journal.flush(_FLUSH_PATIENCE):
+                log.warning("the store does not have everything")
+        if self._keeping is not None:
+            self._keeping.cancel()  # it would take the lease again
+            await asyncio.gather(self._keeping, return_exceptions=True)
+            await self._leadership.release()
+
+    async def _live(self) -> list[RequestLog]:
+        while True:
+            try:
+                return await self._store.live()
+            except StoreUnavailable as error:
+                log.warning("requests cannot be taken over yet", extra={"error": str(error)})
+                await asyncio.sleep(_RETRY)
+
+    async def _until_fenced(self) -> None:
+        await self._is_fenced.wait()
+        raise Fenced("a later term has begun")
+
+    async def _renew(self, engine: Engine) -> None:
+        """Keep the records of live requests from expiring."""
+        while True:
+            await asyncio.sleep(self._settings.record_ttl / 3)
+            try:
+                async with engine.journal.paused():  # the epoch stays what it is
+                    await self._store.renew([live.log.key for live in engine.requests.all], engine.epoch)
+            except StoreUnavailable as error:
+                log.warning("records could not be renewed", extra={"error": str(error)})
+            except StaleEpoch:
+                self._is_fenced.set()

@@ -1,0 +1,82 @@
+"""Who leads: elected by the store's lease. Safety is the epoch's, which workers and store check."""
+
+import asyncio
+import logging
+import time
+
+from scheduler_svc.store.base import Store, StoreUnavailable
+
+log = logging.getLogger("quire.scheduler")
+
+_LOOK = 0.1  # seconds between a candidate's looks at the lease
+_KEEP = 4  # times that a leader renews its lease while it lasts
+
+
+class Fenced(Exception):  # noqa: N818
+    """Another scheduler leads, or has led since."""
+
+
+class Leadership:
+    """One scheduler's part in the election. `holder` names it as no other; a lease lasts `lease_seconds`."""
+
+    def __init__(self, store: Store, holder: str, lease_seconds: float) -> None:
+        self.epoch = 0
+        self._store = store
+        self._holder = holder
+        self._seconds = lease_seconds
+        self._calling = asyncio.Lock()  # a call with the epoch before would find itself fenced by the new one
+
+    async def acquire(self, standby: bool) -> int:
+        """Wait until this one leads; returns its epoch. While the store is unavailable nobody begins to.
+
+        A standby takes over at once from a leader that it saw. Where it finds none, as when the store comes back, it
+        leaves one lease's time to whoever led or is about to.
+        """
+        saw_leader = not standby
+        vacant_since: float | None = None
+        while True:
+            try:
+                if await self._store.leader() not in (None, self._holder):
+                    saw_leader, vacant_since = True, None
+                elif saw_leader or (vacant_since is not None and time.monotonic() - vacant_since >= self._seconds):
+                    epoch = await self._store.take_lease(self._holder, self._seconds)
+                    if epoch is not None:
+                        self.epoch = epoch
+                        return epoch
+                elif vacant_since is None:
+                    vacant_since = time.monotonic()
+            except StoreUnavailable:
+                saw_leader, vacant_since = not standby, None
+            await asyncio.sleep(min(_LOOK, self._seconds / _KEEP))
+
+    async def keep(self) -> None:
+        """Renew the lease until another one leads: raises Fenced. A store that does not answer changes nothing."""
+        while True:
+            await asyncio.sleep(self._seconds / _KEEP)
+            try:
+                async with self._calling:
+                    kept = await self._store.keep_lease(self._holder, self.epoch, self._seconds)
+            except StoreUnavailable:
+                continue  # workers take orders of this epoch for as long as there is no later one
+            if not kept:
+                raise Fenced("another scheduler has taken over")
+
+    async def raise_epoch(self, floor: int) -> int:
+        """Begin a new epoch, above one that a worker has seen.
+
+        Raises Fenced where another one leads, or has led since, and StoreUnavailable.
+        """
+        async with self._calling:
+            if self.epoch <= floor:  # else it was raised for another worker meanwhile
+                epoch = await self._store.take_lease(self._holder, self._seconds, floor, self.epoch)
+                if epoch is None:
+                    raise Fenced("another scheduler has taken over")
+                self.epoch = epoch
+            return self.epoch
+
+    async def release(self) -> None:
+        """Let another one lead at once, where the store can be told."""
+        try:
+            await self._store.release_lease(self._holder)
+        except StoreUnavailable as error:
+            log.warning("the lease could not be released: it runs out", extra={"error": str(error)})

@@ -1,0 +1,292 @@
+"""Requests that are live: what each has so far, and who listens to it.
+
+A request is *held* where a scheduler has taken it over and nobody has come for it yet: its gateway may have given more
+of it to a client than the store knows. It is *detached* where nobody listens any more.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scheduler_svc import tails
+from scheduler_svc.core.explain import Preemption
+from scheduler_svc.core.plan import Event, FailedEvent, Failure, TokensEvent
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import Restored
+from scheduler_svc.journal import Journal
+from scheduler_svc.live_request import Listener, LiveRequest
+from scheduler_svc.metrics import REQUESTS_RESTORED
+from scheduler_svc.request_log import RequestLog, SequenceLog, State
+from scheduler_svc.tracing import RequestTrace
+from scheduler_svc.wire import end_to_proto, event_to_proto, logprobs_to_proto, request_from_proto, tokens_to_proto
+from svc_common.durations import to_duration
+
+_STATES = {Failure.CANCELLED: State.CANCELLED, Failure.DEADLINE_EXCEEDED: State.DEADLINE_EXCEEDED}
+_MAX_ENDED = 10_000  # requests that are kept for a store that fails
+
+
+@dataclass(frozen=True, slots=True)
+class Graces:
+    """How long a request lives without a gateway, in seconds.
+
+    `detached`: a named one. `broken`: one without a name, whose session broke: its gateway may come back by another.
+    `held`: any one that was taken over, until it runs; `unclaimed`: one without a name that was taken over, until it is
+    given up.
+    """
+
+    detached: float = 30.0
+    broken: float = 5.0
+    held: float = 2.0
+    unclaimed: float = 10.0
+
+
+class LiveRequests:
+    """All of them, by key. Each log that changes is noted in the journal. `wake` says that workers may have work."""
+
+    def __init__(self, core: Scheduler, journal: Journal, graces: Graces, wake: Callable[[], None]) -> None:
+        self._core = core
+        self._journal = journal
+        self._graces = graces
+        self._wake = wake
+        self._live: dict[str, LiveRequest] = {}
+        self._ended: dict[str, LiveRequest] = {}  # oldest first
+        self._durable: dict[Listener, list[scheduler_v1.Event]] = {}  # what is told next
+
+    def get(self, key: str) -> LiveRequest | None:
+        """The live request with this key."""
+        return self._live.get(key)
+
+    @property
+    def all(self) -> Iterable[LiveRequest]:
+        """Every one, oldest first."""
+        return self._live.values()
+
+    # From the beginning to the end.
+
+    def start(self, live: LiveRequest, *, is_known: bool) -> FailedEvent | None:
+        """Have the core compute what the log lacks, or say why not; where it lacks nothing, the request is over.
+
+        One that `is_known` was taken before, and no limit of a queue keeps it out.
+        """
+        log = live.log
+        self._live[log.key] = live
+        self._ended.pop(log.key, None)
+        live.is_held = False
+        live.stop_timer()
+        if tails.is_over(log):
+            self._end(live, State.FINISHED)
+            return None
+        if log.deadline is not None:
+            log.submit.time_left.CopyFrom(to_duration(max(0.0, log.deadline - time.time())))
+        if live.trace is None:
+            live.trace = RequestTrace.of(log.submit.traceparent, len(log.submit.prompt_token_ids), log.submit.n)
+        if not log.is_durable:
+            self._journal.note(log)
+        now = time.monotonic()
+        refusal = self._core.submit(request_from_proto(log.submit, now), now, _restored(log) if is_known else ())
+        if refusal is not None:
+            self._tell(live, [event_to_proto(refusal)])
+            self._end(live, State.FAILED)
+        self._wake()
+        return refusal
+
+    def hold(self, log: RequestLog) -> None:
+        """Keep a request that was taken over until its gateway comes, or is not to be expected."""
+        REQUESTS_RESTORED.inc()
+        live = self._live[log.key] = LiveRequest(log)
+        live.is_held = True
+        live.start_timer(self._graces.held, self._let_go)
+
+    def _let_go(self, live: LiveRequest) -> None:
+        if live.log.submit.detachable:
+            self.start(live, is_known=True)
+            if live.log.key in self._live:
+                self._detached(live)
+        else:
+            live.start_timer(max(0.0, self._graces.unclaimed - self._graces.held), self.cancel)
+
+    def cancel(self, live: LiveRequest) -> None:
+        """End a request at once; its listeners are told."""
+        if live.is_held:
+            self._end(live, State.CANCELLED)
+            return
+        event = self._core.cancel(live.log.key)
+        assert event is not None
+        self.dispatch([event])
+        self._wake()  # workers are told to forget it, and its blocks may let others in
+
+    def cut(self, live: LiveRequest, index: int, num_tokens: int) -> None:
+        """End one sequence where its gateway found a stop string."""
+        if not tails.cut(live.log, index, num_tokens):
+            return
+        self._journal.cut(live.log, index)
+        if not live.is_held:
+            self._core.finish(live.log.key, index, num_tokens)
+        if tails.is_over(live.log):
+            self._end(live, State.FINISHED)
+        self._wake()
+
+    def acknowledge(self, live: LiveRequest, index: int, num_tokens: int) -> None:
+        """Note how far a gateway has looked for stop strings."""
+        self._core.acknowledge(live.log.key, index, num_tokens)
+        self._wake()
+
+    def cut_ended(self, ended: LiveRequest, index: int, num_tokens: int) -> None:
+        """The same of a request that ended by itself before the verdict was here."""
+        if tails.cut(ended.log, index, num_tokens):
+            self._journal.cut(ended.log, index)
+
+    def _end(self, live: LiveRequest, state: State) -> None:
+        log = live.log
+        del self._live[log.key]
+        live.stop_timer()
+        if live.trace is not None:
+            live.trace.end(state)
+            live.trace = None
+        log.state, log.ended_at = state, time.time()
+        self._journal.note(log)
+        live.dismiss()
+        self._ended.pop(log.key, None)
+        self._ended[log.key] = live
+        while self._ended and (len(self._ended) > _MAX_ENDED or next(iter(self._ended.values())).log.is_durable):
+            del self._ended[next(iter(self._ended))]
+
+    def ended(self, key: str) -> LiveRequest | None:
+        """A request that has ended, where the store may not know it yet."""
+        return self._ended.get(key)
+
+    # Gateways come and go.
+
+    def take_up(self, live: LiveRequest, held: Iterable[scheduler_v1.Tail], *, is_new: bool) -> FailedEvent | None:
+        """Have a request run from what is known and what a gateway holds of it; returns why it cannot.
+
+        It may be live, held, new, or be recorded, and even have ended: it stays so where the gateway holds no more.
+        Raises Diverged.
+        """
+        log, held = live.log, list(held)
+        is_changed = self._merge(live, held)
+        if log.state is State.FINISHED:
+            if tails.is_over(log):
+                return None
+            log.state, log.ended_at, log.is_ending_durable = State.ACCEPTED, None, False
+        if self._live.get(log.key) is not live or live.is_held:
+            return self.start(live, is_known=not is_new or bool(held))
+        return self._restart(live) if is_changed else None
+
+    def _merge(self, live: LiveRequest, held: Iterable[scheduler_v1.Tail]) -> bool:
+        log = live.log
+        changes = tails.merge(log, held, live.num_given)
+        for change in changes:
+            if change.is_cut:
+                self._journal.cut(log, change.index)
+            self._tell(live, [tokens_to_proto(log, change.index, change.offset)])
+        if changes:
+            self._journal.note(log)
+        return bool(changes)
+
+    def _restart(self, live: LiveRequest) -> FailedEvent | None:
+        """Compute anew what the log lacks: it is not what the core has."""
+        self._core.cancel(live.log.key)
+        return self.start(live, is_known=True)
+
+    def leave(self, live: LiveRequest, listener: Listener, *, has_broken: bool) -> None:
+        """A session takes part no more: because its clients left, or because it broke."""
+        if listener not in live.listeners or not live.leave(listener):
+            return
+        if live.log.submit.detachable:
+            self._detached(live)
+        elif has_broken:
+            live.start_timer(self._graces.broken, self.cancel)
+        else:
+            self.cancel(live)
+
+    def _detached(self, live: LiveRequest) -> None:
+        self._core.lift_stop_lead(live.log.key)  # it would wait for its gateway and keep its blocks
+        self._wake()
+        live.start_timer(self._graces.detached, self.cancel)
+
+    # What steps bring.
+
+    def dispatch(self, events: Seq[Event | None]) -> None:
+        """Take in what happened, and tell whom it concerns."""
+        batches: dict[Listener, list[scheduler_v1.Event]] = {}
+        ended: dict[LiveRequest, State] = {}
+        for event in events:
+            if event is None:
+                continue
+            if isinstance(event, TokensEvent):
+                live = self._live[event.sequence.request.key]
+                _append(live.log, event)
+                self._journal.note(live.log)
+                if event.end is not None and tails.is_over(live.log):
+                    ended[live] = State.FINISHED
+                if live.trace is not None:
+                    live.trace.grew(event.sequence.num_cached or 0)
+            else:
+                live = self._live[event.request.key]
+                ended[live] = _STATES.get(event.reason, State.FAILED)
+            if live.listeners:
+                message = event_to_proto(event)
+                for listener in live.listeners:
+                    batches.setdefault(listener, []).append(message)
+        for live, state in ended.items():
+            self._end(live, state)
+        for listener, batch in batches.items():
+            listener.tell(batch)
+
+    def on_admitted(self, key: str) -> None:
+        """A sequence of a live request is in a step for the first time, or again."""
+        trace = self._live[key].trace
+        if trace is not None:
+            trace.admitted()
+
+    def on_preempted(self, key: str, weighed: Preemption) -> None:
+        """A sequence gave up its blocks."""
+        live = self._live.get(key)
+        if live is not None and live.trace is not None:
+            live.trace.gave_way(weighed)
+
+    def on_durable(self, log: RequestLog, index: int) -> None:
+        """The store has more of a sequence, or its end. What it has by one batch is told together."""
+        live = self._live.get(log.key)
+        if live is None or not live.listeners:
+            return
+        event = live.news_of_durable(index)
+        if event is None:
+            return
+        if not self._durable:
+            asyncio.get_running_loop().call_soon(self._tell_durable)
+        for listener in live.listeners:
+            self._durable.setdefault(listener, []).append(event)
+
+    def _tell_durable(self) -> None:
+        batches, self._durable = self._durable, {}
+        for listener, batch in batches.items():
+            listener.tell(batch)
+
+    def _tell(self, live: LiveRequest, events: list[scheduler_v1.Event]) -> None:
+        for listener in live.listeners:
+            listener.tell(events)
+
+
+def _restored(log: RequestLog) -> list[Restored]:
+    if log.submit.HasField("beam_search"):
+        return [Restored([], ended=False)]  # a search starts from its prompt
+    return [Restored(list(sequence.token_ids), sequence.end is not None) for sequence in log.sequences]
+
+
+def _append(log: RequestLog, event: TokensEvent) -> None:
+    index = event.sequence.index
+    if index == len(log.sequences):
+        log.sequences.append(SequenceLog(score=event.score))  # of a search, once it is over
+    sequence = log.sequences[index]
+    if not sequence.token_ids:
+        sequence.cached_tokens = event.sequence.num_cached or 0
+    sequence.token_ids += event.token_ids
+    if event.logprobs:
+        sequence.logprobs += logprobs_to_proto(event.logprobs)
+    if event.end is not None:
+        sequence.end = end_to_proto(event.end)

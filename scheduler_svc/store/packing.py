@@ -1,0 +1,119 @@
+"""Logs and writes, as the script takes them and gives them back."""
+
+import struct
+from collections.abc import Sequence
+
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
+from scheduler_svc.request_log import RequestLog, SequenceLog, State
+from scheduler_svc.store.base import Ending, Gap, Write
+
+Argument = str | bytes | int | float
+Reply = tuple[Sequence[bytes], Sequence[bytes], Sequence[Sequence[bytes]]]
+"""Of a record: names and values of its fields by turns, and each sequence's tokens and log-probabilities."""
+
+_NONE = 0xFFFFFFFF
+_HEADER = struct.Struct("<BHHIIIIIBI")  # one write's, as the script unpacks it
+_LENGTH = struct.Struct("<I")
+_SCORE = struct.Struct("<d")
+
+
+def pack_record(log: RequestLog) -> list[Argument]:
+    """The six arguments of a record."""
+    submit = log.submit
+    if submit.tails:
+        submit = scheduler_v1.Submit()
+        submit.CopyFrom(log.submit)
+        submit.ClearField("tails")  # tokens, which stand beside the record
+    deadline = "" if log.deadline is None else repr(log.deadline)
+    return [
+        log.key,
+        submit.submission_id,
+        submit.SerializeToString(),
+        repr(log.accepted_at),
+        deadline,
+        max(_num_sequences(submit), len(log.sequences)),
+    ]
+
+
+def pack_ending(ending: Ending) -> list[Argument]:
+    """The four arguments of an ending."""
+    return [ending.key, ending.submission_id, ending.state.value, repr(ending.at)]
+
+
+def pack_writes(writes: Sequence[Write]) -> bytes:
+    """All writes of a batch as one argument: one for each would take the client longer than packing them."""
+    parts: list[bytes] = []
+    for write in writes:
+        key, submission = write.key.encode(), write.submission_id.encode()
+        num_tokens = len(write.token_ids)
+        score = b"" if write.score is None else _SCORE.pack(write.score)
+        parts += (
+            _HEADER.pack(
+                write.cuts,
+                len(key),
+                len(submission),
+                write.index,
+                write.offset,
+                4 * num_tokens,
+                _NONE if write.logprobs is None else len(write.logprobs),
+                _NONE if write.cached_tokens is None else write.cached_tokens,
+                len(score),
+                _NONE if write.end is None else len(write.end),
+            ),
+            key,
+            submission,
+            struct.pack(f"<{num_tokens}I", *write.token_ids),
+            score,
+            write.end or b"",
+        )
+        for one in write.logprobs or ():
+            parts += (_LENGTH.pack(len(one)), one)
+    return b"".join(parts)
+
+
+def unpack_gaps(reply: Sequence[int]) -> list[Gap]:
+    """Gaps, of places and counts by turns; a count of -1 stands for no record."""
+    pairs = zip(reply[::2], reply[1::2], strict=True)
+    return [Gap(place, None if num_tokens < 0 else num_tokens) for place, num_tokens in pairs]
+
+
+def unpack_log(reply: Reply) -> RequestLog:
+    """A record with its sequences, all of which the store has."""
+    pairs, all_tokens, all_logprobs = reply
+    fields = dict(zip((name.decode() for name in pairs[::2]), pairs[1::2], strict=True))
+    submit = scheduler_v1.Submit.FromString(fields["submit"])
+    state = State(fields["state"].decode())
+    sequences = [
+        _unpack_sequence(fields, index, packed, logprobs)
+        for index, (packed, logprobs) in enumerate(zip(all_tokens, all_logprobs, strict=True))
+    ]
+    return RequestLog(
+        submit,
+        float(fields["accepted_at"]),
+        float(fields["deadline"]) if "deadline" in fields else None,
+        state,
+        float(fields["ended_at"]) if "ended_at" in fields else None,
+        sequences,
+        is_recorded=True,
+        is_ending_durable=state is not State.ACCEPTED,
+    )
+
+
+def _unpack_sequence(fields: dict[str, bytes], index: int, packed: bytes, logprobs: Sequence[bytes]) -> SequenceLog:
+    num_tokens = len(packed) // 4
+    end, score = fields.get(f"end:{index}"), fields.get(f"score:{index}")
+    return SequenceLog(
+        [*struct.unpack(f"<{num_tokens}I", packed)],
+        [worker_v1.TokenLogprobs.FromString(one) for one in logprobs],
+        None if end is None else scheduler_v1.SequenceEnd.FromString(end),
+        int(fields.get(f"cached:{index}", 0)),
+        None if score is None else _SCORE.unpack(score)[0],
+        num_tokens,
+        end is not None,
+    )
+
+
+def _num_sequences(submit: scheduler_v1.Submit) -> int:
+    """How many sequences grow: of a beam search none does, before it is over."""
+    return 0 if submit.HasField("beam_search") else submit.n

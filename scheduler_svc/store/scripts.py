@@ -1,0 +1,248 @@
+"""What runs inside Redis: one script, so that a call that finds it missing tells that the server was started anew.
+
+Its first argument names the function, and its first two keys are the epoch's and the lease's. Keys of records are made
+here: all of a deployment share a hash tag, and so a shard. It uses nothing that Redis 6.2 does not have.
+"""
+
+STALE = "QUIRESTALE"
+
+SCRIPT = """
+local EPOCH, LEASE, LIVE, PREFIX = KEYS[1], KEYS[2], '{quire}:live', '{quire}:request:'
+local call = redis.call
+local ops = {}
+
+-- Epochs are microseconds since 1970, which a double holds exactly.
+local function last_epoch()
+  return tonumber(call('HGET', EPOCH, 'epoch') or '0')
+end
+
+local function set_epoch(epoch, ttl)
+  call('HSET', EPOCH, 'epoch', epoch, 'write', '0')
+  call('EXPIRE', EPOCH, ttl)
+end
+
+local function is_stale(epoch, ttl)
+  local last = last_epoch()
+  if last > tonumber(epoch) then return true end
+  if tonumber(epoch) > last then set_epoch(epoch, ttl) end
+  return false
+end
+
+local function each_sequence(name, count, visit)
+  for index = 0, count - 1 do
+    visit(name .. ':tokens:' .. index, name .. ':logprobs:' .. index)
+  end
+end
+
+local function record(key, submission, submit, accepted_at, deadline, count, ttl)
+  local name = PREFIX .. key
+  local before = tonumber(call('HGET', name, 'count') or '0')
+  each_sequence(name, math.max(before, tonumber(count)), function(tokens, logprobs) call('DEL', tokens, logprobs) end)
+  call('DEL', name)
+  call('HSET', name, 'submission_id', submission, 'submit', submit, 'state', 'accepted', 'accepted_at', accepted_at,
+    'count', count)
+  if deadline ~= '' then call('HSET', name, 'deadline', deadline) end
+  call('EXPIRE', name, ttl)
+  call('SADD', LIVE, key)
+  call('EXPIRE', LIVE, ttl)
+end
+
+local function read(key)
+  local name = PREFIX .. key
+  local fields = call('HGETALL', name)
+  if #fields == 0 then return false end
+  local all_tokens, all_logprobs = {}, {}
+  each_sequence(name, tonumber(call('HGET', name, 'count')), function(tokens, logprobs)
+    table.insert(all_tokens, call('GET', tokens) or '')
+    table.insert(all_logprobs, call('LRANGE', logprobs, 0, -1))
+  end)
+  return {fields, all_tokens, all_logprobs}
+end
+
+local function has_gone_on(name, count)
+  local found = false
+  each_sequence(name, count, function(tokens) found = found or call('EXISTS', tokens) == 1 end)
+  return found
+end
+
+function ops.put(_, epoch, epoch_ttl, ttl, key, submission, submit, accepted_at, deadline, count)
+  if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
+  local name = PREFIX .. key
+  local there = call('HMGET', name, 'submission_id', 'state', 'count')
+  local is_live = there[2] == 'accepted'
+  if is_live and there[1] == submission and not has_gone_on(name, tonumber(there[3])) then return false end
+  if is_live or there[2] == 'finished' then return read(key) end
+  record(key, submission, submit, accepted_at, deadline, count, ttl)
+  return false
+end
+
+function ops.read(_, key)
+  return read(key)
+end
+
+-- Keys whose request is over, or whose record has expired, leave the set of live ones.
+function ops.read_live(_, ...)
+  local found = {}
+  for _, key in ipairs({...}) do
+    if call('HGET', PREFIX .. key, 'state') == 'accepted' then
+      table.insert(found, read(key))
+    else
+      call('SREM', LIVE, key)
+    end
+  end
+  return found
+end
+
+function ops.renew(_, epoch, epoch_ttl, ttl, ...)
+  if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
+  for _, key in ipairs({...}) do
+    local name = PREFIX .. key
+    local count = call('HGET', name, 'count')
+    if count then
+      call('EXPIRE', name, ttl)
+      each_sequence(name, tonumber(count), function(tokens, logprobs)
+        call('EXPIRE', tokens, ttl)
+        call('EXPIRE', logprobs, ttl)
+      end)
+    end
+  end
+  call('EXPIRE', LIVE, ttl)
+  return 0
+end
+
+-- The tokens and log-probabilities of a write, whose offset is no further than what is there.
+local function extend(name, index, offset, packed, logprobs, cuts, ttl)
+  local tokens_key, logprobs_key = name .. ':tokens:' .. index, name .. ':logprobs:' .. index
+  local num_tokens = offset + #packed / 4
+  if #packed > 0 then
+    call('SETRANGE', tokens_key, offset * 4, packed)
+    if offset == 0 then call('EXPIRE', tokens_key, ttl) end
+  end
+  if cuts and call('STRLEN', tokens_key) > num_tokens * 4 then
+    if num_tokens == 0 then
+      call('DEL', tokens_key)
+    else
+      call('SET', tokens_key, call('GETRANGE', tokens_key, 0, num_tokens * 4 - 1), 'EX', ttl)
+    end
+  end
+  if #logprobs > 0 or cuts then
+    if offset == 0 then call('DEL', logprobs_key) else call('LTRIM', logprobs_key, 0, offset - 1) end
+    for _, one in ipairs(logprobs) do call('RPUSH', logprobs_key, one) end
+    if offset == 0 and #logprobs > 0 then call('EXPIRE', logprobs_key, ttl) end
+  end
+end
+
+-- Packed: nine numbers, then key, submission, tokens, score, end, and each of the log-probabilities behind its length.
+local function writes(blob, ttl)
+  local gaps, gapped, place, at = {}, {}, 0, 1
+  local function take(size)
+    at = at + size
+    return blob:sub(at - size, at - 1)
+  end
+  while at <= #blob do
+    local cuts, key_size, submission_size, index, offset, size, num_logprobs, cached, score_size, end_size
+    cuts, key_size, submission_size, index, offset, size, num_logprobs, cached, score_size, end_size, at =
+      struct.unpack('<BHHI4I4I4I4I4BI4', blob, at)
+    local key, submission, packed, score = take(key_size), take(submission_size), take(size), take(score_size)
+    local has_end = end_size ~= 4294967295
+    local last = has_end and take(end_size)
+    local has_logprobs, logprobs = num_logprobs ~= 4294967295, {}
+    for number = 1, has_logprobs and num_logprobs or 0 do
+      local length
+      length, at = struct.unpack('<I4', blob, at)
+      logprobs[number] = take(length)
+    end
+    local name = PREFIX .. key
+    local there = call('HMGET', name, 'submission_id', 'count')
+    local have = -1
+    if there[1] == submission then
+      have = call('STRLEN', name .. ':tokens:' .. index) / 4
+      if has_logprobs then have = math.min(have, call('LLEN', name .. ':logprobs:' .. index)) end
+    end
+    if (there[1] == submission and offset > have) or not there[1] then
+      table.insert(gaps, place)
+      table.insert(gaps, have)
+      gapped[key] = true
+    elseif there[1] == submission then
+      extend(name, index, offset, packed, logprobs, cuts == 1, ttl)
+      if index >= tonumber(there[2]) then call('HSET', name, 'count', index + 1) end
+      if cached ~= 4294967295 then call('HSET', name, 'cached:' .. index, cached) end
+      if has_end then call('HSET', name, 'end:' .. index, last)
+      elseif cuts == 1 then call('HDEL', name, 'end:' .. index, 'score:' .. index) end
+      if score_size > 0 then call('HSET', name, 'score:' .. index, score) end
+    end
+    place = place + 1
+  end
+  return gaps, gapped
+end
+
+local function finish(key, submission, state, ended_at, ttl)
+  local name = PREFIX .. key
+  local there = call('HMGET', name, 'submission_id', 'count')
+  if there[1] ~= submission then return end
+  call('HSET', name, 'state', state, 'ended_at', ended_at)
+  call('EXPIRE', name, ttl)
+  call('SREM', LIVE, key)
+  each_sequence(name, tonumber(there[2]), function(tokens, logprobs)
+    -- A string that grew has room to grow: it is kept without.
+    local all = call('GET', tokens)
+    if all then call('SET', tokens, all, 'EX', ttl) end
+    call('EXPIRE', logprobs, ttl)
+  end)
+end
+
+-- A call that timed out may arrive behind the one that repeated it: it is too late.
+function ops.write(_, epoch, epoch_ttl, ttl, number, num_records, blob, ...)
+  if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
+  if tonumber(number) < tonumber(call('HGET', EPOCH, 'write') or '0') then return redis.error_reply('QUIRELATE') end
+  call('HSET', EPOCH, 'write', number)
+  local rest, at = {...}, 1
+  for _ = 1, tonumber(num_records) do
+    local key, submission, submit, accepted_at, deadline, count = unpack(rest, at, at + 5)
+    at = at + 6
+    local there = call('HMGET', PREFIX .. key, 'submission_id', 'accepted_at')
+    if not there[1] or (there[1] ~= submission and tonumber(there[2]) <= tonumber(accepted_at)) then
+      record(key, submission, submit, accepted_at, deadline, count, ttl)
+    end
+  end
+  local gaps, gapped = writes(blob, ttl)
+  while at <= #rest do
+    local key, submission, state, ended_at = unpack(rest, at, at + 3)
+    at = at + 4
+    if not gapped[key] then finish(key, submission, state, ended_at, ttl) end
+  end
+  return gaps
+end
+
+function ops.leader(_)
+  return call('GET', LEASE)
+end
+
+function ops.take_lease(_, holder, milliseconds, floor, epoch, epoch_ttl)
+  local held_by = call('GET', LEASE)
+  local last = last_epoch()
+  if held_by and held_by ~= holder then return false end
+  if epoch ~= '' and last > tonumber(epoch) then return false end
+  local now = call('TIME')
+  local new = math.max(last + 1, tonumber(floor) + 1, tonumber(now[1]) * 1000000 + tonumber(now[2]))
+  local text = string.format('%.0f', new)
+  set_epoch(text, epoch_ttl)
+  call('SET', LEASE, holder, 'PX', milliseconds)
+  return text
+end
+
+function ops.keep_lease(_, holder, milliseconds, epoch, epoch_ttl)
+  local held_by = call('GET', LEASE)
+  if (held_by and held_by ~= holder) or is_stale(epoch, epoch_ttl) then return 0 end
+  call('SET', LEASE, holder, 'PX', milliseconds)
+  call('EXPIRE', EPOCH, epoch_ttl)
+  return 1
+end
+
+function ops.release_lease(_, holder)
+  if call('GET', LEASE) == holder then call('DEL', LEASE) end
+  return 0
+end
+
+return ops[ARGV[1]](unpack(ARGV))
+"""

@@ -1,0 +1,153 @@
+"""The scheduler as a process: who leads, what its health says, how it ends."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from redis_server import RedisServer, running_server
+from scheduler_harness import PATIENCE, SessionClient, Worker, expected
+
+ROOT = Path(__file__).parents[3]
+SERVICE = scheduler_v1.DESCRIPTOR.services_by_name["SchedulerService"].full_name
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis of the test's own."""
+    with running_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+class SchedulerProcess:
+    def __init__(self, process: Process, channel: grpc.aio.Channel) -> None:
+        self.process = process
+        self._channel = channel
+        self._health = health_pb2_grpc.HealthStub(channel)
+
+    async def until(self, name: str, status: int) -> None:
+        """Wait until a health service says so."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                with suppress(grpc.aio.AioRpcError):
+                    if (await self._health.Check(health_pb2.HealthCheckRequest(service=name))).status == status:
+                        return
+                await asyncio.sleep(0.02)
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[SessionClient]:
+        client = SessionClient(SchedulerServiceStub(self._channel).Session())
+        yield client
+        client.call.cancel()
+
+    async def ended(self) -> int:
+        return await asyncio.wait_for(self.process.wait(), PATIENCE)
+
+
+@asynccontextmanager
+async def scheduler_process(redis_url: str, port: int, **variables: str) -> AsyncIterator[SchedulerProcess]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "OTEL_"))}
+    environment = inherited | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos")]),
+        "QUIRE_SCHEDULER_PORT": "0",
+        "QUIRE_SCHEDULER_ADMIN_PORT": "0",
+        "QUIRE_SCHEDULER_METRICS_PORT": "0",
+        "QUIRE_REDIS_URL": redis_url,
+        "QUIRE_WORKERS_AT": f"127.0.0.1:{port}",
+        "QUIRE_LEASE_SECONDS": "0.5",
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "scheduler_svc", env=environment | variables, stdout=DEVNULL, stderr=PIPE
+    )
+    assert process.stderr is not None
+    entry = json.loads(await process.stderr.readline())
+    reading = asyncio.create_task(process.stderr.read())
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{entry['port']}") as channel:
+            yield SchedulerProcess(process, channel)
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+        await process.wait()
+        await reading
+
+
+async def test_sigterm_hands_over_to_the_standby(redis_url: str, worker: Worker) -> None:
+    port = worker.port
+    async with (
+        scheduler_process(redis_url, port) as first,
+        scheduler_process(redis_url, port, QUIRE_STANDBY="1") as second,
+    ):
+        await first.until(SERVICE, SERVING)
+        await second.until("liveness", SERVING)
+        await second.until(SERVICE, NOT_SERVING)
+        async with first.session() as session:
+            await session.ready()
+            submit = await session.submit(max_tokens=200)
+            await session.until_tokens(submit.key, 20)
+            first.process.terminate()
+            assert await session.end() is grpc.StatusCode.UNAVAILABLE
+            held = session.tokens(submit.key)
+        assert await first.ended() == 0
+        await second.until(SERVICE, SERVING)
+        async with second.session() as session:
+            answer = await session.attach(submit.key)
+            assert list(answer.attached.sequences[0].token_ids)[: len(held)] == held
+            assert await session.until_tokens(submit.key, 200) == expected(200)
+        second.process.terminate()
+        assert await second.ended() == 0
+
+
+async def test_a_leader_that_was_stopped_and_replaced_ends_when_it_wakes_up(redis_url: str, worker: Worker) -> None:
+    port = worker.port
+    async with (
+        scheduler_process(redis_url, port) as first,
+        scheduler_process(redis_url, port, QUIRE_STANDBY="1") as second,
+    ):
+        await first.until(SERVICE, SERVING)
+        first.process.send_signal(signal.SIGSTOP)
+        await second.until(SERVICE, SERVING)
+        first.process.send_signal(signal.SIGCONT)
+        assert await first.ended() == 0
+        async with second.session() as session:
+            await session.ready()
+            submit = await session.submit()
+            assert await session.until_tokens(submit.key, 8) == expected(8)
+
+
+async def test_health_says_whether_requests_are_recorded(
+    redis_url: str, worker: Worker, redis_server: RedisServer
+) -> None:
+    port = worker.port
+    async with scheduler_process(redis_url, port) as running:
+        await running.until("store", SERVING)
+        redis_server.kill()
+        await running.until("store", NOT_SERVING)
+        await running.until(SERVICE, SERVING)
+        redis_server.start()
+        await running.until("store", SERVING)
+
+
+async def test_without_a_store_nobody_leads(worker: Worker) -> None:
+    port = worker.port
+    async with scheduler_process("redis://127.0.0.1:1/0", port) as running:
+        await running.until(SERVICE, NOT_SERVING)
+        async with running.session() as session:
+            assert await session.end() is grpc.StatusCode.UNAVAILABLE
+        running.process.terminate()
+        assert await running.ended() == 0

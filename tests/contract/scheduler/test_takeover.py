@@ -1,0 +1,254 @@
+"""A scheduler dies or leaves, and another one goes on with what the store has and what gateways hold."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from checksum_service import ChecksumService, serve
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scheduler_harness import (
+    PATIENCE,
+    PROMPT,
+    Deployment,
+    Worker,
+    candidate,
+    expected,
+    idle,
+    scheduler,
+    submit_of,
+    until_over,
+    until_recorded,
+)
+from scheduler_svc.live_requests import Graces
+from scheduler_svc.request_log import RequestLog, State
+from scheduler_svc.store.base import Batch, Write
+from scheduler_svc.store.redis import RedisStore
+
+
+def tail(offset: int, token_ids: list[int], index: int = 0, is_cut: bool = False) -> scheduler_v1.Tail:
+    return scheduler_v1.Tail(index=index, offset=offset, token_ids=token_ids, is_cut=is_cut)
+
+
+async def left_behind(store: RedisStore, *known: list[int], **changes: object) -> scheduler_v1.Submit:
+    """A request that a scheduler before this one has recorded, with so many tokens of each sequence."""
+    submit = submit_of(**({"max_tokens": 20, "n": len(known)} | changes))
+    epoch = await store.take_lease("before", 1.0)
+    assert epoch is not None
+    assert await store.put(RequestLog(submit, accepted_at=1.0), epoch) is None
+    writes = [
+        Write(submit.key, submit.submission_id, index, 0, token_ids)
+        for index, token_ids in enumerate(known)
+        if token_ids
+    ]
+    assert await store.write(Batch(writes=writes), epoch) == []
+    await store.release_lease("before")
+    return submit
+
+
+AT_ONCE = Graces(held=0.05)
+
+
+@asynccontextmanager
+async def taken_over(redis_url: str, worker: Worker, **settings: object) -> AsyncIterator[Deployment]:
+    async with scheduler(redis_url, [worker.port], **settings) as running:
+        yield running
+
+
+async def test_a_request_goes_on_after_a_crash_from_what_the_client_has(redis_url: str, worker: Worker) -> None:
+    async with candidate(redis_url, [worker.port]) as first:
+        await first.until_leading()
+        async with first.session() as session:
+            await session.ready()
+            submit = await session.submit(max_tokens=200, n=2)
+            held = [await session.until_tokens(submit.key, 40, index) for index in range(2)]
+            epoch = first.engine.epoch
+            worker.gate.clear()
+            await first.crash()
+            worker.gate.set()
+            async with taken_over(redis_url, worker) as second, second.session() as anew:
+                assert second.engine.epoch > epoch
+                answer = await anew.attach(submit.key, *(tail(0, tokens, i) for i, tokens in enumerate(held)))
+                for index, sequence in enumerate(answer.attached.sequences):
+                    assert list(sequence.token_ids)[: len(held[index])] == held[index]
+                    assert await anew.until_tokens(submit.key, 200, index) == expected(200)
+
+
+async def test_nothing_runs_before_its_gateway_comes(redis_url: str, worker: Worker, store: RedisStore) -> None:
+    submit = await left_behind(store, expected(5), [])
+    async with taken_over(redis_url, worker) as running, running.session() as session:
+        await session.ready()
+        other = await session.submit()
+        await session.until(other.key, "tokens")
+        assert running.engine.is_live(submit.key)
+        assert not running.engine.core.is_live(submit.key)
+        answer = await session.attach(submit.key, tail(3, expected(9)[3:]))
+        assert [list(part.token_ids) for part in answer.attached.sequences] == [expected(9), []]
+        for index in range(2):
+            assert await session.until_tokens(submit.key, 20, index) == expected(20)
+
+
+@pytest.mark.parametrize("known", [expected(10), [*expected(3), 7, 7, 7]], ids=["beyond", "against"])
+async def test_what_a_gateway_holds_wins_over_the_store(
+    known: list[int], redis_url: str, worker: Worker, store: RedisStore
+) -> None:
+    submit = await left_behind(store, known)
+    given = [*expected(3), 8, 8]
+    async with taken_over(redis_url, worker) as running, running.session() as session:
+        answer = await session.attach(submit.key, tail(2, given[2:]))
+        assert list(answer.attached.sequences[0].token_ids) == given
+        whole = given + expected(15, [*PROMPT, *given])
+        assert await session.until_tokens(submit.key, 20) == whole
+        log = await until_recorded(store, submit.key, State.FINISHED)
+        assert log.sequences[0].token_ids == whole
+
+
+async def test_a_tail_behind_a_hole_is_refused(redis_url: str, worker: Worker, store: RedisStore) -> None:
+    submit = await left_behind(store, expected(5))
+    async with taken_over(redis_url, worker) as running, running.session() as session:
+        answer = await session.attach(submit.key, tail(8, [1, 2]))
+        assert answer.failed.reason == scheduler_v1.FAILURE_REASON_DIVERGED
+        assert (await session.attach(submit.key)).HasField("attached")
+
+
+async def test_a_request_that_runs_again_goes_back_to_what_a_late_gateway_holds(
+    redis_url: str, worker: Worker, store: RedisStore
+) -> None:
+    submit = await left_behind(store, expected(5), detachable=True, max_tokens=200)
+    async with taken_over(redis_url, worker, graces=AT_ONCE) as running:
+        live = running.engine.requests.get(submit.key)
+        assert live is not None
+        async with asyncio.timeout(PATIENCE):
+            while len(live.log.sequences[0].token_ids) < 50:
+                await asyncio.sleep(0.001)
+        worker.gate.clear()
+        given = [*expected(10), 8, 8]
+        async with running.session() as session:
+            answer = await session.attach(submit.key, tail(5, given[5:]))
+            assert list(answer.attached.sequences[0].token_ids) == given
+            worker.gate.set()
+            assert await session.until_tokens(submit.key, 200) == given + expected(188, [*PROMPT, *given])
+        log = await until_recorded(store, submit.key, State.FINISHED)
+        assert log.sequences[0].token_ids == given + expected(188, [*PROMPT, *given])
+    await idle(running.engine)
+
+
+async def test_a_tail_that_ends_the_request_ends_it(redis_url: str, worker: Worker, store: RedisStore) -> None:
+    submit = await left_behind(store, expected(5), has_stop_strings=True)
+    async with taken_over(redis_url, worker) as running, running.session() as session:
+        answer = await session.attach(submit.key, tail(5, expected(7)[5:], is_cut=True))
+        [tokens] = answer.attached.sequences
+        assert (list(tokens.token_ids), tokens.end.WhichOneof("cause")) == (expected(7), "stop_string")
+        log = await until_recorded(store, submit.key, State.FINISHED)
+        assert log.sequences[0].token_ids == expected(7)
+        assert worker.steps == []
+
+
+async def test_a_verdict_reaches_a_request_that_nobody_came_back_for(
+    redis_url: str, worker: Worker, store: RedisStore
+) -> None:
+    submit = await left_behind(store, expected(7), has_stop_strings=True)
+    async with taken_over(redis_url, worker) as running, running.session() as session:
+        for _ in range(2):
+            await session.send(finish=scheduler_v1.Finish(key=submit.key, index=0, num_tokens=6))
+        log = await until_recorded(store, submit.key, State.FINISHED)
+        assert log.sequences[0].token_ids == expected(6)
+
+
+async def test_named_requests_run_on_without_their_gateway(redis_url: str, worker: Worker, store: RedisStore) -> None:
+    submit = await left_behind(store, expected(5), [], detachable=True)
+    async with taken_over(redis_url, worker, graces=AT_ONCE):
+        log = await until_recorded(store, submit.key, State.FINISHED)
+        assert [sequence.token_ids for sequence in log.sequences] == [expected(20)] * 2
+
+
+async def test_unnamed_requests_wait_for_their_gateway_and_are_given_up(
+    redis_url: str, worker: Worker, store: RedisStore
+) -> None:
+    submit = await left_behind(store, expected(5))
+    async with taken_over(redis_url, worker, graces=Graces(held=0.05, unclaimed=0.1)) as running:
+        await until_over(running.engine, submit.key)
+        await until_recorded(store, submit.key, State.CANCELLED)
+        assert worker.steps == []
+
+
+async def test_a_repeated_submission_is_taken_up(redis_url: str, worker: Worker, store: RedisStore) -> None:
+    submit = await left_behind(store, [])
+    async with taken_over(redis_url, worker) as running, running.session() as session:
+        submit.attachment_id = 1
+        await session.send(submit=submit)
+        assert (await session.answer(1)).HasField("accepted")
+        assert await session.until_tokens(submit.key, 20) == expected(20)
+
+
+async def test_a_search_begins_anew(redis_url: str, worker: Worker, store: RedisStore) -> None:
+    search = scheduler_v1.BeamSearch(width=2, early_stopping=scheduler_v1.EARLY_STOPPING_AT_WIDTH)
+    submit = await left_behind(store, [], beam_search=search)
+    async with taken_over(redis_url, worker) as running, running.session() as session:
+        assert list((await session.attach(submit.key)).attached.sequences) == []
+        assert running.engine.core.is_live(submit.key)
+
+
+async def test_blocks_that_the_worker_kept_are_not_computed_again(redis_url: str, worker: Worker) -> None:
+    async with candidate(redis_url, [worker.port]) as first:
+        await first.until_leading()
+        async with first.session() as session:
+            await session.ready()
+            submit = await session.submit(max_tokens=200)
+            held = await session.until_tokens(submit.key, 60)
+            await first.crash()
+        num_steps = len(worker.steps)
+        async with taken_over(redis_url, worker) as second, second.session() as session:
+            await session.attach(submit.key, tail(0, held))
+            assert await session.until_tokens(submit.key, 200) == expected(200)
+    anew = next(step for step in worker.steps[num_steps:] if step.new_sequences)
+    assert anew.scheduled.starts[0] >= 40
+
+
+async def test_a_standby_takes_over_when_the_leader_hands_over(redis_url: str, worker: Worker) -> None:
+    port = worker.port
+    async with candidate(redis_url, [port]) as first:
+        await first.until_leading()
+        async with candidate(redis_url, [port], standby=True) as second, first.session() as session:
+            await session.ready()
+            async with second.session() as refused:
+                assert await refused.end() is grpc.StatusCode.UNAVAILABLE
+            submit = await session.submit(max_tokens=200)
+            await session.until_tokens(submit.key, 20)
+            assert not second.leads.is_set()
+            await first.hand_over()
+            assert await session.end() is grpc.StatusCode.UNAVAILABLE
+            held = session.tokens(submit.key)
+            await second.until_leading()
+            async with second.session() as anew:
+                answer = await anew.attach(submit.key)  # everything that was committed is in the store
+                assert list(answer.attached.sequences[0].token_ids)[: len(held)] == held
+                assert await anew.until_tokens(submit.key, 200) == expected(200)
+
+
+async def test_a_leader_that_was_replaced_ends(redis_url: str, worker: Worker, store: RedisStore) -> None:
+    async with candidate(redis_url, [worker.port]) as first:
+        await first.until_leading()
+        await store.release_lease(first.leader._leadership._holder)
+        epoch = await store.take_lease("another", 1.0)
+        assert epoch is not None
+        await asyncio.wait_for(first.leading, PATIENCE)
+        await store.release_lease("another")
+
+
+async def test_a_worker_that_served_a_later_term_gets_a_later_one(redis_url: str) -> None:
+    async with scheduler(redis_url, []) as probe:
+        later = probe.engine.epoch + 10**9
+    service = ChecksumService(epoch=later)
+    server, port = await serve(service)
+    async with scheduler(redis_url, [port]) as running, running.session() as session:
+        await session.ready()
+        assert running.engine.epoch > later
+        assert service.openings[0].epoch == running.engine.epoch
+        submit = await session.submit()
+        await session.until(submit.key, "tokens")
+        assert session.tokens(submit.key) == expected(8)
+        assert session.epochs[-1] > later
+    await server.stop(0)

@@ -1,0 +1,161 @@
+"""Clients whose scheduler dies under them, and what they are told of a store that is away."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from gateway_harness import Harness, encoded, gateway_at, reason_of, rest_of, running_gateway, scheduler_model
+from quire.inference.v1 import inference_pb2 as api
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
+from scripted_scheduler import ScriptedScheduler, length_end, serving
+
+HELLO = encoded("hello world and more")
+
+
+@pytest.fixture
+async def pair(model_directory: Path) -> AsyncIterator[tuple[Harness, ScriptedScheduler]]:
+    """A gateway that is ready, and a scheduler that stands by."""
+    model = scheduler_model(model_directory)
+    async with serving(ScriptedScheduler(model)) as leader, serving(ScriptedScheduler(model, epoch=2)) as standby:
+        standby.is_leader = False
+        async with gateway_at(leader, model_directory, [leader.address, standby.address]) as quire:
+            await quire.wait_for_health(health_pb2.HealthCheckResponse.SERVING)
+            yield quire, standby
+
+
+async def take_over(leader: ScriptedScheduler, standby: ScriptedScheduler) -> None:
+    leader.is_leader, standby.is_leader = False, True
+    leader.session.close()
+    await standby.joined(1)
+
+
+def asking(**fields: Any) -> api.StreamGenerateRequest:
+    return api.StreamGenerateRequest(generation=api.Generation(text="a", **fields))
+
+
+@pytest.mark.parametrize("request_id", [None, "mine"])
+async def test_a_stream_goes_on_with_no_gap_and_no_duplicate(
+    request_id: str | None, pair: tuple[Harness, ScriptedScheduler]
+) -> None:
+    quire, standby = pair
+    call = quire.stub.StreamGenerate(asking(request_id=request_id))
+    submit = await quire.scheduler.next("submit")
+    quire.scheduler.session.accept(submit.key)
+    quire.scheduler.session.tokens(submit.key, HELLO[:2], 0)
+    await call.read()
+    chunk = await call.read()
+    assert isinstance(chunk, api.StreamGenerateResponse)
+    assert list(chunk.chunk.token_ids) == HELLO[:2]
+    await take_over(quire.scheduler, standby)
+    (tail,) = (await standby.next("attach")).tails
+    assert (tail.offset, list(tail.token_ids)) == (0, HELLO[:2])
+    standby.session.attached(submit, scheduler_v1.Tokens(token_ids=HELLO[:3]))
+    standby.session.tokens(submit.key, HELLO[3:], 3, end=length_end())
+    *chunks, usage = await rest_of(call)
+    assert chunks[0].chunk.offset == 2
+    assert [token for event in chunks for token in event.chunk.token_ids] == HELLO[2:]
+    assert usage.usage.completion_tokens == len(HELLO)
+
+
+async def test_log_probabilities_go_along(pair: tuple[Harness, ScriptedScheduler]) -> None:
+    quire, standby = pair
+    call = quire.stub.StreamGenerate(asking(logprobs=1))
+    submit = await quire.scheduler.next("submit")
+    quire.scheduler.session.accept(submit.key)
+    top = [worker_v1.Logprob(token_id=5, logprob=-0.25)]
+    logprobs = [worker_v1.TokenLogprobs(logprob=-0.25, top=top)]
+    quire.scheduler.session.tokens(submit.key, [5], 0, logprobs=logprobs)
+    await call.read()
+    await call.read()
+    await take_over(quire.scheduler, standby)
+    (tail,) = (await standby.next("attach")).tails
+    assert list(tail.logprobs) == logprobs
+    call.cancel()
+
+
+async def test_stop_strings_are_looked_for_on_and_what_was_looked_at_is_told(
+    pair: tuple[Harness, ScriptedScheduler],
+) -> None:
+    quire, standby = pair
+    call = quire.stub.StreamGenerate(asking(stopping=api.Stopping(stop=["lo wor"])))
+    submit = await quire.scheduler.next("submit")
+    quire.scheduler.session.accept(submit.key)
+    quire.scheduler.session.tokens(submit.key, encoded("hello"), 0)
+    await call.read()
+    await call.read()
+    await take_over(quire.scheduler, standby)
+    await standby.next("attach")
+    standby.session.attached(submit, scheduler_v1.Tokens(token_ids=encoded("hello")))
+    assert (await standby.next("acknowledge")).num_tokens == len(encoded("hello"))
+    standby.session.tokens(submit.key, encoded(" world"), len(encoded("hello")))
+    chunk, _ = await rest_of(call)
+    assert chunk.chunk.finish.stop == "lo wor"
+    assert (await standby.next("finish")).num_tokens == len(encoded("hello world"))
+
+
+async def test_tokens_that_changed_are_never_given_out(pair: tuple[Harness, ScriptedScheduler]) -> None:
+    quire, standby = pair
+    call = quire.stub.StreamGenerate(asking())
+    submit = await quire.scheduler.next("submit")
+    quire.scheduler.session.accept(submit.key)
+    quire.scheduler.session.tokens(submit.key, [5, 6], 0)
+    await call.read()
+    await call.read()
+    await take_over(quire.scheduler, standby)
+    await standby.next("attach")
+    standby.session.attached(submit, scheduler_v1.Tokens(token_ids=[5, 7, 8]))
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call.read()
+    assert reason_of(error.value)[0] == "INTERNAL"
+
+
+async def test_a_request_that_comes_between_two_schedulers_is_taken(pair: tuple[Harness, ScriptedScheduler]) -> None:
+    quire, standby = pair
+    await quire.scheduler.lost()
+    call = quire.stub.StreamGenerate(asking())
+    standby.is_leader = True
+    submit = await standby.next("submit")
+    standby.session.accept(submit.key)
+    standby.session.tokens(submit.key, HELLO, 0, end=length_end())
+    *_, usage = await rest_of(call)
+    assert usage.usage.completion_tokens == len(HELLO)
+
+
+async def test_a_stream_that_no_scheduler_takes_up_ends_as_unavailable(model_directory: Path) -> None:
+    async with running_gateway(model_directory, scheduler_patience=0.05) as quire:
+        call = quire.stub.StreamGenerate(asking(request_id="mine"))
+        submit = await quire.scheduler.next("submit")
+        quire.scheduler.session.accept(submit.key)
+        await call.read()
+        await quire.scheduler.lost()
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call.read()
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert reason_of(error.value)[0] == "CAPACITY_EXHAUSTED"
+
+
+async def test_a_request_that_may_not_outlive_its_scheduler_is_told_so(quire: Harness) -> None:
+    for is_durable in (True, False):
+        call = quire.stub.StreamGenerate(asking())
+        submit = await quire.scheduler.next("submit")
+        quire.scheduler.session.accept(submit.key, is_durable=is_durable)
+        acceptance = await call.read()
+        assert isinstance(acceptance, api.StreamGenerateResponse)
+        assert acceptance.acceptance.is_durable == is_durable
+        call.cancel()
+
+
+async def test_health_tells_whether_requests_are_durable(quire: Harness) -> None:
+    assert (await quire.http.get("/health")).json() == {"status": "ready", "durable": True}
+    quire.scheduler.session.status(quire.scheduler.model, is_store_degraded=True)
+    quire.scheduler.script = lambda session, submit: session.accept(submit.key)
+    call = quire.stub.StreamGenerate(asking())
+    await call.read()  # by now the status has come as well
+    response = await quire.http.get("/health")
+    assert (response.status_code, response.json()) == (200, {"status": "ready", "durable": False})
+    call.cancel()

@@ -1,0 +1,172 @@
+"""Server-sent events that are gone on with: after any event, with the same body and name."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gateway_harness import Harness, encoded
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scripted_scheduler import ScriptedSession, cut_end, length_end, stop_end
+from tiny_model import EOS
+
+NAMED = {"idempotency-key": "mine"}
+CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+SEQUENCES = [
+    (encoded("hello 😀 wor"), length_end()),
+    ([*encoded("he"), EOS], stop_end(EOS)),
+    (encoded("lo 😀")[:-1], length_end()),  # ends within a character
+]
+
+
+class Record:
+    """A request that was submitted once, and is played again to whoever submits it later."""
+
+    def __init__(self) -> None:
+        self._submits: dict[str, scheduler_v1.Submit] = {}
+
+    def play(self, session: ScriptedSession, submit: scheduler_v1.Submit) -> None:
+        first = self._submits.setdefault(submit.key, submit)
+        if first is submit:
+            session.accept(submit.key)
+            for tokens in self._tokens(submit):
+                for offset, token_id in enumerate(tokens.token_ids):
+                    is_last = offset == len(tokens.token_ids) - 1
+                    end = tokens.end if is_last else None
+                    session.tokens(submit.key, [token_id], offset, tokens.index, end=end)
+        elif first.body_digest == submit.body_digest:
+            session.attached(first, *self._tokens(submit))
+        else:
+            session.fail(submit.key, scheduler_v1.FAILURE_REASON_KEY_IN_USE)
+
+    def _tokens(self, submit: scheduler_v1.Submit) -> list[scheduler_v1.Tokens]:
+        sequences = []
+        for index in range(submit.n):
+            token_ids, end = SEQUENCES[index % len(SEQUENCES)]
+            if submit.has_stop_strings and index == 0:
+                end = cut_end()
+            sequences.append(scheduler_v1.Tokens(index=index, token_ids=token_ids, end=end))
+        return sequences
+
+
+async def streamed(quire: Harness, path: str, body: dict[str, Any], **headers: str) -> list[str]:
+    """The events of a stream, each with all its lines."""
+    asked = {name.replace("_", "-"): value for name, value in headers.items()}
+    response = await quire.http.post(path, json=body | {"stream": True}, headers=asked)
+    assert response.status_code == 200, response.text
+    return [event for event in response.text.split("\n\n") if event]
+
+
+def id_of(event: str) -> str:
+    return event.split("\n")[0].removeprefix("id: ")
+
+
+def data_of(event: str) -> Any:
+    data = event.split("data: ")[1]
+    return data if data == "[DONE]" else json.loads(data)
+
+
+def flattened(events: list[str]) -> list[tuple[int, str, Any]]:
+    """What a client makes of a stream: of each choice its text, what else it was told, in order, and what followed."""
+    told: list[tuple[int, str, Any]] = []
+    for event in events:
+        data = data_of(event)
+        if data == "[DONE]" or not data["choices"]:
+            told.append((-1, "last", data if data == "[DONE]" else data["usage"]))
+            continue
+        (choice,) = data["choices"]
+        delta = choice.get("delta", choice)
+        if "role" in delta:
+            told.append((choice["index"], "role", delta["role"]))
+        told += [(choice["index"], "char", char) for char in delta.get("content", choice.get("text"))]
+        if choice["finish_reason"]:
+            told.append((choice["index"], "finish", (choice["finish_reason"], choice["stop_reason"])))
+    return sorted(told, key=lambda one: one[0])  # the order between choices is nobody's concern
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", CHAT | {"n": 3, "stream_options": {"include_usage": True}}),
+        ("/v1/completions", {"prompt": ["a", "b"], "n": 2, "seed": 3}),
+        ("/v1/completions", {"prompt": "a", "n": 2, "stop": [" wor"], "stream_options": {"include_usage": True}}),
+    ],
+)
+async def test_a_stream_goes_on_after_any_event(path: str, body: dict[str, Any], quire: Harness) -> None:
+    quire.scheduler.script = Record().play
+    whole = await streamed(quire, path, body, idempotency_key="mine")
+    assert len({id_of(event) for event in whole}) == len(whole)
+    for place, event in enumerate(whole):
+        rest = await streamed(quire, path, body, idempotency_key="mine", last_event_id=id_of(event))
+        assert sorted(flattened(whole[: place + 1]) + flattened(rest), key=lambda one: one[0]) == flattened(whole)
+        seen = {id_of(one) for one in whole[: place + 1]}
+        assert not seen & {id_of(one) for one in rest}
+        if rest:
+            assert id_of(rest[-1]) == id_of(whole[-1])
+
+
+async def test_events_of_a_request_without_a_name_have_no_id(quire: Harness) -> None:
+    quire.scheduler.script = Record().play
+    events = await streamed(quire, "/v1/completions", {"prompt": "a"})
+    assert all(event.startswith("data: ") for event in events)
+
+
+async def test_the_same_request_is_given_again_from_its_beginning(quire: Harness) -> None:
+    quire.scheduler.script = Record().play
+    first = await streamed(quire, "/v1/completions", {"prompt": "a"}, idempotency_key="mine")
+    again = await streamed(quire, "/v1/completions", {"prompt": "a"}, idempotency_key="mine")
+    assert flattened(again) == flattened(first)
+    whole = (await quire.http.post("/v1/completions", json={"prompt": "a"}, headers=NAMED)).json()
+    assert whole["choices"][0]["text"] == "hello 😀 wor"
+    seeds = [data_of(events[-2])["choices"][0]["seed"] for events in (first, again)]
+    assert seeds == [whole["choices"][0]["seed"]] * 2
+
+
+async def test_another_body_is_refused(quire: Harness) -> None:
+    quire.scheduler.script = Record().play
+    await streamed(quire, "/v1/completions", {"prompt": "a"}, idempotency_key="mine")
+    body = {"prompt": "b", "stream": True}
+    response = await quire.http.post("/v1/completions", json=body, headers=NAMED | {"last-event-id": "1"})
+    assert (response.status_code, response.json()["error"]["code"]) == (409, "idempotency_key_reused")
+
+
+@pytest.mark.parametrize(
+    ("last_event_id", "code"),
+    [
+        ("", "invalid_field"),
+        ("-1", "invalid_field"),
+        ("1x", "invalid_field"),
+        ("1-1", "invalid_field"),
+        ("9" * 10, "invalid_field"),
+        ("1-done-done", "invalid_field"),
+        ("999", "resume_offset_invalid"),
+        ("1e", "resume_offset_invalid"),
+    ],
+)
+async def test_a_wrong_cursor_is_named(last_event_id: str, code: str, quire: Harness) -> None:
+    quire.scheduler.script = Record().play
+    await streamed(quire, "/v1/completions", {"prompt": "a"}, idempotency_key="mine")
+    headers = NAMED | {"last-event-id": last_event_id}
+    response = await quire.http.post("/v1/completions", json={"prompt": "a", "stream": True}, headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, code, "last-event-id")
+
+
+@pytest.mark.parametrize(("stream", "headers"), [(True, {}), (False, NAMED)])
+async def test_only_a_stream_with_a_name_is_gone_on_with(stream: bool, headers: dict[str, str], quire: Harness) -> None:
+    body = {"prompt": "a", "stream": stream}
+    response = await quire.http.post("/v1/completions", json=body, headers=headers | {"last-event-id": "1"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "last-event-id")
+    assert not quire.scheduler.all("submit")
+
+
+async def test_what_is_gone_is_not_begun_anew(quire: Harness) -> None:
+    body = {"prompt": "a", "stream": True}
+    asking = asyncio.create_task(quire.http.post("/v1/completions", json=body, headers=NAMED | {"last-event-id": "1"}))
+    submit = await quire.scheduler.next("submit")
+    quire.scheduler.session.accept(submit.key)
+    response = await asking
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "request_unknown")
+    assert (await quire.scheduler.next("cancel")).submission_id == submit.submission_id

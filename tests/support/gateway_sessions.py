@@ -1,0 +1,141 @@
+"""A gateway's session with schedulers, for a test: one that is kept up, and readers that note what they are told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gateway_svc.fields import Field
+from gateway_svc.generation import ModelFacts
+from gateway_svc.routes import Attachment
+from gateway_svc.session import SchedulerSession
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scripted_scheduler import ScriptedScheduler
+from svc_common.errors import QuireError
+
+FINGERPRINT = b"\x01" * 32
+MODEL = scheduler_v1.Model(name="tiny", tokenizer_fingerprint=FINGERPRINT, context_length=64, vocab_size=100)
+FACTS = ModelFacts("tiny", 64, 100)
+
+
+class NotingReader:
+    """Notes what it is told, as (what, value), and holds the tokens of its sequences."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        self.attachment: Attachment | None = None
+        self.sequences: dict[int, list[int]] = {}
+        self.cuts: set[int] = set()
+
+    def spell(self, which: Field, place: int | None = None) -> str:
+        return f"my {which}"
+
+    def on_accepted(self, is_durable: bool) -> None:
+        self.told.put_nowait(("accepted", is_durable))
+
+    def on_attached(self, attached: scheduler_v1.Attached) -> None:
+        for tokens in attached.sequences:
+            self._extend(tokens)
+        self.told.put_nowait(("attached", {one.index: list(one.token_ids) for one in attached.sequences}))
+
+    def on_tokens(self, tokens: scheduler_v1.Tokens) -> None:
+        if tokens.index == 99:
+            raise RuntimeError("secret")
+        self._extend(tokens)
+        self.told.put_nowait(("tokens", list(tokens.token_ids)))
+
+    def on_failed(self, error: QuireError) -> None:
+        self.told.put_nowait(("failed", error))
+
+    def tails(self, offsets: Mapping[int, int]) -> list[scheduler_v1.Tail]:
+        return [
+            scheduler_v1.Tail(
+                index=index,
+                offset=(offset := min(offsets.get(index, 0), len(token_ids))),
+                token_ids=token_ids[offset:],
+                is_cut=index in self.cuts,
+            )
+            for index, token_ids in self.sequences.items()
+        ]
+
+    def cut(self, index: int, num_tokens: int) -> None:
+        """Finds a stop string."""
+        assert self.attachment is not None
+        del self.sequences[index][num_tokens:]
+        self.cuts.add(index)
+        self.attachment.finish(index, num_tokens)
+
+    def leave(self, on_leave: Any) -> None:
+        """Has its client leave."""
+        assert self.attachment is not None
+        self.attachment.release(on_leave)
+
+    async def next(self) -> tuple[str, Any]:
+        """What it is told next."""
+        async with asyncio.timeout(10):
+            return await self.told.get()
+
+    async def failure(self) -> QuireError:
+        """The error that it is told next."""
+        what, error = await self.next()
+        assert what == "failed"
+        assert isinstance(error, QuireError)
+        return error
+
+    def _extend(self, tokens: scheduler_v1.Tokens) -> None:
+        held = self.sequences.setdefault(tokens.index, [])
+        held.extend(tokens.token_ids[len(held) - tokens.offset :])
+
+
+class SessionClient:
+    """A session that is kept up, and a way to wait for its readiness."""
+
+    def __init__(self, addresses: Sequence[str], patience: float) -> None:
+        self._changed = asyncio.Condition()
+        self.session = SchedulerSession(addresses, "tiny", FINGERPRINT, self._on_change, patience)
+        self._notes: set[asyncio.Task[None]] = set()
+
+    def submit(self, key: str, deadline: float | None = None, body_digest: bytes = b"") -> NotingReader:
+        """Has a request run."""
+        submit = scheduler_v1.Submit(key=key, n=1, prompt_token_ids=[1, 2], body_digest=body_digest)
+        reader = NotingReader()
+        reader.attachment = self.session.ask(key, submit, reader, deadline)
+        return reader
+
+    def attach(self, key: str) -> NotingReader:
+        """Takes part in a request that must be there."""
+        reader = NotingReader()
+        reader.attachment = self.session.ask(key, None, reader, None)
+        return reader
+
+    async def running(self, scheduler: ScriptedScheduler, key: str = "k") -> NotingReader:
+        """A request that is accepted."""
+        reader = self.submit(key)
+        await scheduler.next("submit")
+        scheduler.session.accept(key)
+        assert await reader.next() == ("accepted", True)
+        return reader
+
+    async def wait_for(self, model: ModelFacts | None) -> None:
+        """Waits until the session has this model."""
+        async with asyncio.timeout(15), self._changed:
+            await self._changed.wait_for(lambda: self.session.model == model)
+
+    def _on_change(self) -> None:
+        self._notes.add(asyncio.create_task(self._note()))
+
+    async def _note(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+@asynccontextmanager
+async def dialling(*addresses: str, patience: float = 60.0) -> AsyncIterator[SessionClient]:
+    """A session that dials."""
+    client = SessionClient(addresses, patience)
+    task = asyncio.create_task(client.session.run())
+    try:
+        yield client
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

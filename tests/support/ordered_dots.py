@@ -1,0 +1,26 @@
+"""Products of Triton's interpreter, summed in the order of their inputs, whatever rows are around a row.
+
+The interpreter itself leaves them to BLAS, where a row's bits depend on its place in the tile.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+
+def order_dots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the test ends. Where there is a GPU, nothing is interpreted and nothing is changed."""
+    if torch.cuda.is_available():
+        return
+    from triton.runtime import interpreter
+
+    def create_dot(builder: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+        dtype = d.data.dtype
+        left, right, total = a.data.astype(dtype), b.data.astype(dtype), np.zeros_like(d.data)
+        for k in range(left.shape[1]):
+            total += left[:, k, None] * right[None, k, :]
+        return interpreter.TensorHandle(total + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)

@@ -1,0 +1,173 @@
+"""Real links of a real engine to scripted workers, over real gRPC; a gateway that notes what it is told."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from checksum_service import VOCAB, ChecksumService, serve
+from memory_worker import continuation
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
+from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.engine import Engine, EngineSettings
+from scheduler_svc.leadership import Fenced
+from scheduler_svc.store.redis import RedisStore
+from scheduler_svc.worker_link import WorkerPool
+
+PROMPT = list(range(10))
+Change = Callable[[worker_v1.StepResponse], None]
+
+
+class ScriptedWorker(ChecksumService):
+    """Tells log-probabilities of whatever it draws, changes one answer as told, and stops answering as told."""
+
+    def __init__(self, **about: Any) -> None:
+        super().__init__()
+        self.about.MergeFrom(worker_v1.DescribeResponse(**about))
+        self.change: Change | None = None  # of the fifth answer with a token
+        self.repeats = False
+        self.num_drawn = 0
+        self.is_running = asyncio.Event()
+        self.is_running.set()
+        self.num_open = 0
+
+    async def Describe(self, request: worker_v1.DescribeRequest, context: Any) -> worker_v1.DescribeResponse:
+        await self.is_running.wait()
+        return await super().Describe(request, context)
+
+    async def Step(
+        self, requests: AsyncIterator[worker_v1.StepRequest], context: Any
+    ) -> AsyncIterator[worker_v1.StepResponse]:
+        self.num_open += 1
+        try:
+            async for response in super().Step(requests, context):
+                await self.is_running.wait()
+                _tell_logprobs(response.result)
+                self.num_drawn += bool(response.result.token_ids)
+                is_due = self.num_drawn == 5 and len(self.openings) == 1
+                if is_due and self.change is not None:
+                    self.change(response)
+                yield response
+                if is_due and self.repeats:
+                    yield response
+        finally:
+            self.num_open -= 1
+
+
+def _tell_logprobs(result: worker_v1.StepResult) -> None:
+    drawn = iter(result.token_ids)
+    for place, count in enumerate(result.num_tokens):
+        for _ in range(count):
+            token = next(drawn)
+            tokens = [worker_v1.TokenLogprobs(logprob=-1, top=[worker_v1.Logprob(token_id=token, logprob=-1)])]
+            result.logprobs.add(place=place, tokens=tokens)
+
+
+class Gateway:
+    """A session: what it was told of its requests."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._num_submitted = 0
+        self.tokens: dict[str, list[int]] = {}
+        self.ended: set[str] = set()
+        self.failed: set[str] = set()
+
+    def tell(self, events: list[scheduler_v1.Event]) -> None:
+        for event in events:
+            if event.HasField("failed"):
+                self.failed.add(event.key)
+            if event.HasField("tokens"):
+                tokens = self.tokens.setdefault(event.key, [])
+                assert event.tokens.offset == len(tokens)
+                tokens += event.tokens.token_ids
+                if event.tokens.HasField("end"):
+                    self.ended.add(event.key)
+
+    def tell_status(self, status: scheduler_v1.Status) -> None:
+        pass
+
+    def submit(self, max_tokens: int = 24, prompt: list[int] = PROMPT) -> str:
+        """Have a request run that asks for log-probabilities; returns its key."""
+        self._num_submitted += 1
+        key = f"{id(self)}-{time.monotonic_ns()}-{self._num_submitted}"
+        sampling = worker_v1.SamplingParams(seed=1, logprobs=1)
+        submit = scheduler_v1.Submit(key=key, submission_id=key, tenant="default", prompt_token_ids=prompt, n=1,
+                                     max_tokens=max_tokens, sampling=sampling, attachment_id=1)  # fmt: skip
+        self._engine.take(scheduler_v1.SessionRequest(submit=submit), self)
+        return key
+
+    async def finish(self, key: str, max_tokens: int = 24) -> None:
+        """Wait for the end of a request, and hold its tokens to what they must be."""
+        await until(lambda: key in self.ended | self.failed)
+        assert self.tokens[key] == continuation(PROMPT, max_tokens, VOCAB)
+
+
+class Deployment:
+    """An engine with a gateway and links to workers."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self.num_fenced = 0
+        self.leads = True
+        self.engine = Engine(
+            Scheduler(Limits(64, 16)), store, time.time_ns() // 1000, EngineSettings(), self._raise_epoch, self._fence
+        )
+        self.gateway = Gateway(self.engine)
+        self.engine.join(self.gateway)
+
+    async def workers(self, count: int) -> None:
+        """Wait until so many are at work."""
+        await until(lambda: len(self.engine.core.replicas) == count)
+
+    async def _raise_epoch(self, floor: int) -> int:
+        if not self.leads:
+            raise Fenced("another leads")
+        return floor + 1
+
+    def _fence(self) -> None:
+        self.num_fenced += 1
+
+
+@asynccontextmanager
+async def deployment(*addresses: str) -> AsyncIterator[Deployment]:
+    store = RedisStore("redis://127.0.0.1:1/0")  # nothing here is of the store, which is not there
+    running = Deployment(store)
+    engine = running.engine
+    tasks = [asyncio.create_task(work) for work in (engine.journal.run(), WorkerPool(engine, [*addresses]).run())]
+    try:
+        yield running
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await store.close()
+
+
+@asynccontextmanager
+async def served(*services: ScriptedWorker) -> AsyncIterator[list[str]]:
+    """The addresses at which these are served."""
+    running = [await serve(service) for service in services]
+    try:
+        yield [f"127.0.0.1:{port}" for _, port in running]
+    finally:
+        for server, _ in running:
+            await server.stop(0)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+def of_response(**fields: int) -> Change:
+    """Adds to fields of an answer."""
+
+    def change(response: worker_v1.StepResponse) -> None:
+        for name, more in fields.items():
+            setattr(response, name, getattr(response, name) + more)
+
+    return change

@@ -1,0 +1,278 @@
+"""A scheduler that dies in mid-stream, and another that answers: what is brought to it, and what readers are told."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway_sessions import FACTS, MODEL, NotingReader, SessionClient, dialling
+from gateway_svc.generation import OnLeave
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scripted_scheduler import ScriptedScheduler, cut_end, length_end, serving
+from svc_common.errors import Reason
+
+UNKNOWN = scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[ScriptedScheduler]:
+    async with serving(ScriptedScheduler(MODEL)) as scheduler:
+        yield scheduler
+
+
+@pytest.fixture
+async def successor() -> AsyncIterator[ScriptedScheduler]:
+    """Stands by until `take_over`."""
+    async with serving(ScriptedScheduler(MODEL, epoch=2)) as successor:
+        successor.is_leader = False
+        yield successor
+
+
+@pytest.fixture
+async def client(scheduler: ScriptedScheduler, successor: ScriptedScheduler) -> AsyncIterator[SessionClient]:
+    async with dialling(scheduler.address, successor.address) as client:
+        await client.wait_for(FACTS)
+        yield client
+
+
+async def take_over(scheduler: ScriptedScheduler, successor: ScriptedScheduler) -> None:
+    """Ends the one and begins the other."""
+    scheduler.is_leader, successor.is_leader = False, True
+    scheduler.session.close()
+    await successor.joined(1)
+
+
+def there(submission_id: str = "there") -> scheduler_v1.Submit:
+    """A request as a scheduler has it."""
+    return scheduler_v1.Submit(key="k", n=1, prompt_token_ids=[1, 2], submission_id=submission_id)
+
+
+def sequence(*token_ids: int, index: int = 0, end: scheduler_v1.SequenceEnd | None = None) -> scheduler_v1.Tokens:
+    """All of a sequence."""
+    return scheduler_v1.Tokens(index=index, token_ids=token_ids, end=end)
+
+
+async def grown(scheduler: ScriptedScheduler, request: NotingReader, *token_ids: int) -> None:
+    """Has a request draw tokens, one by one."""
+    for token_id in token_ids:
+        scheduler.session.tokens("k", [token_id], len(request.sequences.get(0, [])))
+        assert await request.next() == ("tokens", [token_id])
+
+
+async def settled(scheduler: ScriptedScheduler, request: NotingReader) -> None:
+    """Waits until the gateway has read all that the scheduler sent."""
+    scheduler.session.tokens("k", [], len(request.sequences[0]))
+    assert await request.next() == ("tokens", [])
+
+
+async def test_a_request_goes_on_at_the_next_scheduler(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    await grown(scheduler, request, 5, 6)
+    await take_over(scheduler, successor)
+    attach = await successor.next("attach")
+    assert (attach.key, attach.attachment_id > 0) == ("k", True)
+    successor.session.attached(there(), sequence(5, 6))
+    successor.session.tokens("k", [7], 2)
+    assert await request.next() == ("attached", {0: [5, 6]})
+    assert await request.next() == ("tokens", [7])
+    assert not successor.all("submit")
+
+
+async def test_exactly_what_the_store_may_lack_is_brought(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    await grown(scheduler, request, 5, 6, 7, 8)
+    scheduler.session.tokens("k", [9], 0, index=1)
+    assert await request.next() == ("tokens", [9])
+    scheduler.session.durable("k", 3)
+    await settled(scheduler, request)
+    await take_over(scheduler, successor)
+    tails = {tail.index: tail for tail in (await successor.next("attach")).tails}
+    assert (tails[0].offset, list(tails[0].token_ids)) == (3, [8])
+    assert (tails[1].offset, list(tails[1].token_ids)) == (0, [9])
+
+
+async def test_a_request_that_no_scheduler_knows_starts_anew_from_what_was_given(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    first = await scheduler_submit(scheduler)
+    await grown(scheduler, request, 5, 6)
+    scheduler.session.durable("k", 1)
+    await settled(scheduler, request)
+    await take_over(scheduler, successor)
+    await successor.next("attach")
+    successor.session.fail("k", UNKNOWN)
+    again = await successor.next("submit")
+    assert again.submission_id == first.submission_id
+    (tail,) = again.tails
+    assert (tail.index, tail.offset, list(tail.token_ids)) == (0, 0, [5, 6])
+    successor.session.accept("k")
+    successor.session.tokens("k", [7], 2)
+    assert await request.next() == ("tokens", [7])
+
+
+async def scheduler_submit(scheduler: ScriptedScheduler) -> scheduler_v1.Submit:
+    (submit,) = scheduler.all("submit")
+    assert isinstance(submit, scheduler_v1.Submit)
+    return submit
+
+
+async def test_what_others_submitted_is_lost_with_its_scheduler(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = client.attach("k")
+    await scheduler.next("attach")
+    scheduler.session.attached(there(), sequence(5))
+    await request.next()
+    await take_over(scheduler, successor)
+    await successor.next("attach")
+    successor.session.fail("k", UNKNOWN)
+    assert (await request.failure()).reason is Reason.CAPACITY_EXHAUSTED
+
+
+async def test_a_request_that_ended_meanwhile_is_failed_as_it_ended(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    await take_over(scheduler, successor)
+    await successor.next("attach")
+    successor.session.fail("k", scheduler_v1.FAILURE_REASON_CANCELLED)
+    assert (await request.failure()).reason is Reason.CANCELLED
+
+
+async def test_a_scheduler_may_die_before_it_answers(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    await take_over(scheduler, successor)
+    first = await successor.next("attach")
+    successor.session.close()
+    again = await successor.next("attach")
+    assert again.attachment_id != first.attachment_id
+    successor.session.attached(there(), sequence(5))
+    assert await request.next() == ("attached", {0: [5]})
+
+
+async def test_events_of_the_scheduler_before_are_dropped(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    await take_over(scheduler, successor)
+    await successor.next("attach")
+    old = scheduler_v1.Event(key="k", tokens=scheduler_v1.Tokens(token_ids=[9]))
+    successor.session.send([old], epoch=1)
+    successor.session.send([old])  # and what is not an answer, before there was one
+    successor.session.attached(there(), sequence(5))
+    assert await request.next() == ("attached", {0: [5]})
+
+
+async def test_a_newcomer_waits_until_what_runs_has_been_taken_up(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    await take_over(scheduler, successor)
+    await successor.next("attach")
+    newcomer = client.submit("k")
+    successor.session.attached(there(), sequence(5))
+    await request.next()
+    await successor.next("submit")
+    successor.session.attached(there(), sequence(5))
+    assert await newcomer.next() == ("attached", {0: [5]})
+    successor.session.tokens("k", [6], 1)
+    assert await newcomer.next() == await request.next() == ("tokens", [6])
+
+
+async def test_a_stop_string_that_was_found_goes_along(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    await grown(scheduler, request, 5, 6, 7)
+    scheduler.session.durable("k", 3)
+    await settled(scheduler, request)
+    request.cut(0, 2)
+    assert (await scheduler.next("finish")).num_tokens == 2
+    await take_over(scheduler, successor)
+    (tail,) = (await successor.next("attach")).tails
+    assert (tail.offset, list(tail.token_ids), tail.is_cut) == (2, [], True)
+    successor.session.attached(there(), sequence(5, 6, 7))
+    assert await request.next() == ("attached", {0: [5, 6, 7]})
+    finish = await successor.next("finish")
+    assert (finish.key, finish.index, finish.num_tokens) == ("k", 0, 2)
+
+
+async def test_a_stop_string_that_the_scheduler_knows_of_is_not_told_again(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    await grown(scheduler, request, 5, 6)
+    request.cut(0, 2)
+    await take_over(scheduler, successor)
+    await successor.next("attach")
+    successor.session.attached(there(), sequence(5, 6, end=cut_end()))
+    await request.next()
+    request.leave(None)
+    client.session.cancel("other")
+    await successor.next("cancel")
+    assert not successor.all("finish")
+
+
+async def test_a_stop_string_of_a_request_that_is_over_here_is_told_again(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    await grown(scheduler, request, 5, 6)
+    request.cut(0, 2)
+    request.leave(None)
+    await take_over(scheduler, successor)
+    finish = await successor.next("finish")
+    assert (finish.key, finish.index, finish.num_tokens) == ("k", 0, 2)
+    assert not successor.all("attach")
+
+
+async def test_a_stop_string_that_the_store_has_is_not_told_again(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    await grown(scheduler, request, 5, 6)
+    request.cut(0, 2)
+    request.leave(None)
+    other = await client.running(scheduler, "other")
+    scheduler.session.durable("k", 2)
+    scheduler.session.tokens("other", [1], 0)
+    await other.next()
+    await take_over(scheduler, successor)
+    await successor.next("attach")
+    assert not successor.all("finish")
+
+
+async def test_who_left_meanwhile_is_not_attached(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    left, stays = await client.running(scheduler, "left"), await client.running(scheduler, "stays")
+    await scheduler.lost()
+    left.leave(OnLeave.CANCEL)
+    successor.is_leader = True
+    assert (await successor.next("attach")).key == "stays"
+    assert (await successor.next("cancel")).key == "left"
+    assert len(successor.all("attach")) == 1
+    successor.session.attached(scheduler_v1.Submit(key="stays", n=1), sequence(5, end=length_end()))
+    await stays.next()
+
+
+async def test_the_deadline_that_is_left_goes_with_what_starts_anew(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    import time
+
+    request = client.submit("k", deadline=time.monotonic() + 60)
+    await scheduler.next("submit")
+    scheduler.session.accept("k")
+    await request.next()
+    await take_over(scheduler, successor)
+    await successor.next("attach")
+    successor.session.fail("k", UNKNOWN)
+    again = await successor.next("submit")
+    assert 50 < again.time_left.ToTimedelta().total_seconds() <= 60

@@ -1,0 +1,197 @@
+"""One sequence on its way out: what a client is given, from wherever it has it."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gateway_svc.generation import BeamSearch, EarlyStopping, SpecialTokens, StopText
+from gateway_svc.output import Chunk, Finish, FinishReason, joined
+from gateway_svc.ranking import completed
+from gateway_svc.rendering import Rendering
+from gateway_svc.sequence_output import Ending, SequenceOutput, Start, remainder
+from gateway_values import id_of, make_rendering, vocabulary_of
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
+from scripted_scheduler import cut_end, length_end, stop_end
+from svc_common.errors import QuireError, Reason
+from tiny_model import EOS, tiny_tokenizer
+
+TINY = tiny_tokenizer()
+VOCABULARY = vocabulary_of(TINY)
+HELLO = TINY.encode("hello").ids
+
+# Bytes that make and break characters of two, three and four bytes, a few letters, and special tokens.
+FRAGMENTS = [*TINY.encode("aß你😀").ids, *HELLO, id_of(TINY, "łå"), 0, 1, EOS]
+
+renderings = st.builds(
+    lambda stop, min_tokens, include, kept, prompt: make_rendering(
+        VOCABULARY,
+        stop=tuple(stop),
+        min_tokens=min_tokens,
+        stop_text=StopText.INCLUDED if include else StopText.EXCLUDED,
+        special_tokens=SpecialTokens.KEPT if kept else SpecialTokens.HIDDEN,
+        prompt_token_ids=prompt,
+    ),
+    st.lists(st.text("aß你😀helo\ufffd", min_size=1, max_size=4), max_size=3, unique=True),
+    st.integers(0, 5),
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.sampled_from(FRAGMENTS), max_size=6),
+)
+
+
+def steps(token_ids: list[int], sizes: list[int], end: scheduler_v1.SequenceEnd) -> list[scheduler_v1.Tokens]:
+    """A sequence's tokens as they come, several at a time, the end with the last."""
+    tokens, offset = [], 0
+    for size in [*sizes, len(token_ids)]:
+        piece = token_ids[offset : offset + size]
+        if piece:
+            tokens.append(scheduler_v1.Tokens(offset=offset, token_ids=piece))
+            offset += len(piece)
+    tokens[-1].end.CopyFrom(end)
+    return tokens
+
+
+def given_out(rendering: Rendering, tokens: list[scheduler_v1.Tokens], start: Start = Start()) -> list[Chunk]:  # noqa: B008
+    """The chunks of a sequence of which a client is told after each step."""
+    sequence = SequenceOutput(0, VOCABULARY, rendering, start)
+    chunks = []
+    for one in tokens:
+        if sequence.finish is None:
+            sequence.extend(one)
+            if (chunk := sequence.take()) is not None:
+                chunks.append(chunk)
+    return chunks
+
+
+@given(
+    rendering=renderings,
+    output=st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=25),
+    sizes=st.lists(st.integers(1, 4), max_size=25),
+    is_stopped=st.booleans(),
+    kept_alive=st.booleans(),
+)
+@example(
+    rendering=make_rendering(VOCABULARY, stop=("llo",)),
+    output=[*TINY.encode("hel").ids, EOS],
+    sizes=[1, 1, 1, 1],
+    is_stopped=True,
+    kept_alive=False,
+)
+def test_what_is_given_from_any_token_on_is_the_rest_of_the_whole(
+    rendering: Rendering, output: list[int], sizes: list[int], is_stopped: bool, kept_alive: bool
+) -> None:
+    end = stop_end(output[-1]) if is_stopped else length_end()
+    tokens = steps(output, sizes, end)
+    (whole,) = joined(given_out(rendering, tokens))
+    num_tokens = len(whole.token_ids)
+    record = tokens if kept_alive else [scheduler_v1.Tokens(token_ids=whole.token_ids, end=end)]
+    if not kept_alive and isinstance(whole.finish, Finish) and isinstance(whole.finish.matched, str):
+        record[0].end.CopyFrom(cut_end())
+    before = [Start(offset, Ending.UNKNOWN, "where") for offset in range(num_tokens + 1)]
+    for start in before:
+        (rest,) = joined(given_out(rendering, record, start))
+        assert rest.offset == start.num_tokens
+        assert rest.token_ids == whole.token_ids[start.num_tokens :]
+        assert whole.text.endswith(rest.text)
+        assert rest.finish == whole.finish
+        assert rest == remainder(whole, start, VOCABULARY, rendering)
+        # What a client was given of a stream before that place, and what it is given now, are the whole.
+        given_before = text_before(rendering, output, start.num_tokens, whole)
+        assert given_before + rest.text == whole.text
+    with pytest.raises(QuireError) as beyond:
+        given_out(rendering, record, Start(num_tokens + 1, Ending.UNKNOWN, "where"))
+    assert (beyond.value.reason, beyond.value.field) == (Reason.RESUME_OFFSET_INVALID, "where")
+
+
+def text_before(rendering: Rendering, output: list[int], num_tokens: int, whole: Chunk) -> str:
+    """What a stream gives with so many tokens; with all of them, its end."""
+    if num_tokens == len(whole.token_ids):
+        return whole.text
+    if num_tokens == 0:
+        return ""
+    chunks = given_out(rendering, [scheduler_v1.Tokens(token_ids=output[:num_tokens])])
+    return "".join(chunk.text for chunk in chunks)
+
+
+def ended(*token_ids: int) -> list[scheduler_v1.Tokens]:
+    return [scheduler_v1.Tokens(token_ids=token_ids, end=length_end())]
+
+
+def test_an_end_is_told_again_where_nobody_knows_whether_it_was() -> None:
+    (chunk,) = given_out(make_rendering(), ended(*HELLO), Start(len(HELLO), Ending.UNKNOWN))
+    assert chunk == Chunk(0, len(HELLO), finish=Finish(FinishReason.LENGTH))
+
+
+def test_an_end_that_was_given_is_not_told_again() -> None:
+    assert given_out(make_rendering(), ended(*HELLO), Start(len(HELLO), Ending.GIVEN)) == []
+
+
+def test_an_end_that_is_missing_comes_with_the_text_that_was_held_back() -> None:
+    first = TINY.encode("😀").ids[0]
+    (chunk,) = given_out(make_rendering(), ended(first), Start(1, Ending.MISSING))
+    assert (chunk.text, chunk.token_ids) == ("\ufffd", [])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4])
+def test_an_end_that_was_given_elsewhere_is_refused(num_tokens: int) -> None:
+    with pytest.raises(QuireError):
+        given_out(make_rendering(), ended(5, 6), Start(num_tokens, Ending.GIVEN))
+
+
+def test_a_sequence_that_is_not_there_yet_is_waited_for() -> None:
+    tokens = [scheduler_v1.Tokens(offset=offset, token_ids=HELLO) for offset in range(3)]
+    (chunk,) = given_out(make_rendering(), tokens, Start(2))
+    assert (chunk.offset, chunk.token_ids) == (2, HELLO)
+
+
+def test_tokens_that_are_here_make_no_chunk() -> None:
+    tokens = [scheduler_v1.Tokens(token_ids=HELLO), scheduler_v1.Tokens(token_ids=HELLO)]
+    assert len(given_out(make_rendering(), tokens)) == 1
+
+
+def test_tokens_that_are_missing_are_a_fault() -> None:
+    with pytest.raises(ValueError, match="missing"):
+        given_out(make_rendering(), [scheduler_v1.Tokens(offset=1, token_ids=HELLO)])
+
+
+def test_a_cut_where_no_stop_string_is_is_a_fault() -> None:
+    with pytest.raises(ValueError, match="stop string"):
+        given_out(make_rendering(), [scheduler_v1.Tokens(token_ids=HELLO, end=cut_end())])
+
+
+def test_tokens_that_changed_are_a_fault() -> None:
+    sequence = SequenceOutput(0, VOCABULARY, make_rendering(), Start())
+    sequence.extend(scheduler_v1.Tokens(token_ids=[5, 6]))
+    for same in ([5], [5, 6], [5, 6, 7], []):
+        sequence.check(scheduler_v1.Tokens(token_ids=same))
+    with pytest.raises(ValueError, match="changed"):
+        sequence.check(scheduler_v1.Tokens(token_ids=[5, 7]))
+
+
+def test_a_tail_is_what_lies_beyond_an_offset() -> None:
+    sequence = SequenceOutput(1, VOCABULARY, make_rendering(logprobs=1), Start(1))
+    top = [worker_v1.Logprob(token_id=9, logprob=-0.25)]
+    logprobs = [worker_v1.TokenLogprobs(logprob=-place, top=top) for place in (1, 2)]
+    sequence.extend(scheduler_v1.Tokens(index=1, token_ids=[5, 6], logprobs=logprobs))
+    assert sequence.tail(1) == scheduler_v1.Tail(index=1, offset=1, token_ids=[6], logprobs=logprobs[1:])
+    assert sequence.tail(0) == scheduler_v1.Tail(index=1, token_ids=[5, 6], logprobs=logprobs)
+    assert sequence.tail(2) is None
+
+
+def test_a_tail_tells_of_a_stop_string_and_of_nothing_behind_it() -> None:
+    sequence = SequenceOutput(0, VOCABULARY, make_rendering(stop=("b",)), Start())
+    sequence.extend(scheduler_v1.Tokens(token_ids=TINY.encode("abc").ids))
+    assert sequence.tail(1) == scheduler_v1.Tail(offset=1, token_ids=TINY.encode("b").ids, is_cut=True)
+    assert sequence.tail(3) == scheduler_v1.Tail(offset=2, is_cut=True)
+
+
+def test_beams_lose_what_only_their_search_needed() -> None:
+    search = BeamSearch(3, 1.0, EarlyStopping.HEURISTIC)
+    top = [worker_v1.Logprob(token_id=token_id, logprob=-1.0) for token_id in (5, 6, 7)]
+    logprobs = [worker_v1.TokenLogprobs(logprob=-1.0, top=top)]
+    tokens = [scheduler_v1.Tokens(token_ids=[5], logprobs=logprobs, end=length_end(), score=-1.0)]
+    for asked, expected in ((None, []), (1, [((5, -1.0),)])):
+        rendering = make_rendering(beam_search=search, logprobs=asked)
+        (beam,) = completed(given_out(rendering, tokens), rendering)
+        assert (beam.score, [one.top for one in beam.logprobs]) == (-1.0, expected)

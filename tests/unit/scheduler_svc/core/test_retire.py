@@ -1,0 +1,99 @@
+"""A replica that is retired takes nothing more, and its sequences leave it for another one without a loss."""
+
+from core_bench import CoreBench, keys, prompt
+from scheduler_svc.core.pressure import PreemptionMode
+from scheduler_svc.core.sequence import Phase
+
+
+def test_sequences_leave_for_another_replica_with_their_committed_tokens() -> None:
+    bench = CoreBench()
+    [sequence] = bench.submit("a", prompt(9), 20)
+    bench.step()
+    bench.plan()
+    second = bench.join()
+    bench.scheduler.retire(bench.replica)
+    assert not bench.replica.running
+    assert not bench.replica.is_idle, "a step names it still"
+    bench.commit()
+    assert sequence.num_output == 2, "what was in flight counts"
+    assert bench.step().departed_ids == [sequence.id]
+    assert bench.replica.is_idle
+    plan = bench.plan(second)
+    assert plan is not None
+    assert (keys(plan), plan.num_tokens) == (["a"], 11)
+    assert bench.lose(bench.replica) == []
+
+
+def test_sequences_run_on_where_there_is_no_other_replica() -> None:
+    bench = CoreBench()
+    [sequence] = bench.submit("a", prompt(9), 20)
+    bench.step()
+    bench.scheduler.retire(bench.replica)
+    bench.submit("b", prompt(9, 100), 20)
+    assert keys(bench.step()) == ["a"]
+    assert sequence.phase is Phase.RUNNING
+    assert bench.scheduler.num_queued == 1
+
+
+def test_sequences_leave_as_soon_as_another_replica_comes() -> None:
+    bench = CoreBench()
+    bench.submit("a", prompt(9), 20)
+    bench.step()
+    bench.scheduler.retire(bench.replica)
+    second = bench.join()
+    assert bench.replica.is_idle
+    assert keys(bench.step(at=second)) == ["a"]
+
+
+def test_another_retired_replica_takes_nobody() -> None:
+    bench = CoreBench()
+    second = bench.join()
+    bench.scheduler.retire(second)
+    bench.submit("a", prompt(9), 20)
+    bench.step()
+    bench.scheduler.retire(bench.replica)
+    assert keys(bench.step()) == ["a"]
+
+
+def test_images_are_given_up_and_their_sequences_queue() -> None:
+    bench = CoreBench(num_blocks=30, preemption=PreemptionMode.SWAP)
+    for place in range(4):
+        bench.submit(f"{place}", prompt(8, 1000 * place), 60)
+    while not bench.step().preempted:
+        pass
+    assert bench.replica.swapped
+    bench.plan()
+    second = bench.join()
+    bench.scheduler.retire(bench.replica)
+    assert not bench.replica.swapped
+    while bench.replica.in_flight:
+        bench.commit()
+    bench.step()
+    assert bench.replica.is_idle
+    assert bench.replica.host.pool.counts.used == bench.num_used == 0
+    for _ in range(2):
+        bench.step(at=second)
+    assert len(second.running) == 4
+
+
+def test_replica_is_idle_once_its_worker_was_told_of_those_who_left() -> None:
+    bench = CoreBench()
+    bench.join()
+    bench.submit("a", prompt(9), 20)
+    bench.step()
+    bench.scheduler.retire(bench.replica)
+    assert bench.plan() is not None
+    assert not bench.replica.is_idle
+    bench.commit()
+    assert bench.replica.is_idle
+    assert bench.plan() is None
+
+
+def test_rates_are_of_those_that_take_work() -> None:
+    bench = CoreBench()
+    bench.submit("a", prompt(9), 20)
+    bench.step(busy_seconds=0.1)
+    bench.now = 2.0
+    assert bench.scheduler.rates(bench.now).tokens_per_second > 0
+    bench.scheduler.retire(bench.replica)
+    assert bench.scheduler.rates(bench.now).tokens_per_second == 0

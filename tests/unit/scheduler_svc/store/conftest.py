@@ -1,0 +1,39 @@
+"""The stores that the conformance suite is run on."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis
+
+from redis_server import INSTALLED, RedisServer, running_server
+from scheduler_svc.store.redis import RedisStore
+
+TTL = 500
+
+
+@pytest.fixture(params=["embedded", "installed"], scope="package")
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A server of each kind that there is."""
+    executable = None
+    if request.param == "installed":
+        if INSTALLED is None:
+            pytest.skip("there is no redis-server on the PATH")
+        executable = INSTALLED
+    with running_server(tmp_path_factory.mktemp("redis"), executable) as running:
+        yield running
+
+
+@pytest.fixture
+def keys(server: RedisServer) -> Iterator["redis.Redis"]:
+    """The bare server, empty when the test begins."""
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+async def store(server: RedisServer, keys: "redis.Redis") -> AsyncIterator[RedisStore]:
+    """A store on an empty server."""
+    store = RedisStore(server.url, TTL)
+    yield store
+    await store.close()

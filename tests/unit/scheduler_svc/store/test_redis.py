@@ -1,0 +1,212 @@
+"""What Redis is asked to keep, and what becomes of it when it fails."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import redis
+
+from redis_server import INSTALLED, RedisServer, running_server
+from request_logs import length_end, logprobs, request_log
+from scheduler_svc.request_log import RequestLog, State
+from scheduler_svc.store.base import Batch, Ending, StoreUnavailable, Write
+from scheduler_svc.store.redis import RedisStore
+
+EPOCH = 100
+TTL = 500
+
+
+def whole(log: RequestLog, tokens: list[int]) -> Write:
+    packed = [one.SerializeToString() for one in log.sequences[0].logprobs]
+    end = length_end().SerializeToString()
+    return Write(log.key, log.submit.submission_id, 0, 0, tokens, packed, 0, end)
+
+
+async def again(store: RedisStore) -> None:
+    """Wait until the store answers."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await store.leader()
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture(params=["embedded", "installed"])
+def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> RedisServer:
+    """A server of the test's own, not started."""
+    if request.param == "installed" and INSTALLED is None:
+        pytest.skip("there is no redis-server on the PATH")
+    return RedisServer(tmp_path, INSTALLED if request.param == "installed" else None)
+
+
+async def test_every_key_expires(store: RedisStore, keys: "redis.Redis") -> None:
+    await store.take_lease("a", 30)
+    epoch = await store.take_lease("a", 30)
+    assert epoch is not None
+    running, over = request_log(), request_log()
+    for log in (running, over):
+        log.sequences[0].logprobs = logprobs(-1, -2)
+        assert await store.put(log, epoch) is None
+        await store.write(Batch(writes=[whole(log, [1, 2])]), epoch)
+        cut = Write(log.key, log.submit.submission_id, 0, 1, [], cuts=True)
+        await store.write(Batch(writes=[cut]), epoch)
+    await store.write(Batch(endings=[Ending(over.key, over.submit.submission_id, State.FINISHED, 1.0)]), epoch)
+    ttls = {name: keys.ttl(name) for name in keys.scan_iter()}
+    assert len(ttls) == 9  # two records with tokens and logprobs, the live ones, epoch, lease
+    assert all(ttl > 0 for ttl in ttls.values())
+
+
+async def test_renewal_starts_the_time_of_all_of_a_request_anew(store: RedisStore, keys: "redis.Redis") -> None:
+    log, other = request_log(), request_log()
+    log.sequences[0].logprobs = logprobs(-1, -2)
+    for one in (log, other):
+        await store.put(one, EPOCH)
+        await store.write(Batch(writes=[whole(one, [1, 2])]), EPOCH)
+    for name in keys.scan_iter():
+        keys.expire(name, 60)
+    await store.renew([log.key, "no such key"], EPOCH)
+    renewed = {name.decode() for name in keys.scan_iter() if keys.ttl(name) > 60}
+    record = "{quire}:request:" + log.key
+    assert renewed == {record, record + ":tokens:0", record + ":logprobs:0", "{quire}:live"}
+
+
+async def test_the_end_starts_the_time_anew(store: RedisStore, keys: "redis.Redis") -> None:
+    log = request_log()
+    await store.put(log, EPOCH)
+    await store.write(Batch(writes=[whole(log, [1, 2])]), EPOCH)
+    record = "{quire}:request:" + log.key
+    for name in (record, record + ":tokens:0"):
+        keys.expire(name, 60)
+    await store.write(Batch(endings=[Ending(log.key, log.submit.submission_id, State.FINISHED, 1.0)]), EPOCH)
+    assert keys.ttl(record) > 60
+    assert keys.ttl(record + ":tokens:0") > 60
+
+
+async def test_a_thousand_tokens_take_less_than_sixteen_kilobytes(store: RedisStore, keys: "redis.Redis") -> None:
+    def held() -> int:
+        return sum(keys.memory_usage(name) or 0 for name in keys.scan_iter())
+
+    logs = [request_log() for _ in range(5)]
+    await store.write(Batch(logs), EPOCH)
+    for offset in range(200):  # as steps bring them: strings that grow have room to grow
+        writes = [Write(log.key, log.submit.submission_id, 0, offset, [40_000], None, 0) for log in logs]
+        assert await store.write(Batch(writes=writes), EPOCH) == []
+    running = held()
+    end = length_end().SerializeToString()
+    writes = [Write(log.key, log.submit.submission_id, 0, 200, [], end=end) for log in logs]
+    endings = [Ending(log.key, log.submit.submission_id, State.FINISHED, 1.0) for log in logs]
+    await store.write(Batch(writes=writes, endings=endings), EPOCH)
+    assert max(running, held()) < 16_000
+
+
+async def test_a_restarted_server_has_what_it_was_told_and_is_known_to_have_restarted(mortal: RedisServer) -> None:
+    store, log = RedisStore(mortal.url, TTL), request_log()
+    try:
+        mortal.start()
+        await store.put(log, EPOCH)
+        await store.write(Batch(writes=[whole(log, [1, 2])]), EPOCH)
+        restarts = store.num_restarts
+        mortal.kill()
+        mortal.start()
+        await again(store)
+        assert store.num_restarts > restarts
+        found = await store.read(log.key)
+        assert found is not None
+        assert found.sequences[0].token_ids == [1, 2]
+        restarts = store.num_restarts
+        await store.write(Batch(), EPOCH)
+        assert store.num_restarts == restarts
+    finally:
+        mortal.kill()
+        await store.close()
+
+
+async def test_a_server_that_is_gone_is_unavailable_until_it_is_back(mortal: RedisServer) -> None:
+    store, log = RedisStore(mortal.url, TTL), request_log()
+    try:
+        mortal.start()
+        await store.put(log, EPOCH)
+        mortal.kill()
+        assert store.is_answering
+        for call in (store.put(log, EPOCH), store.write(Batch(), EPOCH), store.read(log.key), store.live()):
+            with pytest.raises(StoreUnavailable):
+                await call
+        assert not store.is_answering
+        mortal.start()
+        await again(store)
+        assert store.is_answering
+        assert len(await store.live()) == 1
+    finally:
+        mortal.kill()
+        await store.close()
+
+
+async def test_a_server_that_hangs_is_unavailable_and_what_it_did_late_may_be_repeated(mortal: RedisServer) -> None:
+    store, log = RedisStore(mortal.url, TTL), request_log()
+    try:
+        mortal.start()
+        await store.put(log, EPOCH)
+        first = Batch(writes=[Write(log.key, log.submit.submission_id, 0, 0, [1, 2, 3])])
+        mortal.pause()
+        with pytest.raises(StoreUnavailable):
+            await store.write(first, EPOCH)
+        mortal.resume()
+        await again(store)
+        # The first call reached the server, which does it when it goes on.
+        assert await store.write(first, EPOCH) == []
+        further = Batch(writes=[Write(log.key, log.submit.submission_id, 0, 3, [4])])
+        assert await store.write(further, EPOCH) == []
+        found = await store.read(log.key)
+        assert found is not None
+        assert found.sequences[0].token_ids == [1, 2, 3, 4]
+    finally:
+        mortal.resume()
+        mortal.kill()
+        await store.close()
+
+
+async def test_a_write_that_comes_behind_a_later_one_is_not_done(
+    store: RedisStore, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = request_log()
+    await store.write(Batch([log], [Write(log.key, log.submit.submission_id, 0, 0, [1, 2, 3])]), EPOCH)
+    late = RedisStore(server.url, TTL)
+    with monkeypatch.context() as earlier:
+        earlier.setattr("time.time_ns", lambda: 1000)
+        cut = Write(log.key, log.submit.submission_id, 0, 0, [9], cuts=True)
+        with pytest.raises(StoreUnavailable):
+            await late.write(Batch(writes=[cut]), EPOCH)
+    await late.close()
+    found = await store.read(log.key)
+    assert found is not None
+    assert found.sequences[0].token_ids == [1, 2, 3]
+
+
+async def test_nobody_listening_is_unavailable(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        store = RedisStore(server.url, TTL)
+    with pytest.raises(StoreUnavailable):
+        await store.take_lease("a", 1)
+    await store.close()
+
+
+async def test_what_is_cancelled_under_way_leaves_the_next_answer_alone(mortal: RedisServer) -> None:
+    store = RedisStore(mortal.url, TTL)
+    try:
+        mortal.start()
+        await store.take_lease("a", 30)
+        mortal.pause()
+        call = asyncio.create_task(store.leader())
+        await asyncio.sleep(0.05)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        mortal.resume()
+        assert await store.read("no such key") is None
+        assert await store.leader() == "a"
+    finally:
+        mortal.resume()
+        mortal.kill()
+        await store.close()

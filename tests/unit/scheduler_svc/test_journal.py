@@ -1,0 +1,388 @@
+"""The journal beside a real Redis."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from redis_server import RedisServer, running_server
+from request_logs import end, length_end, logprobs, request_log
+from scheduler_svc import journal as journal_module
+from scheduler_svc.journal import Journal
+from scheduler_svc.request_log import RequestLog, State
+from scheduler_svc.store.base import Batch
+from scheduler_svc.store.redis import RedisStore
+
+EPOCH = 100
+
+
+class Told:
+    """What a journal told its engine."""
+
+    def __init__(self) -> None:
+        self.durable: list[tuple[RequestLog, int]] = []
+        self.num_stale = 0
+
+    def on_durable(self, log: RequestLog, index: int) -> None:
+        self.durable.append((log, index))
+
+    def on_stale(self) -> None:
+        self.num_stale += 1
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with running_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def keys(server: RedisServer) -> Iterator["redis.Redis"]:
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def lasting(server: RedisServer, keys: "redis.Redis") -> RedisServer:
+    """A server that the tests share, empty when each begins."""
+    return server
+
+
+@pytest.fixture
+async def store(lasting: RedisServer) -> AsyncIterator[RedisStore]:
+    async with store_at(lasting) as store:
+        yield store
+
+
+@asynccontextmanager
+async def store_at(server: RedisServer) -> AsyncIterator[RedisStore]:
+    store = RedisStore(server.url, 500)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def journal(store: RedisStore, told: Told) -> Journal:
+    return journal_of(store, told)
+
+
+def journal_of(store: RedisStore, told: Told) -> Journal:
+    return Journal(store, EPOCH, told.on_stale, told.on_durable)
+
+
+@asynccontextmanager
+async def at_work(journal: Journal) -> AsyncIterator[None]:
+    task = asyncio.create_task(journal.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def read(store: RedisStore, log: RequestLog) -> RequestLog:
+    found = await store.read(log.key)
+    assert found is not None
+    return found
+
+
+async def whole(journal: Journal, *logs: RequestLog) -> None:
+    """Wait until the store has everything."""
+    async with asyncio.timeout(30):
+        while journal.lag or not all(log.is_durable for log in logs):
+            await asyncio.sleep(0.005)
+
+
+async def test_what_is_noted_comes_to_be_in_the_store_and_is_told(
+    store: RedisStore, journal: Journal, told: Told
+) -> None:
+    log, other = request_log(n=2), request_log()
+    assert await store.put(other, EPOCH) is None
+    other.is_recorded = True
+    async with at_work(journal):
+        log.sequences[1].token_ids += [1, 2, 3]
+        log.sequences[1].cached_tokens = 16
+        for one in (log, other):
+            journal.note(one)
+        assert journal.lag > 0
+        await whole(journal, log, other)
+    assert told.durable == [(log, 1)]
+    assert (log.sequences[1].num_durable, log.is_recorded) == (3, True)
+    found = await read(store, log)
+    assert [one.token_ids for one in found.sequences] == [[], [1, 2, 3]]
+    assert found.sequences[1].cached_tokens == 16
+
+
+async def test_only_what_is_new_is_written(store: RedisStore, journal: Journal, told: Told) -> None:
+    log = request_log(n=2)
+    for number in range(5):
+        log.sequences[number % 2].token_ids.append(number)
+        log.sequences[number % 2].logprobs += logprobs(-number)
+        journal.note(log)
+        assert await journal.flush(30)
+    assert told.durable == [(log, number % 2) for number in range(5)]
+    found = await read(store, log)
+    assert [one.token_ids for one in found.sequences] == [[0, 2, 4], [1, 3]]
+    assert [one.logprobs for one in found.sequences] == [logprobs(0, -2, -4), logprobs(-1, -3)]
+
+
+async def test_ends_and_endings_are_written(store: RedisStore, journal: Journal, told: Told) -> None:
+    log, cancelled = request_log(), request_log()
+    log.sequences[0].token_ids = [1]
+    for one in (log, cancelled):
+        journal.note(one)
+    assert await journal.flush(30)
+    end(log)
+    end(cancelled, State.CANCELLED)
+    for one in (log, cancelled):
+        journal.note(one)
+    assert await journal.flush(30)
+    assert log.is_durable
+    assert cancelled.is_durable
+    found = await read(store, log)
+    assert (found.state, found.ended_at, found.sequences[0].end) == (State.FINISHED, 2000.0, length_end())
+    assert (await read(store, cancelled)).state is State.CANCELLED
+    assert told.durable == [(log, 0), (log, 0)]
+    assert await store.live() == []
+
+
+async def test_sequences_of_a_search_come_with_its_end(store: RedisStore, journal: Journal) -> None:
+    log = request_log(n=2)
+    log.submit.beam_search.width = 2
+    finished, log.sequences = log.sequences, []
+    journal.note(log)
+    assert await journal.flush(30)
+    assert (await read(store, log)).sequences == []
+    log.sequences = finished
+    for index, sequence in enumerate(log.sequences):
+        sequence.token_ids, sequence.score = [index], -1.5 * index
+    end(log)
+    journal.note(log)
+    assert await journal.flush(30)
+    assert [(one.token_ids, one.score) for one in (await read(store, log)).sequences] == [([0], 0.0), ([1], -1.5)]
+
+
+async def test_a_cut_sequence_goes_on_with_other_tokens(store: RedisStore, journal: Journal) -> None:
+    log = request_log()
+    (sequence,) = log.sequences
+    sequence.token_ids, sequence.end = [1, 2, 3, 4], length_end()
+    journal.note(log)
+    assert await journal.flush(30)
+    del sequence.token_ids[2:]
+    sequence.end = None
+    journal.cut(log, 0)
+    assert (sequence.num_durable, sequence.is_end_durable) == (2, False)
+    sequence.token_ids += [8]
+    assert await journal.flush(30)
+    (found,) = (await read(store, log)).sequences
+    assert (found.token_ids, found.end) == ([1, 2, 8], None)
+
+
+async def test_a_cut_while_its_tokens_are_on_their_way_holds(lasting: RedisServer, told: Told) -> None:
+    async with store_at(lasting) as store:
+        journal, log = journal_of(store, told), request_log()
+        (sequence,) = log.sequences
+        journal.note(log)
+        assert await journal.flush(30)
+        sequence.token_ids = [1, 2, 3, 4]
+        journal.note(log)
+        lasting.pause()
+        try:
+            writing = asyncio.create_task(journal.flush(30))
+            await asyncio.sleep(0.05)
+            del sequence.token_ids[1:]
+            journal.cut(log, 0)
+            sequence.token_ids += [7]
+        finally:
+            lasting.resume()
+        assert await writing
+        assert (await read(store, log)).sequences[0].token_ids == [1, 7]
+        assert log.is_durable
+
+
+async def test_tokens_that_the_store_lost_are_written_again(
+    store: RedisStore, journal: Journal, keys: "redis.Redis"
+) -> None:
+    log = request_log()
+    log.sequences[0].token_ids = [1, 2, 3]
+    journal.note(log)
+    assert await journal.flush(30)
+    name = "{quire}:request:" + log.key + ":tokens:0"
+    keys.set(name, keys.getrange(name, 0, 3))
+    log.sequences[0].token_ids.append(4)
+    end(log)
+    journal.note(log)
+    assert await journal.flush(30)
+    found = await read(store, log)
+    assert (found.sequences[0].token_ids, found.state) == ([1, 2, 3, 4], State.FINISHED)
+
+
+async def test_a_record_that_the_store_lost_is_written_again_with_all_its_tokens(
+    store: RedisStore, journal: Journal, keys: "redis.Redis"
+) -> None:
+    log = request_log(n=2)
+    log.sequences[0].token_ids, log.sequences[1].token_ids = [1, 2], [5]
+    journal.note(log)
+    assert await journal.flush(30)
+    keys.flushall()
+    log.sequences[0].token_ids.append(3)
+    journal.note(log)
+    assert await journal.flush(30)
+    assert [one.token_ids for one in (await read(store, log)).sequences] == [[1, 2, 3], [5]]
+    assert log.is_durable
+
+
+async def test_what_gathers_while_the_store_is_away_is_written_when_it_is_back(tmp_path: Path, told: Told) -> None:
+    server = RedisServer(tmp_path)
+    async with store_at(server) as store:
+        journal = journal_of(store, told)
+        async with at_work(journal):
+            logs = [request_log() for _ in range(600)]  # more than one call takes
+            for log in logs:
+                log.sequences[0].token_ids.append(1)
+                journal.note(log)
+            async with asyncio.timeout(30):
+                while not journal.is_degraded:
+                    await asyncio.sleep(0.01)
+            assert not told.durable
+            for log in logs:
+                log.sequences[0].token_ids.append(2)
+                journal.note(log)
+            server.start()
+            try:
+                await whole(journal, *logs)
+                assert not journal.is_degraded
+                assert [log.sequences[0].token_ids for log in await store.live()] == [[1, 2]] * 600
+            finally:
+                server.kill()
+
+
+async def test_what_a_restarted_store_forgot_is_written_again_unasked(tmp_path: Path, told: Told) -> None:
+    server = RedisServer(tmp_path)
+    async with store_at(server) as store:
+        journal = journal_of(store, told)
+        server.start()
+        try:
+            running, over = request_log(), request_log()
+            for log in (running, over):
+                log.sequences[0].token_ids = [1, 2]
+                journal.note(log)
+            end(over)
+            assert await journal.flush(30)
+            server.kill()
+            for kept in tmp_path.rglob("*.aof*"):
+                kept.unlink()
+            server.start()
+            async with at_work(journal):
+                async with asyncio.timeout(30):
+                    while await store.read(running.key) is None or await store.read(over.key) is None:
+                        await asyncio.sleep(0.01)
+                await whole(journal, running, over)
+            assert (await read(store, running)).sequences[0].token_ids == [1, 2]
+            found = await read(store, over)
+            assert (found.state, found.sequences[0].token_ids) == (State.FINISHED, [1, 2])
+        finally:
+            server.kill()
+
+
+async def test_of_what_is_over_and_cannot_be_written_the_latest_are_kept(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "_MAX_KEPT", 3)
+    server = RedisServer(tmp_path)
+    async with store_at(server) as store:
+        journal = journal_of(store, told)
+        running, over = request_log(), [request_log() for _ in range(5)]
+        for log in (running, *over):
+            journal.note(log)
+        for log in over:
+            end(log, State.FAILED)
+        assert not await journal.flush(0.05)
+        server.start()
+        try:
+            assert await journal.flush(30)
+            found = [await store.read(log.key) is not None for log in (running, *over)]
+            assert found == [True, False, False, True, True, True]
+        finally:
+            server.kill()
+
+
+async def test_a_later_term_ends_the_journal(store: RedisStore, journal: Journal, told: Told) -> None:
+    await store.write(Batch(), EPOCH + 1)
+    log = request_log()
+    journal.note(log)
+    async with asyncio.timeout(30):
+        await journal.run()
+    assert told.num_stale == 1
+    assert await store.read(log.key) is None
+    journal.note(log)
+    assert not await journal.flush(30)
+    assert told.num_stale == 1
+
+
+async def test_an_epoch_that_is_raised_between_two_calls_is_not_stale(
+    store: RedisStore, journal: Journal, told: Told
+) -> None:
+    log = request_log()
+    async with at_work(journal):
+        async with journal.paused():
+            await store.write(Batch(), EPOCH + 1)
+            journal.note(log)
+            await asyncio.sleep(0)
+            journal.epoch = EPOCH + 1
+        await whole(journal, log)
+    assert told.num_stale == 0
+
+
+async def test_a_flush_ends_in_time_and_another_one_goes_on(lasting: RedisServer, told: Told) -> None:
+    async with store_at(lasting) as store:
+        journal, log = journal_of(store, told), request_log()
+        log.sequences[0].token_ids = [1]
+        journal.note(log)
+        lasting.pause()
+        try:
+            assert not await journal.flush(0.05)
+            assert journal.lag >= 0.05
+        finally:
+            lasting.resume()
+        assert await journal.flush(30)
+        assert journal.lag == 0
+        assert (await read(store, log)).sequences[0].token_ids == [1]
+
+
+async def test_a_lag_of_seconds_is_degraded(
+    journal: Journal, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "_LAG", 0.02)
+    assert not journal.is_degraded
+    journal.note(request_log())
+    await asyncio.sleep(0.03)
+    assert journal.is_degraded
+    assert await journal.flush(30)
+    assert not journal.is_degraded
+
+
+async def test_a_log_that_was_read_back_goes_on(store: RedisStore, journal: Journal, told: Told) -> None:
+    log = request_log()
+    log.sequences[0].token_ids = [1, 2]
+    journal.note(log)
+    assert await journal.flush(30)
+    successor = journal_of(store, told)
+    restored = await read(store, log)
+    restored.sequences[0].token_ids.append(3)
+    end(restored)
+    successor.note(restored)
+    assert await successor.flush(30)
+    found = await read(store, log)
+    assert (found.sequences[0].token_ids, found.state) == ([1, 2, 3], State.FINISHED)

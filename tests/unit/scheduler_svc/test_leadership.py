@@ -1,0 +1,168 @@
+"""Elections on a real Redis."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import redis
+
+from redis_server import RedisServer, running_server
+from scheduler_svc.leadership import Fenced, Leadership
+from scheduler_svc.store.base import StoreUnavailable
+from scheduler_svc.store.redis import RedisStore
+
+LONG, SHORT = 30.0, 0.2  # seconds of a lease that no test outlasts, and of one that runs out at once
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with running_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+async def store(server: RedisServer) -> AsyncIterator[RedisStore]:
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+    store = RedisStore(server.url, 500)
+    yield store
+    await store.close()
+
+
+async def leading(candidate: Leadership, *, standby: bool = False) -> int:
+    async with asyncio.timeout(30):
+        return await candidate.acquire(standby)
+
+
+async def next_leader(store: RedisStore) -> str:
+    """Who leads, as soon as the store answers and somebody does."""
+    async with asyncio.timeout(30):
+        while True:
+            with suppress(StoreUnavailable):
+                holder = await store.leader()
+                if holder is not None:
+                    return holder
+            await asyncio.sleep(0.01)
+
+
+async def test_who_finds_nobody_leads_at_once(store: RedisStore) -> None:
+    epoch = await leading(Leadership(store, "a", LONG))
+    assert epoch > 0
+    assert await store.leader() == "a"
+
+
+async def test_a_standby_waits_while_another_one_leads_and_follows_it_at_once(store: RedisStore) -> None:
+    first, second = Leadership(store, "a", LONG), Leadership(store, "b", LONG)
+    epoch = await leading(first)
+    waiting = asyncio.create_task(leading(second, standby=True))
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    await first.release()
+    started = time.monotonic()
+    assert await waiting > epoch
+    assert time.monotonic() - started < LONG / 2
+
+
+async def test_a_standby_leaves_a_vacancy_to_others_for_as_long_as_a_lease(store: RedisStore) -> None:
+    standby = Leadership(store, "b", 1.0)
+    started = time.monotonic()
+    await leading(standby, standby=True)
+    assert time.monotonic() - started >= 1.0
+
+
+async def test_a_leader_that_dies_is_followed_when_its_lease_has_run_out(store: RedisStore) -> None:
+    first = Leadership(store, "a", SHORT)
+    epoch = await leading(first)
+    assert await leading(Leadership(store, "b", SHORT), standby=True) > epoch
+
+
+async def test_a_leader_keeps_its_lease(store: RedisStore) -> None:
+    leader = Leadership(store, "a", SHORT)
+    await leading(leader)
+    keeping = asyncio.create_task(leader.keep())
+    await store.release_lease("a")  # as where it ran out while the leader was held up
+    assert await next_leader(store) == "a"
+    assert not keeping.done()
+    keeping.cancel()
+
+
+async def test_a_leader_that_was_paused_is_fenced(store: RedisStore) -> None:
+    paused = Leadership(store, "a", SHORT)
+    await leading(paused)
+    await leading(Leadership(store, "b", LONG))
+    async with asyncio.timeout(30):
+        with pytest.raises(Fenced):
+            await paused.keep()
+    with pytest.raises(Fenced):
+        await paused.raise_epoch(paused.epoch + 5)
+    await paused.release()
+    assert await store.leader() == "b"
+
+
+async def test_an_epoch_is_raised_above_what_a_worker_has_seen(store: RedisStore) -> None:
+    leader = Leadership(store, "a", LONG)
+    epoch = await leading(leader)
+    assert await leader.raise_epoch(epoch + 10**9) == epoch + 10**9 + 1
+    assert leader.epoch == epoch + 10**9 + 1
+    assert await store.keep_lease("a", leader.epoch, LONG)
+
+
+async def test_workers_that_report_side_by_side_raise_the_epoch_once(store: RedisStore) -> None:
+    leader = Leadership(store, "a", LONG)
+    floor = await leading(leader) + 10**9
+    raised = await asyncio.gather(*(leader.raise_epoch(floor - number) for number in range(3)))
+    assert raised == [floor + 1] * 3
+    assert await leader.raise_epoch(floor) == floor + 1
+
+
+async def test_nobody_begins_to_lead_without_a_store_and_who_leads_goes_on(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    store = RedisStore(server.url, 500)
+    try:
+        leader = Leadership(store, "a", SHORT)
+        beginning = asyncio.create_task(leading(leader))
+        await asyncio.sleep(0.3)
+        assert not beginning.done()
+        server.start()
+        await beginning
+        keeping = asyncio.create_task(leader.keep())
+        server.kill()
+        await asyncio.sleep(3 * SHORT)
+        server.start()
+        assert await next_leader(store) == "a"
+        assert not keeping.done()
+        keeping.cancel()
+        server.kill()
+        await leader.release()
+    finally:
+        server.kill()
+        await store.close()
+
+
+async def test_after_an_outage_the_lease_is_its_old_leaders_before_it_is_a_standbys(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    server.start()
+    stores = [RedisStore(server.url, 500) for _ in range(2)]
+    try:
+        leader, standby = (Leadership(store, name, 4.0) for store, name in zip(stores, "ab", strict=True))
+        await leading(leader)
+        keeping = asyncio.create_task(leader.keep())
+        waiting = asyncio.create_task(leading(standby, standby=True))
+        await asyncio.sleep(0.3)
+        server.kill()
+        await asyncio.sleep(0.3)
+        for kept in tmp_path.rglob("*.aof*"):
+            kept.unlink()
+        server.start()
+        assert await next_leader(stores[0]) == "a"
+        assert not keeping.done()
+        assert not waiting.done()
+        keeping.cancel()
+        waiting.cancel()
+    finally:
+        server.kill()
+        for store in stores:
+            await store.close()

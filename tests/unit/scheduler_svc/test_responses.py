@@ -1,0 +1,98 @@
+"""Answers of a worker that are not what is due, over real gRPC: refused, counted, and without effect on any request."""
+
+import math
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from checksum_service import VOCAB
+from quire.worker.v1 import worker_pb2 as worker_v1
+from worker_links import Change, ScriptedWorker, deployment, of_response, served, until
+
+
+def refusals(reason: str) -> float:
+    return REGISTRY.get_sample_value("quire_responses_refused_total", {"reason": reason}) or 0.0
+
+
+def of_result(**columns: list[Any]) -> Change:
+    """Puts other columns into a result."""
+
+    def change(response: worker_v1.StepResponse) -> None:
+        for name, values in columns.items():
+            response.result.ClearField(name)
+            getattr(response.result, name).extend(values)
+
+    return change
+
+
+def not_a_result(response: worker_v1.StepResponse) -> None:
+    response.ready.SetInParent()
+
+
+def told(*tokens: worker_v1.TokenLogprobs) -> Change:
+    return of_result(logprobs=[worker_v1.SequenceLogprobs(place=0, tokens=tokens)])
+
+
+ONE = [worker_v1.Logprob(token_id=1, logprob=-1)]
+BAD = {
+    "another epoch": ("epoch", of_response(epoch=-1)),
+    "another generation": ("generation", of_response(generation=-1)),
+    "a step before": ("step", of_response(step_id=-1)),
+    "a step beyond": ("step", of_response(step_id=1)),
+    "ready": ("malformed", not_a_result),
+    "columns of different lengths": ("malformed", of_result(num_tokens=[1, 1])),
+    "more tokens than rows": ("malformed", of_result(token_ids=[1, 2])),
+    "a failure of no row": ("malformed", of_result(failures=[worker_v1.SequenceFailure(place=1)])),
+    "a transfer in no direction": ("malformed", of_result(transfers=[worker_v1.Transfer(step_id=1)])),
+    "another sequence": ("sequences", of_result(sequence_ids=[99])),
+    "no sequence": ("sequences", of_result(sequence_ids=[], num_tokens=[], token_ids=[], logprobs=[])),
+    "a token beyond the vocabulary": ("tokens", of_result(token_ids=[VOCAB])),
+    "no token": ("tokens", of_result(num_tokens=[0], token_ids=[])),
+    "two tokens": ("tokens", of_result(num_tokens=[2], token_ids=[1, 2])),
+    "a failure with a token": ("tokens", of_result(failures=[worker_v1.SequenceFailure(place=0, message="bad")])),
+    "no log-probabilities": ("logprobs", of_result(logprobs=[])),
+    "a log-probability that is no number": ("logprobs", told(worker_v1.TokenLogprobs(logprob=math.nan, top=ONE))),
+    "likeliest tokens left out": ("logprobs", told(worker_v1.TokenLogprobs(logprob=-1))),
+    "a likeliest token that is none": (
+        "logprobs",
+        told(worker_v1.TokenLogprobs(logprob=-1, top=[worker_v1.Logprob(token_id=VOCAB, logprob=-1)])),
+    ),
+    "a likeliest token without a number": (
+        "logprobs",
+        told(worker_v1.TokenLogprobs(logprob=-1, top=[worker_v1.Logprob(token_id=1, logprob=-math.inf)])),
+    ),
+    "log-probabilities of two tokens": ("logprobs", told(*[worker_v1.TokenLogprobs(logprob=-1, top=ONE)] * 2)),
+    "a transfer that is not under way": (
+        "transfers",
+        of_result(transfers=[worker_v1.Transfer(step_id=1, direction=worker_v1.DIRECTION_OUT)]),
+    ),
+}
+
+
+@pytest.mark.parametrize(("reason", "change"), BAD.values(), ids=BAD.keys())
+async def test_a_bad_answer_is_refused_and_counted_and_changes_nothing(reason: str, change: Change) -> None:
+    worker, before = ScriptedWorker(), refusals(reason)
+    async with served(worker) as addresses, deployment(*addresses) as running:
+        worker.change = change
+        await running.gateway.finish(running.gateway.submit())
+        assert refusals(reason) == before + 1
+        assert len(worker.openings) == 2
+
+
+async def test_an_answer_that_comes_twice_is_refused() -> None:
+    worker, before = ScriptedWorker(), refusals("step")
+    worker.repeats = True
+    async with served(worker) as addresses, deployment(*addresses) as running:
+        await running.gateway.finish(running.gateway.submit())
+        assert refusals("step") == before + 1
+
+
+async def test_a_failed_row_is_no_refusal() -> None:
+    worker = ScriptedWorker()
+    worker.failing_token = 999
+    async with served(worker) as addresses, deployment(*addresses) as running:
+        bad, good = running.gateway.submit(prompt=[999, 1, 2]), running.gateway.submit()
+        await until(lambda: bad in running.gateway.failed)
+        await running.gateway.finish(good)
+        assert len(worker.openings) == 1

@@ -1,0 +1,185 @@
+"""Links to workers over real gRPC: that a worker stops, that it does not fit, that it comes and goes."""
+
+import logging
+import socket
+import time
+from typing import Any
+
+import grpc
+import pytest
+
+from checksum_service import serve
+from quire.worker.v1 import worker_pb2 as worker_v1
+from quire.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from worker_links import ScriptedWorker, deployment, of_response, served, until
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("_REDIAL", 0.02), ("_RESOLVE", 0.05), ("_WATCH", 0.05)):
+        monkeypatch.setattr(f"scheduler_svc.worker_link.{name}", seconds)
+
+
+async def test_a_worker_that_stops_loses_its_sequences_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_svc.worker_link._ANSWER_TIMEOUT", 0.5)
+    workers = [ScriptedWorker(), ScriptedWorker()]
+    async with served(*workers) as addresses, deployment(*addresses) as running:
+        await running.workers(2)
+        keys = [running.gateway.submit() for _ in range(4)]
+        await until(lambda: bool(workers[0].steps))
+        workers[0].is_running.clear()
+        for key in keys:
+            await running.gateway.finish(key)
+        await running.workers(1)
+        workers[0].is_running.set()
+        await running.workers(2)  # it is used again once it goes on
+
+
+async def test_a_worker_that_is_gone_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_svc.worker_link._WATCH", 3600)
+    worker = ScriptedWorker()
+    server, port = await serve(worker)
+    async with deployment(f"127.0.0.1:{port}") as running:
+        await running.workers(1)
+        worker.gate.clear()
+        key = running.gateway.submit()
+        await until(lambda: bool(worker.steps))
+        await server.stop(0)
+        await running.workers(0)
+        worker.gate.set()
+        server, _ = await serve(worker, port)
+        await running.gateway.finish(key)
+    await server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("about", "values"),
+    [
+        ({"fingerprint": b"another"}, (b"another".hex(), b"checksum".hex())),
+        ({"block_size": 8}, ("8", "4")),
+    ],
+)
+async def test_a_worker_that_does_not_fit_is_refused_with_both_values(
+    about: dict[str, Any], values: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "quire.scheduler")
+    worker, stranger = ScriptedWorker(), ScriptedWorker(**about)
+    async with served(worker) as addresses, served(stranger) as strange:
+        async with deployment(*addresses) as first:
+            await first.workers(1)
+        caplog.clear()
+        async with deployment(*addresses, *strange) as running:
+            await until(lambda: any("beside" in str(vars(record).get("why")) for record in caplog.records))
+            assert len(running.engine.core.replicas) == 1
+    [why] = {str(vars(record)["why"]) for record in caplog.records if "beside" in str(vars(record).get("why"))}
+    assert all(value in why for value in values)
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Names that are looked up here, and the addresses that they stand for."""
+    known: dict[str, list[str]] = {}
+    look_up = socket.getaddrinfo
+
+    def found(host: str, port: Any, *args: Any, **options: Any) -> Any:
+        if host not in known:
+            return look_up(host, port, *args, **options)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, int(port))) for address in known[host]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    return known
+
+
+async def test_workers_join_and_leave_at_run_time(names: dict[str, list[str]]) -> None:
+    workers = [ScriptedWorker(), ScriptedWorker()]
+    first, port = await serve(workers[0])
+    second = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    add_WorkerServiceServicer_to_server(workers[1], second)
+    second.add_insecure_port(f"127.0.0.2:{port}")
+    await second.start()
+    names["workers"] = ["127.0.0.1"]
+    async with deployment(f"workers:{port}") as running:
+        await running.workers(1)
+        workers[0].gate.clear()
+        key = running.gateway.submit()
+        await until(lambda: bool(workers[0].steps))
+        names["workers"] = ["127.0.0.1", "127.0.0.2"]
+        await running.workers(2)
+        names["workers"] = ["127.0.0.2"]
+        workers[0].gate.set()
+        await running.workers(1)
+        await until(lambda: not workers[0].num_open)
+        await running.gateway.finish(key)
+        num_steps = len(workers[0].steps)
+        await running.gateway.finish(running.gateway.submit())
+        assert len(workers[0].steps) == num_steps
+    await first.stop(0)
+    await second.stop(0)
+
+
+async def test_a_worker_that_is_to_end_hands_its_sequences_over() -> None:
+    workers = [ScriptedWorker(), ScriptedWorker()]
+    async with served(*workers) as addresses, deployment(*addresses) as running:
+        await running.workers(2)
+        keys = [running.gateway.submit() for _ in range(4)]
+        await until(lambda: bool(workers[0].steps))
+        workers[0].about.is_draining = True
+        await until(lambda: not workers[0].num_open)
+        for key in keys:
+            await running.gateway.finish(key)
+        num_openings = len(workers[0].openings)
+        await running.gateway.finish(running.gateway.submit())
+        assert len(workers[0].openings) == num_openings == 1
+
+
+async def test_the_only_worker_ends_what_it_has_and_takes_nothing_more() -> None:
+    worker = ScriptedWorker()
+    async with served(worker) as addresses, deployment(*addresses) as running:
+        await running.workers(1)
+        worker.gate.clear()
+        key = running.gateway.submit()
+        await until(lambda: bool(worker.steps))
+        worker.about.is_draining = True
+        await until(lambda: running.engine.core.replicas[0].is_retired)
+        late = running.gateway.submit()
+        worker.gate.set()
+        await running.gateway.finish(key)
+        await until(lambda: not worker.num_open)
+        assert late not in running.gateway.tokens
+        worker.about.is_draining = False
+        await running.gateway.finish(late)
+
+
+async def test_a_worker_of_a_later_epoch_is_led_by_a_later_one_yet() -> None:
+    worker = ScriptedWorker(epoch=time.time_ns())
+    async with served(worker) as addresses, deployment(*addresses) as running:
+        await running.gateway.finish(running.gateway.submit())
+        assert worker.openings[0].epoch == running.engine.epoch == worker.about.epoch + 1
+
+
+async def test_a_worker_of_another_leader_is_left_alone() -> None:
+    worker = ScriptedWorker(epoch=time.time_ns())
+    async with served(worker) as addresses, deployment(*addresses) as running:
+        running.leads = False
+        await until(lambda: running.num_fenced > 0)
+        assert not worker.openings
+
+
+async def test_blocks_that_a_worker_kept_are_not_computed_again() -> None:
+    worker = ScriptedWorker()
+    async with served(worker) as addresses, deployment(*addresses) as running:
+        worker.change = of_response(epoch=-1)
+        await running.gateway.finish(running.gateway.submit())
+        first, again = [step for step in worker.steps if step.new_sequences]
+        assert (first.scheduled.starts[0], again.scheduled.starts[0]) == (0, 12)  # of 14 tokens, in blocks of 4
+
+
+async def test_a_worker_whose_inventory_is_malformed_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    class Confused(ScriptedWorker):
+        async def Inventory(self, request: worker_v1.InventoryRequest, context: Any) -> worker_v1.InventoryResponse:
+            return worker_v1.InventoryResponse(device=worker_v1.BlockLabels(block_ids=[1]))
+
+    caplog.set_level(logging.INFO, "quire.scheduler")
+    async with served(Confused()) as addresses, deployment(*addresses) as running:
+        await until(lambda: any("inventory" in str(vars(record).get("why")) for record in caplog.records))
+        assert not running.engine.core.replicas

@@ -1,0 +1,105 @@
+"""The compiled forward comes to the same bits of scores, keys and values, whatever a step holds and who computes it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+import compiled
+from llama_models import SIZES, VARIANTS, VOCAB
+from worker_svc.attention import CompiledKernels
+from worker_svc.batch import Chunk, make_batch
+from worker_svc.cache import CacheShape
+from worker_svc.model.compiled import load_compiled
+from worker_svc.model.config import native_config, read_config
+
+BLOCK = 16
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "llama": VARIANTS["llama"],
+    "window": VARIANTS["qwen3-window"],
+    "yarn": VARIANTS["llama-rope-yarn"],
+    "odd": lambda: LlamaConfig(**SIZES | {"hidden_size": 54, "intermediate_size": 83}),
+}
+ARITHMETICS = {
+    "float32": (torch.float32, False),
+    "bfloat16": (torch.bfloat16, False),
+    "int8": (torch.bfloat16, True),
+}
+_RNG = np.random.default_rng(11)
+SEQUENCES = [_RNG.integers(VOCAB, size=length, dtype=np.int32) for length in (1, 15, 16, 17, 40, 63, 64, 65, 130)]
+
+
+class Computation:
+    """A model with a cache of zeros, in which each sequence has blocks of its own."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype, int8: bool, num_threads: int) -> None:
+        config = native_config(read_config(directory))
+        assert config is not None
+        self._model = load_compiled(config, directory, dtype, CompiledKernels(compiled.team(num_threads), int8))
+        blocks_each = -(-max(map(len, SEQUENCES)) // BLOCK)
+        self.cache = CacheShape.of(config.layout, BLOCK, dtype).allocate(
+            blocks_each * len(SEQUENCES), torch.device("cpu")
+        )
+        self.cache.values.zero_()
+        self._blocks = np.arange(blocks_each * len(SEQUENCES), dtype=np.int32).reshape(len(SEQUENCES), -1)
+        self._forward = self._model.over(self.cache.values)
+
+    @torch.inference_mode()
+    def run(self, parts: list[tuple[int, int, int]]) -> list[Tensor]:
+        """A step of tokens first to end - 1 of sequences: for each part the scores behind each of its tokens."""
+        chunks = [Chunk(SEQUENCES[s][first:end], first, self._blocks[s], 0, True) for s, first, end in parts]
+        batch = make_batch(chunks, BLOCK)
+        scores = self._forward(replace(batch, draw_rows=np.arange(len(batch.token_ids))))
+        return list(torch.split(scores.clone(), [end - first for _, first, end in parts]))
+
+
+Make = Callable[[int], Computation]
+
+
+@pytest.fixture(params=[f"{config}-{kind}" for config in CONFIGS for kind in ARITHMETICS])
+def make(request: pytest.FixtureRequest, save_model: Callable[..., Path]) -> Make:
+    config, _, kind = request.param.partition("-")
+    directory = save_model(CONFIGS[config]())
+    return lambda num_threads: Computation(directory, *ARITHMETICS[kind], num_threads)
+
+
+def bits(numbers: Tensor) -> Tensor:
+    return numbers.contiguous().view(torch.uint8)
+
+
+def alone(computation: Computation) -> list[Tensor]:
+    """The scores of each sequence, computed in a step of its own."""
+    return [computation.run([(s, 0, len(tokens))])[0] for s, tokens in enumerate(SEQUENCES)]
+
+
+def assert_same(computation: Computation, scores: list[Tensor], expected: Computation, by: list[Tensor]) -> None:
+    for ours, theirs in zip(scores, by, strict=True):
+        assert torch.equal(bits(ours), bits(theirs))
+    assert torch.equal(bits(computation.cache.values), bits(expected.cache.values))
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_in_one_step_with_others(make: Make, num_threads: int) -> None:
+    expected, together = make(1), make(num_threads)
+    scores = together.run([(s, 0, len(tokens)) for s, tokens in enumerate(SEQUENCES)])
+    assert_same(together, scores, expected, alone(expected))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 33])
+def test_in_chunks_among_those_of_others(make: Make, chunk: int) -> None:
+    """Chunks of 1 are decodes: a token that was decoded is computed to the same bits when it is a part of a prompt."""
+    expected, cut = make(1), make(2)
+    parts: list[list[Tensor]] = [[] for _ in SEQUENCES]
+    for first in range(0, max(map(len, SEQUENCES)), chunk):
+        step = [
+            (s, first, min(first + chunk, len(tokens))) for s, tokens in enumerate(SEQUENCES) if first < len(tokens)
+        ]
+        for (s, _, _), scores in zip(step, cut.run(step), strict=True):
+            parts[s].append(scores)
+    assert_same(cut, [torch.cat(scores) for scores in parts], expected, alone(expected))

@@ -1,0 +1,50 @@
+"""Compiled draws and their log-probabilities depend on nothing but the row, to the last bit."""
+
+import numpy as np
+import torch
+
+import compiled
+from worker_svc.compiled_sampler import CompiledSampler
+from worker_svc.sampler import SamplingState
+from worker_svc.step import SamplingParams
+
+VOCAB = 5003
+PARAMS = [
+    SamplingParams(temperature=1.0, top_p=0.9, seed=1, logprobs=1),
+    SamplingParams(temperature=0.0, logprobs=20),
+    SamplingParams(temperature=0.7, top_k=40, seed=2),
+    SamplingParams(temperature=1.3, min_p=0.01, seed=3, logprobs=0, frequency_penalty=0.5, repetition_penalty=1.2),
+    SamplingParams(temperature=1.0, seed=4, logprobs=5, logit_bias={7: 3.0, 11: -1.5}),
+]
+
+
+def state(row: int) -> SamplingState:
+    return SamplingState(PARAMS[row % len(PARAMS)], 0, np.arange(9, dtype=np.int32), 4)
+
+
+def test_a_row_comes_to_the_same_bits_alone_and_in_a_crowd() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(33, VOCAB) * 4
+    logits[:, 1000:1040] = logits[:, :1].clone() + 20  # ties among the likeliest
+    draw = CompiledSampler(compiled.team())
+    crowd = draw(logits.clone(), [state(row) for row in range(len(logits))])
+    for row in range(len(logits)):
+        alone = draw(logits[row : row + 1].clone(), [state(row)])
+        assert alone.tokens == [crowd.tokens[row]]
+        assert alone.logprobs == [crowd.logprobs[row]]
+
+
+def test_log_probabilities_are_those_of_the_logits_as_they_came() -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(10, VOCAB) * 4
+    drawn = CompiledSampler(compiled.team())(logits.clone(), [state(row) for row in range(len(logits))])
+    expected = logits.double().log_softmax(-1)
+    for row, (token, told) in enumerate(zip(drawn.tokens, drawn.logprobs, strict=True)):
+        count = state(row).params.logprobs
+        if count is None:
+            assert told is None
+            continue
+        assert token is not None
+        assert told is not None
+        assert abs(told.logprob - float(expected[row, token])) < 1e-5
+        assert [t for t, _ in told.top] == expected[row].topk(count).indices.tolist()
