@@ -48,6 +48,10 @@ class RequestLog:
     sequences: list[SequenceLog] = field(default_factory=list)
     is_recorded: bool = False
     """Whether the store has the record, however many of its tokens."""
+    failure: scheduler_v1.FailureReason | None = None
+    """Why it ended without all its tokens, where it did."""
+    fingerprint: bytes = b""
+    """Of the model that began it; empty while none did."""
     is_ending_durable: bool = False
     """Whether the store knows that it is over."""
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_svc.request_log import RequestLog, State
 
 
@@ -47,6 +48,7 @@ class Ending:
     submission_id: str
     state: State
     at: float
+    failure: scheduler_v1.FailureReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
