@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help install run test chaos lint type protos gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pressure bench-recovery bench-journal bench-kernels bench-quality
-.PHONY: bench-simulator bench-docs
+.PHONY: bench-deterministic bench-simulator bench-docs
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -71,6 +71,9 @@ bench-recovery: $(STAMP)  ## Measure how long streams stand still when a process
 bench-journal: $(STAMP)  ## Measure what the journal costs
 	$(BIN)/python -m benchmarks.journal
 
+bench-deterministic: $(STAMP)  ## Measure what deterministic mode costs
+	$(BIN)/python -m benchmarks.deterministic
+
 bench-kernels: $(STAMP)  ## Measure each op beside its peers, on a processor
 	$(BIN)/python -m benchmarks.kernels
 
@@ -80,7 +83,7 @@ bench-quality: $(STAMP)  ## Measure the perplexity of formats of weights
 bench-simulator: $(STAMP)  ## Judge scheduling policies on modelled workers
 	$(BIN)/python -m benchmarks.simulator
 
-bench-docs: $(STAMP)  ## Write docs/performance.md and docs/policies.md from the results
+bench-docs: $(STAMP)  ## Write figures and plots in docs/ from the results
 	$(BIN)/python -m benchmarks.docs
 
 gpu-check:  ## Run GPU tests and benchmarks with the Python at hand; installs nothing

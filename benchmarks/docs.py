@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.deterministic.report import deterministic_section
 from benchmarks.gpu.report import gpu_section
 from benchmarks.journal.report import journal_section
 from benchmarks.kernels.report import kernels_section
@@ -81,11 +82,14 @@ PERFORMANCE = (
     Section("sweep", RESULTS / "sweep.json", "VLLM_VENV=ENVIRONMENT make bench-sweep", sweep_section),
     Section("steps", RESULTS / "steps.json", "make bench-steps", steps_section),
     Section("pressure", RESULTS / "pressure.json", "make bench-pressure", pressure_section),
-    Section("recovery", RESULTS / "recovery.json", "make bench-recovery", recovery_section),
-    Section("journal", RESULTS / "journal.json", "make bench-journal", journal_section),
     Section("kernels", RESULTS / "kernels_cpu.json", "make bench-kernels", kernels_section),
     Section("quality", RESULTS / "quality.json", "make bench-quality", quality_section),
     Section("gpu", RESULTS / "gpu_check.json", "make gpu-check", gpu_section),
+)
+GUARANTEES = (
+    Section("deterministic", RESULTS / "deterministic.json", "make bench-deterministic", deterministic_section),
+    Section("recovery", RESULTS / "recovery.json", "make bench-recovery", recovery_section),
+    Section("journal", RESULTS / "journal.json", "make bench-journal", journal_section),
 )
 POLICIES = tuple(
     Section(
@@ -98,6 +102,7 @@ POLICIES = tuple(
 )
 PAGES = (
     Page(DOCS / "performance.md", PERFORMANCE, (Plot(DOCS / "sweep.svg", RESULTS / "sweep.json", sweep_charts),)),
+    Page(DOCS / "guarantees.md", GUARANTEES, ()),
     Page(
         DOCS / "policies.md",
         POLICIES,

@@ -167,6 +167,7 @@ class Engine:
         submit.weight = call.tenant.weight
         submit.cache_salt = cache_salt(call.tenant.name)
         submit.traceparent = span.traceparent
+        submit.is_resumption = any(not start.is_beginning for start in starts.values())
         ask = Ask(
             submit.key, call.tenant.name, generation.request_id, submit, rendering, starts, spell=generation.spell
         )

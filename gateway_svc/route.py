@@ -5,12 +5,15 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from gateway_svc.fields import Field
+from gateway_svc.generation import OnLeave
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.durations import to_duration
 from svc_common.errors import QuireError
+
+Farewell: TypeAlias = scheduler_pb2.Cancel | scheduler_pb2.Detach
 
 
 class Reader(Protocol):
@@ -44,6 +47,8 @@ class Seat:
     submit: scheduler_pb2.Submit | None
     deadline: float | None
     expiry: asyncio.TimerHandle | None = None
+    is_asked: bool = False
+    """Whether a scheduler may have heard of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +75,45 @@ class Route:
     """Whether the scheduler of this session knows of the readers."""
     is_unknown: bool = False
     """Whether it said that it has no such request."""
+    submission_id: str = ""
+    """The submission that runs."""
     submit: scheduler_pb2.Submit | None = None
     """What runs, where this gateway knows all of it."""
     deadline: float | None = None
+    rescue: asyncio.TimerHandle | None = None
+    """Ends the wait for a scheduler that runs anew what none knew."""
     watermarks: dict[int, int] = field(default_factory=dict)
     """How many tokens of each sequence the store is known to have."""
     cuts: dict[int, int] = field(default_factory=dict)
     """Where stop strings ended sequences, in tokens."""
+    farewell: Farewell | None = None
+    """What is to be told of readers who left, unless a newcomer that was asked for is let in."""
 
     def seat(self, newcomer: Seat) -> None:
         """Lets the one that waits longest in."""
         self.waiting.popleft()
         self.seats = (*self.seats, newcomer)
+        self.farewell = None
+
+    def farewell_of(self, seat: Seat, on_leave: OnLeave | None) -> Farewell | None:
+        """What is to be told where nobody is left once this reader leaves. It ends what it submitted itself, and never
+        what it joined."""
+        if on_leave is None or not seat.is_asked:
+            return None
+        if on_leave is OnLeave.CANCEL and seat.submit is not None:
+            submission_id = seat.submit.submission_id
+            if seat not in self.seats or submission_id == self.submission_id:
+                return scheduler_pb2.Cancel(key=self.key, submission_id=submission_id)
+        return scheduler_pb2.Detach(key=self.key)
+
+    def run(self, submit: scheduler_pb2.Submit, deadline: float | None) -> None:
+        """Notes what runs."""
+        self.submit, self.deadline, self.submission_id = submit, deadline, submit.submission_id
+
+    def attach(self) -> None:
+        """Notes that the scheduler knows of the readers."""
+        self.is_attached = True
+        self._end_rescue()
 
     def remove(self, seat: Seat) -> bool:
         """Takes a reader out; whether it was there."""
@@ -107,7 +139,10 @@ class Route:
     def to_attach(self, newcomer: Seat | None, attachment_id: int) -> scheduler_pb2.Attach:
         """Asks to take part in what is there, and brings what the store may lack of it."""
         self.question = Question(attachment_id, newcomer)
-        tails = self.seats[0].reader.tails(self.watermarks) if newcomer is None else ()
+        if newcomer is None:
+            tails = self.seats[0].reader.tails(self.watermarks)
+        else:
+            newcomer.is_asked, tails = True, []
         return scheduler_pb2.Attach(key=self.key, attachment_id=attachment_id, tails=tails)
 
     def to_submit(self, newcomer: Seat | None, attachment_id: int) -> scheduler_pb2.Submit:
@@ -120,6 +155,8 @@ class Route:
         submit.attachment_id = attachment_id
         if newcomer is None:
             submit.tails.extend(self.seats[0].reader.tails({}))
+        else:
+            newcomer.is_asked = True
         if deadline is not None:
             submit.time_left.CopyFrom(to_duration(max(deadline - time.monotonic(), 0.0)))
         return submit
@@ -130,4 +167,11 @@ class Route:
             self.question = None
         self.is_attached = self.is_unknown = False
         self.submit = self.deadline = None
+        self.submission_id = ""
         self.watermarks, self.cuts = {}, {}
+        self._end_rescue()
+
+    def _end_rescue(self) -> None:
+        if self.rescue is not None:
+            self.rescue.cancel()
+            self.rescue = None

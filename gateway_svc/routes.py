@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from gateway_svc import refusals
 from gateway_svc.generation import OnLeave
-from gateway_svc.route import Reader, Route, Seat
+from gateway_svc.route import Farewell, Reader, Route, Seat
 from gateway_svc.verdicts import Verdicts
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError
@@ -44,9 +44,11 @@ class Attachment:
 class Routes:
     """All requests of this gateway. What was sent to a session that broke is made good at the next one."""
 
-    def __init__(self, send: Callable[[scheduler_pb2.SessionRequest], None]) -> None:
-        """`send` takes what is sent while a session is open, and drops what is sent otherwise."""
+    def __init__(self, send: Callable[[scheduler_pb2.SessionRequest], None], patience: float) -> None:
+        """`send` takes what is sent while a session is open, and drops what is sent otherwise. `patience` is how many
+        seconds a request that no scheduler knew waits for one that runs it anew."""
         self._send = send
+        self._patience = patience
         self._routes: dict[str, Route] = {}
         self._attachment_ids = itertools.count(1)
         self._verdicts = Verdicts()
@@ -63,7 +65,6 @@ class Routes:
         """
         if submit is not None:
             submit.submission_id = uuid.uuid4().hex
-            self._verdicts.forget(key)
         route = self._routes.setdefault(key, Route(key))
         seat = Seat(reader, submit, deadline)
         if deadline is not None:
@@ -87,28 +88,16 @@ class Routes:
         return True
 
     def release(self, route: Route, seat: Seat, on_leave: OnLeave | None) -> None:
-        """Takes a reader out; the last one decides what becomes of the request."""
-        submit, cuts = route.submit or seat.submit, route.cuts
-        if not route.remove(seat):
-            return
-        if cuts and not route.seats:
-            self._verdicts.add(route.key, cuts)
-        if route.seats or route.waiting:
-            self._ask(route)
-            return
-        del self._routes[route.key]
-        match on_leave:
-            case OnLeave.CANCEL if seat.submit is not None and submit is not None:
-                # Ends our own submission, and no other gateway's under the same key.
-                self._send_cancel(scheduler_pb2.Cancel(key=route.key, submission_id=submit.submission_id))
-            case OnLeave.CANCEL | OnLeave.DETACH:
-                self._send(scheduler_pb2.SessionRequest(detach=scheduler_pb2.Detach(key=route.key)))
+        """Takes out a reader whose client left or, with None, has all of the request."""
+        if on_leave is None and route.cuts and route.seats == (seat,):
+            self._verdicts.add(route.key, route.submission_id, route.cuts)
+        self._remove(route, seat, on_leave)
 
     def finish(self, route: Route, index: int, num_tokens: int) -> None:
         """Tells of a stop string, once, whoever finds it."""
         if index not in route.cuts:
             route.cuts[index] = num_tokens
-            self._send_finish(scheduler_pb2.Finish(key=route.key, index=index, num_tokens=num_tokens))
+            self._send_finish(route, index)
 
     def acknowledge(self, route: Route, index: int, num_tokens: int) -> None:
         """Tells how far stop strings were looked for."""
@@ -123,7 +112,7 @@ class Routes:
         while self._owed:
             self._send_cancel(self._owed.popleft())
         for verdict in self._verdicts:
-            self._send_finish(verdict)
+            self._send(scheduler_pb2.SessionRequest(finish=verdict))
         self._ask_all()
 
     def take_submissions(self, takes: bool) -> None:
@@ -137,6 +126,7 @@ class Routes:
         self._is_open = self._takes_submissions = False
         for route in self._routes.values():
             route.disconnect()
+            self._bid_farewell(route)
 
     def give_up_waiting(self, error: QuireError) -> None:
         """Fails what no scheduler has accepted."""
@@ -167,31 +157,38 @@ class Routes:
                     for seat in route.seats:
                         seat.reader.on_tokens(tokens)
             elif kind == "durable":
-                route.watermarks[event.durable.index] = event.durable.num_tokens
+                self._verdicts.settle(event.key, event.durable)
+                if route.is_attached:
+                    route.watermarks[event.durable.index] = event.durable.num_tokens
             elif not event.HasField("attachment_id"):
+                # Who waits gets an answer of its own.
                 if kind == "failed":
-                    for seat in route.seats or tuple(route.waiting):
+                    for seat in route.seats:
                         self._fail(route, seat, _error_of(event.failed, seat))
             elif route.question is not None and event.attachment_id == route.question.attachment_id:
                 newcomer, route.question = route.question.newcomer, None
                 self._take_answer(route, newcomer, event)
                 self._ask(route)
+            elif kind != "failed" and not route.seats:
+                # Who asked has left before the answer came, and who is asked for now may not be let in.
+                route.farewell = route.farewell or scheduler_pb2.Detach(key=route.key)
+                self._ask(route)
         except Exception:
             # Whatever is wrong with it, no other request is to suffer.
             error = refusals.internal("an event could not be handled")
-            self._send_cancel(scheduler_pb2.Cancel(key=event.key))
-            self._fail_all(route, error)
+            self._fail_all(route, error, OnLeave.CANCEL)
 
     def _take_answer(self, route: Route, newcomer: Seat | None, event: scheduler_pb2.Event) -> None:
         match event.WhichOneof("kind"):
             case "accepted":
-                route.is_attached = True
+                route.attach()
                 if newcomer is not None:
-                    route.submit, route.deadline = newcomer.submit, newcomer.deadline
+                    assert newcomer.submit is not None, "only a submission is accepted"
+                    route.run(newcomer.submit, newcomer.deadline)
                     route.seat(newcomer)
                     newcomer.reader.on_accepted(event.accepted.is_durable)
             case "attached":
-                route.is_attached = True
+                route.attach()
                 if newcomer is not None:
                     route.seat(newcomer)
                 self._merge(route, newcomer, event.attached)
@@ -199,26 +196,37 @@ class Routes:
                 self._fail(route, newcomer, _error_of(event.failed, newcomer))
             case "failed" if event.failed.reason == scheduler_pb2.FAILURE_REASON_UNKNOWN_REQUEST:
                 route.is_unknown = True
+                route.watermarks = {}
                 if route.submit is None:
                     self._fail_seats(route, refusals.unavailable("the request was lost with its scheduler"))
+                elif route.rescue is None:
+                    loop = asyncio.get_running_loop()
+                    route.rescue = loop.call_later(self._patience, self._give_up_rescue, route)
+            case "failed" if event.failed.reason == scheduler_pb2.FAILURE_REASON_DIVERGED and route.watermarks:
+                # The store has lost what it had, and needs all that is here.
+                route.watermarks = {}
             case "failed":
                 for seat in route.seats:
                     self._fail(route, seat, _error_of(event.failed, seat))
 
     def _merge(self, route: Route, newcomer: Seat | None, attached: scheduler_pb2.Attached) -> None:
         """Takes in what a scheduler has of a request: for a newcomer, or for all where the scheduler is new."""
+        route.submission_id = attached.submission_id
         if newcomer is not None and newcomer.submit is not None and route.submit is None:
-            # The same request, but for what was drawn for it.
-            route.submit, route.deadline = newcomer.submit, newcomer.deadline
-            route.submit.submission_id = attached.submission_id
-            route.submit.sampling.seed = attached.seed
+            # The same request, but for what was drawn for it. The deadline of who only joins it ends that call alone.
+            is_own = newcomer.submit.submission_id == attached.submission_id
+            submit = scheduler_pb2.Submit()
+            submit.CopyFrom(newcomer.submit)
+            submit.submission_id = attached.submission_id
+            submit.sampling.seed = attached.seed
+            submit.ClearField("is_resumption")
+            route.run(submit, newcomer.deadline if is_own else None)
         for tokens in attached.sequences:
             is_cut_there = tokens.HasField("end") and tokens.end.HasField("stop_string")
             if is_cut_there:
                 route.cuts[tokens.index] = tokens.offset + len(tokens.token_ids)
             elif tokens.index in route.cuts:
-                num_tokens = route.cuts[tokens.index]
-                self._send_finish(scheduler_pb2.Finish(key=route.key, index=tokens.index, num_tokens=num_tokens))
+                self._send_finish(route, tokens.index)
         for seat in route.seats if newcomer is None else (newcomer,):
             seat.reader.on_attached(attached)
 
@@ -229,7 +237,7 @@ class Routes:
                 self._send(scheduler_pb2.SessionRequest(detach=scheduler_pb2.Detach(key=event.key)))
             case "durable":
                 self._verdicts.settle(event.key, event.durable)
-            case "failed":
+            case "failed" if not event.HasField("attachment_id"):
                 self._verdicts.forget(event.key)
 
     # What is asked of the scheduler.
@@ -240,7 +248,10 @@ class Routes:
 
     def _ask(self, route: Route) -> None:
         """Asks what is to be asked next, if anything: what runs here goes before who wants to join it."""
-        if not self._is_open or route.question is not None:
+        if route.question is not None:
+            return
+        self._bid_farewell(route)
+        if not self._is_open:
             return
         newcomer = None
         if route.is_attached or not route.seats:
@@ -255,7 +266,10 @@ class Routes:
             submit = route.to_submit(newcomer, next(self._attachment_ids))
             self._send(scheduler_pb2.SessionRequest(submit=submit))
 
-    def _send_finish(self, finish: scheduler_pb2.Finish) -> None:
+    def _send_finish(self, route: Route, index: int) -> None:
+        finish = scheduler_pb2.Finish(
+            key=route.key, index=index, num_tokens=route.cuts[index], submission_id=route.submission_id
+        )
         self._send(scheduler_pb2.SessionRequest(finish=finish))
 
     def _send_cancel(self, cancel: scheduler_pb2.Cancel) -> None:
@@ -267,17 +281,45 @@ class Routes:
 
     # Ends.
 
+    def _remove(self, route: Route, seat: Seat, on_leave: OnLeave | None) -> None:
+        """Takes a reader out; the last one decides what becomes of the request, unless one that was asked for joins."""
+        farewell, was_waiting = route.farewell_of(seat, on_leave), seat not in route.seats
+        if not route.remove(seat):
+            return
+        if was_waiting and isinstance(farewell, scheduler_pb2.Cancel):
+            self._send_cancel(farewell)  # of its own submission, which nobody else can have joined here
+        elif not route.seats and route.farewell is None:
+            route.farewell = farewell
+        if route.seats or route.waiting:
+            self._ask(route)
+        else:
+            del self._routes[route.key]
+            self._bid_farewell(route)
+
+    def _bid_farewell(self, route: Route) -> None:
+        farewell: Farewell | None
+        farewell, route.farewell = route.farewell, None
+        if isinstance(farewell, scheduler_pb2.Cancel):
+            self._send_cancel(farewell)
+        elif farewell is not None:
+            self._send(scheduler_pb2.SessionRequest(detach=farewell))
+
+    def _give_up_rescue(self, route: Route) -> None:
+        route.rescue = None
+        self._fail_seats(route, refusals.unavailable("no scheduler can run the request anew"), OnLeave.DETACH)
+
     def _fail(self, route: Route, seat: Seat, error: QuireError, on_leave: OnLeave | None = None) -> None:
-        self.release(route, seat, on_leave)
+        self._remove(route, seat, on_leave)
         seat.reader.on_failed(error)
 
-    def _fail_seats(self, route: Route, error: QuireError) -> None:
+    def _fail_seats(self, route: Route, error: QuireError, on_leave: OnLeave | None = None) -> None:
         for seat in route.seats:
-            self._fail(route, seat, error)
+            self._fail(route, seat, error, on_leave)
 
-    def _fail_all(self, route: Route, error: QuireError) -> None:
-        for seat in (*route.seats, *route.waiting):
-            self._fail(route, seat, error)
+    def _fail_all(self, route: Route, error: QuireError, on_leave: OnLeave | None = None) -> None:
+        # Those that wait go first, the last of them before the others: else they would be asked for in between.
+        for seat in (*reversed(route.waiting), *route.seats):
+            self._fail(route, seat, error, on_leave)
 
 
 def _error_of(failed: scheduler_pb2.Failed, seat: Seat) -> QuireError:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gateway_svc import refusals
 from gateway_svc.fields import Field, Spelling, as_in_contract
 from gateway_svc.generation import OnLeave
 from gateway_svc.metrics import GatewayMetrics
@@ -135,11 +134,6 @@ class RunningRequest:
 
     def on_accepted(self, is_durable: bool) -> None:
         """It is queued."""
-        if any(not start.is_beginning for start in self.ask.starts.values()):
-            # What the client has is gone, and this one need not become the same.
-            self._release(OnLeave.CANCEL)
-            self.on_failed(refusals.unknown())
-            return
         self.is_durable = is_durable
         self._metrics.prompt_tokens.inc(self.rendering.prompt_length)
         self._begin()

@@ -66,7 +66,7 @@ class SchedulerSession:
         self._on_change = on_change
         self._patience = patience
         self._outbox: asyncio.Queue[scheduler_pb2.SessionRequest] | None = None
-        self._routes = Routes(self._send)
+        self._routes = Routes(self._send, patience)
         self._epoch = 0
         self._has_heard = False
         self._until_unready = _Countdown(self._give_up_waiting)
@@ -109,6 +109,7 @@ class SchedulerSession:
                 await self._hold(line)
             finally:
                 await line.channel.close()
+            _end_if_cancelled()
             # Jitter keeps gateways that lost the same scheduler from returning all at once.
             await asyncio.sleep(_FIRST_BACKOFF_SECONDS * random.uniform(0.0, 1.0))
 
@@ -148,6 +149,7 @@ class SchedulerSession:
                             return _Line(address, channel, call, first)
                         extra = {"scheduler": address, "epoch": first.epoch, "known_epoch": self._epoch}
                         logger.warning("a scheduler of an older term was left", extra=extra)
+            _end_if_cancelled()
             await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
             backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
 
@@ -274,6 +276,13 @@ class _Countdown:
     def _end(self) -> None:
         self._timer = None
         self._action()
+
+
+def _end_if_cancelled() -> None:
+    """Ends the task where it was to end: a call that fails just then tells of its own error instead."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _write(call: _Call, outbox: asyncio.Queue[scheduler_pb2.SessionRequest]) -> None:

@@ -75,9 +75,11 @@ async def serve(settings: SchedulerSettings) -> None:
     leading.add_done_callback(end_process)
 
     async def stop() -> None:
+        leading.remove_done_callback(end_process)  # a signal would end the process before it has handed over
         await health.set_serving(False)
         if not leading.done():
             await leader.hand_over()
+            await health.set_serving(False)  # `on_lead` may have been at it
         servicer.resign()
         leading.cancel()
         await asyncio.gather(leading, return_exceptions=True)

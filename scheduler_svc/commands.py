@@ -1,13 +1,13 @@
 """What gateways ask: to run a request, to take part in one, to end it. What is not live is looked up in the store."""
 
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Protocol
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_svc import tails
-from scheduler_svc.core.plan import Failure
+from scheduler_svc.core.plan import FailedEvent, Failure
 from scheduler_svc.journal import Journal
 from scheduler_svc.live_request import Listener, LiveRequest
 from scheduler_svc.live_requests import LiveRequests
@@ -15,11 +15,10 @@ from scheduler_svc.metrics import REQUESTS_ATTACHED
 from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.store.base import StaleEpoch, Store, StoreUnavailable
 from scheduler_svc.turns import Turns
-from scheduler_svc.wire import accepted_to_proto, attached_to_proto, failed_to_proto
+from scheduler_svc.wire import accepted_to_proto, attached_to_proto, failed_to_proto, reason_from_proto
 from svc_common.durations import to_seconds
 
 _FLUSH = 1.0  # seconds that a request may wait for the end of the one that had its key
-_FAILURES = {State.CANCELLED: Failure.CANCELLED, State.DEADLINE_EXCEEDED: Failure.DEADLINE_EXCEEDED}
 
 
 class Commands:
@@ -61,20 +60,24 @@ class Commands:
     # Taking part.
 
     def _submit(self, submit: scheduler_v1.Submit, listener: Listener) -> Coroutine[None, None, None] | None:
+        held = list(submit.tails)
+        submit.ClearField("tails")  # they are taken up once, and the submission stays as long as its request
         live = self._live.get(submit.key)
-        if live is None:
-            return self._accept(submit, listener)
-        if _is_same(live.log.submit, submit):
-            self._join(live, submit, listener)
-        else:
-            _refuse(submit, listener, Failure.KEY_IN_USE, "a request with this id is running")
-        return None
+        if live is not None:
+            self._go_by(live, submit, held, listener)
+            return None
+        if submit.is_resumption:
+            return self._go_by_record(submit, held, listener)
+        return self._accept(submit, held, listener)
 
-    async def _accept(self, submit: scheduler_v1.Submit, listener: Listener) -> None:
+    async def _accept(self, submit: scheduler_v1.Submit, held: "_Tails", listener: Listener) -> None:
         """Record a request, then queue it; or go by the one that has its key."""
         live = LiveRequest(_log_of(submit))
         try:
-            found = await self._record(live.log)
+            # What would be refused is not recorded: its prompt would stay in the store.
+            refusal = None if held else self._live.check(live.log)
+            if refusal is None:
+                found = await self._record(live.log)
         except StaleEpoch:
             return  # the gateway asks again, of whoever leads now
         except StoreUnavailable:
@@ -86,41 +89,61 @@ class Commands:
         except Exception:
             _refuse(submit, listener, Failure.INTERNAL, "the request could not be taken")
             raise
-        if found is None or _is_same(found.log.submit, submit):
-            self._join(found or live, submit, listener, is_new=found is None)
+        if refusal is not None:
+            await self._go_by_record(submit, held, listener, refusal)
+        elif found is None:
+            self._join(live, submit, held, listener, is_new=True)
         else:
-            _refuse(submit, listener, Failure.KEY_IN_USE, "another request had this id")
+            self._go_by(found, submit, held, listener)
 
     def _attach(self, attach: scheduler_v1.Attach, listener: Listener) -> Coroutine[None, None, None] | None:
         live = self._live.get(attach.key)
         if live is None:
-            return self._attach_to_record(attach, listener)
-        self._join(live, attach, listener)
+            return self._go_by_record(attach, attach.tails, listener)
+        self._join(live, attach, attach.tails, listener)
         return None
 
-    async def _attach_to_record(self, attach: scheduler_v1.Attach, listener: Listener) -> None:
-        try:
-            found = await self._read(attach.key)
-        except StoreUnavailable:
-            _refuse(attach, listener, Failure.UNAVAILABLE, "the store cannot be reached")
-            return
-        except Exception:
-            _refuse(attach, listener, Failure.INTERNAL, "the request could not be taken up")
-            raise
-        if found is None:
-            _refuse(attach, listener, Failure.UNKNOWN_REQUEST, "there is no such request")
-        else:
-            self._join(found, attach, listener)
+    async def _go_by_record(
+        self, asked: "_Asked", held: "_Tails", listener: Listener, refusal: FailedEvent | None = None
+    ) -> None:
+        """Go by the request that has the key, which is not live, and refuse to begin one where there is none.
 
-    def _join(self, live: LiveRequest, asked: "_Asked", listener: Listener, *, is_new: bool = False) -> None:
+        With a `refusal`, that is what is said then, and where the store cannot tell, or the key is free again.
+        """
+        try:
+            found = await self._read(asked.key)
+        except StoreUnavailable:
+            if refusal is None:
+                _refuse(asked, listener, Failure.UNAVAILABLE, "the store cannot be reached")
+                return
+            found = None
+        except Exception:
+            _refuse(asked, listener, Failure.INTERNAL, "the request could not be taken up")
+            raise
+        if refusal is not None and (found is None or not _has_key(found.log)):
+            _refuse(asked, listener, refusal.reason, refusal.message, refusal.retry_after)
+        elif found is None:
+            _refuse(asked, listener, Failure.UNKNOWN_REQUEST, "there is no such request")
+        else:
+            self._go_by(found, asked, held, listener)
+
+    def _go_by(self, found: LiveRequest, asked: "_Asked", held: "_Tails", listener: Listener) -> None:
+        """Take part in the request that has the key, unless something else was submitted."""
+        if isinstance(asked, scheduler_v1.Submit) and not _is_same(found.log.submit, asked):
+            _refuse(asked, listener, Failure.KEY_IN_USE, "another request has this id")
+        else:
+            self._join(found, asked, held, listener)
+
+    def _join(
+        self, live: LiveRequest, asked: "_Asked", held: "_Tails", listener: Listener, *, is_new: bool = False
+    ) -> None:
         """Let a session take part in a request, which runs from now on if it did not; or say why not."""
         log = live.log
-        if log.state not in (State.ACCEPTED, State.FINISHED):
-            failure = _FAILURES.get(log.state, Failure.INTERNAL)
-            _refuse(asked, listener, failure, f"the request has ended: {log.state}")
+        if not _has_key(log):
+            _refuse(asked, listener, reason_from_proto(log.failure), f"the request has ended: {log.state}")
             return
         try:
-            refusal = self._live.take_up(live, asked.tails, is_new=is_new)
+            refusal = self._live.take_up(live, held, is_new=is_new)
         except tails.Diverged as error:
             _refuse(asked, listener, Failure.DIVERGED, str(error))
             return
@@ -143,12 +166,16 @@ class Commands:
     # The store.
 
     async def _record(self, log: RequestLog) -> LiveRequest | None:
-        """Record a request, or return the one that has its key. Raises StoreUnavailable and StaleEpoch."""
+        """Record a request, or return the one that has its key. Raises StoreUnavailable and StaleEpoch.
+
+        What has ended here wins over what the store says, which may not know it yet. Then this one is recorded behind
+        that ending.
+        """
         ended = self._live.ended(log.key)
-        if ended is not None and ended.log.state is State.FINISHED:
+        if ended is not None and (_has_key(ended.log) or ended.log.submit.submission_id == log.submit.submission_id):
             return ended
         if ended is not None and not ended.log.is_durable:
-            await self._journal.flush(_FLUSH)  # else the store would still have that one for live
+            await self._journal.flush(_FLUSH)  # else the store would mostly still have that one for live
         epoch = self._journal.epoch
         try:
             found = await self._store.put(log, epoch)
@@ -158,7 +185,9 @@ class Commands:
                     raise
             found = await self._store.put(log, self._journal.epoch)
         log.is_recorded = found is None
-        return None if found is None else _taken_over(found)
+        if found is None or (ended is not None and _is_outdated(found, ended.log)):
+            return None
+        return _taken_over(found)
 
     async def _read(self, key: str) -> LiveRequest | None:
         """The request with a key, which is not live. Raises StoreUnavailable."""
@@ -185,6 +214,8 @@ class Commands:
         live = self._live.get(finish.key)
         if live is None:
             return self._finish_record(finish)
+        if live.log.submit.submission_id != finish.submission_id:
+            return None
         if listener in live.listeners or not live.listeners:  # a verdict may outlive the clients that it was found for
             self._live.cut(live, finish.index, finish.num_tokens)
         return None
@@ -195,7 +226,9 @@ class Commands:
             found = await self._read(finish.key)
         except StoreUnavailable:
             return  # whoever replays it finds the same stop string
-        if found is not None and found.log.state is State.FINISHED:
+        if found is None or found.log.submit.submission_id != finish.submission_id:
+            return
+        if found.log.state is State.FINISHED:
             self._live.cut_ended(found, finish.index, finish.num_tokens)
 
     def _acknowledge(self, looked: scheduler_v1.Acknowledge, listener: Listener) -> None:
@@ -213,8 +246,8 @@ class _Asked(Protocol):
     @property
     def attachment_id(self) -> int: ...
 
-    @property
-    def tails(self) -> Iterable[scheduler_v1.Tail]: ...
+
+_Tails = Sequence[scheduler_v1.Tail]
 
 
 def _taken_over(log: RequestLog) -> LiveRequest:
@@ -228,6 +261,18 @@ def _log_of(submit: scheduler_v1.Submit) -> RequestLog:
     log = RequestLog(submit, accepted_at=now, deadline=deadline)
     tails.complete(log)
     return log
+
+
+def _has_key(log: RequestLog) -> bool:
+    """Whether a request keeps its key from others: it is live, or has finished."""
+    return log.state in (State.ACCEPTED, State.FINISHED)
+
+
+def _is_outdated(found: RequestLog, ended: RequestLog) -> bool:
+    """Whether what the store has is over, by what has ended here under its key: that one, or one that followed it."""
+    if found.submit.submission_id == ended.submit.submission_id:
+        return True
+    return found.state is State.ACCEPTED and not ended.is_displaced
 
 
 def _is_same(one: scheduler_v1.Submit, other: scheduler_v1.Submit) -> bool:

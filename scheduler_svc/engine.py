@@ -69,7 +69,7 @@ class Engine:
         self._worker_patience = settings.worker_patience
         self._raise_epoch = raise_epoch
         self._on_fenced = on_fenced
-        self._workers: list[tuple[Replica, asyncio.Event]] = []
+        self._workers: dict[Replica, asyncio.Event] = {}
         self._about: worker_v1.DescribeResponse | None = None  # of a worker that is there, or was a while ago
         self._patience: asyncio.TimerHandle | None = None
         self._was_degraded = False
@@ -146,8 +146,9 @@ class Engine:
         self, replica: Replica, about: worker_v1.DescribeResponse, wake: asyncio.Event, inventory: Inventory
     ) -> None:
         """A worker is ready; `wake` is set whenever there may be work for it. What it still holds is taken up."""
+        self.requests.serve(replica.shape.fingerprint)
         BLOCKS_ADOPTED.inc(replica.adopt(inventory, self._chains()))
-        self._workers.append((replica, wake))
+        self._workers[replica] = wake
         self._about = about
         if self._patience is not None:
             self._patience.cancel()
@@ -163,7 +164,7 @@ class Engine:
 
     def remove_worker(self, replica: Replica) -> None:
         """A worker is gone; its sequences go on elsewhere."""
-        self._workers = [worker for worker in self._workers if worker[0] is not replica]
+        del self._workers[replica]
         self.requests.dispatch(self.core.remove_replica(replica))
         self._step_over.set()
         if not self._workers and self._patience is None:
@@ -189,12 +190,10 @@ class Engine:
         """The tokens of all live requests, by which a worker's blocks are known again."""
         for live in self.requests.all:
             submit = live.log.submit
-            prompt = list(submit.prompt_token_ids)
-            for token_ids in [one.token_ids for one in live.log.sequences] or [[]]:
-                yield Chain(submit.cache_salt, prompt + token_ids)
+            yield Chain(submit.cache_salt, submit.prompt_token_ids, [one.token_ids for one in live.log.sequences])
 
     def _wake(self) -> None:
-        for _, wake in self._workers:
+        for wake in self._workers.values():
             wake.set()
 
     # Steps.
@@ -204,9 +203,11 @@ class Engine:
         if self._is_stopping:
             return None
         now = time.monotonic()
-        self.requests.dispatch(self.core.expire(now))
+        self._expire(now)
         with STEP_SECONDS.labels("schedule").time():
             plan = self.core.schedule(replica, now)
+        for other in self.core.take_placed():
+            self._workers[other].set()
         if plan is not None:
             for sequence in plan.preempted:
                 self._tell_preemption(sequence)
@@ -228,20 +229,23 @@ class Engine:
         """End requests whose deadline passes, and tell of the store's state where it changes; until cancelled."""
         while True:
             await asyncio.sleep(_TICK)
-            expired = self.core.expire(time.monotonic())
-            if expired:
-                self.requests.dispatch(expired)
-                self._wake()
+            self._expire(time.monotonic())
             if self.journal.is_degraded is not self._was_degraded:
                 self._was_degraded = not self._was_degraded
                 self._tell_status()
+
+    def _expire(self, now: float) -> None:
+        expired = self.core.expire(now)
+        if expired:
+            self.requests.dispatch(expired)
+            self._wake()
 
     async def stop(self, seconds: float) -> None:
         """Begin no more steps, and wait for those in flight, but no longer than so many seconds."""
         self._is_stopping = True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while any(replica.in_flight for replica, _ in self._workers):
+                while any(replica.in_flight for replica in self._workers):
                     self._step_over.clear()
                     await self._step_over.wait()
 

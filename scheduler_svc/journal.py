@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from prometheus_client import Counter, Histogram
 
 from scheduler_svc.request_log import RequestLog, SequenceLog
-from scheduler_svc.store.base import Batch, Ending, Gap, StaleEpoch, Store, StoreUnavailable, Write
+from scheduler_svc.store.base import Batch, Ending, Gap, StaleEpoch, Store, StoreUnavailable, Taken, Write
 
 log = logging.getLogger("quire.scheduler")
 
@@ -23,8 +23,11 @@ SECONDS = Histogram(
 GAPS = Counter("quire_journal_gaps", "Writes that began beyond what the store had, and were done anew")
 DROPPED = Counter("quire_journal_dropped", "Requests that ended without the store's knowledge while it was unavailable")
 
-_MAX_LOGS = 256  # in one call: what gathered while the store was away must not make a call that takes too long
-_MAX_TOKENS = 1 << 18  # in one call
+# What gathered while the store was away must not make calls that take too long, here or in the store. Tokens weigh 1
+# each, and as much again for each of their log-probabilities.
+_MAX_WEIGHT = 1 << 14  # of one call
+_MIN_WEIGHT = 1 << 9  # of one call, however often the store failed
+_LOG_WEIGHT = 64  # of a log beside its tokens
 _MAX_KEPT = 10_000  # requests that are over, kept for a store that fails
 _RETRY = 0.1  # seconds until a store that failed is asked again
 _WATCH = 1.0  # seconds between looks whether a store that nothing is written to was started anew
@@ -41,7 +44,9 @@ class _Flight:
     places: list[tuple[RequestLog, int]] = field(default_factory=list)
     ended: list[RequestLog] = field(default_factory=list)
     doubted: set[RequestLog] = field(default_factory=set)
-    num_tokens: int = 0
+    partial: set[RequestLog] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)
+    room: int = _MAX_WEIGHT
 
     @property
     def is_empty(self) -> bool:
@@ -64,6 +69,7 @@ class Journal:
         self._on_durable = on_durable
         self._news: dict[RequestLog, float] = {}  # and when they came, the oldest first
         self._flight: _Flight | None = None
+        self._weight = _MAX_WEIGHT  # that a call may have: less after a failure
         self._cuts: set[tuple[RequestLog, int]] = set()
         self._is_stale = False
         self._wake = asyncio.Event()
@@ -75,8 +81,8 @@ class Journal:
         self._num_restarts = store.num_restarts
 
     def note(self, request: RequestLog) -> None:
-        """A log has news, or is new."""
-        if request in self._news:
+        """A log has news, or is new. One whose key is another submission's is left alone."""
+        if request in self._news or request.is_displaced:
             return
         self._news[request] = time.monotonic()
         self._wake.set()
@@ -87,8 +93,9 @@ class Journal:
         sequence = request.sequences[index]
         sequence.num_durable = min(sequence.num_durable, len(sequence.token_ids))
         sequence.is_end_durable = False
-        self._cuts.add((request, index))
-        self.note(request)
+        if not request.is_displaced:
+            self._cuts.add((request, index))
+            self.note(request)
 
     @property
     def lag(self) -> float:
@@ -139,7 +146,7 @@ class Journal:
                 return True
             flight = self._flight = self._take_off()
             try:
-                gaps = [] if flight.is_empty else await self._store.write(flight.batch, self.epoch)
+                undone = [] if flight.is_empty else await self._store.write(flight.batch, self.epoch)
             except StaleEpoch:
                 self._is_stale = True
                 self._put_back(flight)
@@ -148,23 +155,28 @@ class Journal:
                 return True
             except StoreUnavailable:
                 self._put_back(flight)
+                self._weight = max(_MIN_WEIGHT, self._weight // 2)
                 return False
             except BaseException:  # cancelled: whoever flushes writes it again
                 self._put_back(flight)
                 raise
             finally:
                 self._flight = None
-            self._land(flight, gaps)
+            self._land(flight, undone)
+            self._weight = min(_MAX_WEIGHT, 2 * self._weight)
             return True
 
     # A batch: made, taken in, or not.
 
     def _take_off(self) -> _Flight:
-        flight = _Flight()
+        flight = _Flight(room=self._weight)
         for request, since in self._news.items():
+            if request.key in flight.keys:
+                continue  # the submission before it ends first, in a call of its own
             flight.logs[request] = since
+            flight.keys.add(request.key)
             self._load(flight, request)
-            if len(flight.logs) == _MAX_LOGS or flight.num_tokens >= _MAX_TOKENS:
+            if flight.room <= 0:
                 break
         for request in flight.logs:
             del self._news[request]
@@ -173,24 +185,35 @@ class Journal:
         return flight
 
     def _load(self, flight: _Flight, request: RequestLog) -> None:
+        """As much of a log as there is room for: its end comes with the last of its tokens."""
+        flight.room -= _LOG_WEIGHT
         is_doubted = request in self._doubted
         if is_doubted:
             self._doubted.discard(request)
             flight.doubted.add(request)
         if is_doubted or not request.is_recorded:
             flight.batch.records.append(request)
+            flight.room -= len(request.submit.prompt_token_ids)
+        is_search = request.submit.HasField("beam_search")  # its sequences come all at once
+        is_whole = True
         for index, sequence in enumerate(request.sequences):
             place = (request, index)
             cuts = place in self._cuts
-            self._cuts.discard(place)
             if is_doubted or cuts or _has_news(sequence):
-                write = _write_of(request, index, cuts)
+                weight = _weight_of(sequence)
+                limit = len(sequence.token_ids) if is_search else max(0, flight.room) // weight
+                is_whole = is_whole and len(sequence.token_ids) - sequence.num_durable <= limit
+                self._cuts.discard(place)
+                write = _write_of(request, index, cuts, limit)
                 flight.batch.writes.append(write)
                 flight.places.append(place)
-                flight.num_tokens += len(write.token_ids)
-        if request.is_over and (is_doubted or not request.is_ending_durable):
+                flight.room -= weight * len(write.token_ids)
+        if not is_whole:
+            flight.partial.add(request)
+        elif request.is_over and (is_doubted or not request.is_ending_durable):
             at = request.ended_at if request.ended_at is not None else time.time()
-            flight.batch.endings.append(Ending(request.key, request.submit.submission_id, request.state, at))
+            ending = Ending(request.key, request.submit.submission_id, request.state, at, request.failure)
+            flight.batch.endings.append(ending)
             flight.ended.append(request)
 
     def _put_back(self, flight: _Flight) -> None:
@@ -199,28 +222,47 @@ class Journal:
         self._note_again(flight.logs)
         self._drop_beyond(_MAX_KEPT)
 
-    def _land(self, flight: _Flight, gaps: list[Gap]) -> None:
+    def _land(self, flight: _Flight, undone: list[Gap | Taken]) -> None:
         now = time.monotonic()
         if not flight.is_empty:
             SECONDS.observe(now - next(iter(flight.logs.values())))
+        taken = {one.key for one in undone if isinstance(one, Taken)}
+        short = {one.place: one.num_tokens for one in undone if isinstance(one, Gap)}
+        behind = {flight.places[place][0] for place in short}
         for request in flight.batch.records:
             request.is_recorded = True
-        short = {gap.place: gap.num_tokens for gap in gaps}
-        behind = {flight.places[place][0] for place in short}
         for request in flight.ended:
             request.is_ending_durable = request not in behind
+        for request in flight.logs:
+            if request.key in taken:
+                self._leave_alone(request)
         for place, (write, (request, index)) in enumerate(zip(flight.batch.writes, flight.places, strict=True)):
             if place in short:
                 self._take_back(request, index, write, short[place])
-            elif (request, index) not in self._cuts:  # what was cut meanwhile is written anew
+            elif not request.is_displaced and (request, index) not in self._cuts:  # what was cut is written anew
                 sequence, num_durable = request.sequences[index], write.offset + len(write.token_ids)
                 if num_durable > sequence.num_durable or (write.end is not None and not sequence.is_end_durable):
                     sequence.num_durable, sequence.is_end_durable = num_durable, write.end is not None
                     self._on_durable(request, index)
-        if behind:
+        if short:
             GAPS.inc(len(short))
-            self._note_again({request: since for request, since in flight.logs.items() if request in behind})
+        again = behind | flight.partial
+        if again:
+            self._note_again({request: since for request, since in flight.logs.items() if request in again})
         self._settle(flight.logs, now)
+
+    def _leave_alone(self, request: RequestLog) -> None:
+        """Another submission has the key in the store, and keeps it: nothing more of this one is written."""
+        request.is_displaced = True
+        request.is_recorded = request.is_ending_durable = False
+        self._forget(request)
+        log.warning("a request is not recorded: its name is another one's", extra={"key": request.key})
+
+    def _forget(self, request: RequestLog) -> None:
+        self._news.pop(request, None)
+        self._known.pop(request, None)
+        self._doubted.discard(request)
+        self._cuts.difference_update([(request, index) for index in range(len(request.sequences))])
 
     def _note_again(self, requests: dict[RequestLog, float]) -> None:
         """What is noted goes on being as old as it is."""
@@ -242,7 +284,7 @@ class Journal:
     def _settle(self, requests: Iterable[RequestLog], now: float) -> None:
         """Forget what is over and written, unless the store may have lost it."""
         for request in requests:
-            if request.is_over and request not in self._news:
+            if request.is_over and request not in self._news and request in self._known:
                 del self._known[request]
                 self._over.append((now, request))
         self._doubt_after_restart()
@@ -264,10 +306,7 @@ class Journal:
             return
         over = [request for request in self._news if request.is_over]
         for request in over[: max(0, len(over) - num_kept)]:
-            del self._news[request]
-            del self._known[request]
-            self._doubted.discard(request)
-            self._cuts.difference_update([(request, index) for index in range(len(request.sequences))])
+            self._forget(request)
             DROPPED.inc()
 
 
@@ -275,18 +314,27 @@ def _has_news(sequence: SequenceLog) -> bool:
     return len(sequence.token_ids) > sequence.num_durable or (sequence.end is not None and not sequence.is_end_durable)
 
 
-def _write_of(request: RequestLog, index: int, cuts: bool) -> Write:
+def _weight_of(sequence: SequenceLog) -> int:
+    """Of each of its tokens."""
+    return 2 + len(sequence.logprobs[0].top) if sequence.logprobs else 1
+
+
+def _write_of(request: RequestLog, index: int, cuts: bool, limit: int) -> Write:
+    """At most `limit` tokens; what follows them waits for a write of its own, and so does the end."""
     sequence = request.sequences[index]
     offset = sequence.num_durable
+    stop = min(offset + limit, len(sequence.token_ids))
+    is_whole = stop == len(sequence.token_ids)
     return Write(
         request.key,
         request.submit.submission_id,
         index,
         offset,
-        sequence.token_ids[offset:],
-        [one.SerializeToString() for one in sequence.logprobs[offset:]] if sequence.logprobs else None,
+        sequence.token_ids[offset:stop],
+        [one.SerializeToString() for one in sequence.logprobs[offset:stop]] if sequence.logprobs else None,
         sequence.cached_tokens if offset == 0 else None,
-        None if sequence.end is None else sequence.end.SerializeToString(),
-        sequence.score,
+        None if sequence.end is None or not is_whole else sequence.end.SerializeToString(),
+        sequence.score if is_whole else None,
         cuts,
+        request.fingerprint if offset == 0 else b"",
     )

@@ -37,6 +37,7 @@ class Leader:
         self._is_fenced = asyncio.Event()
         self._engine: Engine | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._parts: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
@@ -48,13 +49,14 @@ class Leader:
             epoch = acquiring.result()
             log.info("leading", extra={"epoch": epoch})
             self._keeping = asyncio.create_task(self._leadership.keep())
-            self._parts.add(self._keeping)
-            self._begin(self._until_fenced(), self._open(epoch))
+            self._opening = asyncio.create_task(self._open(epoch))
+            self._parts |= {self._keeping, self._opening}
+            self._begin(self._until_fenced())
             while True:
                 done, _ = await asyncio.wait(self._parts, return_when=asyncio.FIRST_COMPLETED)
                 for part in done:
                     self._parts.discard(part)
-                    if part is not self._keeping or not part.cancelled():  # it is, before the lead is given up
+                    if not part.cancelled():  # some are, before the lead is given up
                         part.result()
         except Fenced as error:
             log.critical("fenced", extra={"why": str(error)})
@@ -83,7 +85,13 @@ class Leader:
         self._parts.update(map(asyncio.create_task, works))
 
     async def hand_over(self) -> None:
-        """Let a successor go on at once from what is committed. To be called while `run` runs."""
+        """Let a successor go on at once from what is committed. To be called while `run` runs.
+
+        If what leads is not open to the engine yet, it will not be opened.
+        """
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
         if self._engine is not None:
             await self._engine.stop(_COMMIT_PATIENCE)
             if not await self._engine.journal.flush(_FLUSH_PATIENCE):

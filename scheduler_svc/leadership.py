@@ -8,7 +8,7 @@ from scheduler_svc.store.base import Store, StoreUnavailable
 
 log = logging.getLogger("quire.scheduler")
 
-_LOOK = 0.1  # seconds between a candidate's looks at the lease
+_LOOK = 0.1  # seconds between a candidate's looks at the lease, and after a call that failed
 _KEEP = 4  # times that a leader renews its lease while it lasts
 
 
@@ -24,6 +24,7 @@ class Leadership:
         self._store = store
         self._holder = holder
         self._seconds = lease_seconds
+        self._look = min(_LOOK, lease_seconds / _KEEP)
         self._calling = asyncio.Lock()  # a call with the epoch before would find itself fenced by the new one
 
     async def acquire(self, standby: bool) -> int:
@@ -47,12 +48,15 @@ class Leadership:
                     vacant_since = time.monotonic()
             except StoreUnavailable:
                 saw_leader, vacant_since = not standby, None
-            await asyncio.sleep(min(_LOOK, self._seconds / _KEEP))
+            await asyncio.sleep(self._look)
 
     async def keep(self) -> None:
         """Renew the lease until another one leads: raises Fenced. A store that does not answer changes nothing."""
+        begun = time.monotonic()
         while True:
-            await asyncio.sleep(self._seconds / _KEEP)
+            # From call to call, so that slow ones leave as much time to ask again.
+            await asyncio.sleep(max(self._look, begun + self._seconds / _KEEP - time.monotonic()))
+            begun = time.monotonic()
             try:
                 async with self._calling:
                     kept = await self._store.keep_lease(self._holder, self.epoch, self._seconds)
@@ -62,13 +66,19 @@ class Leadership:
                 raise Fenced("another scheduler has taken over")
 
     async def raise_epoch(self, floor: int) -> int:
-        """Begin a new epoch, above one that a worker has seen.
+        """Begin a new epoch, above one that a worker has seen. Raises Fenced where another one leads, or has led since.
 
-        Raises Fenced where another one leads, or has led since, and StoreUnavailable.
+        Until the store has answered, however long that is, nobody knows which epoch is this leader's, and the lease is
+        not renewed by another call.
         """
         async with self._calling:
-            if self.epoch <= floor:  # else it was raised for another worker meanwhile
-                epoch = await self._store.take_lease(self._holder, self._seconds, floor, self.epoch)
+            while self.epoch <= floor:  # else it was raised for another worker meanwhile
+                try:
+                    epoch = await self._store.take_lease(self._holder, self._seconds, floor, self.epoch)
+                except StoreUnavailable as error:
+                    log.warning("no later term while the store cannot be reached", extra={"error": str(error)})
+                    await asyncio.sleep(self._look)
+                    continue
                 if epoch is None:
                     raise Fenced("another scheduler has taken over")
                 self.epoch = epoch

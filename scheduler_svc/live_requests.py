@@ -15,17 +15,25 @@ from scheduler_svc import tails
 from scheduler_svc.core.explain import Preemption
 from scheduler_svc.core.plan import Event, FailedEvent, Failure, TokensEvent
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Restored
+from scheduler_svc.core.sequence import Request, Restored
 from scheduler_svc.journal import Journal
 from scheduler_svc.live_request import Listener, LiveRequest
 from scheduler_svc.metrics import REQUESTS_RESTORED
 from scheduler_svc.request_log import RequestLog, SequenceLog, State
 from scheduler_svc.tracing import RequestTrace
-from scheduler_svc.wire import end_to_proto, event_to_proto, logprobs_to_proto, request_from_proto, tokens_to_proto
+from scheduler_svc.wire import (
+    end_to_proto,
+    event_to_proto,
+    logprobs_to_proto,
+    reason_to_proto,
+    request_from_proto,
+    tokens_to_proto,
+)
 from svc_common.durations import to_duration
 
 _STATES = {Failure.CANCELLED: State.CANCELLED, Failure.DEADLINE_EXCEEDED: State.DEADLINE_EXCEEDED}
 _MAX_ENDED = 10_000  # requests that are kept for a store that fails
+_REPLACED = "the model was replaced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,7 @@ class LiveRequests:
         self._live: dict[str, LiveRequest] = {}
         self._ended: dict[str, LiveRequest] = {}  # oldest first
         self._durable: dict[Listener, list[scheduler_v1.Event]] = {}  # what is told next
+        self._fingerprint = b""  # of the model that is served, or was last
 
     def get(self, key: str) -> LiveRequest | None:
         """The live request with this key."""
@@ -64,7 +73,24 @@ class LiveRequests:
         """Every one, oldest first."""
         return self._live.values()
 
+    def serve(self, fingerprint: bytes) -> None:
+        """Workers have this model from now on: what another one began cannot go on."""
+        self._fingerprint = fingerprint
+        for live in list(self._live.values()):
+            if not self._is_of_model(live.log):
+                self._stop(live, Failure.UNAVAILABLE, _REPLACED)
+            elif not live.is_held:
+                live.log.fingerprint = fingerprint
+
+    def _is_of_model(self, log: RequestLog) -> bool:
+        return not (self._fingerprint and log.fingerprint) or log.fingerprint == self._fingerprint
+
     # From the beginning to the end.
+
+    def check(self, log: RequestLog) -> FailedEvent | None:
+        """Say why a request that nobody has begun would not be taken now; None: it would."""
+        now = time.monotonic()
+        return self._core.check(request_from_proto(log.submit, now), now)
 
     def start(self, live: LiveRequest, *, is_known: bool) -> FailedEvent | None:
         """Have the core compute what the log lacks, or say why not; where it lacks nothing, the request is over.
@@ -77,7 +103,7 @@ class LiveRequests:
         live.is_held = False
         live.stop_timer()
         if tails.is_over(log):
-            self._end(live, State.FINISHED)
+            self._end(live)
             return None
         if log.deadline is not None:
             log.submit.time_left.CopyFrom(to_duration(max(0.0, log.deadline - time.time())))
@@ -86,12 +112,18 @@ class LiveRequests:
         if not log.is_durable:
             self._journal.note(log)
         now = time.monotonic()
-        refusal = self._core.submit(request_from_proto(log.submit, now), now, _restored(log) if is_known else ())
+        refusal = self._submit(log, request_from_proto(log.submit, now), now, is_known=is_known)
         if refusal is not None:
             self._tell(live, [event_to_proto(refusal)])
-            self._end(live, State.FAILED)
+            self._end(live, refusal.reason)
         self._wake()
         return refusal
+
+    def _submit(self, log: RequestLog, request: Request, now: float, *, is_known: bool) -> FailedEvent | None:
+        if not self._is_of_model(log):
+            return FailedEvent(request, Failure.UNAVAILABLE, _REPLACED)
+        log.fingerprint = self._fingerprint or log.fingerprint
+        return self._core.submit(request, now, _restored(log) if is_known else ())
 
     def hold(self, log: RequestLog) -> None:
         """Keep a request that was taken over until its gateway comes, or is not to be expected."""
@@ -110,10 +142,13 @@ class LiveRequests:
 
     def cancel(self, live: LiveRequest) -> None:
         """End a request at once; its listeners are told."""
-        if live.is_held:
-            self._end(live, State.CANCELLED)
+        self._stop(live, Failure.CANCELLED, "cancelled")
+
+    def _stop(self, live: LiveRequest, reason: Failure, message: str) -> None:
+        if live.is_held:  # nobody listens
+            self._end(live, reason)
             return
-        event = self._core.cancel(live.log.key)
+        event = self._core.cancel(live.log.key, reason, message)
         assert event is not None
         self.dispatch([event])
         self._wake()  # workers are told to forget it, and its blocks may let others in
@@ -126,7 +161,7 @@ class LiveRequests:
         if not live.is_held:
             self._core.finish(live.log.key, index, num_tokens)
         if tails.is_over(live.log):
-            self._end(live, State.FINISHED)
+            self._end(live)
         self._wake()
 
     def acknowledge(self, live: LiveRequest, index: int, num_tokens: int) -> None:
@@ -139,20 +174,25 @@ class LiveRequests:
         if tails.cut(ended.log, index, num_tokens):
             self._journal.cut(ended.log, index)
 
-    def _end(self, live: LiveRequest, state: State) -> None:
+    def _end(self, live: LiveRequest, failure: Failure | None = None) -> None:
         log = live.log
+        state = State.FINISHED if failure is None else _STATES.get(failure, State.FAILED)
         del self._live[log.key]
         live.stop_timer()
         if live.trace is not None:
             live.trace.end(state)
             live.trace = None
         log.state, log.ended_at = state, time.time()
+        log.failure = None if failure is None else reason_to_proto(failure)
         self._journal.note(log)
         live.dismiss()
         self._ended.pop(log.key, None)
         self._ended[log.key] = live
-        while self._ended and (len(self._ended) > _MAX_ENDED or next(iter(self._ended.values())).log.is_durable):
-            del self._ended[next(iter(self._ended))]
+        while self._ended:
+            oldest = next(iter(self._ended.values())).log
+            if not (len(self._ended) > _MAX_ENDED or oldest.is_durable or oldest.is_displaced):
+                break
+            del self._ended[oldest.key]
 
     def ended(self, key: str) -> LiveRequest | None:
         """A request that has ended, where the store may not know it yet."""
@@ -213,7 +253,7 @@ class LiveRequests:
     def dispatch(self, events: Seq[Event | None]) -> None:
         """Take in what happened, and tell whom it concerns."""
         batches: dict[Listener, list[scheduler_v1.Event]] = {}
-        ended: dict[LiveRequest, State] = {}
+        ended: dict[LiveRequest, Failure | None] = {}
         for event in events:
             if event is None:
                 continue
@@ -222,18 +262,18 @@ class LiveRequests:
                 _append(live.log, event)
                 self._journal.note(live.log)
                 if event.end is not None and tails.is_over(live.log):
-                    ended[live] = State.FINISHED
+                    ended[live] = None
                 if live.trace is not None:
                     live.trace.grew(event.sequence.num_cached or 0)
             else:
                 live = self._live[event.request.key]
-                ended[live] = _STATES.get(event.reason, State.FAILED)
+                ended[live] = event.reason
             if live.listeners:
                 message = event_to_proto(event)
                 for listener in live.listeners:
                     batches.setdefault(listener, []).append(message)
-        for live, state in ended.items():
-            self._end(live, state)
+        for live, failure in ended.items():
+            self._end(live, failure)
         for listener, batch in batches.items():
             listener.tell(batch)
 

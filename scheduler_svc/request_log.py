@@ -54,6 +54,8 @@ class RequestLog:
     """Of the model that began it; empty while none did."""
     is_ending_durable: bool = False
     """Whether the store knows that it is over."""
+    is_displaced: bool = False
+    """Whether its key is another submission's in the store: then this one is not recorded, nor will be."""
 
     @property
     def key(self) -> str:

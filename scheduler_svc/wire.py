@@ -47,6 +47,7 @@ _FAILURES = {
     Failure.STORE_DEGRADED: scheduler_v1.FAILURE_REASON_STORE_DEGRADED,
     Failure.DIVERGED: scheduler_v1.FAILURE_REASON_DIVERGED,
 }
+_REASONS = {reason: failure for failure, reason in _FAILURES.items()}
 
 _EARLY_STOPPINGS = {
     scheduler_v1.EARLY_STOPPING_HEURISTIC: EarlyStopping.HEURISTIC,
@@ -238,6 +239,16 @@ def event_to_proto(event: Event) -> scheduler_v1.Event:
     return scheduler_v1.Event(key=event.sequence.request.key, tokens=_token_fields(event))
 
 
+def reason_to_proto(failure: Failure) -> scheduler_v1.FailureReason:
+    """Why a request failed, as it is told and recorded."""
+    return _FAILURES[failure]
+
+
+def reason_from_proto(reason: scheduler_v1.FailureReason | None) -> Failure:
+    """Why a recorded request failed; where the record does not say, it was a fault of ours."""
+    return Failure.INTERNAL if reason is None else _REASONS.get(reason, Failure.INTERNAL)
+
+
 def failed_to_proto(
     key: str,
     reason: Failure,
@@ -249,7 +260,7 @@ def failed_to_proto(
 
     With an `attachment_id`: that this submission or attachment is refused, whatever becomes of the request.
     """
-    failed = scheduler_v1.Failed(reason=_FAILURES[reason], message=message)
+    failed = scheduler_v1.Failed(reason=reason_to_proto(reason), message=message)
     if retry_after is not None:
         failed.retry_after.CopyFrom(to_duration(retry_after))
     return scheduler_v1.Event(key=key, failed=failed, attachment_id=attachment_id)

@@ -105,8 +105,12 @@ class WorkerLink:
 
     async def _open(self, stub: "WorkerServiceAsyncStub", call: StepCall, opening: worker_v1.StepRequest) -> Inventory:
         """Open the stream; returns what the worker's blocks hold from streams before."""
-        await call.write(opening)
-        answer = await call.read()
+        try:
+            async with asyncio.timeout(_STEP_TIMEOUT):
+                await call.write(opening)
+                answer = await call.read()
+        except TimeoutError:
+            raise LinkBroken(f"worker was not ready in {_STEP_TIMEOUT:.0f} s") from None
         if not isinstance(answer, worker_v1.StepResponse) or not answer.HasField("ready"):
             raise LinkBroken(f"worker did not answer ready: {await call.details()}")
         request = worker_v1.InventoryRequest(epoch=opening.epoch, generation=opening.generation)

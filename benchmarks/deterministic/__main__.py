@@ -1,4 +1,4 @@
-"""Measures what deterministic mode costs: the same steps with it and without, in turns.
+"""Measures what deterministic mode costs (`make bench-deterministic`): the same steps with it and without, in turns.
 
     python -m benchmarks.deterministic [--rounds 40] [--output FILE]
 

@@ -17,7 +17,7 @@ def deterministic_table(result: dict[str, Any]) -> Cells:
 
 
 def deterministic_section(result: dict[str, Any]) -> str:
-    """What docs/performance.md says of the mode."""
+    """What docs/guarantees.md says of the mode."""
     machine = result["machine"]
     where = result["gpu"]["name"] if result["gpu"] else f"{machine['cores']} cores of {machine['processor']}"
     return (

@@ -28,11 +28,19 @@ def target_lines(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+_METHOD = (
+    "Sequences decode on a worker whose forward pass sleeps; scheduler, Redis, gRPC and the worker's own code are "
+    "real. With the journal, without it, and with it while a proxy delays Redis, in turns. *Commit to durable* is from "
+    "a step's commit until the store has its tokens, of the oldest step in each call."
+)
+
+
 def journal_section(result: dict[str, Any]) -> str:
-    """What docs/performance.md says of it."""
+    """What docs/guarantees.md says of it."""
     machine = result["machine"]
     targets = "\n".join(f"- {line}" for line in target_lines(result))
     return (
+        f"{_METHOD}\n\n"
         f"{result['num_sequences']} sequences, a forward pass of {result['forward_ms']:g} ms, {result['num_steps']} "
         f"steps in each of {result['num_runs']} runs; {result['date'][:10]}, commit "
         f"`{(result['commit'] or 'unknown')[:12]}`, {machine['cores']} cores of {machine['processor']}.\n\n"

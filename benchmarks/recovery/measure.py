@@ -3,7 +3,8 @@
 import asyncio
 import random
 import signal
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from time import monotonic
@@ -12,6 +13,7 @@ from benchmarks.processes import BenchmarkFailed
 from benchmarks.recovery.cases import Case
 from benchmarks.recovery.figures import CaseFigures, Recovery, recovery
 from quire_client import AsyncClient
+from svc_common.supervisor.runner import RestartPolicy
 from tests.chaos.stack import Stack, stack
 
 NUM_STREAMS = 8
@@ -20,8 +22,9 @@ _PROMPT_TOKENS = 64
 _VOCABULARY = 40_000
 _FIRST, _LAST = 20, 100  # of a stream's tokens, between which the fault comes
 _SETTLE_SECONDS = 60.0
-# The supervisor starts a role again at once that was up for five seconds; it is to have been.
-_QUIET_SECONDS = 5.0
+_QUIET_SECONDS = 1.0
+_AT_ONCE = RestartPolicy(longest_wait=0.0)
+"""As the supervisor's own, which waits only where a role dies again and again, as it does here."""
 
 
 async def measure_case(case: Case, num_runs: int, log: Path, report: Callable[[str], None]) -> CaseFigures:
@@ -30,7 +33,7 @@ async def measure_case(case: Case, num_runs: int, log: Path, report: Callable[[s
     recoveries: list[Recovery] = []
     async with AsyncExitStack() as entered:
         environment = {"QUIRE_DTYPE": "bfloat16"}
-        running = await entered.enter_async_context(stack(log, environment, case.counts, case.scheduler))
+        running = await entered.enter_async_context(stack(log, environment, case.counts, _AT_ONCE, case.scheduler))
         clients = []
         for i in range(NUM_STREAMS):
             links = [await running.connect(f"client-{i}", each.reached_at) for each in running.addresses.grpc]
@@ -75,16 +78,25 @@ async def _run(running: Stack, case: Case, clients: list[AsyncClient], rng: rand
 
 
 async def _victim(running: Stack, case: Case) -> str:
-    """The one of its role that streams depend on; of workers, which share the streams, the first."""
+    """The one of its role that streams depend on, the most of them. Raises BenchmarkFailed where none do."""
     if case.role == "scheduler":
         leader = await running.leader()
-        if leader is None:
-            raise BenchmarkFailed("no scheduler leads")
-        return leader
-    if case.role == "gateway":
-        gateways = [running.gateway_of(f"client-{i}") for i in range(NUM_STREAMS)]
-        return max((name for name in gateways if name), key=gateways.count)
-    return running.instances(case.role)[0]
+        counts = {} if leader is None else {leader: NUM_STREAMS}
+    elif case.role == "gateway":
+        counts = Counter(name for i in range(NUM_STREAMS) if (name := running.gateway_of(f"client-{i}")))
+    elif case.role == "worker":
+        counts = await running.running_at_workers()
+    else:
+        counts = dict.fromkeys(running.instances(case.role), NUM_STREAMS)
+    return busiest(case.name, counts)
+
+
+def busiest(case: str, counts: Mapping[str, int]) -> str:
+    """The role of most streams. Raises BenchmarkFailed where none has any."""
+    name, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
+    if not count:
+        raise BenchmarkFailed(f"{case}: no stream ran where the fault was to come")
+    return name
 
 
 async def _settle(running: Stack, case: Case) -> None:

@@ -28,12 +28,19 @@ def target_lines(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+_METHOD = (
+    "Each stream has a client and a connection of its own; a process gets `kill -9` at some token of theirs, and is "
+    "started again at once. Tokens that were under way then do not count: a stream goes on at the end of its longest "
+    "pause."
+)
+
+
 def recovery_section(result: dict[str, Any]) -> str:
-    """What docs/performance.md says of it."""
+    """What docs/guarantees.md says of it."""
     machine = result["machine"]
     targets = "\n".join(f"- {line}" for line in target_lines(result))
     return (
-        f"{result['model']}, bfloat16, {result['num_streams']} streams of {result['max_tokens']} tokens, "
+        f"{_METHOD}\n\n{result['model']}, bfloat16, {result['num_streams']} streams of {result['max_tokens']} tokens, "
         f"{result['num_runs']} faults of each kind; {result['date'][:10]}, commit "
         f"`{(result['commit'] or 'unknown')[:12]}`, {machine['cores']} cores of {machine['processor']}.\n\n"
         f"{recovery_table(result).markdown()}\n\n{targets}"

@@ -1,10 +1,14 @@
 """What a worker's blocks still hold when a scheduler comes to it, and the tokens by which it knows them again."""
 
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from hashlib import sha256
 
-from scheduler_svc.core.prefix import Content, extend_hashes, pack_block, root_hash
+from scheduler_svc.core.prefix import Content, root_hash
+
+_RUN = 32  # blocks whose tokens are looked up at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,26 +21,72 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The tokens of a sequence, from the first one of its prompt, under its tenant's salt."""
+    """The tokens of a request under its tenant's salt: those of its prompt, and what each of its sequences goes on with
+    behind them.
+    """
 
     salt: bytes
-    tokens: Seq[int]
+    prompt: Seq[int]
+    outputs: Seq[Seq[int]] = ()
 
 
-def recognize(labels: Mapping[int, bytes], num_blocks: int, chains: Iterable[Seq[Content]]) -> dict[int, Content]:
-    """Which of a tier's blocks hold a part of a chain, heads before tails. One block for each hash."""
-    by_hash = {block_hash: block_id for block_id, block_hash in labels.items() if 0 <= block_id < num_blocks}
-    found = {}
-    for chain in chains:
-        for content in chain:
-            block_id = by_hash.pop(content.hash, None)
-            if block_id is not None:
-                found[block_id] = content
-    return found
+class Recognition:
+    """Which blocks of each tier hold a part of a chain, one for each hash, heads before tails.
 
+    A chain is followed only as far as its blocks are there, and what several have in common is hashed once. So the work
+    is bounded by what the worker kept, and not by the tokens of all requests.
+    """
 
-def contents(chain: Chain, fingerprint: bytes, block_size: int) -> list[Content]:
-    """What the full blocks of a sequence hold, from the first one on."""
-    tokens, hashes = list(chain.tokens), list[bytes]()
-    extend_hashes(hashes, root_hash(fingerprint, chain.salt), tokens, block_size, len(tokens) // block_size)
-    return [Content(block_hash, pack_block(tokens, block, block_size)) for block, block_hash in enumerate(hashes)]
+    def __init__(self, inventory: Inventory, fingerprint: bytes, block_size: int, sizes: tuple[int, int]) -> None:
+        """`sizes` are the numbers of blocks on the device and on the host: there are no ids beyond."""
+        self.device: dict[int, Content] = {}
+        self.host: dict[int, Content] = {}
+        self._fingerprint = fingerprint
+        self._block_size = block_size
+        self._device_ids, self._host_ids = (
+            {block_hash: block_id for block_id, block_hash in labels.items() if 0 <= block_id < num_blocks}
+            for labels, num_blocks in zip((inventory.device, inventory.host), sizes, strict=True)
+        )
+        self._runs: dict[tuple[bytes, bytes], bytes | None] = {}  # by the hash before and the tokens, the hash behind
+
+    def follow(self, chain: Chain) -> None:
+        """Find the blocks of a chain."""
+        rest = len(chain.prompt) % self._block_size
+        num_full = len(chain.prompt) - rest
+        parent = self._follow(root_hash(self._fingerprint, chain.salt), chain.prompt, num_full)
+        if parent is None:
+            return
+        begun = list(chain.prompt[num_full:])
+        for output in chain.outputs:
+            num_full = (rest + len(output)) // self._block_size * self._block_size
+            if num_full:
+                self._follow(parent, [*begun, *output], num_full)
+
+    def _follow(self, parent: bytes, tokens: Seq[int], end: int) -> bytes | None:
+        """Find the blocks behind the one with the hash `parent`, which the tokens up to `end` fill. Returns the last
+        one's hash; None where one is not there.
+        """
+        size = _RUN * self._block_size
+        for start in range(0, end, size):
+            run = parent, array("I", tokens[start : min(start + size, end)]).tobytes()
+            if run not in self._runs:
+                self._runs[run] = self._find(*run)
+            behind = self._runs[run]
+            if behind is None:
+                return None
+            parent = behind
+        return parent
+
+    def _find(self, parent: bytes, run: bytes) -> bytes | None:
+        size = self._block_size * array("I").itemsize
+        for start in range(0, len(run), size):
+            content = Content(sha256(parent + run[start : start + size]).digest(), run[start : start + size])
+            device_id, host_id = self._device_ids.get(content.hash), self._host_ids.get(content.hash)
+            if device_id is not None:
+                self.device.setdefault(device_id, content)
+            if host_id is not None:
+                self.host.setdefault(host_id, content)
+            if device_id is None and host_id is None:
+                return None
+            parent = content.hash
+        return parent

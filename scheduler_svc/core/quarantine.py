@@ -4,25 +4,27 @@ from collections.abc import Iterable
 from weakref import WeakSet
 
 from scheduler_svc.core.replica import Replica
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import Phase, Sequence
 
-_SUSPICIOUS = 2  # replicas lost in a row while they computed a request, without a token of it in between
+_SUSPICIOUS = 2  # replicas lost in a row while they computed a sequence, without a token of it in between
 
 
 class Quarantine:
-    """Counts losses by request, and holds the sequences of suspects that wait.
+    """Counts losses by sequence, and holds suspects that wait.
 
-    A suspect is a request that was in flight on two replicas in a row that were lost, without a token in between. Its
-    sequences wait here and not in the policy's queue. They come in before it, one at a time on each replica, where an
-    idle replica is preferred; and are computed in steps of their own, beside which no other step is in flight. Between
-    two such steps of a replica the others there have one of theirs, where they have anything to do. So a suspect waits
-    for no more than the trials of those before it, and holds nobody up for longer than a step at a time. A token ends
-    the suspicion. A replica that is lost with nothing but a suspect in flight ends the request.
+    A sequence that was in flight on two replicas in a row that were lost, without a token of its own in between, brings
+    suspicion upon its request: all sequences of this that are live are suspects, since it may be their prompt. Suspects
+    wait here and not in the policy's queue. They come in before it, one at a time on each replica, where an idle
+    replica is preferred; and are computed in steps of their own, beside which no other step is in flight. Between two
+    such steps of a replica the others there have one of theirs, where they have anything to do. So a suspect waits for
+    no more than the trials of those before it, and holds nobody up for longer than a step at a time. A token clears the
+    sequence that drew it, but none of its siblings: it may be one of them alone that workers die of. A replica that is
+    lost with nothing but suspects of one request in flight ends that request.
     """
 
     def __init__(self) -> None:
-        self._losses: dict[str, int] = {}
-        self._suspects: set[str] = set()
+        self._losses: dict[Sequence, int] = {}
+        self._suspects: set[Sequence] = set()
         self._waiting: dict[Sequence, None] = {}  # who came first before
         self._tried: WeakSet[Replica] = WeakSet()
 
@@ -36,47 +38,44 @@ class Quarantine:
 
     @property
     def has_losses(self) -> bool:
-        """Whether any live request was in flight on a replica that was lost, and had no token since."""
-        return bool(self._losses)
+        """Whether any sequence was in flight on a replica that was lost, or is a suspect, and had no token since."""
+        return bool(self._losses or self._suspects)
 
     @property
     def has_suspects(self) -> bool:
-        """Whether any live request is a suspect."""
+        """Whether there are suspects."""
         return bool(self._suspects)
 
     def is_suspect(self, sequence: Sequence) -> bool:
-        """Whether a sequence is one of a suspect's."""
-        return sequence.request.key in self._suspects
+        """Whether a sequence is tried alone."""
+        return sequence in self._suspects
 
     # Who is suspected.
 
-    def lose(self, keys: Iterable[str]) -> str | None:
-        """A replica was lost with these live requests in flight. Returns the one that is convicted by it."""
-        lost = list(keys)
-        if len(lost) == 1 and lost[0] in self._suspects:
-            return lost[0]
-        for key in lost:
-            self._losses[key] = self._losses.get(key, 0) + 1
-            if self._losses[key] >= _SUSPICIOUS:
-                self._suspects.add(key)
+    def lose(self, in_flight: Iterable[Sequence]) -> str | None:
+        """A replica was lost with these live sequences in flight. Returns the key of a request convicted by it."""
+        lost = set(in_flight)
+        keys = {sequence.request.key for sequence in lost}
+        if len(keys) == 1 and lost <= self._suspects:
+            return keys.pop()
+        for sequence in lost:
+            self._losses[sequence] = self._losses.get(sequence, 0) + 1
+            if self._losses[sequence] >= _SUSPICIOUS:
+                self._suspects.update(one for one in sequence.family if one.phase is not Phase.ENDED)
         return None
 
-    def acquit(self, key: str) -> list[Sequence]:
-        """A request has another token, or is over. Returns those of its sequences that wait here, and do so no more."""
-        if self._losses.pop(key, None) is None or key not in self._suspects:
-            return []
-        self._suspects.remove(key)
-        if not self._suspects:
-            self._tried.clear()
-        freed = [sequence for sequence in self._waiting if sequence.request.key == key]
-        for sequence in freed:
-            del self._waiting[sequence]
-        return freed
+    def acquit(self, sequence: Sequence) -> None:
+        """A sequence has another token, or is over."""
+        self._losses.pop(sequence, None)
+        if sequence in self._suspects:
+            self._suspects.remove(sequence)
+            if not self._suspects:
+                self._tried.clear()
 
     # Who waits.
 
     def add(self, sequence: Sequence) -> None:
-        """A suspect's sequence waits."""
+        """A suspect waits."""
         self._waiting[sequence] = None
 
     def remove(self, sequence: Sequence) -> bool:
@@ -99,7 +98,7 @@ class Quarantine:
     # Whose turn it is.
 
     def has_turn(self, replica: Replica) -> bool:
-        """Whether a suspect may have a replica's next step: the last one was none of a suspect's."""
+        """Whether a suspect may have a replica's next step: the last one was no suspect's."""
         return replica not in self._tried
 
     def take_turn(self, replica: Replica, *, is_trial: bool) -> None:

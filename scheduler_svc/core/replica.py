@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from scheduler_svc.core.costs import CostModel
-from scheduler_svc.core.inventory import Chain, Inventory, contents, recognize
+from scheduler_svc.core.inventory import Chain, Inventory, Recognition
 from scheduler_svc.core.plan import BlockCopy, BlockPair, Direction, StepPlan, TableChange, TransferDone
 from scheduler_svc.core.prefix import Content, extend_hashes, pack_block, root_hash
 from scheduler_svc.core.sequence import Image, Phase, Sequence
@@ -84,18 +84,19 @@ class Replica:
     def adopt(self, inventory: Inventory, chains: Iterable[Chain]) -> int:
         """Have blocks found again that the worker kept, of those whose label is recomputed from a chain; how many.
 
-        Labels that no chain leads to are ignored, and so are blocks that are not there. Before the first step only.
+        Labels that no chain leads to are ignored, with all that comes behind a block that is in neither tier, and so
+        are blocks that are not there. Before the first step only.
         """
         assert not self.num_steps, "a replica that is at work adopts no blocks"
         if not inventory.device and not inventory.host:
             return 0
-        known = [contents(chain, self.shape.fingerprint, self.shape.block_size) for chain in chains]
-        num_adopted = 0
-        for tier, labels in ((self.device, inventory.device), (self.host, inventory.host)):
-            found = recognize(labels, tier.pool.num_blocks, known)
-            tier.adopt(found)
-            num_adopted += len(found)
-        return num_adopted
+        sizes = self.shape.num_blocks, self.shape.num_host_blocks
+        recognition = Recognition(inventory, self.shape.fingerprint, self.shape.block_size, sizes)
+        for chain in chains:
+            recognition.follow(chain)
+        self.device.adopt(recognition.device)
+        self.host.adopt(recognition.host)
+        return len(recognition.device) + len(recognition.host)
 
     @property
     def is_idle(self) -> bool:

@@ -100,14 +100,11 @@ class Scheduler:
             self._rates_until = now + 1.0
         return self._rates
 
-    def submit(self, request: Request, now: float, restored: Seq[Restored] = ()) -> FailedEvent | None:
-        """Queue a request, or say why not.
+    def check(self, request: Request, now: float, *, is_restored: bool = False) -> FailedEvent | None:
+        """Say why `submit` would not take a request now; None: it would. Nothing changes by that.
 
-        With `restored` it is one that was accepted before, and is taken however many wait: there is one for each of its
-        `n` sequences, or one without tokens for a search, which begins anew. Those that are not `ended` go on behind
-        the tokens given; where all are, nothing is live.
+        With `is_restored` it is one that was accepted before, and would be taken however many wait.
         """
-        self.planner.now = now
         if request.key in self._requests:
             return FailedEvent(request, Failure.KEY_IN_USE, "a request with this id is running")
         if not request.prompt or request.n < 1 or request.max_tokens < 1 or not request.weight > 0:
@@ -115,13 +112,25 @@ class Scheduler:
         if request.beam is not None and request.beam.width < request.n:
             return FailedEvent(request, Failure.INVALID, "a search must be at least as wide as n")
         admission = self.waiting.admission
-        if restored:
+        if is_restored:
             refusal = admission.check_size(request, self.context_length)
         else:
             refusal = admission.check(request, now, self.context_length, self.rates(now))
         refusal = refusal or self._refuse_wide(request)
-        if refusal is not None:
-            return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)
+        if refusal is None:
+            return None
+        return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)
+
+    def submit(self, request: Request, now: float, restored: Seq[Restored] = ()) -> FailedEvent | None:
+        """Queue a request, or say why not.
+
+        With `restored` it is one that was accepted before: there is one for each of its `n` sequences, or one without
+        tokens for a search, which begins anew. Those that are not `ended` go on behind the tokens given; where all are,
+        nothing is live.
+        """
+        self.planner.now = now
+        if (refused := self.check(request, now, is_restored=bool(restored))) is not None:
+            return refused
         sequences = [
             Sequence(self._next_id(), request, index, self._num_requests, request.prompt)
             for index in range(request.n if request.beam is None else 1)
@@ -220,8 +229,10 @@ class Scheduler:
         Returns the request that is not tried again, if worker after worker was lost while it computed it, the last one
         to it alone.
         """
-        in_flight = dict.fromkeys(part.sequence.request.key for plan in replica.in_flight for part in plan.scheduled)
-        convicted = self.waiting.quarantine.lose(key for key in in_flight if self.is_live(key))
+        plans = () if replica.is_retired else replica.in_flight  # one that was to end anyway says nothing about these
+        parts = [part.sequence for plan in plans for part in plan.scheduled]
+        in_flight = dict.fromkeys(sequence for sequence in parts if sequence.phase is not Phase.ENDED)
+        convicted = self.waiting.quarantine.lose(in_flight)
         self.replicas.remove(replica)
         self.placement.forget(replica)
         self._replicas_changed()
@@ -233,7 +244,7 @@ class Scheduler:
             if sequence.phase is not Phase.ENDED:
                 self.planner.requeue(sequence)
                 self.waiting.free_all(sequence, self.planner.now)
-        for key in in_flight:
+        for key in dict.fromkeys(sequence.request.key for sequence in in_flight):
             self.waiting.set_apart(self.sequences(key), self.planner.now)
         message = "workers were lost again and again while they computed this request, the last one to it alone"
         return self._cancel_all([convicted] if convicted is not None else [], Failure.QUARANTINED, message)
@@ -317,7 +328,7 @@ class Scheduler:
         is_beam = request.beam is not None
         offset = sequence.num_output
         if part.draws and self.waiting.quarantine.has_losses:
-            self.waiting.acquit(request.key, self.planner.now)
+            self.waiting.quarantine.acquit(sequence)
         if part.draws and not is_beam:
             sequence.append(result.token_ids)
         if sequence.phase is Phase.RUNNING:
@@ -430,10 +441,10 @@ class Scheduler:
                 home.drop_image(sequence)
             sequence.move(Phase.ENDED)
         self.waiting.free_all(sequence, self.planner.now)
+        self.waiting.quarantine.acquit(sequence)
         key = sequence.request.key
         if all(s.phase is Phase.ENDED for s in sequence.family):
             self.waiting.admission.leave(sequence.request)
             del self._requests[key]
             self._searches.pop(key, None)
-            self.waiting.quarantine.acquit(key)
             self._deadlines.discard(key)

@@ -42,13 +42,12 @@ class Waiting:
 
     def head(self, replica: Replica, now: float) -> Sequence | None:
         """Who comes in next: beams that others wait for, then a suspect, if none is tried here; then those who ran here
-        before others of their class. On a replica that is retired, only these.
+        before others of their class. On a replica that is retired, only these, and beams that others wait for there.
         """
-        if not replica.is_retired:
-            for beam in self._awaited.values():
-                return beam
-            if (suspect := self.quarantine.first(replica)) is not None:
-                return suspect
+        if (beam := self._first_awaited(replica)) is not None:
+            return beam
+        if not replica.is_retired and (suspect := self.quarantine.first(replica)) is not None:
+            return suspect
         queued = self.policy.first(now) if not replica.is_retired else None
         if not replica.swapped:
             return queued
@@ -56,18 +55,22 @@ class Waiting:
         swapped = max(replica.swapped, key=lambda s: (rank(s, now), -s.arrival, -s.index))
         return queued if queued is not None and rank(queued, now) > rank(swapped, now) else swapped
 
+    def _first_awaited(self, replica: Replica) -> Sequence | None:
+        """The first beam that others wait for. On a replica that is retired, others there: it keeps these only while no
+        other replica takes work, and then they could not end without it.
+        """
+        for beam in self._awaited.values():
+            if not replica.is_retired or any(s in replica.running or s in replica.swapped for s in beam.family):
+                return beam
+        return None
+
     def set_apart(self, sequences: Iterable[Sequence], now: float) -> None:
-        """Those of a request's sequences that are in the queue leave it, if the request is a suspect now."""
+        """Those of a request's sequences that are in the queue leave it, if they are suspects now."""
         for sequence in sequences:
             is_misplaced = self.quarantine.is_suspect(sequence) and sequence not in self.quarantine
             if sequence.phase is Phase.QUEUED and is_misplaced:
                 self.remove(sequence)
                 self.add(sequence, now)
-
-    def acquit(self, key: str, now: float) -> None:
-        """A request has another token: those of its sequences that were set apart queue as others do."""
-        for sequence in self.quarantine.acquit(key):
-            self.add(sequence, now)
 
     def follow(self, leader: Sequence, num_tokens: int, sequence: Sequence) -> None:
         """Let a sequence wait until the first tokens of another one are computed, which it shares."""

@@ -22,7 +22,7 @@ class Write:
 
     Writing what stands there already changes nothing, and another submission's record is left alone. With `cuts` what
     stands beyond these tokens goes, an end included. `logprobs`, one for each token or None where they were not asked
-    for, and `end` are serialized messages.
+    for, and `end` are serialized messages. A `fingerprint` becomes the record's, unless it is empty.
     """
 
     key: str
@@ -35,6 +35,7 @@ class Write:
     end: bytes | None = None
     score: float | None = None
     cuts: bool = False
+    fingerprint: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,20 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """A submission of which nothing of the batch was done: its key is another submission's, which stands."""
+
+    key: str
+    submission_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """What the steps since the last batch brought. Records come before the rest, and without tokens.
 
-    A record that is there stays as it is; another submission's gives way where it was accepted earlier.
+    A submission's record that is there stays as it is. Another submission's stands where it has finished, or is live
+    and has tokens: a request that ran under its name while the store was away must not erase what clients were
+    promised. Else it gives way to one that was accepted no earlier.
     """
 
     records: list[RequestLog] = field(default_factory=list)
@@ -99,8 +110,8 @@ class Store(Protocol):
         """
         ...
 
-    async def write(self, batch: Batch, epoch: int) -> list[Gap]:
-        """Take in a batch, in one call; returns the writes that could not be done. Not to be called concurrently."""
+    async def write(self, batch: Batch, epoch: int) -> list[Gap | Taken]:
+        """Take in a batch, in one call; returns what could not be done. Not to be called concurrently."""
         ...
 
     async def read(self, key: str) -> RequestLog | None:
@@ -122,12 +133,16 @@ class Store(Protocol):
     async def take_lease(self, holder: str, seconds: float, floor: int = 0, epoch: int | None = None) -> int | None:
         """Become the leader where there is none, or again: returns a new epoch, above any before and above `floor`.
 
-        None while another holder has the lease, or where `epoch` is given and there has been a later one.
+        None while another holder has the lease, or where `epoch` is given and another holder took a later one. A call
+        that was not answered may be repeated.
         """
         ...
 
     async def keep_lease(self, holder: str, epoch: int, seconds: float) -> bool:
-        """Renew the lease, also one that has run out meanwhile. False where there has been a later epoch."""
+        """Renew the lease, also one that has run out meanwhile. False where there has been a later epoch.
+
+        The answer is waited for half as long as the lease lasts, so that there is time to ask again.
+        """
         ...
 
     async def release_lease(self, holder: str) -> None:

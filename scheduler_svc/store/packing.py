@@ -2,29 +2,26 @@
 
 import struct
 from collections.abc import Sequence
+from typing import cast
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.request_log import RequestLog, SequenceLog, State
-from scheduler_svc.store.base import Ending, Gap, Write
+from scheduler_svc.store.base import Ending, Gap, Taken, Write
+from scheduler_svc.store.client import Argument
 
-Argument = str | bytes | int | float
 Reply = tuple[Sequence[bytes], Sequence[bytes], Sequence[Sequence[bytes]]]
 """Of a record: names and values of its fields by turns, and each sequence's tokens and log-probabilities."""
 
 _NONE = 0xFFFFFFFF
-_HEADER = struct.Struct("<BHHIIIIIBI")  # one write's, as the script unpacks it
+_HEADER = struct.Struct("<BHHIIIIIBBI")  # one write's, as the script unpacks it
 _LENGTH = struct.Struct("<I")
 _SCORE = struct.Struct("<d")
 
 
 def pack_record(log: RequestLog) -> list[Argument]:
-    """The six arguments of a record."""
+    """The seven arguments of a record."""
     submit = log.submit
-    if submit.tails:
-        submit = scheduler_v1.Submit()
-        submit.CopyFrom(log.submit)
-        submit.ClearField("tails")  # tokens, which stand beside the record
     deadline = "" if log.deadline is None else repr(log.deadline)
     return [
         log.key,
@@ -33,12 +30,14 @@ def pack_record(log: RequestLog) -> list[Argument]:
         repr(log.accepted_at),
         deadline,
         max(_num_sequences(submit), len(log.sequences)),
+        log.fingerprint,
     ]
 
 
 def pack_ending(ending: Ending) -> list[Argument]:
-    """The four arguments of an ending."""
-    return [ending.key, ending.submission_id, ending.state.value, repr(ending.at)]
+    """The five arguments of an ending."""
+    failure = "" if ending.failure is None else int(ending.failure)
+    return [ending.key, ending.submission_id, ending.state.value, repr(ending.at), failure]
 
 
 def pack_writes(writes: Sequence[Write]) -> bytes:
@@ -59,12 +58,14 @@ def pack_writes(writes: Sequence[Write]) -> bytes:
                 _NONE if write.logprobs is None else len(write.logprobs),
                 _NONE if write.cached_tokens is None else write.cached_tokens,
                 len(score),
+                len(write.fingerprint),
                 _NONE if write.end is None else len(write.end),
             ),
             key,
             submission,
             struct.pack(f"<{num_tokens}I", *write.token_ids),
             score,
+            write.fingerprint,
             write.end or b"",
         )
         for one in write.logprobs or ():
@@ -72,10 +73,15 @@ def pack_writes(writes: Sequence[Write]) -> bytes:
     return b"".join(parts)
 
 
-def unpack_gaps(reply: Sequence[int]) -> list[Gap]:
-    """Gaps, of places and counts by turns; a count of -1 stands for no record."""
-    pairs = zip(reply[::2], reply[1::2], strict=True)
-    return [Gap(place, None if num_tokens < 0 else num_tokens) for place, num_tokens in pairs]
+def unpack_written(reply: tuple[Sequence[int], Sequence[bytes]]) -> list[Gap | Taken]:
+    """Gaps, of places and counts by turns, a count of -1 for no record; and keys and submissions by turns."""
+    counts, names = reply
+    gaps = [
+        Gap(place, None if num_tokens < 0 else num_tokens)
+        for place, num_tokens in zip(counts[::2], counts[1::2], strict=True)
+    ]
+    taken = [Taken(key.decode(), by.decode()) for key, by in zip(names[::2], names[1::2], strict=True)]
+    return [*gaps, *taken]
 
 
 def unpack_log(reply: Reply) -> RequestLog:
@@ -96,6 +102,8 @@ def unpack_log(reply: Reply) -> RequestLog:
         float(fields["ended_at"]) if "ended_at" in fields else None,
         sequences,
         is_recorded=True,
+        failure=cast(scheduler_v1.FailureReason, int(fields["failure"])) if "failure" in fields else None,
+        fingerprint=fields.get("fingerprint", b""),
         is_ending_durable=state is not State.ACCEPTED,
     )
 

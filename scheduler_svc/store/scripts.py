@@ -4,6 +4,7 @@ Its first argument names the function, and its first two keys are the epoch's an
 here: all of a deployment share a hash tag, and so a shard. It uses nothing that Redis 6.2 does not have.
 """
 
+KEYS = ("{quire}:epoch", "{quire}:lease")
 STALE = "QUIRESTALE"
 
 SCRIPT = """
@@ -16,15 +17,16 @@ local function last_epoch()
   return tonumber(call('HGET', EPOCH, 'epoch') or '0')
 end
 
-local function set_epoch(epoch, ttl)
-  call('HSET', EPOCH, 'epoch', epoch, 'write', '0')
+-- By whom: empty where it is not known.
+local function set_epoch(epoch, holder, ttl)
+  call('HSET', EPOCH, 'epoch', epoch, 'holder', holder, 'write', '0')
   call('EXPIRE', EPOCH, ttl)
 end
 
 local function is_stale(epoch, ttl)
   local last = last_epoch()
   if last > tonumber(epoch) then return true end
-  if tonumber(epoch) > last then set_epoch(epoch, ttl) end
+  if tonumber(epoch) > last then set_epoch(epoch, '', ttl) end
   return false
 end
 
@@ -34,7 +36,7 @@ local function each_sequence(name, count, visit)
   end
 end
 
-local function record(key, submission, submit, accepted_at, deadline, count, ttl)
+local function record(key, submission, submit, accepted_at, deadline, count, fingerprint, ttl)
   local name = PREFIX .. key
   local before = tonumber(call('HGET', name, 'count') or '0')
   each_sequence(name, math.max(before, tonumber(count)), function(tokens, logprobs) call('DEL', tokens, logprobs) end)
@@ -42,6 +44,7 @@ local function record(key, submission, submit, accepted_at, deadline, count, ttl
   call('HSET', name, 'submission_id', submission, 'submit', submit, 'state', 'accepted', 'accepted_at', accepted_at,
     'count', count)
   if deadline ~= '' then call('HSET', name, 'deadline', deadline) end
+  if fingerprint ~= '' then call('HSET', name, 'fingerprint', fingerprint) end
   call('EXPIRE', name, ttl)
   call('SADD', LIVE, key)
   call('EXPIRE', LIVE, ttl)
@@ -65,14 +68,14 @@ local function has_gone_on(name, count)
   return found
 end
 
-function ops.put(_, epoch, epoch_ttl, ttl, key, submission, submit, accepted_at, deadline, count)
+function ops.put(_, epoch, epoch_ttl, ttl, key, submission, submit, accepted_at, deadline, count, fingerprint)
   if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
   local name = PREFIX .. key
   local there = call('HMGET', name, 'submission_id', 'state', 'count')
   local is_live = there[2] == 'accepted'
   if is_live and there[1] == submission and not has_gone_on(name, tonumber(there[3])) then return false end
   if is_live or there[2] == 'finished' then return read(key) end
-  record(key, submission, submit, accepted_at, deadline, count, ttl)
+  record(key, submission, submit, accepted_at, deadline, count, fingerprint, ttl)
   return false
 end
 
@@ -132,18 +135,21 @@ local function extend(name, index, offset, packed, logprobs, cuts, ttl)
   end
 end
 
--- Packed: nine numbers, then key, submission, tokens, score, end, and each of the log-probabilities behind its length.
-local function writes(blob, ttl)
+-- Packed: eleven numbers, then key, submission, tokens, score, fingerprint, end, and each of the log-probabilities
+-- behind its length.
+local function writes(blob, ttl, is_taken)
   local gaps, gapped, place, at = {}, {}, 0, 1
   local function take(size)
     at = at + size
     return blob:sub(at - size, at - 1)
   end
   while at <= #blob do
-    local cuts, key_size, submission_size, index, offset, size, num_logprobs, cached, score_size, end_size
-    cuts, key_size, submission_size, index, offset, size, num_logprobs, cached, score_size, end_size, at =
-      struct.unpack('<BHHI4I4I4I4I4BI4', blob, at)
+    local cuts, key_size, submission_size, index, offset, size, num_logprobs, cached, score_size
+    local fingerprint_size, end_size
+    cuts, key_size, submission_size, index, offset, size, num_logprobs, cached, score_size, fingerprint_size, end_size,
+      at = struct.unpack('<BHHI4I4I4I4I4BBI4', blob, at)
     local key, submission, packed, score = take(key_size), take(submission_size), take(size), take(score_size)
+    local fingerprint = take(fingerprint_size)
     local has_end = end_size ~= 4294967295
     local last = has_end and take(end_size)
     local has_logprobs, logprobs = num_logprobs ~= 4294967295, {}
@@ -159,16 +165,19 @@ local function writes(blob, ttl)
       have = call('STRLEN', name .. ':tokens:' .. index) / 4
       if has_logprobs then have = math.min(have, call('LLEN', name .. ':logprobs:' .. index)) end
     end
-    if (there[1] == submission and offset > have) or not there[1] then
+    if is_taken(key, submission, there[1]) then
+      have = -1
+    elseif not there[1] or offset > have then
       table.insert(gaps, place)
       table.insert(gaps, have)
       gapped[key] = true
-    elseif there[1] == submission then
+    else
       extend(name, index, offset, packed, logprobs, cuts == 1, ttl)
       if index >= tonumber(there[2]) then call('HSET', name, 'count', index + 1) end
       if cached ~= 4294967295 then call('HSET', name, 'cached:' .. index, cached) end
       if has_end then call('HSET', name, 'end:' .. index, last)
       elseif cuts == 1 then call('HDEL', name, 'end:' .. index, 'score:' .. index) end
+      if fingerprint_size > 0 then call('HSET', name, 'fingerprint', fingerprint) end
       if score_size > 0 then call('HSET', name, 'score:' .. index, score) end
     end
     place = place + 1
@@ -176,11 +185,12 @@ local function writes(blob, ttl)
   return gaps, gapped
 end
 
-local function finish(key, submission, state, ended_at, ttl)
+local function finish(key, submission, state, ended_at, failure, ttl, is_taken)
   local name = PREFIX .. key
   local there = call('HMGET', name, 'submission_id', 'count')
-  if there[1] ~= submission then return end
+  if is_taken(key, submission, there[1]) or not there[1] then return end
   call('HSET', name, 'state', state, 'ended_at', ended_at)
+  if failure ~= '' then call('HSET', name, 'failure', failure) end
   call('EXPIRE', name, ttl)
   call('SREM', LIVE, key)
   each_sequence(name, tonumber(there[2]), function(tokens, logprobs)
@@ -191,27 +201,45 @@ local function finish(key, submission, state, ended_at, ttl)
   end)
 end
 
+-- Whether a record makes room for a submission that ran while the store was away: not where it has finished, or is live
+-- and has tokens, since its answer is what clients were promised. Else the one that was accepted later has the key.
+local function gives_way(name, newer, state, accepted_at, count)
+  if state == 'finished' or (state == 'accepted' and has_gone_on(name, tonumber(count))) then return false end
+  return tonumber(accepted_at) <= tonumber(newer)
+end
+
 -- A call that timed out may arrive behind the one that repeated it: it is too late.
 function ops.write(_, epoch, epoch_ttl, ttl, number, num_records, blob, ...)
   if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
   if tonumber(number) < tonumber(call('HGET', EPOCH, 'write') or '0') then return redis.error_reply('QUIRELATE') end
   call('HSET', EPOCH, 'write', number)
-  local rest, at = {...}, 1
+  local rest, at, taken, is_told = {...}, 1, {}, {}
+  local function is_taken(key, submission, by)
+    if not by or by == submission then return false end
+    if not is_told[key .. submission] then
+      is_told[key .. submission] = true
+      table.insert(taken, key)
+      table.insert(taken, submission)
+    end
+    return true
+  end
   for _ = 1, tonumber(num_records) do
-    local key, submission, submit, accepted_at, deadline, count = unpack(rest, at, at + 5)
-    at = at + 6
-    local there = call('HMGET', PREFIX .. key, 'submission_id', 'accepted_at')
-    if not there[1] or (there[1] ~= submission and tonumber(there[2]) <= tonumber(accepted_at)) then
-      record(key, submission, submit, accepted_at, deadline, count, ttl)
+    local key, submission, submit, accepted_at, deadline, count, fingerprint = unpack(rest, at, at + 6)
+    at = at + 7
+    local there = call('HMGET', PREFIX .. key, 'submission_id', 'state', 'accepted_at', 'count')
+    if not there[1] or (there[1] ~= submission and gives_way(PREFIX .. key, accepted_at, unpack(there, 2))) then
+      record(key, submission, submit, accepted_at, deadline, count, fingerprint, ttl)
+    else
+      is_taken(key, submission, there[1])
     end
   end
-  local gaps, gapped = writes(blob, ttl)
+  local gaps, gapped = writes(blob, ttl, is_taken)
   while at <= #rest do
-    local key, submission, state, ended_at = unpack(rest, at, at + 3)
-    at = at + 4
-    if not gapped[key] then finish(key, submission, state, ended_at, ttl) end
+    local key, submission, state, ended_at, failure = unpack(rest, at, at + 4)
+    at = at + 5
+    if not gapped[key] then finish(key, submission, state, ended_at, failure, ttl, is_taken) end
   end
-  return gaps
+  return {gaps, taken}
 end
 
 function ops.leader(_)
@@ -222,11 +250,12 @@ function ops.take_lease(_, holder, milliseconds, floor, epoch, epoch_ttl)
   local held_by = call('GET', LEASE)
   local last = last_epoch()
   if held_by and held_by ~= holder then return false end
-  if epoch ~= '' and last > tonumber(epoch) then return false end
+  -- A later epoch of this holder's own is of a call that it repeats, since it heard no answer.
+  if epoch ~= '' and last > tonumber(epoch) and call('HGET', EPOCH, 'holder') ~= holder then return false end
   local now = call('TIME')
   local new = math.max(last + 1, tonumber(floor) + 1, tonumber(now[1]) * 1000000 + tonumber(now[2]))
   local text = string.format('%.0f', new)
-  set_epoch(text, epoch_ttl)
+  set_epoch(text, holder, epoch_ttl)
   call('SET', LEASE, holder, 'PX', milliseconds)
   return text
 end

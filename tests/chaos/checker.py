@@ -34,15 +34,17 @@ def check(history: History, expected: Expected) -> list[Violation]:
     """All that is wrong with a history that is over."""
     found: list[Violation] = []
     end = len(history.entries) - 1
-    for index, sequence in sorted(expected.items()):
+    for index, sequence in sorted(expected.sequences.items()):
         found += _check_sequence(history, index, sequence)
     for place, entry in enumerate(history.entries):
-        if not entry.note and entry.index not in expected:
+        if not entry.note and entry.index not in expected.sequences:
             found.append(Violation(Wrong.CHANGED, len(entry.items), place, f"there is no sequence {entry.index}"))
     if history.error is not None:
         found.append(Violation(Wrong.INCOMPLETE, 1, end, history.error))
-    elif history.completion_tokens is None:
+    elif history.usage is None:
         found.append(Violation(Wrong.INCOMPLETE, 1, end, "the usage did not come"))
+    elif history.usage != expected.usage:
+        found.append(Violation(Wrong.CHANGED, 1, end, f"the usage is {history.usage}, not {expected.usage}"))
     return found
 
 
@@ -69,7 +71,6 @@ def excerpt(history: History, place: int, around: int = 6) -> str:
 def _check_sequence(history: History, index: int, expected: Sequence) -> Iterator[Violation]:
     next_offset, text, logprobs = 0, "", list[float]()
     ended_at: int | None = None
-    is_open = True  # to comparison: not beyond a tie
     place = -1
     for place, entry in enumerate(history.entries):
         if entry.note or entry.index != index:
@@ -88,18 +89,15 @@ def _check_sequence(history: History, index: int, expected: Sequence) -> Iterato
             yield Violation(Wrong.DUPLICATED, again, place, f"sequence {index}: {again} tokens from {offset} on again")
         for at, item in enumerate(entry.items, offset):
             right = expected.items[at] if at < len(expected.items) else None
-            if is_open and item != right:
-                if at in expected.ties:
-                    is_open = False
-                else:
-                    told = f"sequence {index}: token {at} is {item!r} instead of {right!r}"
-                    yield Violation(Wrong.CHANGED, 1, place, told)
+            if item != right:
+                told = f"sequence {index}: token {at} is {item!r} instead of {right!r}"
+                yield Violation(Wrong.CHANGED, 1, place, told)
         next_offset = max(next_offset, offset + len(entry.items))
         text += entry.text
         logprobs += entry.logprobs
         if entry.finish:
             ended_at = place
-            if is_open and entry.finish != expected.finish:
+            if entry.finish != expected.finish:
                 told = f"sequence {index} ended by {entry.finish}, not {expected.finish}"
                 yield Violation(Wrong.CHANGED, 1, place, told)
     if history.error is not None:
@@ -109,7 +107,7 @@ def _check_sequence(history: History, index: int, expected: Sequence) -> Iterato
     if missing := len(expected.items) - next_offset:
         kind, much = (Wrong.LOST, missing) if missing > 0 else (Wrong.CHANGED, -missing)
         yield Violation(kind, much, place, f"sequence {index} has {next_offset} tokens, not {len(expected.items)}")
-    elif is_open:
+    else:
         if text != expected.text:
             yield Violation(Wrong.CHANGED, 1, place, f"sequence {index}: the text is {text!r}, not {expected.text!r}")
         for at, (ours, right) in enumerate(zip_longest(logprobs, expected.logprobs)):

@@ -11,7 +11,7 @@ import aiohttp
 
 from quire_client import AsyncClient, QuireError
 from tests.chaos.cases import Case
-from tests.chaos.histories import History
+from tests.chaos.histories import History, Usage
 
 PATIENCE = 120.0
 """Seconds without anything new after which a client gives up."""
@@ -46,7 +46,8 @@ class GrpcClient:
                 finish = None if chunk.finish is None else f"{chunk.finish.reason} {chunk.finish.matched}"
                 logprobs = tuple(one.logprob for one in chunk.logprobs)
                 history.came(chunk.index, chunk.offset, chunk.token_ids, chunk.text, logprobs, finish)
-            history.completion_tokens = stream.usage.completion_tokens if stream.usage else None
+            if stream.usage is not None:
+                history.usage = Usage(stream.usage.prompt_tokens, stream.usage.completion_tokens)
         except QuireError as error:
             history.error = f"{error.reason}: {error}"
 
@@ -134,7 +135,7 @@ def _take(history: History, event: dict[str, Any]) -> None:
     if error := event.get("error"):
         raise _Broken(json.dumps(error))
     if usage := event.get("usage"):
-        history.completion_tokens = usage["completion_tokens"]
+        history.usage = Usage(usage["prompt_tokens"], usage["completion_tokens"])
     for choice in event["choices"]:
         logprobs = choice.get("logprobs") or {"tokens": tuple(choice["text"]), "token_logprobs": ()}
         history.came(

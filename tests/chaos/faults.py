@@ -1,9 +1,10 @@
 """What goes wrong, and when: a schedule that a seed repeats."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 
 from tests.chaos.proxy import Trouble
 
@@ -56,7 +57,8 @@ class Fault:
     pause: float
     """How long it waits once it may come."""
     is_early: bool
-    """It comes before streams have gone on after the one before it, and hits the same role or pair."""
+    """It comes while the one before it may still last, before all streams have gone on after that, and hits the same
+    role or pair."""
 
     def __str__(self) -> str:
         lasting = f" for {self.seconds:.2f} s" if self.seconds else ""
@@ -68,19 +70,19 @@ class Fault:
         return f"{self.action} {self.place}{details}{lasting}{', early' if self.is_early else ''}"
 
 
-def make_schedule(seed: int, num_faults: int) -> list[Fault]:
-    """As many faults, the same ones for the same seed: all kinds come before any comes again.
+def schedule(seed: int) -> Iterator[Fault]:
+    """Faults without end, the same ones for the same seed: all kinds come before any comes again.
 
     What happens to roles comes twice as often as what happens to links. Never are two early ones in a row: a request
     that ran in two deaths of its worker without a token is tried alone, and a third one would fail it, as it should.
     """
     rng = random.Random(seed)
-    faults: list[Fault] = []
+    last: Fault | None = None
     deck: list[tuple[Action, Place]] = []
-    for number in range(1, num_faults + 1):
-        is_early = bool(faults) and not faults[-1].is_early and rng.random() < EARLY_SHARE
-        if is_early:
-            place = faults[-1].place
+    for number in count(1):
+        is_early = last is not None and not last.is_early and rng.random() < EARLY_SHARE
+        if last is not None and is_early:
+            place = last.place
             action = rng.choice(TO_ROLES if place in ROLES else TO_LINKS)
         else:
             if not deck:
@@ -89,8 +91,8 @@ def make_schedule(seed: int, num_faults: int) -> list[Fault]:
                 deck = list(chain.from_iterable(repeat(roles, 2))) + links
                 rng.shuffle(deck)
             action, place = deck.pop()
-        faults.append(_draw(rng, number, action, place, is_early))
-    return faults
+        last = _draw(rng, number, action, place, is_early)
+        yield last
 
 
 def _draw(rng: random.Random, number: int, action: Action, place: Place, is_early: bool) -> Fault:

@@ -1,5 +1,6 @@
 """What a client saw of one request, entry by entry."""
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -36,9 +37,11 @@ class History:
     faults: "FaultCount"
     entries: list[Entry] = field(default_factory=list)
     num_items: int = 0
+    fed_at: float = -math.inf
+    """When the last of them came, by `monotonic`."""
     num_resumes: int = 0
-    completion_tokens: int | None = None
-    """What the usage at the end says; None until it came."""
+    usage: "Usage | None" = None
+    """What is said at the end; None until it came."""
     is_over: bool = False
     """The request came to its end, by its last message or by an error."""
     error: str | None = None
@@ -53,10 +56,11 @@ class History:
         finish: str | None = None,
     ) -> None:
         """A piece of a sequence."""
-        self.num_items += len(items)
-        self.entries.append(
-            Entry(monotonic(), self.faults.count, index, offset, items, text, logprobs, finish),
-        )
+        now = monotonic()
+        if items:
+            self.num_items += len(items)
+            self.fed_at = now
+        self.entries.append(Entry(now, self.faults.count, index, offset, items, text, logprobs, finish))
 
     def note(self, note: str) -> None:
         """Something about the connection."""
@@ -76,6 +80,14 @@ class FaultCount:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """Tokens that a request is told to have cost, the generated ones of all its sequences together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
 class Sequence:
     """All that one sequence should be."""
 
@@ -83,27 +95,30 @@ class Sequence:
     text: str
     logprobs: tuple[float, ...]
     finish: str | None
-    ties: frozenset[int] = frozenset()
-    """Places at which another item is right too, and nothing after it can be compared."""
 
 
-Expected = Mapping[int, Sequence]
-"""By index."""
+@dataclass(frozen=True)
+class Expected:
+    """All that a request's answer should be, its sequences by index."""
+
+    sequences: Mapping[int, Sequence]
+    usage: Usage
 
 
-def fold(history: History, ties: frozenset[int] = frozenset()) -> Expected:
-    """What an undisturbed history says that every other one of its case should say."""
+def fold(history: History) -> Expected:
+    """What an undisturbed history, which told its usage, says that every other one of its case should say."""
+    assert history.usage is not None, f"{history.name}: the usage did not come"
     pieces = defaultdict[int, list[Entry]](list)
     for entry in history.entries:
         if not entry.note:
             pieces[entry.index].append(entry)
-    return {
+    sequences = {
         index: Sequence(
             items=tuple(item for entry in entries for item in entry.items),
             text="".join(entry.text for entry in entries),
             logprobs=tuple(logprob for entry in entries for logprob in entry.logprobs),
             finish=next((entry.finish for entry in entries if entry.finish), None),
-            ties=ties,
         )
         for index, entries in pieces.items()
     }
+    return Expected(sequences, history.usage)

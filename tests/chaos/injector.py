@@ -4,18 +4,18 @@ import asyncio
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from time import monotonic
 
 from tests.chaos.faults import LINKS, Action, Fault, Place
 from tests.chaos.histories import History
-from tests.chaos.proxy import WHOLE
 from tests.chaos.stack import Stack
 
 Live = Mapping[str, History]
 """Requests that run now, by the names of their clients."""
 
 _SIGNALS = {Action.KILL: signal.SIGKILL, Action.STOP: signal.SIGSTOP, Action.TERM: signal.SIGTERM}
-_PROCESS_SECONDS = 30.0
-_SAMPLE_SECONDS = 0.4
+_RUNNING_SECONDS = 1.0
+"""A stream that its client got nothing of for so long does not run just now, as far as gateways are concerned."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Hit:
 
     instance: str
     num_streams: int
+    pid: int | None = None
+    """The process that got a signal."""
     links: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -40,61 +42,60 @@ class Injector:
         self._stack = stack
         self._live = live
 
-    async def aim(self, fault: Fault, last: Hit | None) -> Hit | None:
-        """Whom it would hit now, the same as `last` where it is early; None where it would hit no stream that runs."""
-        leader = await self._stack.leader()
-        if fault.is_early and last is not None:
-            # Nobody may serve just now: that is when it is to come.
-            return last
-        if leader is None:
-            return None
-        match fault.place:
-            case Place.SCHEDULER | Place.REDIS | Place.SCHEDULER_REDIS:
-                instance = leader if fault.place is Place.SCHEDULER else "redis"
-                reached = {instance: len(self._live)}
-            case Place.WORKER | Place.SCHEDULER_WORKER:
-                reached = await self._running_at_workers()
-            case _:
-                reached = self._connected_to_gateways()
-        choices = [(name, count) for name, count in sorted(reached.items()) if count]
+    async def begin(self, fault: Fault) -> Hit | None:
+        """Does it to one by whom streams run now; None, and nothing done, where there is none."""
+        leader, reached = await self._running(fault.place)
+        choices = [(name, count) for name, count in sorted(reached.items()) if count and self._stack.is_running(name)]
         if not choices:
             return None
-        instance, num_streams = choices[int(fault.pick * len(choices))]
-        links = self._links(fault.place, instance, leader) if fault.place in LINKS else []
+        instance, num_sequences = choices[int(fault.pick * len(choices))]
         # A stream of several sequences counts once, as far as that can be told.
-        return Hit(instance, min(num_streams, len(self._live)), tuple(links))
+        num_streams = min(num_sequences, len(self._live))
+        if fault.place not in LINKS:
+            return Hit(instance, num_streams, self._stack.send(instance, _SIGNALS[fault.action]))
+        links = self._links(fault.place, instance, leader)
+        self._stack.trouble(links, fault.trouble)
+        return Hit(instance, num_streams, None, tuple(links))
 
-    async def inject(self, fault: Fault, hit: Hit) -> None:
-        """Does it, and returns when it is over: a process that was stopped goes on, links are whole."""
-        if fault.place in LINKS:
-            self._stack.trouble(hit.links, fault.trouble)
-            await asyncio.sleep(fault.seconds)
-            self._stack.trouble(hit.links, WHOLE)
-            return
-        async with asyncio.timeout(_PROCESS_SECONDS):
-            # After an early one the supervisor may be about to start it again.
-            while (pid := self._stack.send(hit.instance, _SIGNALS[fault.action])) is None:
-                await asyncio.sleep(0.01)
-        if fault.action is Action.STOP:
-            await asyncio.sleep(fault.seconds)
-            self._stack.resume(pid)
+    async def end(self, fault: Fault, hit: Hit) -> None:
+        """Returns when it is over: a process that was stopped goes on, and links are whole, but for later troubles."""
+        await asyncio.sleep(fault.seconds)
+        self._stack.mend(hit.links, fault.trouble)
+        if fault.action is Action.STOP and hit.pid is not None:
+            self._stack.resume(hit.pid)
 
-    def _connected_to_gateways(self) -> dict[str, int]:
-        gateways = [self._stack.gateway_of(client) for client in self._live]
-        return {name: gateways.count(name) for name in self._stack.instances("gateway")}
+    async def _running(self, place: Place) -> tuple[str, dict[str, int]]:
+        """The leader, or "" where it does not matter, and the streams that run by each instance of a place."""
+        match place:
+            case Place.WORKER:
+                return "", await self._stack.running_at_workers()
+            case Place.GATEWAY | Place.CLIENT_GATEWAY:
+                return "", await self._running_at_gateways()
+        leader = await self._stack.leader()
+        if leader is None:
+            return "", {}
+        match place:
+            case Place.SCHEDULER_WORKER:
+                return leader, await self._stack.running_at_workers()
+            case Place.GATEWAY_SCHEDULER:
+                return leader, await self._running_at_gateways()
+        num_running = int((await self._stack.metrics(leader)).get("quire_requests_running", 0))
+        return leader, {leader if place is Place.SCHEDULER else "redis": num_running}
 
-    async def _running_at_workers(self) -> dict[str, int]:
-        """Sequences in an average step of each worker, over a moment."""
-        names = self._stack.instances("worker")
-        before = await asyncio.gather(*map(self._stack.metrics, names))
-        await asyncio.sleep(_SAMPLE_SECONDS)
-        after = await asyncio.gather(*map(self._stack.metrics, names))
-        steps, decodes = "quire_worker_steps_total", 'quire_worker_tokens_total{kind="decode"}'
-        found = {}
-        for name, old, new in zip(names, before, after, strict=True):
-            num_steps, num_decodes = (new.get(sample, 0) - old.get(sample, 0) for sample in (steps, decodes))
-            found[name] = round(num_decodes / num_steps) if num_steps > 0 else 0
-        return found
+    async def _running_at_gateways(self) -> dict[str, int]:
+        """Streams whose clients heard from a gateway last, and just now, as far as it knows of so many calls itself."""
+        names = [name for name in self._stack.instances("gateway") if self._stack.is_running(name)]
+        pages = await asyncio.gather(*map(self._stack.metrics, names))
+        gateways = [self._stack.gateway_of(client) for client in self._fed()]
+        return {
+            name: min(gateways.count(name), int(page.get("quire_gateway_requests_in_flight", 0)))
+            for name, page in zip(names, pages, strict=True)
+        }
+
+    def _fed(self) -> list[str]:
+        """Clients who got something of their stream just now."""
+        since = monotonic() - _RUNNING_SECONDS
+        return [name for name, history in self._live.items() if history.fed_at > since]
 
     def _links(self, place: Place, instance: str, leader: str) -> list[tuple[str, str]]:
         match place:

@@ -3,21 +3,23 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import islice
 from pathlib import Path
 from time import monotonic
 
 from tokenizers import Tokenizer
 
 from reference import Reference
+from svc_common.supervisor.runner import RestartPolicy
 from tests.chaos.cases import Case, Detokenize, Protocol, make_cases, verify
 from tests.chaos.checker import Wrong, check, counts, excerpt
 from tests.chaos.clients import Client, GrpcClient, HttpClient
-from tests.chaos.faults import Fault, make_schedule
+from tests.chaos.disturber import GO_ON_SECONDS, Disturber
+from tests.chaos.faults import Fault, schedule
 from tests.chaos.histories import Expected, FaultCount, History, fold
-from tests.chaos.injector import Hit, Injector
+from tests.chaos.injector import Injector
 from tests.chaos.stack import Stack, stack
 
 ENVIRONMENT = {
@@ -26,11 +28,10 @@ ENVIRONMENT = {
     # Less than a request takes, so that a gateway that ends hands requests over.
     "QUIRE_DRAIN_GRACE": "3",
 }
-_GO_ON_SECONDS = 90.0
+# A role that dies every few seconds is what is wanted here, and no reason to wait for long.
+_POLICY = RestartPolicy(longest_wait=1.0, settled_after=5.0)
 _HTTP_SHARE = 3  # every third client speaks HTTP
 _REST_SECONDS = 60.0
-_AIM_SECONDS = 0.1
-_UNDER_WAY_SECONDS = 0.25
 
 Say = Callable[[str], None]
 
@@ -86,7 +87,6 @@ class Run:
         self._faults = FaultCount()
         self._expected: dict[str, Expected] = {}
         self._is_over = False  # nothing more is asked
-        self._is_alive = True  # streams go on
         self._clients: dict[str, tuple[Protocol, Client]] = {}
         self._started = monotonic()
 
@@ -101,9 +101,9 @@ class Run:
                 for i, name in enumerate(list(self._clients)[: self._plan.num_clients])
             ]
             try:
-                await self._disturb()
+                is_alive = await self._disturb()
                 self._stack.heal()
-                await self._let_end(asking)
+                await self._let_end(asking, is_alive)
             finally:
                 for task in asking:
                     task.cancel()
@@ -132,7 +132,7 @@ class Run:
                 case = queues[protocol].pop()
                 history = await self._ask(name, case, f"undisturbed-{case.name}")
                 assert history.error is None, f"{case.name}, undisturbed: {history.error}"
-                expected = fold(history, case.ties)
+                expected = fold(history)
                 assert not check(history, expected), f"{case.name}, undisturbed: {check(history, expected)}"
                 verify(case, expected, self._detokenize)
                 self._expected[case.name] = expected
@@ -171,72 +171,25 @@ class Run:
                 f"seed {self._plan.seed}: {violation.text}\n{excerpt(history, violation.place)}"
             )
 
-    async def _disturb(self) -> None:
+    async def _disturb(self) -> bool:
+        """One fault after another; whether streams went on after each."""
         injector = Injector(self._stack, self._live)
-        last: Hit | None = None
-        faults = make_schedule(self._plan.seed, self._plan.num_faults)
-        for fault, following in zip_longest(faults, faults[1:]):
-            hit = await self._aim(injector, fault, last)
-            if hit is None:
-                self._say(f"fault {fault.number}: {fault} found nobody to hit in {_GO_ON_SECONDS:.0f} s")
-                self._is_alive = False
-                return
-            self._faults.count = fault.number
-            before = dict(self._live)
-            began, at = monotonic(), self._seconds()
-            injecting = asyncio.create_task(injector.inject(fault, hit))
-            next_is_early = following is not None and following.is_early
-            took = None if next_is_early else await self._gone_on(before, began)
-            await injecting
-            last = hit
-            self.outcome.num_faults += 1
-            told = "the next one comes before" if next_is_early else "not all streams went on"
-            if took is not None:
-                told = f"all went on after {took:.2f} s"
-                self.outcome.recoveries.append((fault, took))
-            self._say(
-                f"fault {fault.number:3d} at {at:7.1f} s: {fault}: {hit.where}, "
-                f"hit {hit.num_streams} of {len(before)} streams, {told}"
-            )
-            if took is None and not next_is_early:
-                self._is_alive = False
-                return
+        disturber = Disturber(injector, self._live, self._faults, self._say)
+        is_alive = await disturber.disturb(schedule(self._plan.seed), self._plan.num_faults)
+        self.outcome.num_faults = disturber.num_faults
+        self.outcome.recoveries = disturber.recoveries
+        return is_alive
 
-    async def _aim(self, injector: Injector, fault: Fault, last: Hit | None) -> Hit | None:
-        """Waits until there is someone to hit; None if that takes too long."""
-        end = monotonic() + _GO_ON_SECONDS
-        hit = None
-        while hit is None and monotonic() < end:
-            await asyncio.sleep(fault.pause or _AIM_SECONDS)
-            hit = await injector.aim(fault, last)
-        return hit
-
-    async def _let_end(self, asking: list[asyncio.Task[None]]) -> None:
+    async def _let_end(self, asking: list[asyncio.Task[None]], is_alive: bool) -> None:
         """Lets every request that runs come to its end; what does not is incomplete."""
         self._is_over = True
-        done, late = await asyncio.wait(asking, timeout=_GO_ON_SECONDS if self._is_alive else 0)
+        done, late = await asyncio.wait(asking, timeout=GO_ON_SECONDS if is_alive else 0)
         self.outcome.wrong[Wrong.INCOMPLETE] += len(late)
         for name, history in self._live.items():
             shown = excerpt(history, len(history.entries) - 1)
             self._say(f"{name} did not end, {history.name} ({history.case}), seed {self._plan.seed}:\n{shown}")
         for task in done:
             task.result()
-
-    async def _gone_on(self, before: Mapping[str, History], began: float) -> float | None:
-        """Seconds until each of these streams has gained a token or come to its end; None if that takes too long.
-
-        A token that came so soon that it may have been under way at the fault is none that was gained since.
-        """
-        await asyncio.sleep(_UNDER_WAY_SECONDS)
-        waiting = {name: (history, history.num_items) for name, history in before.items()}
-        while waiting and monotonic() - began < _GO_ON_SECONDS:
-            await asyncio.sleep(0.005)
-            waiting = {
-                name: (history, count)
-                for name, (history, count) in waiting.items()
-                if not history.is_over and history.num_items == count
-            }
-        return None if waiting else monotonic() - began
 
     async def _check_at_rest(self) -> None:
         """All blocks are free or cached, every role answers, and Redis keeps nothing for ever."""
@@ -284,11 +237,11 @@ async def run_chaos(plan: Plan, references: Sequence[Reference], model: Path, lo
         text: str = tokenizer.decode(list(token_ids))
         return text
 
-    for fault in make_schedule(plan.seed, plan.num_faults):
+    for fault in islice(schedule(plan.seed), plan.num_faults):
         say(f"planned {fault.number:3d}: {fault}")
     cases = make_cases(references, detokenize, plan.is_small)
     counts = {"gateways": plan.gateways, "schedulers": plan.schedulers, "workers": plan.workers}
-    async with stack(log, ENVIRONMENT, counts) as running:
+    async with stack(log, ENVIRONMENT, counts, _POLICY) as running:
         run = Run(plan, running, cases, detokenize, say)
         await run.run()
         num_restarts = running.num_restarts()

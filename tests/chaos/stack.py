@@ -27,6 +27,7 @@ from tests.chaos.proxy import WHOLE, Link, Trouble
 
 _START_SECONDS = 240.0
 _STOP_SECONDS = 20.0
+_SAMPLE_SECONDS = 0.4
 _PORTS = ("http", "grpc", "scheduler", "scheduler_admin", "scheduler_metrics", "worker", "worker_metrics")
 
 
@@ -34,7 +35,12 @@ class Stack:
     """What runs, by the names of roles. Signals go to processes of its own alone."""
 
     def __init__(
-        self, settings: SupervisorSettings, environment: Mapping[str, str], log: Path, scheduler: str = "scheduler_svc"
+        self,
+        settings: SupervisorSettings,
+        environment: Mapping[str, str],
+        log: Path,
+        policy: RestartPolicy,
+        scheduler: str = "scheduler_svc",
     ) -> None:
         """`environment` is what roles are told beside their addresses; `log` takes what they write.
 
@@ -59,8 +65,7 @@ class Stack:
         self._group = Group(
             [changed(role) for role in roles],
             Console(self._output),
-            # A role that dies every few seconds is what is wanted here, and no reason to wait for long.
-            policy=RestartPolicy(longest_wait=1.0, settled_after=5.0),
+            policy=policy,
             stop_seconds=_STOP_SECONDS,
             on_change=lambda _: None,
         )
@@ -88,6 +93,10 @@ class Stack:
         """The process of a role; None while it has none."""
         pid: int | None = self._group.snapshot()["roles"][name]["pid"]
         return pid
+
+    def is_running(self, name: str) -> bool:
+        """A role has a process, which is not stopped."""
+        return self.pid(name) not in (None, *self._stopped)
 
     def is_ready(self) -> bool:
         """Every role answers."""
@@ -127,6 +136,10 @@ class Stack:
         for ends in links:
             self._links[ends].trouble = trouble
 
+    def mend(self, links: Iterable[tuple[str, str]], trouble: Trouble) -> None:
+        """Makes those links whole that still have this very trouble, and no later one."""
+        self.trouble([ends for ends in links if self._links[ends].trouble is trouble], WHOLE)
+
     def gateway_of(self, client: str) -> str | None:
         """The gateway that a client heard from last."""
         heard = [(link.answered_at, callee) for (caller, callee), link in self._links.items() if caller == client]
@@ -134,16 +147,40 @@ class Stack:
 
     async def leader(self) -> str | None:
         """The scheduler that serves; None while there is none."""
-        names = self.instances("scheduler")
-        addresses = [each.reached_at for each in self.addresses.schedulers]
-        serving = await asyncio.gather(*(answers_grpc(address)() for address in addresses))
-        return next((name for name, serves in zip(names, serving, strict=True) if serves), None)
+        running = {
+            name: each.reached_at
+            for name, each in zip(self.instances("scheduler"), self.addresses.schedulers, strict=True)
+            if self.is_running(name)
+        }
+        serving = await asyncio.gather(*(answers_grpc(address)() for address in running.values()))
+        return next((name for name, serves in zip(running, serving, strict=True) if serves), None)
+
+    async def running_at_workers(self) -> dict[str, int]:
+        """Sequences in an average step of each worker, over a moment from now on."""
+        names = [name for name in self.instances("worker") if self.is_running(name)]
+        before = await asyncio.gather(*map(self.metrics, names))
+        await asyncio.sleep(_SAMPLE_SECONDS)
+        after = await asyncio.gather(*map(self.metrics, names))
+        steps, decodes = "quire_worker_steps_total", 'quire_worker_tokens_total{kind="decode"}'
+        found = {}
+        for name, old, new in zip(names, before, after, strict=True):
+            # One that has no answer, or was started again meanwhile, runs nothing that could be told.
+            num_steps, num_decodes = (new.get(sample, 0) - old.get(sample, 0) for sample in (steps, decodes))
+            found[name] = round(num_decodes / num_steps) if old and num_steps > 0 else 0
+        return found
 
     async def metrics(self, name: str) -> dict[str, float]:
-        """All samples of a scheduler or worker, by name with labels as Prometheus writes them; {} without an answer."""
+        """All samples of a gateway, scheduler or worker, by name with labels as Prometheus writes them.
+
+        Empty where it does not answer.
+        """
         role = name.partition("-")[0]
-        listeners = self.addresses.scheduler_metrics if role == "scheduler" else self.addresses.worker_metrics
-        address = listeners[self.instances(role).index(name)].reached_at
+        listeners = {
+            "gateway": self.addresses.http,
+            "scheduler": self.addresses.scheduler_metrics,
+            "worker": self.addresses.worker_metrics,
+        }
+        address = listeners[role][self.instances(role).index(name)].reached_at
 
         def read() -> dict[str, float]:
             try:
@@ -191,9 +228,15 @@ class Stack:
 
 @asynccontextmanager
 async def stack(
-    log: Path, environment: Mapping[str, str], counts: Mapping[str, int], scheduler: str = "scheduler_svc"
+    log: Path,
+    environment: Mapping[str, str],
+    counts: Mapping[str, int],
+    policy: RestartPolicy,
+    scheduler: str = "scheduler_svc",
 ) -> AsyncIterator[Stack]:
     """Starts everything on free ports, `counts` of each role ({"gateways": 2}), yields it ready, and takes it down.
+
+    `policy` says how soon what dies is started again.
 
     Raises what the supervisor raises, or AssertionError, where it does not become ready. Where it ends later, by itself
     or by Ctrl-C, its user is cancelled.
@@ -205,7 +248,7 @@ async def stack(
         # Nothing of what the person who runs this has set for a Quire of their own.
         inherited = {name for name in os.environ if name.startswith("QUIRE_") and name != "QUIRE_CACHE_DIR"}
         assert not inherited, f"unset {', '.join(sorted(inherited))} first"
-        running = Stack(SupervisorSettings.model_validate(values), environment, log, scheduler)
+        running = Stack(SupervisorSettings.model_validate(values), environment, log, policy, scheduler)
         ready = asyncio.Event()
         supervising = asyncio.create_task(running.run(ready))
         waiting = asyncio.create_task(ready.wait())

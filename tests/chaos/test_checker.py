@@ -3,12 +3,16 @@
 import pytest
 
 from tests.chaos.checker import Wrong, check, counts, excerpt
-from tests.chaos.histories import Entry, Expected, FaultCount, History, Sequence, fold
+from tests.chaos.histories import Entry, Expected, FaultCount, History, Sequence, Usage, fold
 
-EXPECTED: Expected = {
-    0: Sequence((10, 11, 12, 13), "abcd", (), "length"),
-    1: Sequence((20, 21), "xy", (), "stop"),
-}
+USAGE = Usage(prompt_tokens=3, completion_tokens=6)
+EXPECTED = Expected(
+    {
+        0: Sequence((10, 11, 12, 13), "abcd", (), "length"),
+        1: Sequence((20, 21), "xy", (), "stop"),
+    },
+    USAGE,
+)
 
 
 def piece(index: int, offset: int, items: tuple[int, ...], text: str, finish: str | None = None) -> Entry:
@@ -25,8 +29,8 @@ RIGHT = [
 ]
 
 
-def judged(entries: list[Entry], expected: Expected = EXPECTED) -> dict[Wrong, int]:
-    history = History("r", "case", FaultCount(), entries, completion_tokens=6, is_over=True)
+def judged(entries: list[Entry], expected: Expected = EXPECTED, usage: Usage = USAGE) -> dict[Wrong, int]:
+    history = History("r", "case", FaultCount(), entries, usage=usage, is_over=True)
     return {kind: count for kind, count in counts(check(history, expected)).items() if count}
 
 
@@ -61,7 +65,7 @@ def test_each_kind_of_wrong_is_told(entries: list[Entry], wrong: dict[Wrong, int
 
 def test_without_offsets_a_piece_that_comes_twice_has_changed_what_follows() -> None:
     bare = [Entry(0.0, 0, 0, None, tuple(text), text) for text in ("ab", "ab")]
-    expected = {0: Sequence(tuple("abc"), "abc", (), None)}
+    expected = Expected({0: Sequence(tuple("abc"), "abc", (), None)}, USAGE)
     assert judged(bare, expected)[Wrong.CHANGED] > 0
 
 
@@ -75,22 +79,20 @@ def test_a_usage_that_did_not_come_is_incomplete() -> None:
     assert dict(counts(check(history, EXPECTED))) == {Wrong.INCOMPLETE: 1}
 
 
-def test_after_a_tie_nothing_is_compared_but_all_must_come() -> None:
-    expected = {**EXPECTED, 0: Sequence((10, 11, 12, 13), "abcd", (), "length", ties=frozenset({2}))}
-    assert judged(changed(2, piece(0, 1, (11, 99), "b?")), expected) == {}
-    assert judged(changed(2, piece(0, 1, (99, 12), "bc")), expected) == {Wrong.CHANGED: 1}
-    assert judged([*changed(2, piece(0, 1, (11, 99), "b?"))[:-1]], expected) == {Wrong.LOST: 1, Wrong.INCOMPLETE: 1}
+@pytest.mark.parametrize("usage", [Usage(3, 5), Usage(4, 6)])
+def test_another_usage_is_told(usage: Usage) -> None:
+    assert judged(RIGHT, usage=usage) == {Wrong.CHANGED: 1}
 
 
 def test_log_probabilities_are_compared_as_numbers() -> None:
-    expected = {0: Sequence((1, 2), "ab", (-0.5, -1.0), "length")}
+    expected = Expected({0: Sequence((1, 2), "ab", (-0.5, -1.0), "length")}, USAGE)
     for second, wrong in ((-1.0 + 1e-6, {}), (-1.1, {Wrong.CHANGED: 1})):
         assert judged([Entry(0.0, 0, 0, 0, (1, 2), "ab", (-0.5, second), "length")], expected) == wrong
     assert judged([Entry(0.0, 0, 0, 0, (1, 2), "ab", (-0.5,), "length")], expected) == {Wrong.CHANGED: 1}
 
 
 def test_an_undisturbed_history_is_what_others_should_be() -> None:
-    history = History("r", "case", FaultCount(), RIGHT, completion_tokens=6, is_over=True)
+    history = History("r", "case", FaultCount(), RIGHT, usage=USAGE, is_over=True)
     assert fold(history) == EXPECTED
 
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from reference import Reference
 from tests.chaos.cases import Case, Protocol
 from tests.chaos.clients import HttpClient
-from tests.chaos.histories import FaultCount, History
+from tests.chaos.histories import FaultCount, History, Usage
 
 CASE = Case("case", Protocol.HTTP, (1, 2), {"max_tokens": 3}, Reference((1, 2), (), frozenset()))
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -19,7 +19,7 @@ def event(name: str, text: str, finish: str | None = None) -> bytes:
     return f"id: {name}\ndata: {json.dumps({'choices': [choice]})}\n\n".encode()
 
 
-USAGE = b'data: {"choices": [], "usage": {"completion_tokens": 3}}\n\n'
+USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
@@ -61,7 +61,7 @@ def text(history: History) -> str:
 
 async def test_a_stream_to_its_end() -> None:
     history, heads = await ask([OK + event("1", "ab") + event("2", "c", "length") + USAGE + DONE])
-    assert (text(history), history.completion_tokens, history.error, history.num_resumes) == ("abc", 3, None, 0)
+    assert (text(history), history.usage, history.error, history.num_resumes) == ("abc", Usage(2, 3), None, 0)
     assert "idempotency-key: name" in heads[0]
     assert "last-event-id" not in heads[0]
 
@@ -69,7 +69,7 @@ async def test_a_stream_to_its_end() -> None:
 async def test_it_goes_on_elsewhere_after_the_last_whole_event() -> None:
     broken = OK + event("1", "ab") + event("2", "c", "length")[:-5]
     history, heads = await ask([broken], [OK + event("2", "c", "length") + USAGE + DONE])
-    assert (text(history), history.completion_tokens, history.num_resumes) == ("abc", 3, 1)
+    assert (text(history), history.usage, history.num_resumes) == ("abc", Usage(2, 3), 1)
     assert "last-event-id: 1\r\n" in heads[1]
     assert [entry.finish for entry in history.entries if entry.items] == [None, "length"]
 
@@ -78,7 +78,7 @@ async def test_it_goes_on_after_an_error_in_the_stream_and_after_a_gateway_that_
     busy = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
     failed = OK + event("1", "ab") + b'data: {"error": {"message": "draining"}}\n\n'
     history, _ = await ask([failed, OK + event("2", "c", "length") + USAGE + DONE], [busy])
-    assert (text(history), history.completion_tokens, history.num_resumes) == ("abc", 3, 2)
+    assert (text(history), history.usage, history.num_resumes) == ("abc", Usage(2, 3), 2)
 
 
 async def test_a_refusal_is_the_end() -> None:

@@ -1,18 +1,19 @@
 """Schedules of faults."""
 
 from collections import Counter
-from itertools import pairwise
+from itertools import islice, pairwise
 
-from tests.chaos.faults import LINKS, ROLES, TO_LINKS, TO_ROLES, make_schedule
+from tests.chaos.faults import LINKS, ROLES, TO_LINKS, TO_ROLES, Fault, schedule
+
+
+def make_schedule(seed: int, num_faults: int) -> list[Fault]:
+    """The first ones."""
+    return list(islice(schedule(seed), num_faults))
 
 
 def test_a_seed_repeats_its_schedule() -> None:
     assert make_schedule(7, 50) == make_schedule(7, 50)
     assert make_schedule(7, 50) != make_schedule(8, 50)
-
-
-def test_a_shorter_run_is_the_beginning_of_a_longer_one() -> None:
-    assert make_schedule(7, 50)[:20] == make_schedule(7, 20)
 
 
 def test_every_kind_of_fault_comes() -> None:

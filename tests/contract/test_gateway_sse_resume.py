@@ -1,6 +1,5 @@
 """Server-sent events that are gone on with: after any event, with the same body and name."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -163,10 +162,38 @@ async def test_only_a_stream_with_a_name_is_gone_on_with(stream: bool, headers: 
 
 
 async def test_what_is_gone_is_not_begun_anew(quire: Harness) -> None:
+    unknown = scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST
+    quire.scheduler.script = lambda session, submit: session.fail(submit.key, unknown)
     body = {"prompt": "a", "stream": True}
-    asking = asyncio.create_task(quire.http.post("/v1/completions", json=body, headers=NAMED | {"last-event-id": "1"}))
-    submit = await quire.scheduler.next("submit")
-    quire.scheduler.session.accept(submit.key)
-    response = await asking
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "request_unknown")
-    assert (await quire.scheduler.next("cancel")).submission_id == submit.submission_id
+    for _ in range(2):
+        response = await quire.http.post("/v1/completions", json=body, headers=NAMED | {"last-event-id": "1"})
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "request_unknown")
+        assert (await quire.scheduler.next("submit")).is_resumption
+    assert not quire.scheduler.all("cancel")
+
+
+async def test_only_what_its_client_has_a_part_of_is_a_resumption(quire: Harness) -> None:
+    quire.scheduler.script = Record().play
+    await streamed(quire, "/v1/completions", {"prompt": "a"}, idempotency_key="mine")
+    await streamed(quire, "/v1/completions", {"prompt": "a"}, idempotency_key="mine")
+    assert [submit.is_resumption for submit in quire.scheduler.all("submit")] == [False, False]
+
+
+async def test_a_call_that_fails_cancels_what_it_submitted_and_not_what_it_joined(quire: Harness) -> None:
+    def answer(session: ScriptedSession, submit: scheduler_v1.Submit) -> None:
+        match len(quire.scheduler.all("submit")):
+            case 1:
+                there = scheduler_v1.Submit(key=submit.key, n=1, submission_id="there", render_options={"n": 1})
+                session.attached(there)
+            case 2:
+                session.accept(submit.key)
+            case 3:
+                session.fail(submit.key, scheduler_v1.FAILURE_REASON_KEY_IN_USE)
+
+    quire.scheduler.script = answer
+    response = await quire.http.post("/v1/completions", json={"prompt": ["a", "b", "c"]}, headers=NAMED)
+    assert response.status_code == 409
+    joined, own, _ = quire.scheduler.all("submit")
+    assert (await quire.scheduler.next("detach")).key == joined.key
+    assert (await quire.scheduler.next("cancel")).submission_id == own.submission_id
+    assert len(quire.scheduler.all("cancel")) == 1

@@ -138,4 +138,24 @@ async def dialling(*addresses: str, patience: float = 60.0) -> AsyncIterator[Ses
         yield client
     finally:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.wait([task], timeout=10)
+        assert task.done(), "it must end when it is told to"
+
+
+def there(key: str = "k", submission_id: str = "there", seed: int = 7) -> scheduler_v1.Submit:
+    """A request as a scheduler has it."""
+    submit = scheduler_v1.Submit(key=key, n=1, prompt_token_ids=[1, 2], submission_id=submission_id)
+    submit.sampling.seed = seed
+    return submit
+
+
+def sequence(*token_ids: int, index: int = 0, end: scheduler_v1.SequenceEnd | None = None) -> scheduler_v1.Tokens:
+    """All of a sequence."""
+    return scheduler_v1.Tokens(index=index, token_ids=token_ids, end=end)
+
+
+async def grown(scheduler: ScriptedScheduler, request: NotingReader, *token_ids: int, key: str = "k") -> None:
+    """Has a request draw tokens, one by one."""
+    for token_id in token_ids:
+        scheduler.session.tokens(key, [token_id], len(request.sequences.get(0, [])))
+        assert await request.next() == ("tokens", [token_id])

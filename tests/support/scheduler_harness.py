@@ -223,6 +223,12 @@ async def scheduler(redis_url: str, ports: Sequence[int], **settings: object) ->
         await deployment.hand_over()
 
 
+def finish_of(submit: scheduler_v1.Submit, num_tokens: int, **changes: str) -> scheduler_v1.Finish:
+    """The verdict that a request's first sequence ends there."""
+    fields = {"submission_id": submit.submission_id} | changes
+    return scheduler_v1.Finish(key=submit.key, index=0, num_tokens=num_tokens, **fields)
+
+
 def submit_of(**changes: object) -> scheduler_v1.Submit:
     """A request."""
     fields: dict[str, object] = {

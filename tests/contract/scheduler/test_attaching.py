@@ -85,6 +85,28 @@ async def test_an_unknown_request_cannot_be_attached_to(running: Deployment) -> 
         assert (await session.attach("nobody's")).failed.reason == scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST
 
 
+async def test_a_resumption_takes_part_and_begins_nothing(
+    running: Deployment, store: RedisStore, worker: Worker
+) -> None:
+    async with running.session() as session:
+        await session.ready()
+        unknown = await session.submit(is_resumption=True, detachable=True)
+        answer = await session.answer(unknown.attachment_id)
+        assert answer.failed.reason == scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST
+        assert worker.steps == []
+        assert await store.read(unknown.key) is None
+        submit = await session.submit(max_tokens=100, detachable=True)
+        await session.until_tokens(submit.key, 1)
+        for _ in range(2):  # while it runs, and from the store
+            asked = {"key": submit.key, "is_resumption": True}
+            same = await session.submit(body_digest=submit.body_digest, **asked)
+            assert (await session.answer(same.attachment_id)).attached.submission_id == submit.submission_id
+            other = await session.submit(body_digest=b"another", **asked)
+            assert (await session.answer(other.attachment_id)).failed.reason == scheduler_v1.FAILURE_REASON_KEY_IN_USE
+            await until_recorded(store, submit.key, State.FINISHED)
+            await session.until((await session.submit()).key, "tokens")
+
+
 async def test_a_request_is_detached_when_its_last_session_leaves(redis_url: str, worker: Worker) -> None:
     worker.gate.clear()
     async with scheduler(redis_url, [worker.port], detach_grace=0.05) as running:
@@ -196,6 +218,8 @@ async def test_a_request_that_no_scheduler_knows_starts_from_what_its_gateway_ho
         answer = await session.answer(1)
         assert [list(part.token_ids) for part in answer.attached.sequences] == [[], other]
         assert await session.until_tokens(submit.key, 20) == expected(20)
+        live = running.engine.requests.get(submit.key)
+        assert live is None or not live.log.submit.tails
         assert await session.until_tokens(submit.key, 20, 1) == other + expected(17, [*PROMPT, *other])
 
 

@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from checksum_service import VOCAB
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scheduler_harness import PROMPT, Deployment, Worker, expected, idle, until_over, until_recorded
+from scheduler_harness import PROMPT, Deployment, Worker, expected, finish_of, idle, until_over, until_recorded
 from scheduler_svc.request_log import State
 from scheduler_svc.store.redis import RedisStore
 
@@ -153,7 +153,8 @@ async def test_stop_strings_pause_until_acknowledged_and_finish_cuts(running: De
         await session.until_tokens(submit.key, 64)
         await session.send(acknowledge=scheduler_v1.Acknowledge(key=submit.key, index=0, num_tokens=30))
         await session.until_tokens(submit.key, 94)
-        finish = scheduler_v1.Finish(key=submit.key, index=0, num_tokens=80)
+        finish = finish_of(submit, 80)
+        await session.send(finish=finish_of(submit, 70, submission_id="another's"))
         await session.send(finish=finish)
         await until_over(running.engine, submit.key)
         await session.send(finish=finish)
@@ -169,7 +170,8 @@ async def test_a_verdict_that_comes_after_the_end_cuts_the_record(running: Deplo
         await session.ready()
         submit = await session.submit(has_stop_strings=True)
         await session.until(submit.key, "tokens")
-        await session.send(finish=scheduler_v1.Finish(key=submit.key, index=0, num_tokens=5))
+        await session.send(finish=finish_of(submit, 5))
+        await session.send(finish=finish_of(submit, 4, submission_id="another's"))
         answer = await session.attach(submit.key)
         assert answer.attached.sequences[0].token_ids == expected(5)
         assert answer.attached.sequences[0].end.HasField("stop_string")
@@ -187,7 +189,7 @@ async def test_one_session_cannot_end_what_another_submitted(running: Deployment
         await session.until(submit.key, "accepted")
         refused = await other.submit(key=submit.key)
         await other.send(detach=scheduler_v1.Detach(key=submit.key))
-        await other.send(finish=scheduler_v1.Finish(key=submit.key, index=0, num_tokens=0))
+        await other.send(finish=finish_of(submit, 0))
         await other.send(cancel=scheduler_v1.Cancel(key=submit.key, submission_id=refused.submission_id))
         event = await other.answer(refused.attachment_id)
         assert event.failed.reason == scheduler_v1.FAILURE_REASON_KEY_IN_USE
@@ -245,6 +247,16 @@ async def test_a_silent_session_is_told_that_the_scheduler_is_there(running: Dep
         while session.num_empty < 3:
             await session.read()
         assert session.events == []
+
+
+async def test_a_refused_request_is_not_recorded(running: Deployment, store: RedisStore) -> None:
+    async with running.session() as session:
+        await session.ready()
+        submit = await session.submit(max_tokens=1000)
+        answer = await session.answer(submit.attachment_id)
+        assert answer.failed.reason == scheduler_v1.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED
+        await running.engine.journal.flush(10)
+        assert await store.read(submit.key) is None
 
 
 async def test_a_malformed_request_is_refused_and_costs_nobody_else(running: Deployment) -> None:

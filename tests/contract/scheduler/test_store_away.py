@@ -58,6 +58,9 @@ async def test_a_request_that_ended_meanwhile_is_given_again_from_memory(
         assert list(answer.attached.sequences[0].token_ids) == expected(8)
         answer = await session.attach("another")
         assert answer.failed.reason == scheduler_v1.FAILURE_REASON_UNAVAILABLE
+        resumption = await session.submit(is_resumption=True)
+        answer = await session.answer(resumption.attachment_id)
+        assert answer.failed.reason == scheduler_v1.FAILURE_REASON_UNAVAILABLE
 
 
 async def test_requests_are_refused_where_the_store_is_needed(

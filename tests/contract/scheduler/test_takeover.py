@@ -16,6 +16,7 @@ from scheduler_harness import (
     Worker,
     candidate,
     expected,
+    finish_of,
     idle,
     scheduler,
     submit_of,
@@ -32,12 +33,14 @@ def tail(offset: int, token_ids: list[int], index: int = 0, is_cut: bool = False
     return scheduler_v1.Tail(index=index, offset=offset, token_ids=token_ids, is_cut=is_cut)
 
 
-async def left_behind(store: RedisStore, *known: list[int], **changes: object) -> scheduler_v1.Submit:
+async def left_behind(
+    store: RedisStore, *known: list[int], fingerprint: bytes = b"", **changes: object
+) -> scheduler_v1.Submit:
     """A request that a scheduler before this one has recorded, with so many tokens of each sequence."""
     submit = submit_of(**({"max_tokens": 20, "n": len(known)} | changes))
     epoch = await store.take_lease("before", 1.0)
     assert epoch is not None
-    assert await store.put(RequestLog(submit, accepted_at=1.0), epoch) is None
+    assert await store.put(RequestLog(submit, accepted_at=1.0, fingerprint=fingerprint), epoch) is None
     writes = [
         Write(submit.key, submit.submission_id, index, 0, token_ids)
         for index, token_ids in enumerate(known)
@@ -152,7 +155,7 @@ async def test_a_verdict_reaches_a_request_that_nobody_came_back_for(
     submit = await left_behind(store, expected(7), has_stop_strings=True)
     async with taken_over(redis_url, worker) as running, running.session() as session:
         for _ in range(2):
-            await session.send(finish=scheduler_v1.Finish(key=submit.key, index=0, num_tokens=6))
+            await session.send(finish=finish_of(submit, 6))
         log = await until_recorded(store, submit.key, State.FINISHED)
         assert log.sequences[0].token_ids == expected(6)
 
@@ -205,6 +208,29 @@ async def test_blocks_that_the_worker_kept_are_not_computed_again(redis_url: str
             assert await session.until_tokens(submit.key, 200) == expected(200)
     anew = next(step for step in worker.steps[num_steps:] if step.new_sequences)
     assert anew.scheduled.starts[0] >= 40
+
+
+@pytest.mark.parametrize("graces", [AT_ONCE, Graces()], ids=["running", "held"])
+async def test_what_another_model_began_does_not_go_on(
+    graces: Graces, redis_url: str, worker: Worker, store: RedisStore
+) -> None:
+    submit = await left_behind(store, expected(5), fingerprint=b"another", detachable=True)
+    async with taken_over(redis_url, worker, graces=graces) as running, running.session() as session:
+        log = await until_recorded(store, submit.key, State.FAILED)
+        assert log.failure == scheduler_v1.FAILURE_REASON_UNAVAILABLE
+        assert (await session.attach(submit.key)).failed.reason == scheduler_v1.FAILURE_REASON_UNAVAILABLE
+        assert worker.steps == []
+
+
+async def test_the_model_that_began_a_request_goes_on_with_it(
+    redis_url: str, worker: Worker, store: RedisStore
+) -> None:
+    submit = await left_behind(store, expected(5), fingerprint=worker.about.fingerprint, detachable=True)
+    other = await left_behind(store, [], detachable=True)
+    async with taken_over(redis_url, worker, graces=AT_ONCE):
+        for key in (submit.key, other.key):
+            log = await until_recorded(store, key, State.FINISHED)
+            assert log.fingerprint == worker.about.fingerprint
 
 
 async def test_a_standby_takes_over_when_the_leader_hands_over(redis_url: str, worker: Worker) -> None:

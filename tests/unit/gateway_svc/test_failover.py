@@ -1,16 +1,18 @@
 """A scheduler that dies in mid-stream, and another that answers: what is brought to it, and what readers are told."""
 
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway_sessions import FACTS, MODEL, NotingReader, SessionClient, dialling
+from gateway_sessions import FACTS, MODEL, NotingReader, SessionClient, dialling, grown, sequence, there
 from gateway_svc.generation import OnLeave
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import ScriptedScheduler, cut_end, length_end, serving
 from svc_common.errors import Reason
 
 UNKNOWN = scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST
+DIVERGED = scheduler_v1.FAILURE_REASON_DIVERGED
 
 
 @pytest.fixture
@@ -39,23 +41,6 @@ async def take_over(scheduler: ScriptedScheduler, successor: ScriptedScheduler) 
     scheduler.is_leader, successor.is_leader = False, True
     scheduler.session.close()
     await successor.joined(1)
-
-
-def there(submission_id: str = "there") -> scheduler_v1.Submit:
-    """A request as a scheduler has it."""
-    return scheduler_v1.Submit(key="k", n=1, prompt_token_ids=[1, 2], submission_id=submission_id)
-
-
-def sequence(*token_ids: int, index: int = 0, end: scheduler_v1.SequenceEnd | None = None) -> scheduler_v1.Tokens:
-    """All of a sequence."""
-    return scheduler_v1.Tokens(index=index, token_ids=token_ids, end=end)
-
-
-async def grown(scheduler: ScriptedScheduler, request: NotingReader, *token_ids: int) -> None:
-    """Has a request draw tokens, one by one."""
-    for token_id in token_ids:
-        scheduler.session.tokens("k", [token_id], len(request.sequences.get(0, [])))
-        assert await request.next() == ("tokens", [token_id])
 
 
 async def settled(scheduler: ScriptedScheduler, request: NotingReader) -> None:
@@ -200,7 +185,7 @@ async def test_a_stop_string_that_was_found_goes_along(
     successor.session.attached(there(), sequence(5, 6, 7))
     assert await request.next() == ("attached", {0: [5, 6, 7]})
     finish = await successor.next("finish")
-    assert (finish.key, finish.index, finish.num_tokens) == ("k", 0, 2)
+    assert (finish.key, finish.index, finish.num_tokens, finish.submission_id) == ("k", 0, 2, "there")
 
 
 async def test_a_stop_string_that_the_scheduler_knows_of_is_not_told_again(
@@ -229,7 +214,26 @@ async def test_a_stop_string_of_a_request_that_is_over_here_is_told_again(
     await take_over(scheduler, successor)
     finish = await successor.next("finish")
     assert (finish.key, finish.index, finish.num_tokens) == ("k", 0, 2)
+    assert finish.submission_id == (await scheduler_submit(scheduler)).submission_id
     assert not successor.all("attach")
+
+
+@pytest.mark.parametrize("has_failed", [True, False])
+async def test_a_stop_string_of_a_request_that_did_not_finish_is_not_told_again(
+    has_failed: bool, client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    await grown(scheduler, request, 5, 6)
+    request.cut(0, 2)
+    if has_failed:
+        scheduler.session.fail("k", scheduler_v1.FAILURE_REASON_CANCELLED)
+        await request.failure()
+    else:
+        request.leave(OnLeave.CANCEL)
+    await client.running(scheduler, "other")
+    await take_over(scheduler, successor)
+    await successor.next("attach")
+    assert not successor.all("finish")
 
 
 async def test_a_stop_string_that_the_store_has_is_not_told_again(
@@ -265,8 +269,6 @@ async def test_who_left_meanwhile_is_not_attached(
 async def test_the_deadline_that_is_left_goes_with_what_starts_anew(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
-    import time
-
     request = client.submit("k", deadline=time.monotonic() + 60)
     await scheduler.next("submit")
     scheduler.session.accept("k")
@@ -276,3 +278,108 @@ async def test_the_deadline_that_is_left_goes_with_what_starts_anew(
     successor.session.fail("k", UNKNOWN)
     again = await successor.next("submit")
     assert 50 < again.time_left.ToTimedelta().total_seconds() <= 60
+
+
+async def test_a_watermark_of_the_request_before_is_not_this_ones(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = client.submit("k")
+    await scheduler.next("submit")
+    scheduler.session.durable("k", 2)
+    scheduler.session.accept("k")
+    assert await request.next() == ("accepted", True)
+    await grown(scheduler, request, 5, 6, 7)
+    await take_over(scheduler, successor)
+    (tail,) = (await successor.next("attach")).tails
+    assert (tail.offset, list(tail.token_ids)) == (0, [5, 6, 7])
+
+
+async def test_what_starts_anew_has_nothing_in_the_store(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    await grown(scheduler, request, 5, 6)
+    scheduler.session.durable("k", 2)
+    await settled(scheduler, request)
+    await take_over(scheduler, successor)
+    await successor.next("attach")
+    successor.session.fail("k", UNKNOWN)
+    await successor.next("submit")
+    successor.session.accept("k")
+    await settled(successor, request)
+    successor.session.close()
+    await successor.next("attach")
+    (tail,) = successor.all("attach")[-1].tails
+    assert (tail.offset, list(tail.token_ids)) == (0, [5, 6])
+
+
+async def test_where_the_store_lost_what_it_had_all_is_brought(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    await grown(scheduler, request, 5, 6)
+    scheduler.session.durable("k", 2)
+    await settled(scheduler, request)
+    await take_over(scheduler, successor)
+    assert not (await successor.next("attach")).tails[0].token_ids
+    successor.session.fail("k", DIVERGED)
+    (tail,) = (await successor.next("attach")).tails
+    assert (tail.offset, list(tail.token_ids)) == (0, [5, 6])
+    successor.session.attached(there(), sequence(5, 6))
+    assert await request.next() == ("attached", {0: [5, 6]})
+
+
+async def test_what_contradicts_all_that_is_here_is_given_up(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    await grown(scheduler, request, 5, 6)
+    scheduler.session.durable("k", 1)
+    await settled(scheduler, request)
+    await take_over(scheduler, successor)
+    for _ in range(2):
+        await successor.next("attach")
+        successor.session.fail("k", DIVERGED)
+    assert (await request.failure()).reason is Reason.INTERNAL
+
+
+async def test_what_no_scheduler_knows_waits_for_a_worker_only_so_long(
+    client: SessionClient,
+    scheduler: ScriptedScheduler,
+    successor: ScriptedScheduler,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client.session._routes, "_patience", 0.01)
+    request = await client.running(scheduler)
+    successor.model = None
+    await take_over(scheduler, successor)
+    await successor.next("attach")
+    successor.session.fail("k", UNKNOWN)
+    assert (await request.failure()).reason is Reason.CAPACITY_EXHAUSTED
+    assert not successor.all("submit")
+
+
+async def test_who_left_before_a_scheduler_died_is_told_of_to_the_next(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    client.submit("k", body_digest=b"other")
+    await scheduler.next("submit")
+    request.leave(OnLeave.CANCEL)
+    await take_over(scheduler, successor)
+    assert (await successor.next("cancel")).submission_id == scheduler.all("submit")[0].submission_id
+    await successor.next("submit")
+
+
+async def test_what_a_call_joined_starts_anew_without_that_calls_deadline(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = client.submit("k", deadline=time.monotonic() + 60)
+    await scheduler.next("submit")
+    scheduler.session.attached(there(), sequence(5))
+    await request.next()
+    await take_over(scheduler, successor)
+    await successor.next("attach")
+    successor.session.fail("k", UNKNOWN)
+    again = await successor.next("submit")
+    assert (again.submission_id, again.HasField("time_left")) == ("there", False)

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from gateway_sessions import FACTS, MODEL, NotingReader, SessionClient, dialling
+from gateway_sessions import FACTS, MODEL, SessionClient, dialling, grown, sequence, there
 from gateway_svc.generation import OnLeave
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import ScriptedScheduler, length_end, serving
@@ -33,25 +33,6 @@ async def client(scheduler: ScriptedScheduler) -> AsyncIterator[SessionClient]:
     async with dialling(scheduler.address) as client:
         await client.wait_for(FACTS)
         yield client
-
-
-def there(key: str = "k", submission_id: str = "there", seed: int = 7) -> scheduler_v1.Submit:
-    """A request as a scheduler has it."""
-    submit = scheduler_v1.Submit(key=key, n=1, prompt_token_ids=[1, 2], submission_id=submission_id)
-    submit.sampling.seed = seed
-    return submit
-
-
-def sequence(*token_ids: int, index: int = 0, end: scheduler_v1.SequenceEnd | None = None) -> scheduler_v1.Tokens:
-    """All of a sequence."""
-    return scheduler_v1.Tokens(index=index, token_ids=token_ids, end=end)
-
-
-async def grown(scheduler: ScriptedScheduler, request: NotingReader, *token_ids: int, key: str = "k") -> None:
-    """Has a request draw tokens, one by one."""
-    for token_id in token_ids:
-        scheduler.session.tokens(key, [token_id], len(request.sequences.get(0, [])))
-        assert await request.next() == ("tokens", [token_id])
 
 
 async def test_events_reach_their_request_alone(client: SessionClient, scheduler: ScriptedScheduler) -> None:
@@ -205,59 +186,6 @@ async def test_the_time_left_goes_with_the_request(client: SessionClient, schedu
     assert not (await scheduler.next("submit")).HasField("time_left")
 
 
-async def test_a_deadline_holds_though_the_scheduler_says_nothing(
-    client: SessionClient, scheduler: ScriptedScheduler
-) -> None:
-    request = client.submit("k", deadline=time.monotonic() + 0.01)
-    assert (await request.failure()).reason is Reason.DEADLINE_EXCEEDED
-    assert (await scheduler.next("cancel")).key == "k"
-
-
-@pytest.mark.parametrize(("on_leave", "kind"), [(OnLeave.CANCEL, "cancel"), (OnLeave.DETACH, "detach")])
-async def test_a_request_that_is_left_is_told_of_and_hears_no_more(
-    on_leave: OnLeave, kind: str, client: SessionClient, scheduler: ScriptedScheduler
-) -> None:
-    request = await client.running(scheduler)
-    request.leave(on_leave)
-    assert (await scheduler.next(kind)).key == "k"
-    other = await client.running(scheduler, "other")
-    scheduler.session.tokens("k", [1], 0)
-    scheduler.session.tokens("other", [2], 0)
-    assert await other.next() == ("tokens", [2])
-    assert request.told.empty()
-
-
-async def test_a_cancel_goes_to_the_scheduler_whoever_runs_the_request(
-    client: SessionClient, scheduler: ScriptedScheduler
-) -> None:
-    client.session.cancel("elsewhere")
-    assert (await scheduler.next("cancel")).key == "elsewhere"
-
-
-async def test_a_request_that_waits_here_can_be_cancelled_without_a_scheduler(
-    client: SessionClient, scheduler: ScriptedScheduler
-) -> None:
-    await scheduler.lost()
-    waiting = client.submit("k")
-    client.session.cancel("k")
-    assert (await waiting.failure()).reason is Reason.CANCELLED
-    with pytest.raises(QuireError) as refusal:
-        client.session.cancel("elsewhere")
-    assert refusal.value.reason is Reason.CAPACITY_EXHAUSTED
-
-
-async def test_a_cancel_without_a_scheduler_reaches_the_next_one(
-    client: SessionClient, scheduler: ScriptedScheduler
-) -> None:
-    request = await client.running(scheduler)
-    await scheduler.lost()
-    client.session.cancel("k")
-    assert (await request.failure()).reason is Reason.CANCELLED
-    scheduler.is_leader = True
-    assert (await scheduler.next("cancel")).key == "k"
-    assert not scheduler.all("attach")
-
-
 async def test_a_reader_that_wants_what_is_there_attaches(client: SessionClient, scheduler: ScriptedScheduler) -> None:
     request = client.attach("k")
     attach = await scheduler.next("attach")
@@ -324,70 +252,6 @@ async def test_readers_that_come_together_are_asked_for_one_by_one(
     await scheduler.next("submit")
     scheduler.session.accept("k")
     assert await second.next() == ("accepted", True)
-
-
-@pytest.mark.parametrize("on_leave", OnLeave)
-async def test_a_reader_that_leaves_others_behind_tells_nobody(
-    on_leave: OnLeave, client: SessionClient, scheduler: ScriptedScheduler
-) -> None:
-    first = await client.running(scheduler)
-    second = client.attach("k")
-    await scheduler.next("attach")
-    scheduler.session.attached(there(), sequence())
-    await second.next()
-    first.leave(on_leave)
-    second.leave(OnLeave.DETACH)
-    assert (await scheduler.next("detach")).key == "k"
-    assert not scheduler.all("cancel")
-    assert len(scheduler.all("detach")) == 1
-
-
-async def test_who_only_joined_a_request_does_not_cancel_it(
-    client: SessionClient, scheduler: ScriptedScheduler
-) -> None:
-    request = client.attach("k")
-    await scheduler.next("attach")
-    scheduler.session.attached(there(), sequence(5))
-    await request.next()
-    request.leave(OnLeave.CANCEL)
-    assert (await scheduler.next("detach")).key == "k"
-    assert not scheduler.all("cancel")
-
-
-async def test_a_submission_that_was_let_in_cancels_what_is_there(
-    client: SessionClient, scheduler: ScriptedScheduler
-) -> None:
-    request = client.submit("k")
-    await scheduler.next("submit")
-    scheduler.session.attached(there(submission_id="there"), sequence(5))
-    await request.next()
-    request.leave(OnLeave.CANCEL)
-    assert (await scheduler.next("cancel")).submission_id == "there"
-
-
-async def test_an_answer_to_a_reader_that_left_is_declined(client: SessionClient, scheduler: ScriptedScheduler) -> None:
-    request = client.attach("k")
-    await scheduler.next("attach")
-    request.leave(OnLeave.DETACH)
-    await scheduler.next("detach")
-    scheduler.session.attached(there(), sequence(5))
-    assert (await scheduler.next("detach")).key == "k"
-
-
-async def test_an_answer_to_a_reader_that_left_is_not_the_next_ones(
-    client: SessionClient, scheduler: ScriptedScheduler
-) -> None:
-    first, second = client.submit("k"), client.submit("k")
-    await scheduler.next("submit")
-    first_id = scheduler.session.asked["k"]
-    first.leave(OnLeave.DETACH)
-    await scheduler.next("submit")
-    second_id = scheduler.session.asked["k"]
-    scheduler.session.asked["k"] = first_id
-    scheduler.session.accept("k")
-    scheduler.session.asked["k"] = second_id
-    scheduler.session.attached(there(), sequence(5))
-    assert await second.next() == ("attached", {0: [5]})
 
 
 async def test_one_stop_string_is_told_once_whoever_finds_it(

@@ -4,13 +4,16 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 
 from gateway_sessions import FACTS, FINGERPRINT, MODEL, SessionClient, dialling
 from gateway_svc import session as session_module
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from scripted_scheduler import ScriptedScheduler, serving
 from svc_common.errors import QuireError, Reason
 
@@ -116,6 +119,32 @@ async def test_a_scheduler_that_says_nothing_at_all_does_not_hold_up_the_search(
         async with dialling(f"127.0.0.1:{port}", scheduler.address) as client:
             async with asyncio.timeout(session_module._DIAL_SECONDS):
                 await client.wait_for(FACTS)
+
+
+async def test_a_dial_that_fails_as_it_is_given_up_does_not_hold_up_the_search(
+    scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FailingCall:
+        def __init__(self, call: Any) -> None:
+            self._call = call
+
+        async def read(self) -> Any:
+            try:
+                return await self._call.read()
+            except asyncio.CancelledError:
+                nothing = grpc.aio.Metadata()
+                raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing) from None
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._call, name)
+
+    def failing(channel: Any) -> Any:
+        return SimpleNamespace(Session=lambda: FailingCall(SchedulerServiceStub(channel).Session()))
+
+    monkeypatch.setattr(session_module, "SchedulerServiceStub", failing)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        async with dialling(f"127.0.0.1:{stopped.getsockname()[1]}", scheduler.address) as client:
+            await client.wait_for(FACTS)
 
 
 async def test_a_scheduler_that_falls_silent_is_left(client: SessionClient, scheduler: ScriptedScheduler) -> None:

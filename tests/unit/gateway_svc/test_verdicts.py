@@ -6,24 +6,24 @@ from gateway_svc.verdicts import Verdicts
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 
 
-def noted(verdicts: Verdicts) -> list[tuple[str, int, int]]:
-    return [(one.key, one.index, one.num_tokens) for one in verdicts]
+def noted(verdicts: Verdicts) -> list[tuple[str, str, int, int]]:
+    return [(one.key, one.submission_id, one.index, one.num_tokens) for one in verdicts]
 
 
 def test_they_are_told_until_the_store_has_them() -> None:
     verdicts = Verdicts()
-    verdicts.add("a", {0: 3, 2: 5})
-    verdicts.add("b", {0: 3})
-    assert noted(verdicts) == [("a", 0, 3), ("a", 2, 5), ("b", 0, 3)]
+    verdicts.add("a", "s", {0: 3, 2: 5})
+    verdicts.add("b", "s", {0: 3})
+    assert noted(verdicts) == [("a", "s", 0, 3), ("a", "s", 2, 5), ("b", "s", 0, 3)]
     verdicts.settle("a", scheduler_v1.Durable(index=0, num_tokens=2))
     verdicts.settle("a", scheduler_v1.Durable(index=2, num_tokens=5))
     verdicts.settle("unknown", scheduler_v1.Durable())
-    assert noted(verdicts) == [("a", 0, 3), ("b", 0, 3)]
+    assert noted(verdicts) == [("a", "s", 0, 3), ("b", "s", 0, 3)]
 
 
-def test_they_are_not_told_to_another_request_of_that_name() -> None:
+def test_those_of_a_request_that_is_over_everywhere_are_forgotten() -> None:
     verdicts = Verdicts()
-    verdicts.add("a", {0: 3})
+    verdicts.add("a", "s", {0: 3})
     verdicts.forget("a")
     verdicts.forget("a")
     assert noted(verdicts) == []
@@ -33,7 +33,21 @@ def test_they_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("gateway_svc.verdicts.time.monotonic", lambda: now)
     verdicts = Verdicts()
-    verdicts.add("old", {0: 3})
+    verdicts.add("old", "s", {0: 3})
     now += 61
-    verdicts.add("new", {0: 4})
-    assert noted(verdicts) == [("new", 0, 4)]
+    verdicts.add("new", "s", {0: 4})
+    assert noted(verdicts) == [("new", "s", 0, 4)]
+    now += 61
+    assert noted(verdicts) == []
+
+
+def test_one_that_is_noted_again_is_kept_as_long_as_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("gateway_svc.verdicts.time.monotonic", lambda: now)
+    verdicts = Verdicts()
+    verdicts.add("again", "first", {0: 3})
+    verdicts.add("other", "s", {0: 3})
+    now += 40
+    verdicts.add("again", "second", {0: 5})
+    now += 40
+    assert noted(verdicts) == [("again", "second", 0, 5)]

@@ -118,6 +118,36 @@ async def test_workers_that_report_side_by_side_raise_the_epoch_once(store: Redi
     assert await leader.raise_epoch(floor) == floor + 1
 
 
+class Deaf(RedisStore):
+    """A store that does what it is asked, but whose first three answers to a leader that asks for more are lost."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, 500)
+        self.num_lost = 0
+
+    async def take_lease(self, holder: str, seconds: float, floor: int = 0, epoch: int | None = None) -> int | None:
+        taken = await super().take_lease(holder, seconds, floor, epoch)
+        if epoch is not None and self.num_lost < 3:
+            self.num_lost += 1
+            raise StoreUnavailable("the answer was lost")
+        return taken
+
+
+async def test_a_raised_epoch_whose_answer_was_lost_is_not_anothers(store: RedisStore, server: RedisServer) -> None:
+    deaf = Deaf(server.url)
+    leader = Leadership(deaf, "a", SHORT)
+    floor = await leading(leader) + 10**9
+    keeping = asyncio.create_task(leader.keep())
+    epoch = await leader.raise_epoch(floor)
+    assert epoch > floor
+    assert deaf.num_lost == 3
+    await store.release_lease("a")
+    assert await next_leader(store) == "a"  # renewed, with the new epoch
+    assert not keeping.done()
+    keeping.cancel()
+    await deaf.close()
+
+
 async def test_nobody_begins_to_lead_without_a_store_and_who_leads_goes_on(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
     store = RedisStore(server.url, 500)

@@ -1,8 +1,10 @@
 """Links to workers over real gRPC: that a worker stops, that it does not fit, that it comes and goes."""
 
+import asyncio
 import logging
 import socket
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -172,6 +174,24 @@ async def test_blocks_that_a_worker_kept_are_not_computed_again() -> None:
         await running.gateway.finish(running.gateway.submit())
         first, again = [step for step in worker.steps if step.new_sequences]
         assert (first.scheduled.starts[0], again.scheduled.starts[0]) == (0, 12)  # of 14 tokens, in blocks of 4
+
+
+async def test_a_worker_that_is_never_ready_is_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck(ScriptedWorker):
+        async def Step(
+            self, requests: AsyncIterator[worker_v1.StepRequest], context: Any
+        ) -> AsyncIterator[worker_v1.StepResponse]:
+            self.num_dialled += 1
+            if self.num_dialled == 1:
+                await asyncio.Event().wait()
+            async for response in super().Step(requests, context):
+                yield response
+
+        num_dialled = 0
+
+    monkeypatch.setattr("scheduler_svc.worker_link._STEP_TIMEOUT", 0.2)
+    async with served(Stuck()) as addresses, deployment(*addresses) as running:
+        await running.workers(1)
 
 
 async def test_a_worker_whose_inventory_is_malformed_is_not_used(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,8 @@
 """Workers are told what their blocks hold, and a new scheduler finds what they kept."""
 
+from collections import UserList
 from dataclasses import replace
+from typing import Any
 
 from core_bench import BLOCK, SHAPE, CoreBench, prompt
 from scheduler_svc.core.inventory import Chain, Inventory
@@ -103,6 +105,32 @@ def test_what_no_sequence_leads_to_stays_free() -> None:
     assert replica.adopt(told(), []) == 0
     assert replica.device.pool.counts.cached == 1
     replica.check_integrity()
+
+
+def test_what_sequences_of_a_request_went_on_with_is_found_behind_their_prompt() -> None:
+    bench = CoreBench()
+    request, outputs = prompt(BLOCK + 2), [prompt(2 + BLOCK, 5000), prompt(2, 6000), prompt(1, 7000)]
+    for number, output in enumerate(outputs):
+        bench.submit(f"{number}", [*request, *output], 2)
+    inventory = kept(bench, *bench.steps(2), bench.step())
+    replica = Replica(SHAPE)
+    assert replica.adopt(inventory, [Chain(b"", request, outputs)]) == 4
+    assert [len(found(replica, [*request, *output])[0]) for output in outputs] == [3, 2, 1]
+
+
+def test_no_more_of_a_request_is_read_than_its_worker_kept() -> None:
+    class Counted(UserList[int]):
+        num_read = 0
+
+        def __getitem__(self, place: Any) -> Any:
+            tokens = super().__getitem__(place)
+            Counted.num_read += len(tokens) if isinstance(place, slice) else 1
+            return tokens
+
+    replica = Replica(SHAPE)
+    chains = [Chain(b"", Counted(PROMPT[:BLOCK] + prompt(8000, 10_000 * number))) for number in range(1, 11)]
+    assert replica.adopt(told(), chains) == 1
+    assert Counted.num_read < 10 * 500
 
 
 def test_another_model_adopts_nothing() -> None:

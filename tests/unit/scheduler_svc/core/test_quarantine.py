@@ -2,8 +2,7 @@
 
 from core_bench import BLOCK, CoreBench, keys, prompt
 from scheduler_svc.core.inquiry import explain
-from scheduler_svc.core.plan import Failure
-from scheduler_svc.core.sequence import Phase
+from scheduler_svc.core.plan import FailedEvent, Failure
 
 
 def lose_twice(bench: CoreBench, *suspects: str) -> None:
@@ -25,6 +24,15 @@ def test_request_is_failed_only_once_a_worker_is_lost_to_it_alone() -> None:
     [failed] = bench.lose(bench.replica)
     assert (failed.request.key, failed.reason) == ("deadly", Failure.QUARANTINED)
     assert not list(bench.scheduler.keys)
+
+
+def test_a_replica_that_was_to_end_anyway_accuses_nobody() -> None:
+    bench = CoreBench()
+    lose_twice(bench, "tried")
+    bench.plan()
+    bench.scheduler.retire(bench.replica)
+    assert bench.lose(bench.replica) == []
+    assert bench.scheduler.is_live("tried")
 
 
 def test_each_suspect_is_judged_by_its_own_trial() -> None:
@@ -145,14 +153,44 @@ def test_siblings_are_set_apart_with_the_one_that_was_in_flight() -> None:
         bench.plan()
         bench.lose(bench.replica)
         bench.replica = bench.join()
-    plan = bench.plan()
-    assert plan is not None
-    assert len(plan.scheduled) == 1
-    bench.commit()
-    bench.step()
-    assert all(s.num_output for s in sequences if s.phase is Phase.RUNNING)
+    while untried := [s for s in sequences if not s.num_output]:
+        planned = [part.sequence for part in bench.step().scheduled]
+        assert len(planned) == 1 or not any(s in untried for s in planned)
     bench.run()
     assert all(s.num_output == 8 for s in sequences)
+
+
+def test_tokens_of_its_siblings_do_not_clear_a_deadly_sequence() -> None:
+    bench = CoreBench()
+    sequences = bench.submit("a", prompt(6), 8, n=3)
+    bench.steps(2)
+    failed: list[FailedEvent] = []
+    num_losses = 0
+    while not failed and num_losses < 10:
+        plan = bench.plan()
+        assert plan is not None
+        if sequences[1] not in [part.sequence for part in plan.scheduled]:
+            bench.commit()
+            continue
+        num_losses += 1
+        failed = bench.lose(bench.replica)
+        bench.replica = bench.join()
+    assert [event.reason for event in failed] == [Failure.QUARANTINED]
+    assert num_losses == 3
+    assert not bench.scheduler.waiting.quarantine.has_losses
+
+
+def test_sequence_that_is_ended_by_a_verdict_is_suspected_no_more() -> None:
+    bench = CoreBench()
+    bench.submit("a", prompt(6), 8, n=2)
+    for _ in range(2):
+        bench.plan()
+        bench.lose(bench.replica)
+        bench.replica = bench.join()
+    for index in range(2):
+        assert bench.scheduler.waiting.quarantine.has_suspects
+        bench.scheduler.finish("a", index, 0)
+    assert not bench.scheduler.waiting.quarantine.has_losses
 
 
 def test_suspect_that_is_cancelled_leaves_nothing_behind() -> None:

@@ -1,8 +1,14 @@
 """A replica that is retired takes nothing more, and its sequences leave it for another one without a loss."""
 
-from core_bench import CoreBench, keys, prompt
+from core_bench import SHAPE, CoreBench, keys, prompt
+from memory_worker import MemoryWorker
+from scheduler_svc.core.beam_search import BeamParams, EarlyStopping
+from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.plan import TokensEvent
 from scheduler_svc.core.pressure import PreemptionMode
-from scheduler_svc.core.sequence import Phase
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import Phase, Request
 
 
 def test_sequences_leave_for_another_replica_with_their_committed_tokens() -> None:
@@ -97,3 +103,21 @@ def test_rates_are_of_those_that_take_work() -> None:
     assert bench.scheduler.rates(bench.now).tokens_per_second > 0
     bench.scheduler.retire(bench.replica)
     assert bench.scheduler.rates(bench.now).tokens_per_second == 0
+
+
+def test_search_ends_although_one_of_its_beams_had_no_place_when_others_were_there() -> None:
+    scheduler, replica = Scheduler(Limits(max_sequences=3)), Replica(SHAPE)
+    worker = MemoryWorker(SHAPE.num_blocks, SHAPE.block_size, 1000, SHAPE.num_host_blocks)
+    scheduler.add_replica(replica)
+    for number in range(2):
+        scheduler.submit(Request(f"{number}", prompt(4, 20 * number), 1, 6), 0.0)
+    beam = BeamParams(2, 1.0, EarlyStopping.NEVER)
+    scheduler.submit(Request("beams", prompt(4, 100), 2, 12, beam=beam), 0.0)
+    ended = []
+    while list(scheduler.keys):
+        plan = scheduler.schedule(replica, 0.0)
+        assert plan is not None, "requests are stuck"
+        scheduler.retire(replica)  # all that was asked for runs here by now
+        events = scheduler.commit(replica, worker.step(plan), 0.0)
+        ended += [e.sequence.request.key for e in events if isinstance(e, TokensEvent) and e.end is not None]
+    assert ended == ["0", "1", "beams", "beams"]

@@ -75,6 +75,17 @@ def test_beam_that_its_siblings_wait_for_comes_before_all(waiting: Waiting, repl
     assert waiting.head(replica, 1.0) is not beam
 
 
+def test_retired_replica_takes_only_a_beam_that_its_siblings_wait_for_there(waiting: Waiting, replica: Replica) -> None:
+    replica.is_retired = True
+    beam, sibling = beam_that_goes_on(0), beam_that_goes_on(1)
+    beam.family = sibling.family = [beam, sibling]
+    waiting.add(sequence(2), 1.0)
+    waiting.add(beam, 1.0)
+    assert waiting.head(replica, 1.0) is None
+    replica.running.append(sibling)
+    assert waiting.head(replica, 1.0) is beam
+
+
 def test_search_that_has_not_begun_waits_like_everybody(waiting: Waiting, replica: Replica) -> None:
     urgent, beam = sequence(0, priority=5), sequence(1, beam=BeamParams(2, 1.0, EarlyStopping.NEVER))
     waiting.add(beam, 1.0)

@@ -91,6 +91,16 @@ async def test_a_leader_may_begin_a_new_epoch(store: RedisStore) -> None:
     assert await store.keep_lease("a", new, 30)
 
 
+async def test_a_new_epoch_whose_answer_was_lost_may_be_asked_for_again(store: RedisStore, keys: "redis.Redis") -> None:
+    old = await taken(store, "a")
+    lost = await store.take_lease("a", 30, floor=old + 5, epoch=old)
+    keys.delete(LEASE)  # it ran out before the next call came through
+    again = await store.take_lease("a", 30, floor=old + 5, epoch=old)
+    assert lost is not None
+    assert again is not None
+    assert again > lost
+
+
 async def test_only_its_holder_releases_a_lease(store: RedisStore) -> None:
     await taken(store, "a")
     await store.release_lease("b")

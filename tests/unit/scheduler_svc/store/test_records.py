@@ -10,7 +10,7 @@ from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from request_logs import end, length_end, logprobs, request_log
 from scheduler_svc.request_log import RequestLog, State
-from scheduler_svc.store.base import Batch, Ending, Gap, StaleEpoch, Write
+from scheduler_svc.store.base import Batch, Ending, Gap, StaleEpoch, Taken, Write
 from scheduler_svc.store.redis import RedisStore
 
 EPOCH = 100
@@ -37,19 +37,37 @@ async def put(store: RedisStore, log: RequestLog, *tokens: int, state: State | N
     return log
 
 
-async def test_record_comes_back_whole_and_without_what_only_a_session_knows(store: RedisStore) -> None:
+async def test_record_comes_back_whole(store: RedisStore) -> None:
     log = request_log(n=2, deadline=1234.5678)
-    log.submit.tails.add(index=0, token_ids=[1, 2, 3])
+    log.fingerprint = b"f" * 32
     assert await store.put(log, EPOCH) is None
     found = await store.read(log.key)
     assert found is not None
     assert (found.key, found.accepted_at, found.deadline, found.state) == (log.key, 1000.0, 1234.5678, State.ACCEPTED)
     assert (len(found.sequences), found.ended_at) == (2, None)
     assert found.is_durable
-    assert len(log.submit.tails) == 1
-    assert not found.submit.tails
-    del log.submit.tails[:]
-    assert found.submit == log.submit
+    assert (found.submit, found.fingerprint, found.failure) == (log.submit, log.fingerprint, None)
+
+
+async def test_a_fingerprint_may_come_with_the_first_tokens(store: RedisStore) -> None:
+    log = await put(store, request_log())
+    found = await store.read(log.key)
+    assert found is not None
+    assert found.fingerprint == b""
+    await store.write(Batch(writes=[write_of(log, 0, [1], fingerprint=b"f" * 32)]), EPOCH)
+    await store.write(Batch(writes=[write_of(log, 1, [2])]), EPOCH)
+    found = await store.read(log.key)
+    assert found is not None
+    assert found.fingerprint == b"f" * 32
+
+
+async def test_an_ending_says_why_the_request_failed(store: RedisStore) -> None:
+    log, why = await put(store, request_log(), 1), scheduler_v1.FAILURE_REASON_QUARANTINED
+    ending = Ending(log.key, log.submit.submission_id, State.FAILED, 2000.0, why)
+    assert await store.write(Batch(endings=[ending]), EPOCH) == []
+    found = await store.read(log.key)
+    assert found is not None
+    assert (found.state, found.failure) == (State.FAILED, why)
 
 
 async def test_no_record_is_read_as_none(store: RedisStore) -> None:
@@ -224,14 +242,34 @@ async def test_a_record_of_a_batch_that_is_there_keeps_its_tokens(store: RedisSt
     assert await tokens_of(store, log) == [[1, 2, 3]]
 
 
-async def test_of_two_submissions_in_batches_the_later_one_has_the_key(store: RedisStore) -> None:
+@pytest.mark.parametrize("state", [State.ACCEPTED, State.FINISHED])
+async def test_a_later_submission_of_a_batch_leaves_an_answer_alone_and_is_told(
+    store: RedisStore, state: State
+) -> None:
+    first = request_log("a", accepted_at=10)
+    await put(store, first, 1, 2, state=None if state is State.ACCEPTED else state)
+    later = request_log("a", accepted_at=11)
+    taken = [Taken(later.key, later.submit.submission_id)]
+    assert await store.write(Batch([later]), EPOCH) == taken
+    assert await store.write(Batch([later], [write_of(later, 0, [7])], [ending_of(later)]), EPOCH) == taken
+    assert await store.write(Batch(writes=[write_of(later, 1, [8])]), EPOCH) == taken
+    found = await store.read(first.key)
+    assert found is not None
+    assert (found.submit, found.state, found.sequences[0].token_ids) == (first.submit, state, [1, 2])
+
+
+@pytest.mark.parametrize("state", [State.CANCELLED, State.FAILED, State.DEADLINE_EXCEEDED])
+async def test_of_two_submissions_in_batches_the_later_one_has_the_key_if_the_other_did_not_finish(
+    store: RedisStore, state: State
+) -> None:
     early, late = request_log("a", accepted_at=10), request_log("a", accepted_at=11)
-    await store.write(Batch([early], [write_of(early, 0, [1, 2])], [ending_of(early)]), EPOCH)
-    await store.write(Batch([late], [write_of(late, 0, [3])]), EPOCH)
-    await store.write(Batch([early], [write_of(early, 0, [1, 2])], [ending_of(early)]), EPOCH)
+    await store.write(Batch([early], [write_of(early, 0, [1, 2])], [ending_of(early, state)]), EPOCH)
+    assert await store.write(Batch([late]), EPOCH) == []
+    taken = [Taken(early.key, early.submit.submission_id)]
+    assert await store.write(Batch([early], [write_of(early, 0, [1, 2])], [ending_of(early)]), EPOCH) == taken
     found = await store.read(late.key)
     assert found is not None
-    assert (found.submit, found.state, found.sequences[0].token_ids) == (late.submit, State.ACCEPTED, [3])
+    assert (found.submit, found.state, found.sequences[0].token_ids) == (late.submit, State.ACCEPTED, [])
 
 
 async def test_of_a_beam_search_there_are_no_sequences_until_they_are_written(store: RedisStore) -> None:

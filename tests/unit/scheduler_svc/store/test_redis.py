@@ -1,7 +1,11 @@
 """What Redis is asked to keep, and what becomes of it when it fails."""
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -22,15 +26,46 @@ def whole(log: RequestLog, tokens: list[int]) -> Write:
     return Write(log.key, log.submit.submission_id, 0, 0, tokens, packed, 0, end)
 
 
-async def again(store: RedisStore) -> None:
-    """Wait until the store answers."""
+async def again(store: RedisStore, epoch: int = EPOCH) -> None:
+    """Wait until the store answers whatever it is asked."""
     async with asyncio.timeout(30):
         while True:
             try:
                 await store.leader()
+                await store.write(Batch(), epoch)
+                await store.read("no such key")
                 return
             except StoreUnavailable:
                 await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def slowed(url: str, delay: float) -> AsyncIterator[str]:
+    """The URL of a relay to a server, whose answers take `delay` seconds longer."""
+    server = urlsplit(url)
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        answers, asked = await asyncio.open_connection(server.hostname, server.port)
+
+        async def answer() -> None:
+            while data := await answers.read(1 << 16):
+                loop.call_later(delay, writer.write, data)
+
+        answering = asyncio.create_task(answer())
+        while data := await reader.read(1 << 16):
+            asked.write(data)
+        answering.cancel()
+        asked.close()
+        writer.close()
+
+    relaying = await asyncio.start_server(relay, "127.0.0.1", 0)
+    port = relaying.sockets[0].getsockname()[1]
+    login = f"{server.username or ''}:{server.password}@" if server.password else ""
+    try:
+        yield f"redis://{login}127.0.0.1:{port}{server.path}"
+    finally:
+        relaying.close()
 
 
 @pytest.fixture(params=["embedded", "installed"])
@@ -130,7 +165,7 @@ async def test_a_server_that_is_gone_is_unavailable_until_it_is_back(mortal: Red
         await store.put(log, EPOCH)
         mortal.kill()
         assert store.is_answering
-        for call in (store.put(log, EPOCH), store.write(Batch(), EPOCH), store.read(log.key), store.live()):
+        for call in (store.put(log, EPOCH), store.write(Batch(), EPOCH), store.read(log.key), store.leader()):
             with pytest.raises(StoreUnavailable):
                 await call
         assert not store.is_answering
@@ -182,6 +217,50 @@ async def test_a_write_that_comes_behind_a_later_one_is_not_done(
     found = await store.read(log.key)
     assert found is not None
     assert found.sequences[0].token_ids == [1, 2, 3]
+
+
+async def test_more_puts_than_a_slow_server_answers_do_not_keep_the_steps_and_the_lease_waiting(
+    mortal: RedisServer,
+) -> None:
+    try:
+        mortal.start()
+        async with slowed(mortal.url, 0.15) as url:
+            store = RedisStore(url, TTL)
+            epoch = await store.take_lease("a", 2)
+            assert epoch is not None
+            await again(store, epoch)
+            restarts = store.num_restarts
+            puts = [asyncio.create_task(store.put(request_log(), epoch)) for _ in range(400)]
+            for _ in range(4):
+                assert await store.keep_lease("a", epoch, 2)
+                assert await store.write(Batch([request_log()]), epoch) == []
+            outcomes = await asyncio.gather(*puts, return_exceptions=True)
+            assert any(isinstance(one, StoreUnavailable) for one in outcomes)
+            assert None in outcomes
+            assert store.is_answering
+            assert store.num_restarts == restarts
+            await store.close()
+    finally:
+        mortal.kill()
+
+
+async def test_a_lease_that_is_not_answered_for_is_given_up_in_time_to_ask_again(mortal: RedisServer) -> None:
+    store = RedisStore(mortal.url, TTL)
+    try:
+        mortal.start()
+        epoch = await store.take_lease("a", 30)
+        assert epoch is not None
+        mortal.pause()
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            await store.keep_lease("a", epoch, 0.5)
+        assert time.monotonic() - started < 0.5
+        mortal.resume()
+        assert await store.keep_lease("a", epoch, 30)
+    finally:
+        mortal.resume()
+        mortal.kill()
+        await store.close()
 
 
 async def test_nobody_listening_is_unavailable(tmp_path: Path) -> None:

@@ -1,0 +1,126 @@
+"""Calls to a Redis that may fail, be slow, or be started anew."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from hashlib import sha1
+from typing import Any, TypeVar, cast
+
+import redis.asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from scheduler_svc.store.base import StaleEpoch, StoreUnavailable
+from scheduler_svc.store.scripts import KEYS, SCRIPT, STALE
+
+log = logging.getLogger("quire.scheduler")
+
+_SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
+_TIMEOUT = 1.0  # seconds that Redis may take to connect, and for each answer
+_MAX_CALLS = 32  # at once, each on a connection of its own; who comes beyond waits
+_Answer = TypeVar("_Answer")
+Argument = str | bytes | int | float
+
+
+class RedisClient:
+    """Calls of one `kind`. They have their own connections, and what becomes of them says nothing of other kinds.
+
+    After a failure Redis is not asked again for `fail_fast` seconds. `on_lost` hears of a lost connection, before the
+    call is repeated. Every call raises StoreUnavailable, or StaleEpoch.
+    """
+
+    def __init__(self, url: str, kind: str, fail_fast: float, on_lost: Callable[[], Awaitable[None]]) -> None:
+        # A failed call is not repeated here: its caller knows what to do without an answer.
+        self._redis = redis.Redis.from_url(
+            url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT, retry=Retry(NoBackoff(), 0)
+        )
+        self.is_answering = True
+        self.num_restarts = 0
+        self._kind = kind
+        self._fail_fast = fail_fast
+        self._on_lost = on_lost
+        self._down_until = 0.0
+        self._turns = asyncio.Semaphore(_MAX_CALLS)
+
+    async def evaluate(self, function: str, *arguments: Argument, timeout: float | None = None) -> Any:
+        """What a function of the script returns; `timeout` is for the whole call, in seconds."""
+
+        async def ask() -> Any:
+            given = (len(KEYS), *KEYS, function, *arguments)
+            try:
+                return await self._redis.evalsha(_SHA, *given)  # type: ignore[arg-type]
+            except NoScriptError:
+                self.num_restarts += 1
+                return await self._redis.eval(SCRIPT, *given)  # type: ignore[arg-type]
+
+        return await self._ask(ask, timeout)
+
+    async def members(self, name: str) -> set[bytes]:
+        """What is in a set."""
+        return await self._ask(lambda: cast(Awaitable[set[bytes]], self._redis.smembers(name)))
+
+    async def hang_up(self) -> None:
+        """Close the connections that nobody uses."""
+        await self._redis.connection_pool.disconnect(inuse_connections=False)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.aclose()
+
+    async def _ask(self, ask: Callable[[], Awaitable[_Answer]], timeout: float | None = None) -> _Answer:
+        """What Redis answers. A cancellation that came meanwhile is raised here: in Python 3.11 the `wait_for` below
+        redis-py may lose it.
+        """
+        task = asyncio.current_task()
+        num_cancels = task.cancelling() if task is not None else 0
+        await self._take_turn()
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._answer(ask)
+        except TimeoutError as error:
+            raise self._failed("it took too long to answer") from error
+        finally:
+            self._turns.release()
+            if task is not None and task.cancelling() > num_cancels:
+                raise asyncio.CancelledError
+
+    async def _take_turn(self) -> None:
+        """Wait for a connection. That many others are at work is no failure of Redis."""
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise StoreUnavailable("too many calls wait for Redis") from None
+
+    async def _answer(self, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        if time.monotonic() < self._down_until:
+            raise StoreUnavailable("Redis failed a moment ago")
+        try:
+            try:
+                answer = await ask()
+            except RedisConnectionError:  # of a server that was started anew since: every call may be repeated
+                self.num_restarts += 1
+                await self._on_lost()
+                answer = await ask()
+        except ResponseError as error:
+            if str(error).startswith(STALE):
+                raise StaleEpoch("a scheduler of a later term has written") from None
+            raise self._failed(str(error)) from error
+        except RedisError as error:
+            raise self._failed(str(error)) from error
+        if not self.is_answering:
+            log.warning("Redis answers again", extra={"calls": self._kind})
+            self.is_answering = True
+        return answer
+
+    def _failed(self, why: str) -> StoreUnavailable:
+        if self.is_answering:
+            log.error(
+                "Redis failed: what runs might not outlive this scheduler", extra={"calls": self._kind, "error": why}
+            )
+            self.is_answering = False
+        self._down_until = time.monotonic() + self._fail_fast
+        return StoreUnavailable(why)

@@ -1,0 +1,171 @@
+"""Commands about requests that are over, or that cannot be taken, where the store is behind what happened."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from redis_server import redis_server
+from scheduler_svc.commands import Commands
+from scheduler_svc.core.admission import AdmissionLimits
+from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.plan import FailedEvent, Failure
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.journal import Journal
+from scheduler_svc.live_requests import Graces, LiveRequests
+from scheduler_svc.request_log import State
+from scheduler_svc.store.base import Batch, Gap, Taken
+from scheduler_svc.store.redis import RedisStore
+
+
+class HeldUpStore(RedisStore):
+    """Takes nothing of what the journal writes while it is held up."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+
+    async def write(self, batch: Batch, epoch: int) -> list[Gap | Taken]:
+        await self.goes_on.wait()
+        return await super().write(batch, epoch)
+
+
+@dataclass(eq=False)
+class Bench:
+    """Commands over a core without replicas, and a gateway that sends them."""
+
+    store: HeldUpStore
+    core: Scheduler
+    journal: Journal
+    requests: LiveRequests
+    commands: Commands
+    answers: dict[int, scheduler_v1.Event] = field(default_factory=dict)
+
+    def tell(self, events: list[scheduler_v1.Event]) -> None:
+        self.answers |= {event.attachment_id: event for event in events if event.attachment_id}
+
+    def tell_status(self, status: scheduler_v1.Status) -> None: ...
+
+    def send(self, **command: scheduler_v1.Submit | scheduler_v1.Attach | scheduler_v1.Cancel) -> None:
+        self.commands.take(scheduler_v1.SessionRequest(**command), self)  # type: ignore[arg-type]
+
+    async def submit(self, submission_id: str, key: str = "k") -> scheduler_v1.Event:
+        attachment_id = len(self.answers) + 1
+        self.send(
+            submit=scheduler_v1.Submit(
+                key=key,
+                submission_id=submission_id,
+                tenant="t",
+                weight=1,
+                prompt_token_ids=[1, 2],
+                n=1,
+                max_tokens=8,
+                detachable=True,
+                body_digest=b"body",
+                attachment_id=attachment_id,
+            )
+        )
+        await until(lambda: attachment_id in self.answers)
+        return self.answers[attachment_id]
+
+    async def attach(self, key: str = "k") -> scheduler_v1.Event:
+        attachment_id = len(self.answers) + 1
+        self.send(attach=scheduler_v1.Attach(key=key, attachment_id=attachment_id))
+        await until(lambda: attachment_id in self.answers)
+        return self.answers[attachment_id]
+
+    def cancel(self) -> None:
+        self.send(cancel=scheduler_v1.Cancel(key="k"))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def bench(url: str, limits: Limits | None = None) -> AsyncIterator[Bench]:
+    store = HeldUpStore(url)
+    epoch = await store.take_lease("bench", 60)
+    assert epoch is not None
+    core = Scheduler(limits or Limits())
+    journal = Journal(store, epoch, lambda: None, lambda log, index: None)
+    requests = LiveRequests(core, journal, Graces(), lambda: None)
+    commands = Commands(requests, store, journal, lambda listener: True, needs_store=False)
+    running = asyncio.create_task(journal.run())
+    try:
+        yield Bench(store, core, journal, requests, commands)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await store.close()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    with redis_server(tmp_path) as url:
+        yield url
+
+
+async def test_a_cancelled_submission_is_not_revived_by_a_store_that_does_not_know(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_svc.commands._FLUSH", 0.05)
+    async with bench(url) as on:
+        await on.submit("first")
+        on.store.goes_on.clear()
+        for submission in ("second", "third"):
+            on.cancel()
+            assert (await on.submit(submission)).HasField("accepted")
+            live = on.requests.get("k")
+            assert live is not None
+            assert live.log.submit.submission_id == submission
+        on.store.goes_on.set()
+        assert await on.journal.flush(20)
+        record = await on.store.read("k")
+        assert record is not None
+        assert (record.submit.submission_id, record.state) == ("third", State.ACCEPTED)
+
+
+async def test_a_cancelled_submission_that_is_repeated_is_not_run_again(url: str) -> None:
+    async with bench(url) as on:
+        await on.submit("first")
+        on.store.goes_on.clear()
+        on.cancel()
+        assert (await on.submit("first")).failed.reason == scheduler_v1.FAILURE_REASON_CANCELLED
+        assert on.requests.get("k") is None
+
+
+@pytest.mark.parametrize("failure", [Failure.QUARANTINED, Failure.DEADLINE_EXCEEDED, Failure.UNAVAILABLE])
+async def test_why_a_request_failed_is_told_to_who_comes_later(failure: Failure, url: str) -> None:
+    async with bench(url) as on:
+        await on.submit("first")
+        event = on.core.cancel("k", failure)
+        assert isinstance(event, FailedEvent)
+        on.requests.dispatch([event])
+        from_memory = (await on.attach()).failed.reason
+        assert await on.journal.flush(20)
+    async with bench(url) as after:
+        assert (await after.attach()).failed.reason == from_memory
+    assert scheduler_v1.FailureReason.Name(from_memory).endswith(failure.name)
+
+
+async def test_a_full_queue_refuses_without_a_record_and_gives_again_what_has_finished(url: str) -> None:
+    limits = Limits(queue=AdmissionLimits(max_requests=1))
+    async with bench(url, limits) as on:
+        await on.submit("first")
+        live = on.requests.get("k")
+        assert live is not None
+        on.requests.cut(live, 0, 0)
+        assert (await on.submit("waits", key="waiting")).HasField("accepted")
+        refused = await on.submit("refused", key="refused")
+        assert refused.failed.reason == scheduler_v1.FAILURE_REASON_UNAVAILABLE
+        assert (await on.submit("again")).attached.submission_id == "first"
+        assert await on.journal.flush(20)
+        assert await on.store.read("refused") is None

@@ -1,0 +1,54 @@
+"""Which workers the engine asks for a step."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from checksum_service import ChecksumService
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scheduler_svc.core.inventory import Inventory
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.engine import Engine
+from scheduler_svc.request_log import RequestLog
+from scheduler_svc.wire import shape_from_proto
+from worker_links import Deployment, deployment
+
+
+@asynccontextmanager
+async def two_workers() -> AsyncIterator[tuple[Engine, list[tuple[Replica, asyncio.Event]]]]:
+    async with deployment() as running:
+        yield running.engine, [joined(running) for _ in range(2)]
+
+
+def joined(running: Deployment) -> tuple[Replica, asyncio.Event]:
+    about, wake = ChecksumService().about, asyncio.Event()
+    replica = Replica(shape_from_proto(about))
+    running.engine.add_worker(replica, about, wake, Inventory({}, {}))
+    return replica, wake
+
+
+def started(engine: Engine, key: str, deadline: float | None = None) -> None:
+    submit = scheduler_v1.Submit(key=key, prompt_token_ids=[1, 2], n=1, max_tokens=8, tenant="t", weight=1)
+    engine.restore([RequestLog(submit, accepted_at=1.0, deadline=deadline)])
+    live = engine.requests.get(key)
+    assert live is not None
+    engine.requests.start(live, is_known=True)
+
+
+async def test_a_worker_that_is_given_work_by_anothers_step_is_woken() -> None:
+    async with two_workers() as (engine, [(first, _), (second, wake)]):
+        for key in ("a", "b"):
+            started(engine, key)
+        wake.clear()
+        assert engine.schedule(first) is not None
+        assert second.running
+        assert wake.is_set()
+
+
+async def test_workers_are_woken_where_a_deadline_ends_a_request() -> None:
+    async with two_workers() as (engine, [(first, _), (_, wake)]):
+        started(engine, "late", deadline=1.0)
+        wake.clear()
+        while engine.is_live("late"):
+            engine.schedule(first)
+        assert wake.is_set()

@@ -1,0 +1,100 @@
+"""A leader's end, on a real Redis."""
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from redis_server import RedisServer, running_server
+from scheduler_svc.engine import Engine
+from scheduler_svc.leader import Leader
+from scheduler_svc.request_log import RequestLog
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.store.redis import RedisStore
+
+ROOT = Path(__file__).parents[3]
+
+FENCED_AT_THE_END = """
+import asyncio
+from scheduler_svc import __main__ as process
+from scheduler_svc.leader import Leader
+
+async def hand_over(self):
+    self._is_fenced.set()  # as where a successor wrote before this one was done
+    await asyncio.sleep(0.2)
+
+Leader.hand_over = hand_over
+process.main()
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with running_server(tmp_path) as server:
+        yield server
+
+
+class Held(RedisStore):
+    """A store that does not tell what is live before it is let."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.asked, self.let = asyncio.Event(), asyncio.Event()
+
+    async def live(self) -> list[RequestLog]:
+        self.asked.set()
+        await self.let.wait()
+        return await super().live()
+
+
+async def test_a_leader_that_hands_over_while_it_begins_does_not_begin(server: RedisServer) -> None:
+    store, opened = Held(server.url), asyncio.Event()
+
+    async def on_lead(_: Engine) -> None:
+        opened.set()
+
+    settings = SchedulerSettings.model_validate({"redis_url": server.url, "workers_at": "127.0.0.1:1"})
+    leader = Leader(settings, store, "a", on_lead)
+    running = asyncio.create_task(leader.run())
+    async with asyncio.timeout(30):
+        await store.asked.wait()
+    await leader.hand_over()
+    assert await store.leader() is None
+    store.let.set()
+    await asyncio.sleep(0.2)
+    assert not opened.is_set()
+    assert not running.done()
+    running.cancel()
+    await asyncio.wait([running])
+    await store.close()
+
+
+async def test_a_fence_that_comes_while_the_process_ends_does_not_kill_it(server: RedisServer) -> None:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "OTEL_"))}
+    environment = inherited | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos")]),
+        "QUIRE_SCHEDULER_PORT": "0",
+        "QUIRE_SCHEDULER_ADMIN_PORT": "0",
+        "QUIRE_SCHEDULER_METRICS_PORT": "0",
+        "QUIRE_REDIS_URL": server.url,
+        "QUIRE_WORKERS_AT": "127.0.0.1:1",
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FENCED_AT_THE_END, env=environment, stderr=PIPE
+    )
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(60):
+            while b"requests taken over" not in await process.stderr.readline():
+                pass
+            process.send_signal(signal.SIGTERM)
+            await process.stderr.read()
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
