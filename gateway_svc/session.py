@@ -16,7 +16,7 @@ from gateway_svc.route import Reader
 from gateway_svc.routes import Attachment, Routes
 from quire.scheduler.v1 import scheduler_pb2
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from svc_common.channels import inner_channel
+from svc_common.channels import end_if_cancelled, inner_channel
 from svc_common.errors import QuireError, Reason
 
 logger = logging.getLogger("quire.gateway")
@@ -109,7 +109,7 @@ class SchedulerSession:
                 await self._hold(line)
             finally:
                 await line.channel.close()
-            _end_if_cancelled()
+            end_if_cancelled()
             # Jitter keeps gateways that lost the same scheduler from returning all at once.
             await asyncio.sleep(_FIRST_BACKOFF_SECONDS * random.uniform(0.0, 1.0))
 
@@ -149,7 +149,7 @@ class SchedulerSession:
                             return _Line(address, channel, call, first)
                         extra = {"scheduler": address, "epoch": first.epoch, "known_epoch": self._epoch}
                         logger.warning("a scheduler of an older term was left", extra=extra)
-            _end_if_cancelled()
+            end_if_cancelled()
             await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
             backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
 
@@ -276,13 +276,6 @@ class _Countdown:
     def _end(self) -> None:
         self._timer = None
         self._action()
-
-
-def _end_if_cancelled() -> None:
-    """Ends the task where it was to end: a call that fails just then tells of its own error instead."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 async def _write(call: _Call, outbox: asyncio.Queue[scheduler_pb2.SessionRequest]) -> None:

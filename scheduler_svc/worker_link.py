@@ -19,7 +19,7 @@ from scheduler_svc.metrics import RESPONSES_REFUSED
 from scheduler_svc.responses import ResponseRefused, outcome_of
 from scheduler_svc.wire import inventory_from_proto, plan_to_proto, shape_from_proto
 from svc_common.addresses import join_host_port
-from svc_common.channels import inner_channel
+from svc_common.channels import end_if_cancelled, inner_channel
 
 if TYPE_CHECKING:
     from quire.worker.v1.worker_pb2_grpc import WorkerServiceAsyncStub
@@ -73,6 +73,7 @@ class WorkerLink:
             except Exception:
                 # A fault of ours costs this replica its blocks, not the other workers or the process.
                 log.exception("step stream failed", extra={"worker": self._address})
+            end_if_cancelled()
             await asyncio.sleep(_REDIAL)
 
     async def _serve(self) -> None:
