@@ -3,6 +3,7 @@
 from typing import Any
 
 from benchmarks.tables import Cells
+from benchmarks.told import version
 
 _COLUMNS = ("step", "off, ms", "on, ms", "cost")
 
@@ -20,7 +21,5 @@ def deterministic_section(result: dict[str, Any]) -> str:
     """What docs/guarantees.md says of the mode."""
     machine = result["machine"]
     where = result["gpu"]["name"] if result["gpu"] else f"{machine['cores']} cores of {machine['processor']}"
-    return (
-        f"Median of {result['rounds']} steps each, in turns, {result['dtype']}; {result['date'][:10]}, commit "
-        f"`{(result['commit'] or 'unknown')[:12]}`, {where}.\n\n{deterministic_table(result).markdown()}"
-    )
+    head = f"Median of {result['rounds']} steps each, in turns, {result['dtype']}; {version(result)}, {where}."
+    return f"{head}\n\n{deterministic_table(result).markdown()}"

@@ -4,6 +4,7 @@ from typing import Any
 
 from benchmarks.journal.figures import OFF, ON, SLOW
 from benchmarks.tables import Cells
+from benchmarks.told import judged, origin
 
 _TITLES = {OFF: "no journal", ON: "journal", SLOW: "journal, Redis takes half a second"}
 
@@ -24,7 +25,7 @@ def target_lines(result: dict[str, Any]) -> list[str]:
     lines = []
     for target in result["targets"]:
         text = f"{target['what']}: {target['value']:,.2f}, asked ≤ {target['bound']:,g}"
-        lines.append(text if target["holds"] else f"**{text}: missed**")
+        lines.append(judged(text, holds=target["holds"]))
     return lines
 
 
@@ -37,12 +38,10 @@ _METHOD = (
 
 def journal_section(result: dict[str, Any]) -> str:
     """What docs/guarantees.md says of it."""
-    machine = result["machine"]
     targets = "\n".join(f"- {line}" for line in target_lines(result))
     return (
         f"{_METHOD}\n\n"
         f"{result['num_sequences']} sequences, a forward pass of {result['forward_ms']:g} ms, {result['num_steps']} "
-        f"steps in each of {result['num_runs']} runs; {result['date'][:10]}, commit "
-        f"`{(result['commit'] or 'unknown')[:12]}`, {machine['cores']} cores of {machine['processor']}.\n\n"
+        f"steps in each of {result['num_runs']} runs; {origin(result)}.\n\n"
         f"{journal_table(result).markdown()}\n\n{targets}"
     )

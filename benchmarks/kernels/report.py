@@ -5,6 +5,7 @@ from typing import Any
 
 from benchmarks.kernels.case import Asked, best_peer
 from benchmarks.tables import Cells
+from benchmarks.told import judged, version
 
 DECODE_OF_COPY_RATE = 0.85
 PREFILL_OF_SDPA = 0.8
@@ -60,7 +61,7 @@ def kernels_section(result: dict[str, Any]) -> str:
     where = result["gpu"]["name"] if result["gpu"] else f"{result['threads']} threads of {machine['processor']}"
     asked = "\n".join(f"- {_told(verdict)}" for verdict in result["targets"])
     head = (
-        f"{where}, torch {machine['torch']}; {result['date'][:10]}, commit `{(result['commit'] or 'unknown')[:12]}`. "
+        f"{where}, torch {machine['torch']}; {version(result)}. "
         f"The device itself copies {rates['memory']:,.0f} GB/s (read and written) and multiplies "
         f"{rates['matrix']:,.4g} TFLOP/s in bfloat16."
     )
@@ -69,7 +70,7 @@ def kernels_section(result: dict[str, Any]) -> str:
 
 def _told(verdict: dict[str, Any]) -> str:
     text = f"{verdict['what']} {verdict['value']:.2f}, asked ≥ {verdict['at_least']:g}"
-    return text if verdict["holds"] else f"**{text}: missed**"
+    return judged(text, holds=verdict["holds"])
 
 
 def _peer(case: dict[str, Any], peer: dict[str, Any]) -> str:

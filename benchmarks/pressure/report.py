@@ -5,6 +5,7 @@ from typing import Any
 from benchmarks.pressure.figures import AUTO, RECOMPUTE, SWAP
 from benchmarks.serving.figures import Sense
 from benchmarks.tables import Cells
+from benchmarks.told import judged, origin
 
 _SIGNS = {Sense.AT_LEAST: "≥", Sense.AT_MOST: "≤", Sense.BELOW: "<"}
 _MEGA = 1e6
@@ -65,17 +66,15 @@ def target_lines(result: dict[str, Any]) -> list[str]:
     lines = []
     for target in result["targets"]:
         text = f"{target['what']}: {target['value']:.4g}, asked {_SIGNS[Sense(target['sense'])]} {target['bound']:g}"
-        lines.append(text if target["holds"] else f"**{text}: missed**")
+        lines.append(judged(text, holds=target["holds"]))
     return lines
 
 
 def pressure_section(result: dict[str, Any]) -> str:
     """What docs/performance.md says of it."""
-    machine = result["machine"]
     targets = "\n".join(f"- {line}" for line in target_lines(result))
     return (
-        f"{result['model']}, bfloat16, medians of {result['num_runs']}; {result['date'][:10]}, commit "
-        f"`{(result['commit'] or 'unknown')[:12]}`, {machine['cores']} cores of {machine['processor']}.\n\n"
+        f"{result['model']}, bfloat16, medians of {result['num_runs']}; {origin(result)}.\n\n"
         f"{choice_table(result).markdown()}\n\n{moved_table(result).markdown()}\n\n"
         f"{result['num_streams']} streams, and a prompt of {result['prompt_tokens']:,} tokens:\n\n"
         f"{long_prompt_table(result).markdown()}\n\n{targets}"

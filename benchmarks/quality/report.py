@@ -3,6 +3,7 @@
 from typing import Any
 
 from benchmarks.tables import Cells
+from benchmarks.told import version
 
 
 def quality_table(result: dict[str, Any]) -> Cells:
@@ -19,7 +20,4 @@ def quality_table(result: dict[str, Any]) -> Cells:
 def quality_section(result: dict[str, Any]) -> str:
     """What docs/performance.md says of quality."""
     num_tokens = next(iter(result["formats"].values()))["num_tokens"]
-    return (
-        f"{result['model']}, {num_tokens:,} tokens; {result['date'][:10]}, commit "
-        f"`{(result['commit'] or 'unknown')[:12]}`.\n\n{quality_table(result).markdown()}"
-    )
+    return f"{result['model']}, {num_tokens:,} tokens; {version(result)}.\n\n{quality_table(result).markdown()}"

@@ -4,6 +4,7 @@ from typing import Any
 
 from benchmarks.recovery.cases import CASES
 from benchmarks.tables import Cells
+from benchmarks.told import judged, origin
 
 
 def recovery_table(result: dict[str, Any]) -> Cells:
@@ -24,7 +25,7 @@ def target_lines(result: dict[str, Any]) -> list[str]:
     lines = []
     for target in result["targets"]:
         text = f"{target['what']}: {target['value']:.2f}, asked < {target['bound']:g}"
-        lines.append(text if target["holds"] else f"**{text}: missed**")
+        lines.append(judged(text, holds=target["holds"]))
     return lines
 
 
@@ -37,11 +38,9 @@ _METHOD = (
 
 def recovery_section(result: dict[str, Any]) -> str:
     """What docs/guarantees.md says of it."""
-    machine = result["machine"]
     targets = "\n".join(f"- {line}" for line in target_lines(result))
     return (
         f"{_METHOD}\n\n{result['model']}, bfloat16, {result['num_streams']} streams of {result['max_tokens']} tokens, "
-        f"{result['num_runs']} faults of each kind; {result['date'][:10]}, commit "
-        f"`{(result['commit'] or 'unknown')[:12]}`, {machine['cores']} cores of {machine['processor']}.\n\n"
+        f"{result['num_runs']} faults of each kind; {origin(result)}.\n\n"
         f"{recovery_table(result).markdown()}\n\n{targets}"
     )

@@ -5,6 +5,7 @@ from typing import Any
 from benchmarks.plot import Chart, Series
 from benchmarks.serving.figures import Sense, Target
 from benchmarks.tables import Cells
+from benchmarks.told import judged, origin
 
 _FIGURES = (
     ("output tokens/s", "output_tokens_per_second", 1, ",.0f"),
@@ -38,11 +39,7 @@ def summary_lines(result: dict[str, Any]) -> str:
     peer = f", {result['vllm']}" if result.get("vllm") else ""
     wasted = result["systems"].get("quire", {}).get("loads", {}).get("mix-48", {}).get("kv_wasted")
     told = "" if wasted is None else f" Of the KV memory in use, {wasted:.1%} held no token (48 at a time)."
-    return (
-        f"{result['model']}, bfloat16, medians of {result['num_runs']}; {result['date'][:10]}, commit "
-        f"`{(result['commit'] or 'unknown')[:12]}`, {machine['cores']} cores of {machine['processor']}, "
-        f"{versions}{peer}.{told}"
-    )
+    return f"{result['model']}, bfloat16, medians of {result['num_runs']}; {origin(result)}, {versions}{peer}.{told}"
 
 
 def serving_section(result: dict[str, Any]) -> str:
@@ -58,7 +55,7 @@ def _ratios(result: dict[str, Any], load: str, figure: str) -> str:
             target = Target(load, figure, verdict["against"], Sense(verdict["sense"]), verdict["bound"])
             beside = result["systems"][target.against]["title"]
             asked = f"{verdict['ratio']:.2f} × {beside}, asked {_SIGNS[target.sense]} {target.bound:g}"
-            told.append(asked if verdict["holds"] else f"**{asked}: missed**")
+            told.append(judged(asked, holds=verdict["holds"]))
     return "; ".join(told)
 
 
@@ -102,9 +99,7 @@ def sweep_charts(result: dict[str, Any]) -> list[Chart]:
 def sweep_section(result: dict[str, Any]) -> str:
     """What docs/performance.md says of the sweep."""
     return (
-        f"{result['model']}, bfloat16, one run; {result['date'][:10]}, commit "
-        f"`{(result['commit'] or 'unknown')[:12]}`, {result['machine']['cores']} cores of "
-        f"{result['machine']['processor']}.\n\n"
+        f"{result['model']}, bfloat16, one run; {origin(result)}.\n\n"
         f"![Output tokens per second, time to first token and inter-token latency over concurrency](sweep.svg)\n\n"
         f"{sweep_table(result).markdown()}"
     )

@@ -6,20 +6,16 @@ from typing import Any
 from benchmarks.simulator.figures import RunFigures, Spread
 from benchmarks.simulator.scenarios.scenario import Scenario, target_lines
 from benchmarks.tables import Cells
+from benchmarks.told import origin
 
 
 def scenario_section(scenario: Scenario) -> Callable[[dict[str, Any]], str]:
     """What docs/policies.md says of an experiment."""
 
     def section(result: dict[str, Any]) -> str:
-        machine = result["machine"]
-        told = f"{result['date'][:10]}, commit `{(result['commit'] or 'unknown')[:12]}`"
         picture = f"\n\n![{scenario.title}]({scenario.plot_path.name})" if scenario.charts is not None else ""
         targets = "\n".join(f"- {line}" for line in target_lines(result))
-        return (
-            f"{told}, {machine['cores']} cores of {machine['processor']}.{picture}\n\n"
-            f"{scenario.table(result).markdown()}\n\n{targets}"
-        )
+        return f"{origin(result)}.{picture}\n\n{scenario.table(result).markdown()}\n\n{targets}"
 
     return section
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from benchmarks.tables import Cells
+from benchmarks.told import judged, origin
 
 _SPREADS = ("schedule", "commit", "schedule_and_commit", "tell", "round_trip", "idle")
 _COLUMNS = (
@@ -24,11 +25,9 @@ def steps_table(result: dict[str, Any]) -> Cells:
 
 def steps_section(result: dict[str, Any]) -> str:
     """What docs/performance.md says of steps."""
-    machine = result["machine"]
     told = [f"{target['what']}: {_verdict(target)}" for target in result["targets"]]
     return (
-        f"Milliseconds, p50 / p99 over {result['num_steps']} steps; {result['date'][:10]}, commit "
-        f"`{(result['commit'] or 'unknown')[:12]}`, {machine['cores']} cores of {machine['processor']}.\n\n"
+        f"Milliseconds, p50 / p99 over {result['num_steps']} steps; {origin(result)}.\n\n"
         f"{steps_table(result).markdown()}\n\n"
         f"At 256 sequences and a forward pass of 10 ms: {'; '.join(told) or 'not measured'}."
     )
@@ -37,4 +36,4 @@ def steps_section(result: dict[str, Any]) -> str:
 def _verdict(target: dict[str, Any]) -> str:
     style = ".1%" if target["below"] < 0.1 else ".2f"
     text = f"{target['value']:{style}}, asked < {target['below']:{style}}"
-    return text if target["holds"] else f"**{text}: missed**"
+    return judged(text, holds=target["holds"])
