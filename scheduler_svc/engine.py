@@ -4,7 +4,6 @@ Everything here runs on the event loop's thread and none of it waits, so that th
 """
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -28,9 +27,7 @@ from scheduler_svc.live_request import Listener
 from scheduler_svc.live_requests import Graces, LiveRequests
 from scheduler_svc.metrics import BLOCKS_ADOPTED, PREEMPTION_SECONDS, STEP_SECONDS
 from scheduler_svc.request_log import RequestLog
-from scheduler_svc.store.base import Store, StoreUnavailable
-
-log = logging.getLogger("quire.scheduler")
+from scheduler_svc.store.base import Store
 
 _TICK = 0.05  # seconds between looks at the deadlines and at the store's state
 
@@ -183,8 +180,6 @@ class Engine:
                 self.journal.epoch = await self._raise_epoch(epoch)
         except Fenced:
             self._on_fenced()
-        except StoreUnavailable as error:
-            log.warning("no later term while the store cannot be reached", extra={"error": str(error)})
 
     def _chains(self) -> Iterator[Chain]:
         """The tokens of all live requests, by which a worker's blocks are known again."""

@@ -164,15 +164,15 @@ class LiveRequests:
             self._end(live)
         self._wake()
 
-    def acknowledge(self, live: LiveRequest, index: int, num_tokens: int) -> None:
-        """Note how far a gateway has looked for stop strings."""
-        self._core.acknowledge(live.log.key, index, num_tokens)
-        self._wake()
-
     def cut_ended(self, ended: LiveRequest, index: int, num_tokens: int) -> None:
         """The same of a request that ended by itself before the verdict was here."""
         if tails.cut(ended.log, index, num_tokens):
             self._journal.cut(ended.log, index)
+
+    def acknowledge(self, live: LiveRequest, index: int, num_tokens: int) -> None:
+        """Note how far a gateway has looked for stop strings."""
+        self._core.acknowledge(live.log.key, index, num_tokens)
+        self._wake()
 
     def _end(self, live: LiveRequest, failure: Failure | None = None) -> None:
         log = live.log
@@ -250,13 +250,11 @@ class LiveRequests:
 
     # What steps bring.
 
-    def dispatch(self, events: Seq[Event | None]) -> None:
+    def dispatch(self, events: Seq[Event]) -> None:
         """Take in what happened, and tell whom it concerns."""
         batches: dict[Listener, list[scheduler_v1.Event]] = {}
         ended: dict[LiveRequest, Failure | None] = {}
         for event in events:
-            if event is None:
-                continue
             if isinstance(event, TokensEvent):
                 live = self._live[event.sequence.request.key]
                 _append(live.log, event)

@@ -41,10 +41,10 @@ _OPTIONS: tuple[tuple[str, str | int], ...] = (
 
 
 class Closeable:
-    """A client that ends what it holds with itself, and may stand in a `with`."""
+    """A client or a stream that ends what it holds with itself, and may stand in a `with`."""
 
     def close(self) -> None:
-        """Ends all calls and closes the connection."""
+        """Ends what it holds."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

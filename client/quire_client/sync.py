@@ -1,8 +1,7 @@
 """The blocking client: safe to share between threads."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Self, Unpack
+from typing import Unpack
 
 import grpc
 
@@ -16,7 +15,7 @@ from quire_client.resuming import PATIENCE, Course, OnResume, Recovery
 from quire_client.sync_gateways import Gateways, Interceptor, StreamCall
 
 
-class Stream:
+class Stream(Closeable):
     """The chunks of one generation, read once with `for`. The call starts at the first chunk asked for.
 
     Where a call breaks it goes on with another one, from the next token, at whichever gateway answers.
@@ -86,14 +85,6 @@ class Stream:
             self._call.cancel()
         if self._own_name is not None:
             self._gateways.cancel(self._own_name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

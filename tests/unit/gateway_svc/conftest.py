@@ -1,11 +1,13 @@
 """What the gateway's unit tests share."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from gateway_sessions import FACTS, MODEL, SessionClient, dialling
 from gateway_svc.tokenizer import ModelTokenizer
+from scripted_scheduler import ScriptedScheduler, serving
 from tiny_model import make_model_directory
 
 
@@ -21,3 +23,18 @@ def tokenizer(model_directory: Path) -> Iterator[ModelTokenizer]:
     tokenizer = ModelTokenizer.load(model_directory)
     yield tokenizer
     tokenizer.close()
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[ScriptedScheduler]:
+    """It leads, and does what it is told."""
+    async with serving(ScriptedScheduler(MODEL)) as scheduler:
+        yield scheduler
+
+
+@pytest.fixture
+async def client(scheduler: ScriptedScheduler) -> AsyncIterator[SessionClient]:
+    """A gateway's session with it."""
+    async with dialling(scheduler.address) as client:
+        await client.wait_for(FACTS)
+        yield client

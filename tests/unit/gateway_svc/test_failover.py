@@ -16,12 +16,6 @@ DIVERGED = scheduler_v1.FAILURE_REASON_DIVERGED
 
 
 @pytest.fixture
-async def scheduler() -> AsyncIterator[ScriptedScheduler]:
-    async with serving(ScriptedScheduler(MODEL)) as scheduler:
-        yield scheduler
-
-
-@pytest.fixture
 async def successor() -> AsyncIterator[ScriptedScheduler]:
     """Stands by until `take_over`."""
     async with serving(ScriptedScheduler(MODEL, epoch=2)) as successor:

@@ -2,28 +2,14 @@
 streams, to schedulers that do as the test says."""
 
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway_sessions import FACTS, MODEL, SessionClient, dialling, sequence, there
+from gateway_sessions import SessionClient, sequence, there
 from gateway_svc.generation import OnLeave
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scripted_scheduler import ScriptedScheduler, serving
+from scripted_scheduler import ScriptedScheduler
 from svc_common.errors import QuireError, Reason
-
-
-@pytest.fixture
-async def scheduler() -> AsyncIterator[ScriptedScheduler]:
-    async with serving(ScriptedScheduler(MODEL)) as scheduler:
-        yield scheduler
-
-
-@pytest.fixture
-async def client(scheduler: ScriptedScheduler) -> AsyncIterator[SessionClient]:
-    async with dialling(scheduler.address) as client:
-        await client.wait_for(FACTS)
-        yield client
 
 
 async def test_a_deadline_holds_though_the_scheduler_says_nothing(

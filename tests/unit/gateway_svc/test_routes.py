@@ -2,16 +2,15 @@
 ran at the last one. Real streams, to schedulers that do as the test says."""
 
 import time
-from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from gateway_sessions import FACTS, MODEL, SessionClient, dialling, grown, sequence, there
+from gateway_sessions import SessionClient, grown, sequence, there
 from gateway_svc.generation import OnLeave
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scripted_scheduler import ScriptedScheduler, length_end, serving
+from scripted_scheduler import ScriptedScheduler, length_end
 from svc_common.errors import QuireError, Reason
 
 TOLD_WHY = {
@@ -20,19 +19,6 @@ TOLD_WHY = {
     Reason.TENANT_QUOTA_EXCEEDED,
     Reason.DEADLINE_TOO_SHORT,
 }
-
-
-@pytest.fixture
-async def scheduler() -> AsyncIterator[ScriptedScheduler]:
-    async with serving(ScriptedScheduler(MODEL)) as scheduler:
-        yield scheduler
-
-
-@pytest.fixture
-async def client(scheduler: ScriptedScheduler) -> AsyncIterator[SessionClient]:
-    async with dialling(scheduler.address) as client:
-        await client.wait_for(FACTS)
-        yield client
 
 
 async def test_events_reach_their_request_alone(client: SessionClient, scheduler: ScriptedScheduler) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,19 +17,6 @@ from scripted_scheduler import ScriptedScheduler, serving
 from svc_common.errors import QuireError, Reason
 
 ONE, TWO = scheduler_v1.Tokens(token_ids=[1]), scheduler_v1.Tokens(token_ids=[1, 2])
-
-
-@pytest.fixture
-async def scheduler() -> AsyncIterator[ScriptedScheduler]:
-    async with serving(ScriptedScheduler(MODEL)) as scheduler:
-        yield scheduler
-
-
-@pytest.fixture
-async def client(scheduler: ScriptedScheduler) -> AsyncIterator[SessionClient]:
-    async with dialling(scheduler.address) as client:
-        await client.wait_for(FACTS)
-        yield client
 
 
 async def test_the_status_tells_what_is_ready(client: SessionClient, scheduler: ScriptedScheduler) -> None:

@@ -1,108 +1,19 @@
 """The journal beside a real Redis."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import redis
 
-from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from redis_server import RedisServer, running_server
+from journals import EPOCH, Told, at_work, journal_of, read, store_at, whole
+from redis_server import RedisServer
 from request_logs import end, length_end, logprobs, request_log
 from scheduler_svc import journal as journal_module
 from scheduler_svc.journal import Journal
-from scheduler_svc.request_log import RequestLog, State
-from scheduler_svc.store.base import Batch, Gap, StoreUnavailable, Taken
+from scheduler_svc.request_log import State
+from scheduler_svc.store.base import Batch
 from scheduler_svc.store.redis import RedisStore
-
-EPOCH = 100
-
-
-class Told:
-    """What a journal told its engine."""
-
-    def __init__(self) -> None:
-        self.durable: list[tuple[RequestLog, int]] = []
-        self.num_stale = 0
-
-    def on_durable(self, log: RequestLog, index: int) -> None:
-        self.durable.append((log, index))
-
-    def on_stale(self) -> None:
-        self.num_stale += 1
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with running_server(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture
-def keys(server: RedisServer) -> Iterator["redis.Redis"]:
-    with redis.Redis.from_url(server.url) as client:
-        client.flushall()
-        yield client
-
-
-@pytest.fixture
-def lasting(server: RedisServer, keys: "redis.Redis") -> RedisServer:
-    """A server that the tests share, empty when each begins."""
-    return server
-
-
-@pytest.fixture
-async def store(lasting: RedisServer) -> AsyncIterator[RedisStore]:
-    async with store_at(lasting) as store:
-        yield store
-
-
-@asynccontextmanager
-async def store_at(server: RedisServer) -> AsyncIterator[RedisStore]:
-    store = RedisStore(server.url, 500)
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-@pytest.fixture
-def told() -> Told:
-    return Told()
-
-
-@pytest.fixture
-def journal(store: RedisStore, told: Told) -> Journal:
-    return journal_of(store, told)
-
-
-def journal_of(store: RedisStore, told: Told) -> Journal:
-    return Journal(store, EPOCH, told.on_stale, told.on_durable)
-
-
-@asynccontextmanager
-async def at_work(journal: Journal) -> AsyncIterator[None]:
-    task = asyncio.create_task(journal.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
-async def read(store: RedisStore, log: RequestLog) -> RequestLog:
-    found = await store.read(log.key)
-    assert found is not None
-    return found
-
-
-async def whole(journal: Journal, *logs: RequestLog) -> None:
-    """Wait until the store has everything."""
-    async with asyncio.timeout(30):
-        while journal.lag or not all(log.is_durable for log in logs):
-            await asyncio.sleep(0.005)
 
 
 async def test_what_is_noted_comes_to_be_in_the_store_and_is_told(
@@ -387,123 +298,3 @@ async def test_a_log_that_was_read_back_goes_on(store: RedisStore, journal: Jour
     assert await successor.flush(30)
     found = await read(store, log)
     assert (found.sequences[0].token_ids, found.state) == ([1, 2, 3], State.FINISHED)
-
-
-class Batches(RedisStore):
-    """A store that notes how much each call brought, and fails where it is told to."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url, 500)
-        self.sizes: list[tuple[int, int]] = []  # prompt tokens, and output tokens
-        self.num_failures = 0
-
-    async def write(self, batch: Batch, epoch: int) -> list[Gap | Taken]:
-        prompts = sum(len(log.submit.prompt_token_ids) for log in batch.records)
-        self.sizes.append((prompts, sum(len(write.token_ids) for write in batch.writes)))
-        if self.num_failures:
-            self.num_failures -= 1
-            raise StoreUnavailable("as it was told to")
-        return await super().write(batch, epoch)
-
-
-@pytest.fixture
-async def batches(lasting: RedisServer) -> AsyncIterator[Batches]:
-    store = Batches(lasting.url)
-    yield store
-    await store.close()
-
-
-async def test_what_gathered_is_written_in_calls_of_bounded_size(batches: Batches, told: Told) -> None:
-    journal = journal_of(batches, told)
-    plain, scored = request_log(), request_log(n=2)
-    plain.sequences[0].token_ids = [*range(40_000)]
-    for sequence in scored.sequences:
-        sequence.token_ids = [*range(9000)]
-        sequence.logprobs = logprobs(*range(9000))  # of two tokens each
-        sequence.score = -1.0
-    for log in (plain, scored):
-        end(log)
-        journal.note(log)
-    assert await journal.flush(30)
-    assert max(size for _, size in batches.sizes) <= 16384
-    assert len(batches.sizes) == 6  # 40,000 tokens of one weight, 18,000 of three, and two logs
-    for log in (plain, scored):
-        found = await read(batches, log)
-        assert found.state is State.FINISHED
-        assert found.sequences == log.sequences
-        assert log.is_durable
-
-
-async def test_prompts_of_records_count(batches: Batches, told: Told) -> None:
-    journal = journal_of(batches, told)
-    logs = [request_log() for _ in range(10)]
-    for log in logs:
-        log.submit.prompt_token_ids.extend(range(9000))
-        journal.note(log)
-    assert await journal.flush(30)
-    assert max(size for size, _ in batches.sizes) < 20_000
-    assert all(log.is_durable for log in logs)
-
-
-async def test_a_call_that_failed_is_followed_by_smaller_ones_until_they_are_answered(
-    batches: Batches, told: Told
-) -> None:
-    journal, log = journal_of(batches, told), request_log()
-    log.sequences[0].token_ids = [*range(60_000)]
-    journal.note(log)
-    batches.num_failures = 2
-    assert await journal.flush(30)
-    sizes = [size for _, size in batches.sizes]
-    assert sizes[1] < 0.6 * sizes[0]
-    assert sizes[2] < 0.6 * sizes[1]
-    assert max(sizes[3:]) > 0.9 * sizes[0]
-    assert (await read(batches, log)).sequences[0].token_ids == [*range(60_000)]
-
-
-async def test_a_request_whose_name_has_an_answer_in_the_store_is_left_alone(
-    store: RedisStore, journal: Journal, told: Told
-) -> None:
-    first, later = request_log("a", accepted_at=10), request_log("a", accepted_at=11)
-    first.sequences[0].token_ids = [1]
-    end(first)
-    journal.note(first)
-    assert await journal.flush(30)
-    told.durable.clear()
-    for step in range(2):
-        later.sequences[0].token_ids.append(step)
-        journal.note(later)
-        assert await journal.flush(30)
-    assert journal.lag == 0
-    assert (later.is_displaced, later.is_recorded, later.is_durable) == (True, False, False)
-    assert told.durable == []
-    assert (await read(store, first)).submit == first.submit
-
-
-async def test_a_cancelled_request_and_the_next_of_its_name_may_wait_for_the_store_together(
-    store: RedisStore, journal: Journal
-) -> None:
-    cancelled, later = request_log("a", accepted_at=10), request_log("a", accepted_at=11)
-    cancelled.sequences[0].token_ids = [1]
-    journal.note(cancelled)
-    assert await journal.flush(30)
-    end(cancelled, State.CANCELLED)
-    later.sequences[0].token_ids = [7]
-    for log in (cancelled, later):
-        journal.note(log)
-    assert await journal.flush(30)
-    found = await read(store, later)
-    assert (found.submit, found.state, found.sequences[0].token_ids) == (later.submit, State.ACCEPTED, [7])
-    assert later.is_durable
-
-
-async def test_why_a_request_failed_and_which_model_began_it_are_written(store: RedisStore, journal: Journal) -> None:
-    log = request_log()
-    journal.note(log)
-    assert await journal.flush(30)
-    log.fingerprint, log.sequences[0].token_ids = b"f" * 32, [1]
-    end(log, State.FAILED)
-    log.failure = scheduler_v1.FAILURE_REASON_QUARANTINED
-    journal.note(log)
-    assert await journal.flush(30)
-    found = await read(store, log)
-    assert (found.state, found.failure, found.fingerprint) == (State.FAILED, log.failure, log.fingerprint)

@@ -24,14 +24,6 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def keys(server: RedisServer) -> Iterator["redis.Redis"]:
-    """The bare server, empty when the test begins."""
-    with redis.Redis.from_url(server.url) as client:
-        client.flushall()
-        yield client
-
-
-@pytest.fixture
 async def store(server: RedisServer, keys: "redis.Redis") -> AsyncIterator[RedisStore]:
     """A store on an empty server."""
     store = RedisStore(server.url, TTL)

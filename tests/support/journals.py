@@ -1,0 +1,62 @@
+"""Journals beside a real Redis: what they told, and when the store has everything."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from redis_server import RedisServer
+from scheduler_svc.journal import Journal
+from scheduler_svc.request_log import RequestLog
+from scheduler_svc.store.redis import RedisStore
+
+EPOCH = 100
+
+
+class Told:
+    """What a journal told its engine."""
+
+    def __init__(self) -> None:
+        self.durable: list[tuple[RequestLog, int]] = []
+        self.num_stale = 0
+
+    def on_durable(self, log: RequestLog, index: int) -> None:
+        self.durable.append((log, index))
+
+    def on_stale(self) -> None:
+        self.num_stale += 1
+
+
+@asynccontextmanager
+async def store_at(server: RedisServer) -> AsyncIterator[RedisStore]:
+    store = RedisStore(server.url, 500)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def journal_of(store: RedisStore, told: Told) -> Journal:
+    return Journal(store, EPOCH, told.on_stale, told.on_durable)
+
+
+@asynccontextmanager
+async def at_work(journal: Journal) -> AsyncIterator[None]:
+    task = asyncio.create_task(journal.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def read(store: RedisStore, log: RequestLog) -> RequestLog:
+    found = await store.read(log.key)
+    assert found is not None
+    return found
+
+
+async def whole(journal: Journal, *logs: RequestLog) -> None:
+    """Wait until the store has everything."""
+    async with asyncio.timeout(30):
+        while journal.lag or not all(log.is_durable for log in logs):
+            await asyncio.sleep(0.005)

@@ -1,0 +1,134 @@
+"""What goes into one call of the journal, and whose record it is that a call meets."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from journals import Told, journal_of, read
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from redis_server import RedisServer
+from request_logs import end, logprobs, request_log
+from scheduler_svc.journal import Journal
+from scheduler_svc.request_log import State
+from scheduler_svc.store.base import Batch, Gap, StoreUnavailable, Taken
+from scheduler_svc.store.redis import RedisStore
+
+
+class Batches(RedisStore):
+    """A store that notes how much each call brought, and fails where it is told to."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, 500)
+        self.sizes: list[tuple[int, int]] = []  # prompt tokens, and output tokens
+        self.num_failures = 0
+
+    async def write(self, batch: Batch, epoch: int) -> list[Gap | Taken]:
+        prompts = sum(len(log.submit.prompt_token_ids) for log in batch.records)
+        self.sizes.append((prompts, sum(len(write.token_ids) for write in batch.writes)))
+        if self.num_failures:
+            self.num_failures -= 1
+            raise StoreUnavailable("as it was told to")
+        return await super().write(batch, epoch)
+
+
+@pytest.fixture
+async def batches(lasting: RedisServer) -> AsyncIterator[Batches]:
+    store = Batches(lasting.url)
+    yield store
+    await store.close()
+
+
+async def test_what_gathered_is_written_in_calls_of_bounded_size(batches: Batches, told: Told) -> None:
+    journal = journal_of(batches, told)
+    plain, scored = request_log(), request_log(n=2)
+    plain.sequences[0].token_ids = [*range(40_000)]
+    for sequence in scored.sequences:
+        sequence.token_ids = [*range(9000)]
+        sequence.logprobs = logprobs(*range(9000))  # of two tokens each
+        sequence.score = -1.0
+    for log in (plain, scored):
+        end(log)
+        journal.note(log)
+    assert await journal.flush(30)
+    assert max(size for _, size in batches.sizes) <= 16384
+    assert len(batches.sizes) == 6  # 40,000 tokens of one weight, 18,000 of three, and two logs
+    for log in (plain, scored):
+        found = await read(batches, log)
+        assert found.state is State.FINISHED
+        assert found.sequences == log.sequences
+        assert log.is_durable
+
+
+async def test_prompts_of_records_count(batches: Batches, told: Told) -> None:
+    journal = journal_of(batches, told)
+    logs = [request_log() for _ in range(10)]
+    for log in logs:
+        log.submit.prompt_token_ids.extend(range(9000))
+        journal.note(log)
+    assert await journal.flush(30)
+    assert max(size for size, _ in batches.sizes) < 20_000
+    assert all(log.is_durable for log in logs)
+
+
+async def test_a_call_that_failed_is_followed_by_smaller_ones_until_they_are_answered(
+    batches: Batches, told: Told
+) -> None:
+    journal, log = journal_of(batches, told), request_log()
+    log.sequences[0].token_ids = [*range(60_000)]
+    journal.note(log)
+    batches.num_failures = 2
+    assert await journal.flush(30)
+    sizes = [size for _, size in batches.sizes]
+    assert sizes[1] < 0.6 * sizes[0]
+    assert sizes[2] < 0.6 * sizes[1]
+    assert max(sizes[3:]) > 0.9 * sizes[0]
+    assert (await read(batches, log)).sequences[0].token_ids == [*range(60_000)]
+
+
+async def test_a_request_whose_name_has_an_answer_in_the_store_is_left_alone(
+    store: RedisStore, journal: Journal, told: Told
+) -> None:
+    first, later = request_log("a", accepted_at=10), request_log("a", accepted_at=11)
+    first.sequences[0].token_ids = [1]
+    end(first)
+    journal.note(first)
+    assert await journal.flush(30)
+    told.durable.clear()
+    for step in range(2):
+        later.sequences[0].token_ids.append(step)
+        journal.note(later)
+        assert await journal.flush(30)
+    assert journal.lag == 0
+    assert (later.is_displaced, later.is_recorded, later.is_durable) == (True, False, False)
+    assert told.durable == []
+    assert (await read(store, first)).submit == first.submit
+
+
+async def test_a_cancelled_request_and_the_next_of_its_name_may_wait_for_the_store_together(
+    store: RedisStore, journal: Journal
+) -> None:
+    cancelled, later = request_log("a", accepted_at=10), request_log("a", accepted_at=11)
+    cancelled.sequences[0].token_ids = [1]
+    journal.note(cancelled)
+    assert await journal.flush(30)
+    end(cancelled, State.CANCELLED)
+    later.sequences[0].token_ids = [7]
+    for log in (cancelled, later):
+        journal.note(log)
+    assert await journal.flush(30)
+    found = await read(store, later)
+    assert (found.submit, found.state, found.sequences[0].token_ids) == (later.submit, State.ACCEPTED, [7])
+    assert later.is_durable
+
+
+async def test_why_a_request_failed_and_which_model_began_it_are_written(store: RedisStore, journal: Journal) -> None:
+    log = request_log()
+    journal.note(log)
+    assert await journal.flush(30)
+    log.fingerprint, log.sequences[0].token_ids = b"f" * 32, [1]
+    end(log, State.FAILED)
+    log.failure = scheduler_v1.FAILURE_REASON_QUARANTINED
+    journal.note(log)
+    assert await journal.flush(30)
+    found = await read(store, log)
+    assert (found.state, found.failure, found.fingerprint) == (State.FAILED, log.failure, log.fingerprint)
