@@ -4,13 +4,12 @@ A block is one contiguous piece over all layers, its scales included where it is
 is one copy of its bytes.
 """
 
-import mmap
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from quire_kernels.cpu.large_pages import zeros_in_large_pages
 from worker_svc.model.layout import ModelLayout
 
 _SCALE_BYTES = torch.float32.itemsize
@@ -107,14 +106,7 @@ class CacheShape:
 
     def allocate_host(self, num_blocks: int) -> Tensor:
         """Blocks of bytes, uint8 [num_blocks, block_bytes], all zeros, taken from the system as they are written."""
-        if not num_blocks:
-            return torch.empty((0, self.block_bytes), dtype=torch.uint8)
-        # torch.zeros would write all of it.
-        memory = mmap.mmap(-1, num_blocks * self.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # Fewer page faults and misses of the TLB, since a step reads all over it. Not every system has large pages.
-        with suppress(AttributeError, OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        return torch.frombuffer(memory, dtype=torch.uint8).view(num_blocks, self.block_bytes)
+        return zeros_in_large_pages(num_blocks * self.block_bytes).view(num_blocks, self.block_bytes)
 
     @property
     def _num_vectors(self) -> int:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels.cpu.attention import SequencesArgs
+from quire_kernels.cpu.large_pages import LargePages
 from quire_kernels.cpu.linear import PANEL, PackedMatrix, pack_matrix
 from quire_kernels.cpu.llama import LayerArgs, ModelArgs, StepArgs
 from quire_kernels.cpu.team import Team, type_of
@@ -34,6 +35,7 @@ class CompiledLlama:
         self.team = team
         self._int8 = int8
         self._kept: list[object] = []
+        self._memory = LargePages()
         shape = (config.vocab_size, config.hidden_size)
         self._embedding = checkpoint.take("model.embed_tokens.weight", *shape).contiguous()
         self.dtype = self._embedding.dtype
@@ -46,7 +48,7 @@ class CompiledLlama:
             head = self._embedding
         else:
             head = checkpoint.take("lm_head.weight", *shape)
-        self._head = self._keep(pack_matrix(team, head, int8=int8))
+        self._head = self._pack(head)
         self.frequencies = inverse_frequencies(config.rope, config.head_dim)
 
     @property
@@ -120,10 +122,8 @@ class CompiledLlama:
         weight = checkpoint.take(f"{name}.weight", outputs, inputs)
         return weight, checkpoint.take(f"{name}.bias", outputs) if biased else None
 
-    def _pack(self, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
-        return self._keep(pack_matrix(self.team, weight, bias, int8=self._int8))
-
-    def _keep(self, matrix: PackedMatrix) -> PackedMatrix:
+    def _pack(self, weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
+        matrix = pack_matrix(self.team, weight, bias, int8=self._int8, memory=self._memory)
         self._kept.append(matrix)
         return matrix
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels._checks import require
+from quire_kernels.cpu.large_pages import LargePages
 from quire_kernels.cpu.team import Team, type_of
 
 PANEL = 32
@@ -48,8 +49,15 @@ class PackedMatrix:
         )
 
 
-def pack_matrix(team: Team, weight: Tensor, bias: Tensor | None = None, *, int8: bool = False) -> PackedMatrix:
-    """Lay out a weight [outputs, inputs] of float32 or bfloat16, and a bias [outputs].
+def pack_matrix(
+    team: Team,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    int8: bool = False,
+    memory: LargePages | None = None,
+) -> PackedMatrix:
+    """Lay out a weight [outputs, inputs] of float32 or bfloat16, and a bias [outputs], in `memory` where there is some.
 
     With `int8`, values are rounded to 255 steps between the largest of their output and its negative.
     """
@@ -64,7 +72,8 @@ def pack_matrix(team: Team, weight: Tensor, bias: Tensor | None = None, *, int8:
         scales = _padded(scale.squeeze(1))
     weight = weight.contiguous()
     steps = -(-inputs // values)
-    panels = torch.empty(-(-outputs // PANEL) * steps * PANEL * values, dtype=weight.dtype)
+    size = -(-outputs // PANEL) * steps * PANEL * values
+    panels = torch.empty(size, dtype=weight.dtype) if memory is None else memory.empty(size, weight.dtype)
     team.library.quire_pack(weight.data_ptr(), outputs, inputs, weight.element_size(), values, panels.data_ptr())
     return PackedMatrix(outputs, inputs, dtype, panels, scales, None if bias is None else _padded(bias.float()))
 

@@ -105,13 +105,14 @@ public:
         output_.reserve(rows * head_dim);
         scores_.reserve(rows * TILE_KEYS);
         weights_.reserve(rows * TILE_KEYS);
-        highest_.reserve(rows);
-        sum_.reserve(rows);
+        base_.reserve(rows);
+        sums_.reserve(rows * LANES);
     }
 
-    // Attention of one piece. `query` and `output` are of the whole step, [tokens, heads, head_dim].
-    void run(const Cache<T>& cache, const Sequences& sequences, const Piece& piece, const AttentionRule& rule,
-             const T* query, T* output) {
+    // Attention of one piece, all of it one unit. `query` and `output` are of the whole step, [tokens, heads, head_dim].
+    void run(Hold& hold, const Cache<T>& cache, const Sequences& sequences, const Piece& piece,
+             const AttentionRule& rule, const T* query, T* output) {
+        if (hold.next()) return;
         const int64_t queries = piece.last - piece.first, heads = piece.last_head - piece.first_head;
         const int64_t token = sequences.query_starts[piece.sequence] + piece.first;
         const int64_t num_queries = sequences.query_starts[piece.sequence + 1] - sequences.query_starts[piece.sequence];
@@ -125,8 +126,8 @@ public:
                 std::copy_n(query + first_head + q * stride + head * group_ * dim_, group_ * dim_,
                             &query_[(head * rows + q * group_) * dim_]);
         std::fill_n(output_.data(), heads * rows * dim_, 0.0f);
-        std::fill_n(sum_.data(), heads * rows, 0.0f);
-        std::fill_n(highest_.data(), heads * rows, -INFINITY);
+        std::fill_n(sums_.data(), heads * rows * LANES, 0.0f);
+        std::fill_n(base_.data(), heads * rows, -INFINITY);
 
         const int32_t* table = sequences.block_tables + piece.sequence * sequences.max_blocks;
         const int64_t end = position + queries;
@@ -137,16 +138,20 @@ public:
             run_tiles<true>(cache, table, range, rows, position, rule);
         else
             run_tiles<false>(cache, table, range, rows, position, rule);
-        for (int64_t row = 0; row < heads * rows; ++row) {
-            T* to = output + first_head + row % rows / group_ * stride + (row / rows * group_ + row % group_) * dim_;
-            for (int64_t d = 0; d < dim_; d += LANES)
-                store_floats(to + d, load_floats(&output_[row * dim_ + d]) / sum_[row]);
-        }
+        hold.write([&] {
+            for (int64_t row = 0; row < heads * rows; ++row) {
+                T* to = output + first_head + row % rows / group_ * stride + (row / rows * group_ + row % group_) * dim_;
+                const float sum = total(load_floats(&sums_[row * LANES]));
+                for (int64_t d = 0; d < dim_; d += LANES)
+                    store_floats(to + d, load_floats(&output_[row * dim_ + d]) / sum);
+            }
+        });
     }
 
 private:
     static constexpr int V = Lane<T>::VALUES;
     static constexpr int GROUPS = TILE_KEYS / LANES;
+    static constexpr float HEADROOM = 8.0f;
 
     // The keys that some query of a piece sees, begin to end - 1, and its KV heads.
     struct Range {
@@ -252,44 +257,61 @@ private:
         return both;
     }
 
-    // Online softmax, in powers of two: scores become weights; what was gathered so far is scaled to them.
+    // Online softmax, in powers of two: scores become weights. What was gathered so far is scaled to them, but only where
+    // a score exceeds the base by more than HEADROOM: until then weights may exceed 1, which costs them nothing.
     void weigh(int64_t row, int64_t start, int64_t position, const AttentionRule& rule) {
+        const int64_t newest = std::min(position - start, tile_.num_keys - 1);
+        const int64_t oldest = rule.window ? std::max(tile_.first_key, position - rule.window + 1 - start) : 0;
+        if (newest == TILE_KEYS - 1 && oldest <= 0)
+            weigh<true>(row, newest, oldest, rule);
+        else
+            weigh<false>(row, newest, oldest, rule);
+    }
+
+    // With ALL, the row sees every key of the tile.
+    template <bool ALL>
+    void weigh(int64_t row, int64_t newest, int64_t oldest, const AttentionRule& rule) {
         const float* scores = &scores_[row * TILE_KEYS];
-        const int32_t newest = static_cast<int32_t>(std::min<int64_t>(position - start, tile_.num_keys - 1));
-        const int32_t oldest = rule.window ? static_cast<int32_t>(std::max<int64_t>(tile_.first_key, position - rule.window + 1 - start)) : 0;
         const Floats hidden = splat(-INFINITY);
         Floats tile[GROUPS], top = hidden;
         for (int g = 0; g < GROUPS; ++g) {
-            const Ints key = LANE + g * LANES;
-            if (g < tile_.first_group || g >= tile_.num_groups) {
+            if (!ALL && (g < tile_.first_group || g >= tile_.num_groups)) {
                 tile[g] = hidden;
                 continue;
             }
-            Floats x = load_floats(scores + g * LANES) * rule.scale;
+            Floats x = load_floats(scores + g * LANES);
             if (rule.soft_cap != 0.0f) {
                 // tanh(y) = 1 - 2 / (1 + e**2y)
-                const Floats e = exp2(x * (2.0f * LOG2_E / rule.soft_cap));
-                x = rule.soft_cap * (1.0f - 2.0f / (1.0f + e));
+                const Floats e = exp2(x * rule.scale * (2.0f * LOG2_E / rule.soft_cap));
+                x = rule.soft_cap * LOG2_E * (1.0f - 2.0f / (1.0f + e));
+            } else {
+                x *= rule.scale * LOG2_E;
             }
-            x *= LOG2_E;
-            tile[g] = (key <= newest) & (key >= oldest) ? x : hidden;
-            top = tile[g] > top ? tile[g] : top;
+            if (!ALL) {
+                const Ints key = LANE + g * LANES;
+                x = (key <= static_cast<int32_t>(newest)) & (key >= static_cast<int32_t>(oldest)) ? x : hidden;
+            }
+            tile[g] = x;
+            top = x > top ? x : top;
         }
-        const float highest = std::max(highest_[row], largest(top));
+        if (any_above(top, base_[row] + HEADROOM)) rebase(row, std::max(base_[row], largest(top)));
         // A row may see nothing yet.
-        const float base = highest == -INFINITY ? 0.0f : highest;
-        const float decay = exp2(splat(highest_[row] - base))[0];
-        Floats added = {};
+        const float base = base_[row] == -INFINITY ? 0.0f : base_[row];
+        Floats added = load_floats(&sums_[row * LANES]);
         for (int g = 0; g < GROUPS; ++g) {
-            const Floats weight = tile[g] == hidden ? Floats{} : exp2(tile[g] - base);
+            const Floats weight = exp2(tile[g] - base);
             added += weight;
             store_floats(&weights_[row * TILE_KEYS + g * LANES], weight);
         }
-        sum_[row] = sum_[row] * decay + total(added);
-        highest_[row] = highest;
-        if (decay != 1.0f)
-            for (int64_t d = 0; d < dim_; d += LANES)
-                store(&output_[row * dim_ + d], load_floats(&output_[row * dim_ + d]) * decay);
+        store(&sums_[row * LANES], added);
+    }
+
+    void rebase(int64_t row, float base) {
+        const float decay = exp2(splat(base_[row] - base))[0];
+        base_[row] = base;
+        store(&sums_[row * LANES], load_floats(&sums_[row * LANES]) * decay);
+        for (int64_t d = 0; d < dim_; d += LANES)
+            store(&output_[row * dim_ + d], load_floats(&output_[row * dim_ + d]) * decay);
     }
 
     template <int R, bool FETCH>
@@ -334,7 +356,7 @@ private:
     const int64_t group_, dim_;
     int64_t block_size_ = 0;
     Buffer<T> query_, weights_;
-    Buffer<float> output_, scores_, highest_, sum_;
+    Buffer<float> output_, scores_, base_, sums_;
     Tile tile_, next_;
 };
 
@@ -342,8 +364,9 @@ private:
 template <class T>
 void attend(Team& team, TileAttention<T>& tile, const Cache<T>& cache, const Sequences& sequences,
             const std::vector<Piece>& pieces, const AttentionRule& rule, const T* query, T* output) {
-    team.share(static_cast<int64_t>(pieces.size()),
-               [&](int64_t i) { tile.run(cache, sequences, pieces[i], rule, query, output); });
+    team.share_units(static_cast<int64_t>(pieces.size()), [&](int64_t i, Hold& hold) {
+        tile.run(hold, cache, sequences, pieces[i], rule, query, output);
+    });
 }
 
 }  // namespace quire

@@ -108,7 +108,7 @@ int64_t quire_store(void* team_, Type type, const Cache<void>* shape, const void
             using T = decltype(zero);
             const Cache<T> cache = shape->of<T>();
             team.run([&](int) {
-                team.share(tokens, [&](int64_t token) {
+                team.share_runs(tokens, [&](int64_t token) {
                     if (slots[token] < 0) return;
                     for (int64_t head = 0; head < cache.num_kv_heads; ++head)
                         store_token(cache, slots[token], head,

@@ -60,20 +60,32 @@ inline void expand_panel(const int8_t* from, T* to, int64_t count) {
     for (int64_t i = 0; i < count; i += LANES) store_floats(to + i, floats_of(from + i));
 }
 
-// How a product is cut: `panels` panels and `tiles` tiles of rows are one piece of work. A thread goes through its
-// panels once for each tile, which stays in its first cache; what a piece takes of the weights stays in its second.
+// How a product is cut into pieces of work: `across` ranges of panels times `down` blocks of tiles of rows, all about as
+// large. A thread goes through a piece's panels once for each tile, which stays in its first cache; what the piece takes
+// of the weights stays in its second.
 struct Cut {
+    int64_t num_panels, across;
+    int64_t num_tiles, down;
     int64_t rows;  // of a tile, the last one's may be fewer
-    int64_t tiles, panels;
 
-    Cut(int64_t num_rows, int64_t num_panels, int64_t panel_bytes, int threads) {
-        const int64_t all_tiles = std::max<int64_t>(1, ceil_div(num_rows, ROWS)), wanted = PIECES * threads;
-        rows = ceil_div(num_rows, all_tiles);
+    Cut(int64_t num_rows, int64_t all_panels, int64_t panel_bytes, int threads) : num_panels(all_panels) {
+        const int64_t wanted = PIECES * threads, most = std::max<int64_t>(1, PIECE_BYTES / panel_bytes);
+        num_tiles = std::max<int64_t>(1, ceil_div(num_rows, ROWS));
+        rows = ceil_div(num_rows, num_tiles);
+        num_tiles = std::max<int64_t>(1, ceil_div(num_rows, rows));
         // The more tiles, the more it pays to keep one for many panels.
-        const int64_t fewest = all_tiles < TILES ? num_panels / wanted : num_panels;
-        panels = std::clamp<int64_t>(fewest, 1, std::max<int64_t>(1, PIECE_BYTES / panel_bytes));
-        const int64_t down = ceil_div(wanted, ceil_div(num_panels, panels));
-        tiles = std::max(ceil_div(all_tiles, down), std::min(all_tiles, TILES));
+        const int64_t fewest = num_tiles < TILES ? std::max<int64_t>(1, num_panels / wanted) : num_panels;
+        across = std::min(num_panels, round_up(ceil_div(num_panels, std::min(fewest, most)), threads));
+        down = std::clamp<int64_t>(num_tiles / TILES, 1, ceil_div(wanted, across));
+    }
+
+    int64_t pieces() const { return across * down; }
+    int64_t first_panel(int64_t range) const { return begin(range, num_panels, across); }
+    int64_t first_row(int64_t block) const { return begin(block, num_tiles, down) * rows; }
+
+    // Of `count` in `parts` that differ by no more than one, the larger ones first: so threads end together.
+    static int64_t begin(int64_t part, int64_t count, int64_t parts) {
+        return part * (count / parts) + std::min(part, count % parts);
     }
 
     // Enough for threads to end at about the same time, though each may be held up.
@@ -91,44 +103,53 @@ inline void multiply(
     const int64_t steps = panel_steps<T>(matrix), panel_size = steps * PANEL * Lane<T>::VALUES;
     const int64_t num_panels = ceil_div(matrix.outputs, PANEL);
     const Cut cut(num_rows, num_panels, panel_size * sizeof(T), team.size());
-    const int64_t across = ceil_div(num_panels, cut.panels), block = cut.tiles * cut.rows;
 
-    const auto tile = [&](int64_t first, int64_t count, int64_t p, const T* panel, const void* ahead) {
+    // Sums of a tile and a panel, a unit of a piece. Whether the piece is still this thread's.
+    const auto tile = [&](Hold& hold, int64_t first, int64_t count, int64_t p, const T* panel, const void* ahead) {
+        bool held = true;
         with_count<ROWS>(count, [&]<int M>() {
             Floats sums[M][2];
             multiply_panel<T, M>(rows + first * stride, stride, panel, steps, ahead, sums);
-            for (int m = 0; m < M; ++m) {
-                for (int side = 0; side < 2; ++side) {
-                    const int64_t output = p * PANEL + side * LANES;
-                    if (matrix.scales) sums[m][side] *= load_floats(matrix.scales + output);
-                    if (matrix.bias) sums[m][side] += load_floats(matrix.bias + output);
+            held = hold.write([&] {
+                for (int m = 0; m < M; ++m) {
+                    for (int side = 0; side < 2; ++side) {
+                        const int64_t output = p * PANEL + side * LANES;
+                        if (matrix.scales) sums[m][side] *= load_floats(matrix.scales + output);
+                        if (matrix.bias) sums[m][side] += load_floats(matrix.bias + output);
+                    }
+                    finish(first + m, p, sums[m][0], sums[m][1]);
                 }
-                finish(first + m, p, sums[m][0], sums[m][1]);
-            }
+            });
         });
+        return held;
     };
-    team.share(num_rows ? across * ceil_div(num_rows, block) : 0, [&](int64_t i) {
-        const int64_t first_panel = i % across * cut.panels, last_panel = std::min(num_panels, first_panel + cut.panels);
-        const int64_t first_row = i / across * block, last_row = std::min(num_rows, first_row + block);
+    team.share_units(num_rows ? cut.pieces() : 0, [&](int64_t i, Hold& hold) {
+        const int64_t range = i % cut.across, first_panel = cut.first_panel(range), last_panel = cut.first_panel(range + 1);
+        const int64_t first_row = cut.first_row(i / cut.across), last_row = std::min(num_rows, cut.first_row(i / cut.across + 1));
+        int64_t units = hold.next();  // that are to be passed by
         if (matrix.format == Format::INT8) {
-            for (int64_t p = first_panel; p < last_panel; ++p) {
+            const int64_t tiles = ceil_div(last_row - first_row, cut.rows);
+            for (int64_t p = first_panel + units / tiles; p < last_panel; ++p) {
                 const int8_t* packed = static_cast<const int8_t*>(matrix.panels) + p * panel_size;
                 expand_panel(packed, scratch, panel_size);
-                for (int64_t row = first_row; row < last_row; row += cut.rows)
-                    tile(row, std::min(cut.rows, last_row - row), p, scratch, packed + panel_size);
+                for (int64_t row = first_row + units % tiles * cut.rows; row < last_row; row += cut.rows)
+                    if (!tile(hold, row, std::min(cut.rows, last_row - row), p, scratch, packed + panel_size)) return;
+                units = 0;
             }
             return;
         }
         const T* panels = static_cast<const T*>(matrix.panels);
         // Pieces come in order: this thread's next one is probably so far on. Half a panel is fetched with each.
-        const char* next = reinterpret_cast<const char*>(panels + (last_panel + (team.size() - 1) * cut.panels) * panel_size);
-        for (int64_t row = first_row; row < last_row; row += cut.rows) {
-            for (int64_t p = first_panel; p < last_panel; ++p) {
+        const char* next = reinterpret_cast<const char*>(panels + cut.first_panel(range + team.size()) * panel_size);
+        const int64_t across = last_panel - first_panel;
+        for (int64_t row = first_row + units / across * cut.rows; row < last_row; row += cut.rows) {
+            for (int64_t p = first_panel + units % across; p < last_panel; ++p) {
                 const bool turns = p == last_panel - 1 && row + cut.rows < last_row;
                 const void* ahead = turns ? static_cast<const void*>(rows + (row + cut.rows) * stride) : next;
-                tile(row, std::min(cut.rows, last_row - row), p, panels + p * panel_size, ahead);
+                if (!tile(hold, row, std::min(cut.rows, last_row - row), p, panels + p * panel_size, ahead)) return;
                 if (!turns) next += steps * LINE;
             }
+            units = 0;
         }
     });
 }

@@ -177,7 +177,7 @@ private:
     // Embeddings, and the angles at their positions.
     void embed(const Step& step) {
         const T* embedding = static_cast<const T*>(model_.embedding);
-        team_.share(step.num_tokens, [&](int64_t token) {
+        team_.share_runs(step.num_tokens, [&](int64_t token) {
             const T* from = embedding + step.token_ids[token] * model_.hidden_size;
             float* to = &hidden_[token * hidden_stride_];
             for (int64_t i = 0; i < model_.hidden_size; ++i) to[i] = as_float(from[i]);
@@ -191,7 +191,7 @@ private:
     }
 
     void norm(const float* weight, int64_t rows) {
-        team_.share(rows, [&](int64_t row) {
+        team_.share_runs(rows, [&](int64_t row) {
             normalize(&hidden_[row * hidden_stride_], weight, model_.norm_epsilon, model_.hidden_size,
                       &normed_[row * hidden_stride_]);
         });
@@ -209,7 +209,7 @@ private:
     // Queries and keys are turned to their places; keys and values go to their slots.
     void place(const Step& step, const Layer& layer, const Cache<T>& cache, Thread& own) {
         const int64_t dim = model_.head_dim;
-        team_.share(step.num_tokens, [&](int64_t token) {
+        team_.share_runs(step.num_tokens, [&](int64_t token) {
             float* from = &qkv_[token * qkv_stride_];
             T* query = &query_[token * attended_stride_];
             const float* cosine = &cosines_[token * half()];

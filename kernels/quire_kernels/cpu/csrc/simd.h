@@ -78,24 +78,40 @@ inline float largest(Floats v) {
 }
 // Whether a comparison holds in some lane.
 inline bool any(Ints comparison) { return largest(__builtin_convertvector(-comparison, Floats)) > 0; }
+inline bool any_above(Floats v, float bound) {
+#ifdef __AVX512F__
+    return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(bound), _CMP_GT_OQ) != 0;
+#else
+    return any(v > bound);
+#endif
+}
 inline float total(Floats v) {
     return reduce(v, [](Floats a, Floats b) { return a + b; });
 }
 
-// 2**v, to 2 units in the last place; 0 below -126.5, infinite from 127.5 on.
+// 2**v, to 2 units in the last place; 0 or nearly so below -126.5, infinite from 128 on at the latest.
 inline Floats exp2(Floats v) {
+#ifdef __AVX512DQ__
+    const Floats x = (Floats)_mm512_reduce_ps((__m512)v, 0);
+    const Floats whole = v - x;
+#else
     v = v < -127.0f ? splat(-127.0f) : v;
     v = v > 128.0f ? splat(128.0f) : v;
     const Floats shift = splat(12582912.0f);  // 1.5 * 2**23: adding it rounds to an integer
     const Floats whole = (v + shift) - shift;
     const Floats x = v - whole;
+#endif
     // Taylor's series of 2**x on [-1/2, 1/2]; its rest is below 2**-26
     Floats y = splat(1.5252733804059840e-5f);
     for (const float term : {1.5403530393381610e-4f, 1.3333558146428443e-3f, 9.6181291076284772e-3f,
                              5.5504108664821580e-2f, 2.4022650695910071e-1f, 6.9314718055994531e-1f, 1.0f})
         y = multiply_add(y, x, splat(term));
+#ifdef __AVX512DQ__
+    return (Floats)_mm512_scalef_ps((__m512)y, (__m512)whole);
+#else
     const Ints exponent = (__builtin_convertvector(whole, Ints) + 127) << 23;
     return y * (Floats)exponent;
+#endif
 }
 
 constexpr float LOG2_E = 1.4426950408889634f;

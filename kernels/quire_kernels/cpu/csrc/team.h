@@ -1,7 +1,9 @@
 // Threads that run one function together, in phases: the work of each is handed out in pieces, as threads come for it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <thread>
@@ -17,11 +19,65 @@ inline void relax() {
 #endif
 }
 
+// A value in a line of its own.
+template <class V>
+struct alignas(64) Shared {
+    std::atomic<V> value{0};
+};
+
+// A thread's hold on a piece of work that is done in units, in their order. Each is computed where nobody else looks, and
+// then written; between writing one and the next another thread may take over the rest of the piece, and what the first
+// one computed meanwhile is thrown away. It may have read what was overwritten by then, but nothing that is gone.
+class Hold {
+public:
+    // The first unit that is not written yet.
+    int64_t next() const { return static_cast<int64_t>(own_ >> UNIT & MOST_UNITS); }
+
+    // Writes a unit, unless the piece was taken over: then the thread is to leave it alone.
+    template <class F>
+    bool write(F&& unit) {
+        if (next() < MOST_UNITS && !change(own_, own_ | WRITING)) return false;
+        unit();
+        // Beyond what can be counted, the slot says "is being written" to the end.
+        if (next() < MOST_UNITS) own_ += 1ull << UNIT;
+        slot_.store(kept(), std::memory_order_release);
+        return true;
+    }
+
+private:
+    friend class Team;
+
+    // phase (24) · piece (22) · next unit (16) · is being written (1) · is held (1)
+    static constexpr int UNIT = 2, PIECE = 18, PHASE = 40;
+    static constexpr uint64_t HELD = 1, WRITING = 2, MOST_UNITS = 0xffff, MOST_PIECES = 0x3fffff;
+
+    Hold(std::atomic<uint64_t>& slot, uint32_t phase, int64_t piece)
+        : slot_(slot), own_(static_cast<uint64_t>(phase) << PHASE | static_cast<uint64_t>(piece) << PIECE | HELD) {
+        slot_.store(own_, std::memory_order_release);
+    }
+    // Takes over what another thread was seen to hold.
+    Hold(std::atomic<uint64_t>& slot, uint64_t seen) : slot_(slot), own_(seen) {
+        slot_.store(own_, std::memory_order_release);
+    }
+
+    int64_t piece() const { return static_cast<int64_t>(own_ >> PIECE & MOST_PIECES); }
+    uint64_t kept() const { return next() < MOST_UNITS ? own_ : own_ | WRITING; }
+    bool end() { return change(kept(), 0); }
+    bool change(uint64_t from, uint64_t to) { return slot_.compare_exchange_strong(from, to, std::memory_order_acq_rel); }
+
+    static bool may_be_taken(uint64_t seen, uint32_t phase) {
+        return (seen & (HELD | WRITING)) == HELD && seen >> PHASE == (phase & 0xffffffu);
+    }
+
+    std::atomic<uint64_t>& slot_;
+    uint64_t own_;  // what the slot holds while the piece is this thread's
+};
+
 // The calling thread is one of the team. A phase is over when its pieces are done, whoever did them: a thread that lost
 // its processor, or that sleeps, is not waited for unless it holds a piece. When it is back it passes by what is over.
 class Team {
 public:
-    explicit Team(int size) : size_(size) {
+    explicit Team(int size) : size_(size), slots_(size) {
         try {
             for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve(i); });
         } catch (...) {
@@ -41,7 +97,7 @@ public:
         first_phase_ = phase_.value.load(std::memory_order_relaxed);
         inside_.value.store(0, std::memory_order_release);
         wake(rounds_);
-        own_phase() = first_phase_;
+        own() = {first_phase_, 0};
         work(0);
         inside_.value.fetch_sub(CLOSED, std::memory_order_acq_rel);
         for (int i = 0; inside_.value.load(std::memory_order_acquire) != -CLOSED; ++i)
@@ -53,38 +109,94 @@ public:
     template <class F>
     void share(int64_t count, F&& body) {
         if (count <= 0) return;
-        const uint32_t phase = own_phase()++;
-        uint64_t claim = claim_.value.load(std::memory_order_acquire);
-        while (static_cast<uint32_t>(claim >> 32) == phase && static_cast<int64_t>(claim & PIECE) < count) {
-            if (!claim_.value.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel)) continue;
-            body(static_cast<int64_t>(claim & PIECE));
-            if (done_.value.fetch_add(1, std::memory_order_acq_rel) == count - 1) {
-                done_.value.store(0, std::memory_order_relaxed);
-                claim_.value.store(static_cast<uint64_t>(phase + 1) << 32, std::memory_order_release);
-                wake(phase_);
-                return;
-            }
-            claim = claim_.value.load(std::memory_order_acquire);
+        const uint32_t phase = own().phase++;
+        for (int64_t i; (i = claim(phase, count)) >= 0;) {
+            body(i);
+            if (is_last(phase, count)) return;
         }
         wait_beyond(phase_, phase);
     }
 
+    // As share, for pieces that are done in units: calls body(i, hold), which does those from hold.next() on and writes
+    // them by hold.write. A thread that runs out of pieces goes on with that of one that lost its processor.
+    template <class F>
+    void share_units(int64_t count, F&& body) {
+        if (count <= 0) return;
+        const auto [phase, thread] = own();
+        ++own().phase;
+        Clock::duration unit_time{};
+        const auto work_on = [&](Hold hold) {
+            const auto began = Clock::now();
+            const int64_t first = hold.next();
+            body(hold.piece(), hold);
+            unit_time = (Clock::now() - began) / std::max<int64_t>(1, hold.next() - first);
+            return hold.end() && is_last(phase, count);
+        };
+        for (int64_t i; (i = claim(phase, count)) >= 0;)
+            if (work_on(Hold(slots_[thread].value, phase, i))) return;
+        for (int looks = 0; looks < SPINS && !is_over(phase); ++looks) {
+            for (int other = 0; other < size_; ++other) {
+                uint64_t seen = slots_[other].value.load(std::memory_order_acquire);
+                if (other == thread || !Hold::may_be_taken(seen, phase)) continue;
+                // In the time of two units, one that has its processor would have written one.
+                const auto patience = Clock::now() + 2 * unit_time + LEAST_PATIENCE;
+                while (slots_[other].value.load(std::memory_order_acquire) == seen && Clock::now() < patience) relax();
+                if (!slots_[other].value.compare_exchange_strong(seen, 0, std::memory_order_acq_rel)) continue;
+                if (work_on(Hold(slots_[thread].value, seen))) return;
+                looks = 0;
+            }
+            relax();
+        }
+        wait_beyond(phase_, phase);
+    }
+
+    // As share, for calls too small to be handed out one by one, or whose neighbours write to the same lines.
+    template <class F>
+    void share_runs(int64_t count, F&& body) {
+        const int64_t length = std::clamp<int64_t>(count / (RUNS * size_), 1, LONGEST_RUN);
+        share((count + length - 1) / length, [&](int64_t run) {
+            for (int64_t i = run * length; i < std::min(count, (run + 1) * length); ++i) body(i);
+        });
+    }
+
 private:
+    static constexpr int64_t RUNS = 4, LONGEST_RUN = 16;
     // Tens of microseconds, by how long a processor pauses.
     static constexpr int SPINS = 2000;
+    using Clock = std::chrono::steady_clock;
+    static constexpr std::chrono::microseconds LEAST_PATIENCE{2};
     static constexpr int64_t CLOSED = 1 << 20;
     static constexpr uint64_t PIECE = 0xffffffff;
 
-    template <class V>
-    struct alignas(64) Shared {
-        std::atomic<V> value{0};
+    // The phase that a thread is in, which may be behind the team's, and its place in the team.
+    struct Own {
+        uint32_t phase;
+        int thread;
     };
-
-    // The phase that a thread is in. It may be behind the team's.
-    static uint32_t& own_phase() {
-        static thread_local uint32_t phase;
-        return phase;
+    static Own& own() {
+        static thread_local Own own;
+        return own;
     }
+
+    // The next piece of a phase, or -1.
+    int64_t claim(uint32_t phase, int64_t count) {
+        uint64_t claim = claim_.value.load(std::memory_order_acquire);
+        while (static_cast<uint32_t>(claim >> 32) == phase && static_cast<int64_t>(claim & PIECE) < count)
+            if (claim_.value.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel))
+                return static_cast<int64_t>(claim & PIECE);
+        return -1;
+    }
+
+    // Counts a piece that is done. Whether it was the last one: then the phase is over.
+    bool is_last(uint32_t phase, int64_t count) {
+        if (done_.value.fetch_add(1, std::memory_order_acq_rel) != count - 1) return false;
+        done_.value.store(0, std::memory_order_relaxed);
+        claim_.value.store(static_cast<uint64_t>(phase + 1) << 32, std::memory_order_release);
+        wake(phase_);
+        return true;
+    }
+
+    bool is_over(uint32_t phase) const { return phase_.value.load(std::memory_order_acquire) != phase; }
 
     void end() {
         ends_ = true;
@@ -99,7 +211,7 @@ private:
             int64_t inside = inside_.value.load(std::memory_order_acquire);
             while (inside >= 0 && !inside_.value.compare_exchange_weak(inside, inside + 1, std::memory_order_acq_rel)) {}
             if (inside < 0) continue;  // it is over already
-            own_phase() = first_phase_;
+            own() = {first_phase_, thread};
             (*work_)(thread);
             inside_.value.fetch_sub(1, std::memory_order_acq_rel);
         }
@@ -126,6 +238,8 @@ private:
     Shared<uint32_t> phase_;
     Shared<uint64_t> claim_;
     Shared<int64_t> done_;
+    // What each thread holds, of which it may be relieved.
+    std::vector<Shared<uint64_t>> slots_;
     std::vector<std::thread> threads_;
 };
 

@@ -1,0 +1,40 @@
+"""Host memory in large pages, where the system has them: fewer page faults, and fewer misses of the TLB.
+
+What a step reads is spread over all of it, weights and keys and values alike, and read once.
+"""
+
+import mmap
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+_MAPPING = 64 * 2**20
+_LINE = 64
+
+
+def zeros_in_large_pages(num_bytes: int) -> Tensor:
+    """Zeros, uint8 [num_bytes], in a mapping of their own, taken from the system only as they are first written."""
+    if not num_bytes:
+        return torch.empty(0, dtype=torch.uint8)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Not every system has them.
+    with suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+class LargePages:
+    """Memory for many tensors that live together, side by side in mappings far larger than a page."""
+
+    def __init__(self) -> None:
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def empty(self, size: int, dtype: torch.dtype) -> Tensor:
+        """A vector of `size` numbers, at the beginning of a line of the processor's caches."""
+        num_bytes = size * dtype.itemsize
+        taken = -(-num_bytes // _LINE) * _LINE
+        if taken > len(self._rest):
+            self._rest = zeros_in_large_pages(max(taken, _MAPPING))
+        memory, self._rest = self._rest[:num_bytes], self._rest[taken:]
+        return memory.view(dtype)
