@@ -13,6 +13,8 @@ namespace quire {
 
 constexpr int PANEL = 2 * LANES;
 constexpr int LINE = 64;
+// How far ahead of its reader a stream is fetched.
+constexpr int AHEAD = 8192;
 
 enum class Format : int64_t { PLAIN = 0, INT8 = 1 };
 
@@ -35,16 +37,16 @@ inline int64_t panel_steps(const Matrix& m) {
     return ceil_div(m.inputs, Lane<T>::VALUES);
 }
 
-// Sums of M rows and one panel. Meanwhile a line of `ahead` is fetched for each step: what is multiplied next.
-template <class T, int M>
+// Sums of M rows and one panel. Meanwhile lines of `ahead` are fetched, LINES for each step: what is multiplied next.
+template <class T, int M, int LINES>
 [[gnu::always_inline]] inline void multiply_panel(
     const T* rows, int64_t stride, const T* panel, int64_t steps, const void* ahead, Floats (&sums)[M][2]) {
     constexpr int V = Lane<T>::VALUES;
     const char* next = static_cast<const char*>(ahead);
     for (int m = 0; m < M; ++m) sums[m][0] = sums[m][1] = Floats{};
-    for (int64_t k = 0; k < steps; ++k, panel += PANEL * V, rows += V, next += LINE) {
+    for (int64_t k = 0; k < steps; ++k, panel += PANEL * V, rows += V, next += LINES * LINE) {
         const Words left = load<Words>(panel), right = load<Words>(panel + LANES * V);
-        __builtin_prefetch(next, 0, 2);
+        for (int line = 0; line < LINES; ++line) __builtin_prefetch(next + line * LINE, 0, 2);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
             const Words x = Lane<T>::broadcast(rows + m * stride);
@@ -105,11 +107,11 @@ inline void multiply(
     const Cut cut(num_rows, num_panels, panel_size * sizeof(T), team.size());
 
     // Sums of a tile and a panel, a unit of a piece. Whether the piece is still this thread's.
-    const auto tile = [&](Hold& hold, int64_t first, int64_t count, int64_t p, const T* panel, const void* ahead) {
+    const auto tile = [&]<int LINES>(Hold& hold, int64_t first, int64_t p, const T* panel, const void* ahead) {
         bool held = true;
-        with_count<ROWS>(count, [&]<int M>() {
+        with_count<ROWS>(std::min(cut.rows, num_rows - first), [&]<int M>() {
             Floats sums[M][2];
-            multiply_panel<T, M>(rows + first * stride, stride, panel, steps, ahead, sums);
+            multiply_panel<T, M, LINES>(rows + first * stride, stride, panel, steps, ahead, sums);
             held = hold.write([&] {
                 for (int m = 0; m < M; ++m) {
                     for (int side = 0; side < 2; ++side) {
@@ -129,27 +131,33 @@ inline void multiply(
         int64_t units = hold.next();  // that are to be passed by
         if (matrix.format == Format::INT8) {
             const int64_t tiles = ceil_div(last_row - first_row, cut.rows);
-            for (int64_t p = first_panel + units / tiles; p < last_panel; ++p) {
+            for (int64_t p = first_panel + units / tiles; p < last_panel; ++p, units = 0) {
                 const int8_t* packed = static_cast<const int8_t*>(matrix.panels) + p * panel_size;
                 expand_panel(packed, scratch, panel_size);
                 for (int64_t row = first_row + units % tiles * cut.rows; row < last_row; row += cut.rows)
-                    if (!tile(hold, row, std::min(cut.rows, last_row - row), p, scratch, packed + panel_size)) return;
-                units = 0;
+                    if (!tile.template operator()<1>(hold, row, p, scratch, packed + panel_size)) return;
             }
             return;
         }
         const T* panels = static_cast<const T*>(matrix.panels);
+        if (last_row - first_row <= cut.rows) {
+            // All that there is to do with a panel, which takes less time than it takes to come.
+            for (int64_t p = first_panel + units; p < last_panel; ++p) {
+                const T* panel = panels + p * panel_size;
+                if (!tile.template operator()<2>(hold, first_row, p, panel, panel + AHEAD / sizeof(T))) return;
+            }
+            return;
+        }
         // Pieces come in order: this thread's next one is probably so far on. Half a panel is fetched with each.
         const char* next = reinterpret_cast<const char*>(panels + cut.first_panel(range + team.size()) * panel_size);
         const int64_t across = last_panel - first_panel;
-        for (int64_t row = first_row + units / across * cut.rows; row < last_row; row += cut.rows) {
+        for (int64_t row = first_row + units / across * cut.rows; row < last_row; row += cut.rows, units = 0) {
             for (int64_t p = first_panel + units % across; p < last_panel; ++p) {
                 const bool turns = p == last_panel - 1 && row + cut.rows < last_row;
                 const void* ahead = turns ? static_cast<const void*>(rows + (row + cut.rows) * stride) : next;
-                if (!tile(hold, row, std::min(cut.rows, last_row - row), p, panels + p * panel_size, ahead)) return;
+                if (!tile.template operator()<1>(hold, row, p, panels + p * panel_size, ahead)) return;
                 if (!turns) next += steps * LINE;
             }
-            units = 0;
         }
     });
 }

@@ -49,7 +49,8 @@ private:
 
     // phase (24) · piece (22) · next unit (16) · is being written (1) · is held (1)
     static constexpr int UNIT = 2, PIECE = 18, PHASE = 40;
-    static constexpr uint64_t HELD = 1, WRITING = 2, MOST_UNITS = 0xffff, MOST_PIECES = 0x3fffff;
+    static constexpr uint64_t HELD = 1, WRITING = 2, MOST_PIECES = 0x3fffff;
+    static constexpr int64_t MOST_UNITS = 0xffff;
 
     Hold(std::atomic<uint64_t>& slot, uint32_t phase, int64_t piece)
         : slot_(slot), own_(static_cast<uint64_t>(phase) << PHASE | static_cast<uint64_t>(piece) << PIECE | HELD) {
