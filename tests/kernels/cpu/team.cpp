@@ -12,30 +12,58 @@ namespace {
 
 constexpr int UNITS = 5, WRITTEN_FIRST = 2;
 
-// A thread that writes two units of a piece and is then away until others are through with all of it.
+// A thread that writes two units of a piece and is then away until another is through with all of it.
 const char* relieved() {
     Team team(2);
-    std::atomic<int> holders{0}, written[UNITS] = {};
-    std::atomic<bool> is_over{false}, was_refused{false};
-    int by_first = 0;
-    team.run([&](int) {
+    std::atomic<int> holders{0}, written[UNITS] = {}, by_first{0};
+    std::atomic<bool> is_away{false}, is_over{false}, was_refused{false};
+    team.run([&](int thread) {
+        while (thread != 0 && !is_away) quire::relax();
         team.share_units(1, [&](int64_t, Hold& hold) {
-            const bool first = holders.fetch_add(1) == 0;
+            ++holders;
             for (int64_t unit = hold.next(); unit < UNITS; ++unit) {
-                if (first && unit == WRITTEN_FIRST)
+                if (thread == 0 && unit == WRITTEN_FIRST) {
+                    is_away = true;
                     while (!is_over) quire::relax();
-                if (!hold.write([&] { ++written[unit], by_first += first; })) {
+                }
+                if (!hold.write([&] { ++written[unit], by_first += thread == 0; })) {
                     was_refused = true;
                     return;
                 }
             }
         });
-        is_over = true;
+        if (thread != 0) is_over = true;
     });
     for (const auto& times : written)
         if (times != 1) return "a unit was not written once";
     if (holders != 2 || by_first != WRITTEN_FIRST) return "the piece was not taken over where its holder left it";
     return was_refused ? nullptr : "who lost a piece went on writing";
+}
+
+// A piece that is written at once: who takes it over computes all of it.
+const char* relieved_of_all() {
+    Team team(2);
+    std::atomic<int> written{0}, by_first{0};
+    std::atomic<bool> is_away{false}, is_over{false}, was_refused{false};
+    team.run([&](int thread) {
+        while (thread != 0 && !is_away) quire::relax();
+        team.share_units(1, [&](int64_t, Hold& hold) {
+            for (int beat = 0; beat < UNITS; ++beat) {
+                if (!hold.beat()) {
+                    was_refused = true;
+                    return;
+                }
+                if (thread == 0 && beat + 1 == WRITTEN_FIRST) {
+                    is_away = true;
+                    while (!is_over) quire::relax();
+                }
+            }
+            hold.write_all([&] { ++written, by_first += thread == 0; });
+        });
+        if (thread != 0) is_over = true;
+    });
+    if (written != 1 || by_first != 0) return "a piece was not written once, by who took it over";
+    return was_refused ? nullptr : "who lost a piece found it its own";
 }
 
 // Many more threads than processors, so that many lose theirs: whatever happens, a unit is written once, in its phase.
@@ -51,6 +79,8 @@ const char* crowded() {
                     if (!hold.write([&] { is_wrong = written[piece * UNITS + unit]++ != phase || is_wrong; })) return;
             });
     });
+    for (const auto& times : written)
+        if (times != PHASES) return "a unit was left out";
     return is_wrong ? "a unit was written twice, or in another's phase" : nullptr;
 }
 
@@ -73,6 +103,6 @@ const char* endless() {
 }  // namespace
 
 int main() {
-    for (const auto test : {relieved, crowded, endless})
+    for (const auto test : {relieved, relieved_of_all, crowded, endless})
         if (const char* wrong = test()) return std::puts(wrong), 1;
 }

@@ -109,10 +109,9 @@ public:
         sums_.reserve(rows * LANES);
     }
 
-    // Attention of one piece, all of it one unit. `query` and `output` are of the whole step, [tokens, heads, head_dim].
+    // Attention of one piece. `query` and `output` are of the whole step, [tokens, heads, head_dim].
     void run(Hold& hold, const Cache<T>& cache, const Sequences& sequences, const Piece& piece,
              const AttentionRule& rule, const T* query, T* output) {
-        if (hold.next()) return;
         const int64_t queries = piece.last - piece.first, heads = piece.last_head - piece.first_head;
         const int64_t token = sequences.query_starts[piece.sequence] + piece.first;
         const int64_t num_queries = sequences.query_starts[piece.sequence + 1] - sequences.query_starts[piece.sequence];
@@ -134,11 +133,10 @@ public:
         const int64_t begin = rule.window ? std::max<int64_t>(0, position - rule.window + 1) : 0;
         const Range range{begin, end, piece.first_head, piece.last_head};
         // A decode's products take less time than its keys take to come.
-        if (rows <= ROWS_WIDE)
-            run_tiles<true>(cache, table, range, rows, position, rule);
-        else
-            run_tiles<false>(cache, table, range, rows, position, rule);
-        hold.write([&] {
+        const bool held = rows <= ROWS_WIDE ? run_tiles<true>(hold, cache, table, range, rows, position, rule)
+                                            : run_tiles<false>(hold, cache, table, range, rows, position, rule);
+        if (!held) return;
+        hold.write_all([&] {
             for (int64_t row = 0; row < heads * rows; ++row) {
                 T* to = output + first_head + row % rows / group_ * stride + (row / rows * group_ + row % group_) * dim_;
                 const float sum = total(load_floats(&sums_[row * LANES]));
@@ -158,10 +156,11 @@ private:
         int64_t begin, end, first_head, last_head;
     };
 
-    // Every tile of the range. With FETCH, while one is computed the next one is fetched, little by little.
+    // Every tile of the range, unless the piece is taken over. With FETCH, while one is computed the next one is fetched,
+    // little by little.
     template <bool FETCH>
-    void run_tiles(const Cache<T>& cache, const int32_t* table, const Range& range, int64_t rows, int64_t position,
-                   const AttentionRule& rule) {
+    bool run_tiles(Hold& hold, const Cache<T>& cache, const int32_t* table, const Range& range, int64_t rows,
+                   int64_t position, const AttentionRule& rule) {
         const int64_t heads = range.last_head - range.first_head, first = range.begin / TILE_KEYS * TILE_KEYS;
         next_ = locate(cache, table, range.first_head, first, range);
         for (int64_t start = first; start < range.end; start += TILE_KEYS) {
@@ -176,7 +175,10 @@ private:
                 for (int64_t row = 0; row < rows; ++row) weigh(top + row, start, position + row / group_, rule);
                 for_rows(rows, [&]<int R>(int64_t row) { gather<R, FETCH>(top + row); });
             }
+            // A few microseconds' work. More often, a decode would be slower for it.
+            if ((!FETCH || start / TILE_KEYS % 8 == 7) && !hold.beat()) return false;
         }
+        return true;
     }
 
     // Where 64 keys and their values are, by halves of groups of 16, since blocks may be of 8 tokens.
@@ -294,7 +296,7 @@ private:
             tile[g] = x;
             top = x > top ? x : top;
         }
-        if (any_above(top, base_[row] + HEADROOM)) rebase(row, std::max(base_[row], largest(top)));
+        if (any_above(top, base_[row] + HEADROOM)) rebase(row, largest(top));
         // A row may see nothing yet.
         const float base = base_[row] == -INFINITY ? 0.0f : base_[row];
         Floats added = load_floats(&sums_[row * LANES]);

@@ -74,10 +74,9 @@ struct Cut {
         const int64_t wanted = PIECES * threads, most = std::max<int64_t>(1, PIECE_BYTES / panel_bytes);
         num_tiles = std::max<int64_t>(1, ceil_div(num_rows, ROWS));
         rows = ceil_div(num_rows, num_tiles);
-        num_tiles = std::max<int64_t>(1, ceil_div(num_rows, rows));
         // The more tiles, the more it pays to keep one for many panels.
-        const int64_t fewest = num_tiles < TILES ? std::max<int64_t>(1, num_panels / wanted) : num_panels;
-        across = std::min(num_panels, round_up(ceil_div(num_panels, std::min(fewest, most)), threads));
+        const int64_t panels = num_tiles < TILES ? std::clamp<int64_t>(num_panels / wanted, 1, most) : most;
+        across = std::min(num_panels, round_up(ceil_div(num_panels, panels), threads));
         down = std::clamp<int64_t>(num_tiles / TILES, 1, ceil_div(wanted, across));
     }
 
@@ -103,8 +102,7 @@ template <class T, class F>
 inline void multiply(
     Team& team, const Matrix& matrix, const T* rows, int64_t num_rows, int64_t stride, T* scratch, F&& finish) {
     const int64_t steps = panel_steps<T>(matrix), panel_size = steps * PANEL * Lane<T>::VALUES;
-    const int64_t num_panels = ceil_div(matrix.outputs, PANEL);
-    const Cut cut(num_rows, num_panels, panel_size * sizeof(T), team.size());
+    const Cut cut(num_rows, ceil_div(matrix.outputs, PANEL), panel_size * sizeof(T), team.size());
 
     // Sums of a tile and a panel, a unit of a piece. Whether the piece is still this thread's.
     const auto tile = [&]<int LINES>(Hold& hold, int64_t first, int64_t p, const T* panel, const void* ahead) {
@@ -148,15 +146,20 @@ inline void multiply(
             }
             return;
         }
-        // Pieces come in order: this thread's next one is probably so far on. Half a panel is fetched with each.
+        // Pieces come in order: this thread's next one is probably so far on, maybe in the next matrix, which lies behind
+        // this one. Half a panel is fetched with each.
         const char* next = reinterpret_cast<const char*>(panels + cut.first_panel(range + team.size()) * panel_size);
-        const int64_t across = last_panel - first_panel;
-        for (int64_t row = first_row + units / across * cut.rows; row < last_row; row += cut.rows, units = 0) {
-            for (int64_t p = first_panel + units % across; p < last_panel; ++p) {
+        const char* next_end = reinterpret_cast<const char*>(panels + cut.first_panel(range + team.size() + 1) * panel_size);
+        const int64_t num_panels = last_panel - first_panel;
+        for (int64_t row = first_row + units / num_panels * cut.rows; row < last_row; row += cut.rows, units = 0) {
+            for (int64_t p = first_panel + units % num_panels; p < last_panel; ++p) {
                 const bool turns = p == last_panel - 1 && row + cut.rows < last_row;
-                const void* ahead = turns ? static_cast<const void*>(rows + (row + cut.rows) * stride) : next;
+                const bool fetches = !turns && next < next_end;
+                const void* ahead = turns     ? static_cast<const void*>(rows + (row + cut.rows) * stride)
+                                    : fetches ? next
+                                              : static_cast<const void*>(rows + row * stride);
                 if (!tile.template operator()<1>(hold, row, p, panels + p * panel_size, ahead)) return;
-                if (!turns) next += steps * LINE;
+                if (fetches) next += steps * LINE;
             }
         }
     });

@@ -26,56 +26,82 @@ struct alignas(64) Shared {
 };
 
 // A thread's hold on a piece of work that is done in units, in their order. Each is computed where nobody else looks, and
-// then written; between writing one and the next another thread may take over the rest of the piece, and what the first
-// one computed meanwhile is thrown away. It may have read what was overwritten by then, but nothing that is gone.
+// then written. Between two writes another thread may take over the rest of the piece, and what the first one computes
+// meanwhile is thrown away: by then others may be overwriting what it reads, but nothing of that is gone before `run` ends.
 class Hold {
 public:
-    // The first unit that is not written yet.
-    int64_t next() const { return static_cast<int64_t>(own_ >> UNIT & MOST_UNITS); }
+    Hold(const Hold&) = delete;
+
+    // The first unit that is not done yet.
+    int64_t next() const { return static_cast<int64_t>(own_ >> UNIT_SHIFT & MOST_UNITS); }
 
     // Writes a unit, unless the piece was taken over: then the thread is to leave it alone.
     template <class F>
     bool write(F&& unit) {
-        if (next() < MOST_UNITS && !change(own_, own_ | WRITING)) return false;
+        if (!begin_writing()) return false;
         unit();
-        // Beyond what can be counted, the slot says "is being written" to the end.
-        if (next() < MOST_UNITS) own_ += 1ull << UNIT;
-        slot_.store(kept(), std::memory_order_release);
+        advance();
+        return true;
+    }
+
+    // As write, for all of a piece that is written at once, after any number of calls of `beat`.
+    template <class F>
+    void write_all(F&& piece) {
+        if (!begin_writing()) return;
+        piece();
+        own_ |= WRITING;  // to its end: there is nothing left to take over
+    }
+
+    // Shows that the thread is at work. Whether the piece is still its own; who takes it over begins anew.
+    bool beat() {
+        if (!begin_writing()) return false;
+        advance();
         return true;
     }
 
 private:
     friend class Team;
 
-    // phase (24) · piece (22) · next unit (16) · is being written (1) · is held (1)
-    static constexpr int UNIT = 2, PIECE = 18, PHASE = 40;
-    static constexpr uint64_t HELD = 1, WRITING = 2, MOST_PIECES = 0x3fffff;
-    static constexpr int64_t MOST_UNITS = 0xffff;
+    // phase (24 bits) · piece (22) · next unit (16) · is being written (1) · is held (1)
+    static constexpr int UNIT_SHIFT = 2, PIECE_SHIFT = 18, PHASE_SHIFT = 40;
+    static constexpr uint64_t HELD = 1, WRITING = 2, MOST_PIECES = (1 << 22) - 1;
+    static constexpr int64_t MOST_UNITS = (1 << 16) - 1;
 
-    Hold(std::atomic<uint64_t>& slot, uint32_t phase, int64_t piece)
-        : slot_(slot), own_(static_cast<uint64_t>(phase) << PHASE | static_cast<uint64_t>(piece) << PIECE | HELD) {
-        slot_.store(own_, std::memory_order_release);
+    static uint64_t of(uint32_t phase, int64_t piece) {
+        return static_cast<uint64_t>(phase) << PHASE_SHIFT | static_cast<uint64_t>(piece) << PIECE_SHIFT | HELD;
     }
-    // Takes over what another thread was seen to hold.
-    Hold(std::atomic<uint64_t>& slot, uint64_t seen) : slot_(slot), own_(seen) {
-        slot_.store(own_, std::memory_order_release);
-    }
-
-    int64_t piece() const { return static_cast<int64_t>(own_ >> PIECE & MOST_PIECES); }
-    uint64_t kept() const { return next() < MOST_UNITS ? own_ : own_ | WRITING; }
-    bool end() { return change(kept(), 0); }
-    bool change(uint64_t from, uint64_t to) { return slot_.compare_exchange_strong(from, to, std::memory_order_acq_rel); }
-
     static bool may_be_taken(uint64_t seen, uint32_t phase) {
-        return (seen & (HELD | WRITING)) == HELD && seen >> PHASE == (phase & 0xffffffu);
+        return (seen & (HELD | WRITING)) == HELD && seen >> PHASE_SHIFT == of(phase, 0) >> PHASE_SHIFT;
+    }
+
+    // Of a new piece, or of the rest of one that another was seen to hold.
+    Hold(std::atomic<uint64_t>& slot, uint64_t value) : slot_(slot), own_(value) {
+        slot_.store(own_, std::memory_order_release);
+    }
+
+    int64_t piece() const { return static_cast<int64_t>(own_ >> PIECE_SHIFT & MOST_PIECES); }
+    bool end() { return change(0); }
+
+    bool begin_writing() { return own_ & WRITING || change(own_ | WRITING); }
+    void advance() {
+        if (own_ & WRITING) return;
+        own_ += 1ull << UNIT_SHIFT;
+        // Beyond what can be counted, nobody can take over: it is being written to its end.
+        if (next() == MOST_UNITS) own_ |= WRITING;
+        slot_.store(own_, std::memory_order_release);
+    }
+    bool change(uint64_t to) {
+        uint64_t from = own_;
+        return slot_.compare_exchange_strong(from, to, std::memory_order_acq_rel);
     }
 
     std::atomic<uint64_t>& slot_;
-    uint64_t own_;  // what the slot holds while the piece is this thread's
+    uint64_t own_;  // what the slot holds while the piece is this thread's, but while a unit is being written
 };
 
 // The calling thread is one of the team. A phase is over when its pieces are done, whoever did them: a thread that lost
-// its processor, or that sleeps, is not waited for unless it holds a piece. When it is back it passes by what is over.
+// its processor, or that sleeps, is not waited for unless it holds a piece that nobody can take over. When it is back it
+// passes by what is over.
 class Team {
 public:
     explicit Team(int size) : size_(size), slots_(size) {
@@ -92,7 +118,7 @@ public:
     int size() const { return size_; }
 
     // Runs work(thread) on this thread, and on the others as they come, and returns when none is in it any more. Each
-    // must call `share` the same number of times, for the same counts.
+    // must call `share` and its kin the same number of times, for the same counts.
     void run(const std::function<void(int)>& work) {
         work_ = &work;
         first_phase_ = phase_.value.load(std::memory_order_relaxed);
@@ -118,37 +144,40 @@ public:
         wait_beyond(phase_, phase);
     }
 
-    // As share, for pieces that are done in units: calls body(i, hold), which does those from hold.next() on and writes
-    // them by hold.write. A thread that runs out of pieces goes on with that of one that lost its processor.
+    // As share, for fewer than four million pieces that are done in units: calls body(i, hold), which does those from
+    // hold.next() on. A thread that runs out of pieces goes on with that of one that lost its processor.
     template <class F>
     void share_units(int64_t count, F&& body) {
         if (count <= 0) return;
-        const auto [phase, thread] = own();
+        const Own me = own();
         ++own().phase;
-        Clock::duration unit_time{};
-        const auto work_on = [&](Hold hold) {
+        auto patience = PATIENCE_UNTAUGHT;
+        const auto work_on = [&](uint64_t value) {
+            Hold hold(slots_[me.thread].value, value);
             const auto began = Clock::now();
             const int64_t first = hold.next();
             body(hold.piece(), hold);
-            unit_time = (Clock::now() - began) / std::max<int64_t>(1, hold.next() - first);
-            return hold.end() && is_last(phase, count);
+            if (!hold.end()) return false;
+            const auto unit = (Clock::now() - began) / std::max<int64_t>(1, hold.next() - first);
+            patience = std::max<Clock::duration>(patience == PATIENCE_UNTAUGHT ? PATIENCE : patience, 2 * unit);
+            return is_last(me.phase, count);
         };
-        for (int64_t i; (i = claim(phase, count)) >= 0;)
-            if (work_on(Hold(slots_[thread].value, phase, i))) return;
-        for (int looks = 0; looks < SPINS && !is_over(phase); ++looks) {
+        for (int64_t i; (i = claim(me.phase, count)) >= 0;)
+            if (work_on(Hold::of(me.phase, i))) return;
+        for (int looks = 0; looks < SPINS && !is_over(me.phase); ++looks) {
             for (int other = 0; other < size_; ++other) {
                 uint64_t seen = slots_[other].value.load(std::memory_order_acquire);
-                if (other == thread || !Hold::may_be_taken(seen, phase)) continue;
-                // In the time of two units, one that has its processor would have written one.
-                const auto patience = Clock::now() + 2 * unit_time + LEAST_PATIENCE;
-                while (slots_[other].value.load(std::memory_order_acquire) == seen && Clock::now() < patience) relax();
+                if (other == me.thread || !Hold::may_be_taken(seen, me.phase)) continue;
+                // One that has its processor would be on before long.
+                const auto until = Clock::now() + patience;
+                while (slots_[other].value.load(std::memory_order_acquire) == seen && Clock::now() < until) relax();
                 if (!slots_[other].value.compare_exchange_strong(seen, 0, std::memory_order_acq_rel)) continue;
-                if (work_on(Hold(slots_[thread].value, seen))) return;
+                if (work_on(seen)) return;
                 looks = 0;
             }
             relax();
         }
-        wait_beyond(phase_, phase);
+        wait_beyond(phase_, me.phase);
     }
 
     // As share, for calls too small to be handed out one by one, or whose neighbours write to the same lines.
@@ -165,9 +194,11 @@ private:
     // Tens of microseconds, by how long a processor pauses.
     static constexpr int SPINS = 2000;
     using Clock = std::chrono::steady_clock;
-    static constexpr std::chrono::microseconds LEAST_PATIENCE{2};
+    // With one that seems to do nothing: at least, and where it is not known how long a unit takes.
+    static constexpr Clock::duration PATIENCE = std::chrono::microseconds{10};
+    static constexpr Clock::duration PATIENCE_UNTAUGHT = std::chrono::microseconds{200};
     static constexpr int64_t CLOSED = 1 << 20;
-    static constexpr uint64_t PIECE = 0xffffffff;
+    static constexpr uint64_t CLAIMED = 0xffffffff;
 
     // The phase that a thread is in, which may be behind the team's, and its place in the team.
     struct Own {
@@ -182,9 +213,9 @@ private:
     // The next piece of a phase, or -1.
     int64_t claim(uint32_t phase, int64_t count) {
         uint64_t claim = claim_.value.load(std::memory_order_acquire);
-        while (static_cast<uint32_t>(claim >> 32) == phase && static_cast<int64_t>(claim & PIECE) < count)
+        while (static_cast<uint32_t>(claim >> 32) == phase && static_cast<int64_t>(claim & CLAIMED) < count)
             if (claim_.value.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel))
-                return static_cast<int64_t>(claim & PIECE);
+                return static_cast<int64_t>(claim & CLAIMED);
         return -1;
     }
 
