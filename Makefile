@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help install run test chaos lint type protos gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pressure bench-recovery bench-journal bench-kernels bench-quality
-.PHONY: bench-deterministic bench-simulator bench-docs
+.PHONY: bench-deterministic bench-simulator bench-docs bench-continuous-batching
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -55,6 +55,10 @@ protos: $(STAMP)  ## Generate the contracts' code
 
 bench: $(STAMP)  ## Compare with vLLM (where VLLM_VENV names its environment) and transformers
 	$(BIN)/python -m benchmarks.serving
+
+bench-continuous-batching: $(STAMP)  ## The same with transformers' continuous batching: one run, of a quarter of an hour
+	$(BIN)/python -m benchmarks.serving --systems quire,vllm,continuous_batching,static_batches --runs 1 \
+		--output benchmarks/results/continuous_batching.json
 
 bench-sweep: $(STAMP)  ## Measure them over concurrency
 	$(BIN)/python -m benchmarks.serving.sweep

@@ -79,6 +79,12 @@ class Page:
 
 PERFORMANCE = (
     Section("serving", RESULTS / "serving.json", "VLLM_VENV=ENVIRONMENT make bench", serving_section),
+    Section(
+        "continuous batching",
+        RESULTS / "continuous_batching.json",
+        "VLLM_VENV=ENVIRONMENT make bench-continuous-batching",
+        serving_section,
+    ),
     Section("sweep", RESULTS / "sweep.json", "VLLM_VENV=ENVIRONMENT make bench-sweep", sweep_section),
     Section("steps", RESULTS / "steps.json", "make bench-steps", steps_section),
     Section("pressure", RESULTS / "pressure.json", "make bench-pressure", pressure_section),

@@ -1,11 +1,12 @@
-"""Compares Quire with vLLM's build for processors, and with transformers' continuous and static batches (`make bench`).
+"""Compares Quire with vLLM's build for processors, and with transformers' static batches (`make bench`).
 
     [VLLM_VENV=ENVIRONMENT] python -m benchmarks.serving [--runs 3] [--systems quire,…] [--requests N] [--output FILE]
 
 Each is an HTTP server under one load generator; only static batches have no server, and get their requests all at once.
 They take turns on the machine, each started afresh for each run, in bfloat16, greedy, with end-of-text ignored; first
-come two requests that do not count. Figures are medians over the runs; what they mean is said in
-quire_client/bench/latency.py, what is sent in loads.py, what is asked in figures.py.
+come two requests that do not count. transformers' continuous batching takes part where it is named. Figures are medians
+over the runs; what they mean is said in quire_client/bench/latency.py, what is sent in loads.py, what is asked in
+figures.py.
 """
 
 import argparse
@@ -86,7 +87,7 @@ def main() -> None:
     """Reads flags, measures, writes. Exits with 1 where there are no figures, whatever they are otherwise with 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="runs of each; default 3")
-    parser.add_argument("--systems", help=f"which, of quire, vllm, continuous_batching and {STATIC}; default all")
+    parser.add_argument("--systems", help=f"of quire, vllm, continuous_batching and {STATIC}; default all but one")
     parser.add_argument("--requests", type=int, help="at most so many in each load, for a quick pass; default all")
     parser.add_argument("--output", type=Path, help=f"file for the result; default {RESULT.name}, for whole loads")
     options = parser.parse_args()

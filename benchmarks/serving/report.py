@@ -39,7 +39,8 @@ def summary_lines(result: dict[str, Any]) -> str:
     peer = f", {result['vllm']}" if result.get("vllm") else ""
     wasted = result["systems"].get("quire", {}).get("loads", {}).get("mix-48", {}).get("kv_wasted")
     told = "" if wasted is None else f" Of the KV memory in use, {wasted:.1%} held no token (48 at a time)."
-    return f"{result['model']}, bfloat16, medians of {result['num_runs']}; {origin(result)}, {versions}{peer}.{told}"
+    runs = "one run" if result["num_runs"] == 1 else f"medians of {result['num_runs']}"
+    return f"{result['model']}, bfloat16, {runs}; {origin(result)}, {versions}{peer}.{told}"
 
 
 def serving_section(result: dict[str, Any]) -> str:
