@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import sys
@@ -18,23 +17,21 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from collector import collecting
+from environments import service_environment
 from gateway_harness import Harness, encoded, scheduler_model
 from quire.inference.v1 import inference_pb2 as api
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from scripted_scheduler import ScriptedScheduler, answer_with, serving
 from tiny_model import EOS
 
-ROOT = Path(__file__).parents[2]
 TRACE = "0123456789abcdef0123456789abcdef"
 TRACEPARENT = f"00-{TRACE}-0123456789abcdef-01"
 
 
 async def start(*flags: str, **variables: str) -> Process:
     """A gateway process."""
-    paths = [str(ROOT), str(ROOT / "protos")]
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "OTEL_"))}
-    environment = inherited | {"PYTHONPATH": os.pathsep.join(paths)} | variables
     command = [sys.executable, "-m", "gateway_svc", *flags]
+    environment = service_environment() | variables
     return await asyncio.create_subprocess_exec(*command, env=environment, stdout=DEVNULL, stderr=PIPE)
 
 

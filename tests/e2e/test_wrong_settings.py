@@ -1,21 +1,20 @@
 """Settings that cannot be served stop the start, and are named: by each service, and by what starts them all."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from environments import bare_environment
+
 PORTS = ("HTTP", "GRPC", "SCHEDULER", "SCHEDULER_ADMIN", "SCHEDULER_METRICS", "WORKER", "WORKER_METRICS")
 
 
 def start(program: str, directory: Path, **settings: str) -> tuple[int, str]:
     """The exit code of a program that does not start, and what it said."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "OTEL_"))}
+    environment = bare_environment("QUIRE_CACHE_DIR")
     environment |= {f"QUIRE_{port}_PORT": "0" for port in PORTS} | {"QUIRE_RUN_DIR": str(directory / "run")}
-    if "QUIRE_CACHE_DIR" in os.environ:
-        environment["QUIRE_CACHE_DIR"] = os.environ["QUIRE_CACHE_DIR"]
     call = [sys.executable, "-m", program]
     ended = subprocess.run(call, env=environment | settings, capture_output=True, text=True, timeout=120)
     return ended.returncode, ended.stdout + ended.stderr

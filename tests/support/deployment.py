@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from environments import bare_environment
+
 START_SECONDS = 240  # the first start of all also prepares the model
 
 
@@ -78,7 +80,7 @@ def deployment(**settings: str | int) -> Iterator[Deployment]:
     """
     with tempfile.TemporaryDirectory(prefix="quire-test-") as directory:
         root = Path(directory)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "OTEL_"))}
+        environment = bare_environment("QUIRE_CACHE_DIR")
         ports = ("http", "grpc", "scheduler", "scheduler_admin", "scheduler_metrics", "worker", "worker_metrics")
         environment |= {f"QUIRE_{port.upper()}_PORT": "0" for port in ports}
         environment |= {"QUIRE_RUN_DIR": str(root / "run"), "QUIRE_STATE_FILE": str(root / "state.json")}
@@ -86,8 +88,6 @@ def deployment(**settings: str | int) -> Iterator[Deployment]:
             name if name.startswith("OTEL_") else f"QUIRE_{name.upper()}": str(value)
             for name, value in settings.items()
         }
-        if "QUIRE_CACHE_DIR" in os.environ:
-            environment["QUIRE_CACHE_DIR"] = os.environ["QUIRE_CACHE_DIR"]
         log = root / "log"
         with log.open("wb") as output:
             supervisor = subprocess.Popen(

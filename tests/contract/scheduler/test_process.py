@@ -2,24 +2,22 @@
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from environments import scheduler_environment
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from redis_server import RedisServer, running_server
 from scheduler_harness import PATIENCE, SessionClient, Worker, expected
 
-ROOT = Path(__file__).parents[3]
 SERVICE = scheduler_v1.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -59,16 +57,7 @@ class SchedulerProcess:
 
 @asynccontextmanager
 async def scheduler_process(redis_url: str, port: int, **variables: str) -> AsyncIterator[SchedulerProcess]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "OTEL_"))}
-    environment = inherited | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos")]),
-        "QUIRE_SCHEDULER_PORT": "0",
-        "QUIRE_SCHEDULER_ADMIN_PORT": "0",
-        "QUIRE_SCHEDULER_METRICS_PORT": "0",
-        "QUIRE_REDIS_URL": redis_url,
-        "QUIRE_WORKERS_AT": f"127.0.0.1:{port}",
-        "QUIRE_LEASE_SECONDS": "0.5",
-    }
+    environment = scheduler_environment(redis_url, f"127.0.0.1:{port}") | {"QUIRE_LEASE_SECONDS": "0.5"}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "scheduler_svc", env=environment | variables, stdout=DEVNULL, stderr=PIPE
     )

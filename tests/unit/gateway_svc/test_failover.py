@@ -43,6 +43,18 @@ async def settled(scheduler: ScriptedScheduler, request: NotingReader) -> None:
     assert await request.next() == ("tokens", [])
 
 
+async def taken_over(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler, num_durable: int
+) -> NotingReader:
+    """A request with the tokens 5 and 6, so many of them in the store, at its second scheduler."""
+    request = await client.running(scheduler)
+    await grown(scheduler, request, 5, 6)
+    scheduler.session.durable("k", num_durable)
+    await settled(scheduler, request)
+    await take_over(scheduler, successor)
+    return request
+
+
 async def test_a_request_goes_on_at_the_next_scheduler(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
@@ -291,11 +303,7 @@ async def test_a_watermark_of_the_request_before_is_not_this_ones(
 async def test_what_starts_anew_has_nothing_in_the_store(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
-    request = await client.running(scheduler)
-    await grown(scheduler, request, 5, 6)
-    scheduler.session.durable("k", 2)
-    await settled(scheduler, request)
-    await take_over(scheduler, successor)
+    request = await taken_over(client, scheduler, successor, num_durable=2)
     await successor.next("attach")
     successor.session.fail("k", UNKNOWN)
     await successor.next("submit")
@@ -310,11 +318,7 @@ async def test_what_starts_anew_has_nothing_in_the_store(
 async def test_where_the_store_lost_what_it_had_all_is_brought(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
-    request = await client.running(scheduler)
-    await grown(scheduler, request, 5, 6)
-    scheduler.session.durable("k", 2)
-    await settled(scheduler, request)
-    await take_over(scheduler, successor)
+    request = await taken_over(client, scheduler, successor, num_durable=2)
     assert not (await successor.next("attach")).tails[0].token_ids
     successor.session.fail("k", DIVERGED)
     (tail,) = (await successor.next("attach")).tails
@@ -326,11 +330,7 @@ async def test_where_the_store_lost_what_it_had_all_is_brought(
 async def test_what_contradicts_all_that_is_here_is_given_up(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
-    request = await client.running(scheduler)
-    await grown(scheduler, request, 5, 6)
-    scheduler.session.durable("k", 1)
-    await settled(scheduler, request)
-    await take_over(scheduler, successor)
+    request = await taken_over(client, scheduler, successor, num_durable=1)
     for _ in range(2):
         await successor.next("attach")
         successor.session.fail("k", DIVERGED)

@@ -6,6 +6,19 @@ from gateway_svc.verdicts import Verdicts
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 
 
+class Clock:
+    """Stands still but where it is set."""
+
+    now = 1000.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("gateway_svc.verdicts.time.monotonic", lambda: clock.now)
+    return clock
+
+
 def noted(verdicts: Verdicts) -> list[tuple[str, str, int, int]]:
     return [(one.key, one.submission_id, one.index, one.num_tokens) for one in verdicts]
 
@@ -29,25 +42,21 @@ def test_those_of_a_request_that_is_over_everywhere_are_forgotten() -> None:
     assert noted(verdicts) == []
 
 
-def test_they_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr("gateway_svc.verdicts.time.monotonic", lambda: now)
+def test_they_are_not_kept_for_ever(clock: Clock) -> None:
     verdicts = Verdicts()
     verdicts.add("old", "s", {0: 3})
-    now += 61
+    clock.now += 61
     verdicts.add("new", "s", {0: 4})
     assert noted(verdicts) == [("new", "s", 0, 4)]
-    now += 61
+    clock.now += 61
     assert noted(verdicts) == []
 
 
-def test_one_that_is_noted_again_is_kept_as_long_as_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr("gateway_svc.verdicts.time.monotonic", lambda: now)
+def test_one_that_is_noted_again_is_kept_as_long_as_a_new_one(clock: Clock) -> None:
     verdicts = Verdicts()
     verdicts.add("again", "first", {0: 3})
     verdicts.add("other", "s", {0: 3})
-    now += 40
+    clock.now += 40
     verdicts.add("again", "second", {0: 5})
-    now += 40
+    clock.now += 40
     assert noted(verdicts) == [("again", "second", 0, 5)]

@@ -1,7 +1,6 @@
 """A leader's end, on a real Redis."""
 
 import asyncio
-import os
 import signal
 import sys
 from asyncio.subprocess import PIPE
@@ -10,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from environments import scheduler_environment
 from redis_server import RedisServer, running_server
 from scheduler_svc.engine import Engine
 from scheduler_svc.leader import Leader
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.store.redis import RedisStore
-
-ROOT = Path(__file__).parents[3]
 
 FENCED_AT_THE_END = """
 import asyncio
@@ -75,15 +73,7 @@ async def test_a_leader_that_hands_over_while_it_begins_does_not_begin(server: R
 
 
 async def test_a_fence_that_comes_while_the_process_ends_does_not_kill_it(server: RedisServer) -> None:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "OTEL_"))}
-    environment = inherited | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos")]),
-        "QUIRE_SCHEDULER_PORT": "0",
-        "QUIRE_SCHEDULER_ADMIN_PORT": "0",
-        "QUIRE_SCHEDULER_METRICS_PORT": "0",
-        "QUIRE_REDIS_URL": server.url,
-        "QUIRE_WORKERS_AT": "127.0.0.1:1",
-    }
+    environment = scheduler_environment(server.url, "127.0.0.1:1")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", FENCED_AT_THE_END, env=environment, stderr=PIPE
     )

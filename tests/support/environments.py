@@ -1,0 +1,29 @@
+"""Environments of processes that tests start: this process's own, without what it says of Quire."""
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def bare_environment(*kept: str) -> dict[str, str]:
+    """Without settings of Quire's and of telemetry's, but those that are named."""
+    return {
+        name: value for name, value in os.environ.items() if name in kept or not name.startswith(("QUIRE_", "OTEL_"))
+    }
+
+
+def service_environment() -> dict[str, str]:
+    """Of a service that is run from the tree."""
+    return bare_environment() | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos")])}
+
+
+def scheduler_environment(redis_url: str, workers_at: str) -> dict[str, str]:
+    """Of a scheduler on free ports."""
+    return service_environment() | {
+        "QUIRE_SCHEDULER_PORT": "0",
+        "QUIRE_SCHEDULER_ADMIN_PORT": "0",
+        "QUIRE_SCHEDULER_METRICS_PORT": "0",
+        "QUIRE_REDIS_URL": redis_url,
+        "QUIRE_WORKERS_AT": workers_at,
+    }
