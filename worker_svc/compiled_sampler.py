@@ -1,6 +1,8 @@
 """Draws by compiled code on a processor: what `worker_svc.sampler` draws, in a fraction of the time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +15,20 @@ from worker_svc.penalties import adjust_logits
 from worker_svc.sampler import Draws, SamplingState, draw_numbers
 from worker_svc.step import TokenLogprobs
 
+Likeliest: TypeAlias = Callable[[Tensor], NDArray[np.int64]]
+
 
 class CompiledSampler:
     """`draw_tokens` by a team of threads, each a row at a time."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: Team, find_likeliest: Likeliest | None = None) -> None:
+        """`find_likeliest` stands in for the kernel of that name, for whoever has looked at the logits already."""
         self._team = team
+        self._likeliest = find_likeliest or partial(likeliest, team)
 
     def __call__(self, logits: Tensor, states: Sequence[SamplingState]) -> Draws:
         """One token for each row of float32 logits [rows, vocab], which may be changed."""
-        tokens = likeliest(self._team, logits)
+        tokens = self._likeliest(logits)
         asked = [(row, state.params.logprobs) for row, state in enumerate(states) if state.params.logprobs is not None]
         reported = [row for row, _ in asked]
         raw = logits[reported] if reported else None

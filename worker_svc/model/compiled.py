@@ -3,7 +3,9 @@
 from ctypes import byref
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_kernels.cpu.attention import SequencesArgs
@@ -58,7 +60,8 @@ class CompiledLlama:
 
     def executor(self, cache: KVCache, limits: Limits, graphs: Graphs) -> Executor:
         """As `LoadedModel` has it."""
-        return HostThreadExecutor(self.over(cache.values), CompiledSampler(self.team))
+        forward = self.over(cache.values)
+        return HostThreadExecutor(forward, CompiledSampler(self.team, forward.likeliest))
 
     def over(self, cache: Tensor) -> "CompiledForward":
         """The model over a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]."""
@@ -147,6 +150,7 @@ class CompiledForward:
     def __init__(self, model: CompiledLlama, cache: Tensor, arguments: ModelArgs) -> None:
         self._model, self._cache = model, cache
         self._logits = torch.empty(0, model.config.vocab_size)
+        self._likeliest: NDArray[np.int64] = np.empty(0, np.int64)
         self._library = model.team.library
         # The team's threads are the ones that compute. Others, which torch would keep spinning, would take their place.
         torch.set_num_threads(1)
@@ -156,6 +160,7 @@ class CompiledForward:
 
     def __call__(self, batch: Batch) -> Tensor:
         logits = self._logits_of(len(batch.draw_rows))
+        self._likeliest = np.empty(len(logits), np.int64)
         step = StepArgs(
             len(batch.token_ids),
             batch.token_ids.ctypes.data,
@@ -172,9 +177,16 @@ class CompiledForward:
             batch.draw_rows.ctypes.data,
             logits.data_ptr(),
             logits.shape[1],
+            self._likeliest.ctypes.data,
         )
         self._library.quire_llama_run(self._handle, byref(step))
         return logits
+
+    def likeliest(self, logits: Tensor) -> NDArray[np.int64]:
+        """As `quire_kernels.cpu.sample.likeliest`, of the logits returned last: found by the call that gave them."""
+        if logits.data_ptr() != self._logits.data_ptr() or len(logits) != len(self._likeliest):
+            raise ValueError("logits: must be those that the last forward pass returned")
+        return self._likeliest
 
     def _logits_of(self, num_draws: int) -> Tensor:
         if len(self._logits) < num_draws:

@@ -58,4 +58,5 @@ class StepArgs(Structure):
         ("draw_rows", c_void_p),
         ("logits", c_void_p),
         ("logits_stride", c_int64),
+        ("likeliest", c_void_p),
     )

@@ -69,12 +69,41 @@ inline void store_token(const Cache<T>& cache, int64_t slot, int64_t head, const
 
 inline int64_t queries_per_tile(int64_t group) { return std::max<int64_t>(1, TILE_ROWS / group); }
 
+// Whether the products of so many rows take less time than their keys take to come, as a decode's do.
+inline bool waits_for_memory(int64_t rows) { return rows <= ROWS_WIDE; }
+
 // What one thread attends to at a time: queries first to last - 1 of a sequence, for some KV heads.
 struct Piece {
     int64_t sequence, first, last, first_head, last_head;
 };
 
-// All of a step in pieces, those of the longest contexts first.
+// Puts the larger pieces first, so that threads end together. Those that wait for memory and those that compute come in
+// turn, each kind's as far on as the other's, so that they run beside each other.
+inline void order(std::vector<Piece>& pieces, const Sequences& sequences, int64_t group) {
+    struct Placed {
+        Piece piece;
+        double work;
+        bool waits;
+        double place;  // the share of its kind's work that comes before it
+    };
+    std::vector<Placed> placed;
+    double total[2] = {}, before[2] = {};
+    for (const Piece& p : pieces) {
+        const int64_t queries = p.last - p.first;
+        const double work = static_cast<double>(queries * (p.last_head - p.first_head) * sequences.context_lens[p.sequence]);
+        placed.push_back({p, work, waits_for_memory(queries * group), 0.0});
+        total[placed.back().waits] += work;
+    }
+    std::stable_sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) { return a.work > b.work; });
+    for (Placed& p : placed) {
+        p.place = before[p.waits] / total[p.waits];
+        before[p.waits] += p.work;
+    }
+    std::stable_sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) { return a.place < b.place; });
+    std::transform(placed.begin(), placed.end(), pieces.begin(), [](const Placed& p) { return p.piece; });
+}
+
+// All of a step in pieces.
 inline std::vector<Piece> cut(const Sequences& sequences, int64_t num_kv_heads, int64_t group, int threads) {
     const int64_t per_tile = queries_per_tile(group);
     std::vector<Piece> pieces;
@@ -88,10 +117,7 @@ inline std::vector<Piece> cut(const Sequences& sequences, int64_t num_kv_heads, 
                 pieces.push_back({s, first, std::min(queries, first + per_tile), head,
                                   std::min(num_kv_heads, head + heads)});
     }
-    const auto work = [&](const Piece& p) {
-        return (p.last - p.first) * (p.last_head - p.first_head) * sequences.context_lens[p.sequence];
-    };
-    std::stable_sort(pieces.begin(), pieces.end(), [&](const Piece& a, const Piece& b) { return work(a) > work(b); });
+    order(pieces, sequences, group);
     return pieces;
 }
 
@@ -132,9 +158,8 @@ public:
         const int64_t end = position + queries;
         const int64_t begin = rule.window ? std::max<int64_t>(0, position - rule.window + 1) : 0;
         const Range range{begin, end, piece.first_head, piece.last_head};
-        // A decode's products take less time than its keys take to come.
-        const bool held = rows <= ROWS_WIDE ? run_tiles<true>(hold, cache, table, range, rows, position, rule)
-                                            : run_tiles<false>(hold, cache, table, range, rows, position, rule);
+        const bool held = waits_for_memory(rows) ? run_tiles<true>(hold, cache, table, range, rows, position, rule)
+                                                 : run_tiles<false>(hold, cache, table, range, rows, position, rule);
         if (!held) return;
         hold.write_all([&] {
             for (int64_t row = 0; row < heads * rows; ++row) {

@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "buffer.h"
 #include "linear.h"
+#include "sample.h"
 #include "simd.h"
 #include "team.h"
 
@@ -49,6 +50,7 @@ struct Step {
     const int64_t* draw_rows;
     float* logits;  // [num_draws, logits_stride]
     int64_t logits_stride;
+    int64_t* likeliest;  // [num_draws], of each row of logits, as `Peak` has it
 };
 
 // To the root mean square 1, times the weight (arXiv:1910.07467).
@@ -166,6 +168,10 @@ private:
                      put(to, left, model_.head.outputs - output);
                      put(to + LANES, right, model_.head.outputs - output - LANES);
                  });
+        // While they are at hand, and all threads awake: most draws want nothing else.
+        team_.share(rows, [&](int64_t row) {
+            step.likeliest[row] = find_peak<false>(step.logits + row * step.logits_stride, model_.head.outputs).token;
+        });
     }
 
     Cache<T> layer_cache(int64_t layer) const {

@@ -48,14 +48,15 @@ class Computation:
         )
         self.cache.values.zero_()
         self._blocks = np.arange(blocks_each * len(SEQUENCES), dtype=np.int32).reshape(len(SEQUENCES), -1)
-        self._forward = self._model.over(self.cache.values)
+        self.forward = self._model.over(self.cache.values)
 
     @torch.inference_mode()
     def run(self, parts: list[tuple[int, int, int]]) -> list[Tensor]:
         """A step of tokens first to end - 1 of sequences: for each part the scores behind each of its tokens."""
         chunks = [Chunk(SEQUENCES[s][first:end], first, self._blocks[s], 0, True) for s, first, end in parts]
         batch = make_batch(chunks, BLOCK)
-        scores = self._forward(replace(batch, draw_rows=np.arange(len(batch.token_ids))))
+        scores = self.forward(replace(batch, draw_rows=np.arange(len(batch.token_ids))))
+        assert self.forward.likeliest(scores).tolist() == scores.argmax(-1).tolist()
         return list(torch.split(scores.clone(), [end - first for _, first, end in parts]))
 
 
@@ -103,3 +104,11 @@ def test_in_chunks_among_those_of_others(make: Make, chunk: int) -> None:
         for (s, _, _), scores in zip(step, cut.run(step), strict=True):
             parts[s].append(scores)
     assert_same(cut, [torch.cat(scores) for scores in parts], expected, alone(expected))
+
+
+@torch.inference_mode()
+def test_the_likeliest_tokens_are_told_of_the_last_scores_alone(make: Make) -> None:
+    computation = make(2)
+    earlier = computation.run([(2, 0, 16)])[0]
+    with pytest.raises(ValueError, match="logits: must be those"):
+        computation.forward.likeliest(earlier)
