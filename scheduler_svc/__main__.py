@@ -98,7 +98,7 @@ class StoreHealth:
         self._health = health
         self._telling: asyncio.Task[None] | None = None
 
-    def tell(self, events: list[scheduler_v1.Event]) -> None:
+    def tell(self, message: scheduler_v1.SessionResponse) -> None:
         """Requests are not its business."""
 
     def tell_status(self, status: scheduler_v1.Status) -> None:

@@ -154,10 +154,10 @@ class Commands:
             _refuse(asked, listener, refusal.reason, refusal.message, refusal.retry_after)
             return
         if _is_unheard(log, asked):
-            listener.tell([accepted_to_proto(log, asked.attachment_id)])
+            listener.tell(scheduler_v1.SessionResponse(events=[accepted_to_proto(log, asked.attachment_id)]))
         else:
             REQUESTS_ATTACHED.inc()
-            listener.tell([attached_to_proto(log, asked.attachment_id)])
+            listener.tell(scheduler_v1.SessionResponse(events=[attached_to_proto(log, asked.attachment_id)]))
         if self._live.get(log.key) is live:
             live.join(listener)
             if not self._is_there(listener):
@@ -292,4 +292,5 @@ def _is_unheard(log: RequestLog, asked: "_Asked") -> bool:
 def _refuse(
     asked: "_Asked", listener: Listener, reason: Failure, message: str, retry_after: float | None = None
 ) -> None:
-    listener.tell([failed_to_proto(asked.key, reason, message, retry_after, asked.attachment_id)])
+    failed = failed_to_proto(asked.key, reason, message, retry_after, asked.attachment_id)
+    listener.tell(scheduler_v1.SessionResponse(events=[failed]))

@@ -25,7 +25,7 @@ from scheduler_svc.journal import Journal
 from scheduler_svc.leadership import Fenced
 from scheduler_svc.live_request import Listener
 from scheduler_svc.live_requests import Graces, LiveRequests
-from scheduler_svc.metrics import BLOCKS_ADOPTED, PREEMPTION_SECONDS, STEP_SECONDS
+from scheduler_svc.metrics import BLOCKS_ADOPTED, COMMIT_SECONDS, PREEMPTION_SECONDS, SCHEDULE_SECONDS
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.store.base import Store
 
@@ -199,7 +199,7 @@ class Engine:
             return None
         now = time.monotonic()
         self._expire(now)
-        with STEP_SECONDS.labels("schedule").time():
+        with SCHEDULE_SECONDS.time():
             plan = self.core.schedule(replica, now)
         for other in self.core.take_placed():
             self._workers[other].set()
@@ -213,7 +213,7 @@ class Engine:
 
     def commit(self, replica: Replica, outcome: StepOutcome) -> None:
         """Take in what came of a step and tell whom it concerns. Raises ValueError where it is not the step's."""
-        with STEP_SECONDS.labels("commit").time():
+        with COMMIT_SECONDS.time():
             events = self.core.commit(replica, outcome, time.monotonic())
         self.requests.dispatch(events)
         self._step_over.set()

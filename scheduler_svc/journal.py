@@ -29,6 +29,7 @@ _MAX_WEIGHT = 1 << 14  # of one call
 _MIN_WEIGHT = 1 << 9  # of one call, however often the store failed
 _LOG_WEIGHT = 64  # of a log beside its tokens
 _MAX_KEPT = 10_000  # requests that are over, kept for a store that fails
+_PACE = 0.05  # seconds from one call to the next: steps between them share one
 _RETRY = 0.1  # seconds until a store that failed is asked again
 _WATCH = 1.0  # seconds between looks whether a store that nothing is written to was started anew
 _LAG = 2.0  # seconds behind the steps from which on it counts as degraded
@@ -122,8 +123,9 @@ class Journal:
                     async with asyncio.timeout(_WATCH):
                         await self._wake.wait()
                 self._doubt_after_restart()
-            if not await self._write():
-                await asyncio.sleep(_RETRY)
+            due = time.monotonic() + _PACE
+            is_taken = await self._write()
+            await asyncio.sleep(max(0.0, due - time.monotonic()) if is_taken else _RETRY)
 
     async def flush(self, timeout: float) -> bool:
         """Write what there is within `timeout` seconds, beside `run` or after it; whether the store has everything."""

@@ -14,8 +14,8 @@ _DURABLE_STRIDE = 32  # tokens of a sequence that become durable before its gate
 class Listener(Protocol):
     """A session: what the engine tells a gateway."""
 
-    def tell(self, events: list[scheduler_v1.Event]) -> None:
-        """Pass on events, all of one step at once."""
+    def tell(self, message: scheduler_v1.SessionResponse) -> None:
+        """Pass on a message's events, all of one step at once. The message is the listener's from now on."""
 
     def tell_status(self, status: scheduler_v1.Status) -> None:
         """Pass on a change of what is served."""

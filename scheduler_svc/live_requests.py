@@ -24,6 +24,7 @@ from scheduler_svc.tracing import RequestTrace
 from scheduler_svc.wire import (
     end_to_proto,
     event_to_proto,
+    fill_event,
     logprobs_to_proto,
     reason_to_proto,
     request_from_proto,
@@ -114,7 +115,7 @@ class LiveRequests:
         now = time.monotonic()
         refusal = self._submit(log, request_from_proto(log.submit, now), now, is_known=is_known)
         if refusal is not None:
-            self._tell(live, [event_to_proto(refusal)])
+            self._tell(live, event_to_proto(refusal))
             self._end(live, refusal.reason)
         self._wake()
         return refusal
@@ -222,7 +223,7 @@ class LiveRequests:
         for change in changes:
             if change.is_cut:
                 self._journal.cut(log, change.index)
-            self._tell(live, [tokens_to_proto(log, change.index, change.offset)])
+            self._tell(live, tokens_to_proto(log, change.index, change.offset))
         if changes:
             self._journal.note(log)
         return bool(changes)
@@ -252,7 +253,7 @@ class LiveRequests:
 
     def dispatch(self, events: Seq[Event]) -> None:
         """Take in what happened, and tell whom it concerns."""
-        batches: dict[Listener, list[scheduler_v1.Event]] = {}
+        messages: dict[Listener, scheduler_v1.SessionResponse] = {}
         ended: dict[LiveRequest, Failure | None] = {}
         for event in events:
             if isinstance(event, TokensEvent):
@@ -266,14 +267,15 @@ class LiveRequests:
             else:
                 live = self._live[event.request.key]
                 ended[live] = event.reason
-            if live.listeners:
-                message = event_to_proto(event)
-                for listener in live.listeners:
-                    batches.setdefault(listener, []).append(message)
+            for listener in live.listeners:
+                message = messages.get(listener)
+                if message is None:
+                    message = messages[listener] = scheduler_v1.SessionResponse()
+                fill_event(message.events.add(), event)
         for live, failure in ended.items():
             self._end(live, failure)
-        for listener, batch in batches.items():
-            listener.tell(batch)
+        for listener, message in messages.items():
+            listener.tell(message)
 
     def on_admitted(self, key: str) -> None:
         """A sequence of a live request is in a step for the first time, or again."""
@@ -303,11 +305,11 @@ class LiveRequests:
     def _tell_durable(self) -> None:
         batches, self._durable = self._durable, {}
         for listener, batch in batches.items():
-            listener.tell(batch)
+            listener.tell(scheduler_v1.SessionResponse(events=batch))
 
-    def _tell(self, live: LiveRequest, events: list[scheduler_v1.Event]) -> None:
+    def _tell(self, live: LiveRequest, event: scheduler_v1.Event) -> None:
         for listener in live.listeners:
-            listener.tell(events)
+            listener.tell(scheduler_v1.SessionResponse(events=[event]))
 
 
 def _restored(log: RequestLog) -> list[Restored]:

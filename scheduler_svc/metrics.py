@@ -8,6 +8,7 @@ STEP_SECONDS = Histogram(
     ["part"],
     buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
 )
+SCHEDULE_SECONDS, COMMIT_SECONDS = STEP_SECONDS.labels("schedule"), STEP_SECONDS.labels("commit")
 
 PREEMPTION_SECONDS = Histogram(
     "quire_preemption_estimate_seconds",

@@ -56,11 +56,11 @@ class RequestLog:
     """Whether the store knows that it is over."""
     is_displaced: bool = False
     """Whether its key is another submission's in the store: then this one is not recorded, nor will be."""
+    key: str = field(init=False)
+    """The request's key."""
 
-    @property
-    def key(self) -> str:
-        """The request's key."""
-        return self.submit.key
+    def __post_init__(self) -> None:
+        self.key = self.submit.key  # asked for in every step
 
     @property
     def is_over(self) -> bool:

@@ -1,6 +1,7 @@
 """Checks what a worker answers before the core sees it: a message that is not the answer due is refused whole."""
 
 import math
+from collections import deque
 from collections.abc import Sequence as Seq
 from enum import StrEnum
 from typing import cast
@@ -32,56 +33,88 @@ class ResponseRefused(Exception):  # noqa: N818
         self.refusal = refusal
 
 
-def outcome_of(
-    response: worker_v1.StepResponse, opening: worker_v1.StepRequest, replica: Replica, vocab_size: int
-) -> StepOutcome:
-    """What came of the oldest step in flight on the stream that `opening` opened. Raises ResponseRefused."""
-    plan = _answered(response, opening, replica)
-    if list(response.result.sequence_ids) != [part.sequence.id for part in plan.scheduled]:
-        raise ResponseRefused(Refusal.SEQUENCES, f"step {plan.step_id} is answered for other sequences than it has")
-    try:
-        outcome = outcome_from_proto(response.result)
-    except ValueError as error:
-        raise ResponseRefused(Refusal.MALFORMED, f"the answer to step {plan.step_id} has {error}") from None
-    if max(response.result.token_ids, default=0) >= vocab_size:
-        raise ResponseRefused(Refusal.TOKENS, f"step {plan.step_id} drew a token beyond the {vocab_size} there are")
-    for part, row in zip(plan.scheduled, outcome.results, strict=True):
-        _check_row(part, row, vocab_size)
-    transfers = [(done.step_id, done.direction) for done in outcome.transfers]
-    if len(set(transfers)) < len(transfers) or not all(replica.transfers.knows(*transfer) for transfer in transfers):
-        raise ResponseRefused(Refusal.TRANSFERS, f"step {plan.step_id} is answered with copies that are not under way")
-    return outcome
+class Answers:
+    """The answers that are due on the step stream that `opening` opened, from a worker with so large a vocabulary."""
 
+    def __init__(self, opening: worker_v1.StepRequest, vocab_size: int) -> None:
+        self._opening, self._vocab_size = opening, vocab_size
+        # Of the sequences that the worker knows and that ask for log-probabilities: how many of the likeliest tokens.
+        self._asking: dict[int, int] = {}
+        self._due: deque[dict[int, int]] = deque()  # the same of each step in flight, by place
 
-def _answered(response: worker_v1.StepResponse, opening: worker_v1.StepRequest, replica: Replica) -> StepPlan:
-    """The step that a response is due for."""
-    if response.epoch != opening.epoch:
-        text = f"an answer of epoch {response.epoch} on a stream of epoch {opening.epoch}"
-        raise ResponseRefused(Refusal.EPOCH, text)
-    if response.generation != opening.generation:
-        text = f"an answer of generation {response.generation} on a stream of generation {opening.generation}"
-        raise ResponseRefused(Refusal.GENERATION, text)
-    due = replica.in_flight[0] if replica.in_flight else None
-    if due is None or response.step_id != due.step_id:
-        text = f"an answer to step {response.step_id}, and {'none' if due is None else due.step_id} is due"
-        raise ResponseRefused(Refusal.STEP, text)
-    if not response.HasField("result"):
-        raise ResponseRefused(Refusal.MALFORMED, f"the answer to step {due.step_id} has no result")
-    return due
+    def expect(self, plan: StepPlan) -> None:
+        """A step is sent: its answer is due behind those of the steps before it."""
+        for sequence_id in plan.departed_ids:
+            self._asking.pop(sequence_id, None)
+        for new in plan.introductions:
+            sampling = cast(worker_v1.SamplingParams, new.sequence.request.sampling)
+            if sampling.HasField("logprobs"):
+                self._asking[new.sequence.id] = sampling.logprobs
+        due = {}
+        if self._asking:
+            places = [(place, part.sequence.id) for place, part in enumerate(plan.scheduled) if part.draws]
+            due = {place: self._asking[one] for place, one in places if one in self._asking}
+        self._due.append(due)
 
+    def outcome_of(self, response: worker_v1.StepResponse, replica: Replica) -> StepOutcome:
+        """What came of the oldest step in flight. Raises ResponseRefused."""
+        plan = self._answered(response, replica)
+        if list(response.result.sequence_ids) != [part.sequence.id for part in plan.scheduled]:
+            text = f"step {plan.step_id} is answered for other sequences than it has"
+            raise ResponseRefused(Refusal.SEQUENCES, text)
+        try:
+            outcome = outcome_from_proto(response.result)
+        except ValueError as error:
+            raise ResponseRefused(Refusal.MALFORMED, f"the answer to step {plan.step_id} has {error}") from None
+        if max(response.result.token_ids, default=0) >= self._vocab_size:
+            text = f"step {plan.step_id} drew a token beyond the {self._vocab_size} there are"
+            raise ResponseRefused(Refusal.TOKENS, text)
+        _check_counts(plan, response.result)
+        for place, num_top in self._due.popleft().items():
+            if outcome.results[place].failure is None:
+                self._check_logprobs(plan.scheduled[place], outcome.results[place], num_top)
+        transfers = [(done.step_id, done.direction) for done in outcome.transfers]
+        if len(set(transfers)) < len(transfers) or not all(replica.transfers.knows(*one) for one in transfers):
+            text = f"step {plan.step_id} is answered with copies that are not under way"
+            raise ResponseRefused(Refusal.TRANSFERS, text)
+        return outcome
 
-def _check_row(part: Scheduled, row: Drawn, vocab_size: int) -> None:
-    num_due = int(part.draws and row.failure is None)
-    if len(row.token_ids) != num_due:
-        text = f"sequence {part.sequence.id} is answered with {len(row.token_ids)} tokens, and {num_due} are due"
-        raise ResponseRefused(Refusal.TOKENS, text)
-    sampling = cast(worker_v1.SamplingParams, part.sequence.request.sampling)
-    if num_due and sampling.HasField("logprobs"):
+    def _answered(self, response: worker_v1.StepResponse, replica: Replica) -> StepPlan:
+        """The step that a response is due for."""
+        epoch, generation = self._opening.epoch, self._opening.generation
+        if response.epoch != epoch:
+            text = f"an answer of epoch {response.epoch} on a stream of epoch {epoch}"
+            raise ResponseRefused(Refusal.EPOCH, text)
+        if response.generation != generation:
+            text = f"an answer of generation {response.generation} on a stream of generation {generation}"
+            raise ResponseRefused(Refusal.GENERATION, text)
+        due = replica.in_flight[0] if replica.in_flight else None
+        if due is None or response.step_id != due.step_id:
+            text = f"an answer to step {response.step_id}, and {'none' if due is None else due.step_id} is due"
+            raise ResponseRefused(Refusal.STEP, text)
+        if not response.HasField("result"):
+            raise ResponseRefused(Refusal.MALFORMED, f"the answer to step {due.step_id} has no result")
+        return due
+
+    def _check_logprobs(self, part: Scheduled, row: Drawn, num_top: int) -> None:
         told = cast("Seq[worker_v1.TokenLogprobs]", row.logprobs)
-        num_top = min(sampling.logprobs, vocab_size)
-        if len(told) != num_due or not all(_is_sound(token, num_top, vocab_size) for token in told):
+        if len(told) != 1 or not _is_sound(told[0], min(num_top, self._vocab_size), self._vocab_size):
             text = f"sequence {part.sequence.id} is answered without the log-probabilities that it asks for"
             raise ResponseRefused(Refusal.LOGPROBS, text)
+
+
+def _check_counts(plan: StepPlan, result: worker_v1.StepResult) -> None:
+    """Of each sequence one token is due, or none where it draws none or failed."""
+    due: list[int] = [part.draws for part in plan.scheduled]
+    for failure in result.failures:
+        due[failure.place] = 0
+    counts = list(result.num_tokens)
+    if counts == due:
+        return
+    for part, num_tokens, num_due in zip(plan.scheduled, counts, due, strict=True):
+        if num_tokens != num_due:
+            text = f"sequence {part.sequence.id} is answered with {num_tokens} tokens, and {num_due} are due"
+            raise ResponseRefused(Refusal.TOKENS, text)
 
 
 def _is_sound(told: worker_v1.TokenLogprobs, num_top: int, vocab_size: int) -> bool:

@@ -26,9 +26,10 @@ class GatewaySession:
         self._outbox: asyncio.Queue[scheduler_v1.SessionResponse | None] = asyncio.Queue()
         self._was_silent = False
 
-    def tell(self, events: list[scheduler_v1.Event]) -> None:
+    def tell(self, message: scheduler_v1.SessionResponse) -> None:
         """Send events."""
-        self._put(scheduler_v1.SessionResponse(epoch=self._engine.epoch, events=events))
+        message.epoch = self._engine.epoch
+        self._put(message)
 
     def tell_status(self, status: scheduler_v1.Status) -> None:
         """Send what is served."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import cast
+from functools import partial
+from itertools import accumulate, chain
+from typing import NamedTuple, cast
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
@@ -22,7 +22,6 @@ from scheduler_svc.core.plan import (
     StepOutcome,
     StepPlan,
     StopToken,
-    TokensEvent,
     TransferDone,
 )
 from scheduler_svc.core.replica import ReplicaShape
@@ -175,27 +174,31 @@ def _copies_to_proto(sources: list[int], destinations: list[int]) -> worker_v1.B
 
 
 def _schedule_to_proto(scheduled: list[Scheduled]) -> worker_v1.Schedule:
+    if not scheduled:
+        return worker_v1.Schedule()
+    sequences, starts, num_tokens, new_block_ids, store_starts, _ = zip(*scheduled, strict=True)
     return worker_v1.Schedule(
-        sequence_ids=[part.sequence.id for part in scheduled],
-        starts=[part.start for part in scheduled],
-        num_tokens=[part.num_tokens for part in scheduled],
-        num_new_blocks=[len(part.new_block_ids) for part in scheduled],
-        new_block_ids=[block_id for part in scheduled for block_id in part.new_block_ids],
+        sequence_ids=[sequence.id for sequence in sequences],
+        starts=starts,
+        num_tokens=num_tokens,
+        num_new_blocks=map(len, new_block_ids),
+        new_block_ids=chain.from_iterable(new_block_ids),
         store_starts=[
             worker_v1.StoreStart(place=place, store_start=part.store_start)
             for place, part in enumerate(scheduled)
             if part.store_start > part.start
-        ],
+        ]
+        if starts != store_starts
+        else (),
     )
 
 
-@dataclass(slots=True)
-class SequenceResult:
+class SequenceResult(NamedTuple):
     """A worker's result for one scheduled sequence."""
 
-    token_ids: list[int]
-    logprobs: Seq[object] = ()
-    failure: str | None = None
+    token_ids: Seq[int]
+    logprobs: Seq[object]
+    failure: str | None
 
 
 _DIRECTIONS = {worker_v1.DIRECTION_OUT: Direction.OUT, worker_v1.DIRECTION_IN: Direction.IN}
@@ -217,26 +220,54 @@ def results_from_proto(result: worker_v1.StepResult) -> list[SequenceResult]:
     counts, tokens = list(result.num_tokens), list(result.token_ids)
     if len(counts) != len(result.sequence_ids) or sum(counts) != len(tokens):
         raise ValueError("columns of different lengths")
+    logprobs: list[Seq[object]] = [()] * len(counts)
+    failures: list[str | None] = [None] * len(counts)
+    try:
+        for part in result.logprobs:
+            logprobs[part.place] = part.tokens
+        for failure in result.failures:
+            failures[failure.place] = failure.message
+    except IndexError:
+        raise ValueError("a part of a sequence that is not there") from None
+    rows: Iterable[tuple[int, ...]]
     if counts.count(1) == len(counts):  # decodes, mostly
-        results = [SequenceResult([token]) for token in tokens]
+        rows = zip(tokens, strict=True)
     else:
-        ends = accumulate(counts)
-        results = [SequenceResult(tokens[end - count : end]) for count, end in zip(counts, ends, strict=True)]
-    places = [part.place for part in result.logprobs] + [part.place for part in result.failures]
-    if any(place >= len(results) for place in places):
-        raise ValueError("a part of a sequence that is not there")
-    for logprobs in result.logprobs:
-        results[logprobs.place].logprobs = logprobs.tokens
-    for failure in result.failures:
-        results[failure.place].failure = failure.message
-    return results
+        rows = (tuple(tokens[end - count : end]) for count, end in zip(counts, accumulate(counts), strict=True))
+    # Hundreds of them a step: made without a call of Python for each.
+    make = partial(tuple.__new__, SequenceResult)
+    return list(map(make, zip(rows, logprobs, failures, strict=True)))
 
 
 def event_to_proto(event: Event) -> scheduler_v1.Event:
     """What happened to a request, as its gateways are told."""
+    message = scheduler_v1.Event()
+    fill_event(message, event)
+    return message
+
+
+def fill_event(message: scheduler_v1.Event, event: Event) -> None:
+    """The same of an empty event that stands in a message already: one made apart would be copied into it."""
     if isinstance(event, FailedEvent):
-        return failed_to_proto(event.request.key, event.reason, event.message, event.retry_after)
-    return scheduler_v1.Event(key=event.sequence.request.key, tokens=_token_fields(event))
+        message.CopyFrom(failed_to_proto(event.request.key, event.reason, event.message, event.retry_after))
+        return
+    sequence = event.sequence
+    message.key = sequence.request.key
+    tokens = message.tokens
+    # Hundreds of them a step: fields are set one by one, and only those that say something.
+    tokens.token_ids.extend(event.token_ids)
+    if sequence.index:
+        tokens.index = sequence.index
+    if event.offset:
+        tokens.offset = event.offset
+    elif sequence.num_cached is not None:
+        tokens.cached_tokens = sequence.num_cached
+    if event.logprobs:
+        tokens.logprobs.extend(logprobs_to_proto(event.logprobs))
+    if event.end is not None:
+        tokens.end.CopyFrom(end_to_proto(event.end))
+    if event.score is not None:
+        tokens.score = event.score
 
 
 def reason_to_proto(failure: Failure) -> scheduler_v1.FailureReason:
@@ -315,21 +346,8 @@ def logprobs_to_proto(logprobs: Seq[object]) -> Iterable[worker_v1.TokenLogprobs
     ]
 
 
-def end_to_proto(end: StopToken | MaxTokens | None) -> scheduler_v1.SequenceEnd | None:
-    """How a sequence ended; None: it goes on."""
+def end_to_proto(end: StopToken | MaxTokens) -> scheduler_v1.SequenceEnd:
+    """How a sequence ended."""
     if isinstance(end, StopToken):
         return scheduler_v1.SequenceEnd(stop_token_id=end.token_id)
-    return None if end is None else scheduler_v1.SequenceEnd(length=scheduler_v1.Length())
-
-
-def _token_fields(event: TokensEvent) -> dict[str, object]:
-    """A Tokens message by its fields: a message of its own would be copied into its Event, for every token."""
-    return {
-        "index": event.sequence.index,
-        "offset": event.offset,
-        "token_ids": event.token_ids,
-        "logprobs": logprobs_to_proto(event.logprobs),
-        "cached_tokens": event.sequence.num_cached if event.offset == 0 else None,
-        "end": end_to_proto(event.end),
-        "score": event.score,
-    }
+    return scheduler_v1.SequenceEnd(length=scheduler_v1.Length())

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import time
 from collections import deque
 from collections.abc import Coroutine
 from itertools import count
@@ -16,7 +17,7 @@ from scheduler_svc.core.inventory import Inventory
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.engine import Engine
 from scheduler_svc.metrics import RESPONSES_REFUSED
-from scheduler_svc.responses import ResponseRefused, outcome_of
+from scheduler_svc.responses import Answers, ResponseRefused
 from scheduler_svc.wire import inventory_from_proto, plan_to_proto, shape_from_proto
 from svc_common.addresses import join_host_port
 from svc_common.channels import end_if_cancelled, inner_channel
@@ -48,6 +49,7 @@ class WorkerLink:
         self._address = address
         self._wake = asyncio.Event()
         self._responses: deque[worker_v1.StepResponse] = deque()
+        self._progressed_at = 0.0  # when a step was answered last, or the first of those in flight was planned
         self._was_ready = False
         self._last = ""  # why there was no worker, last time
         self._is_leaving = False
@@ -97,7 +99,7 @@ class WorkerLink:
                 self._was_ready, self._last = True, ""
                 log.info("worker ready", extra={"worker": self._address, "blocks": about.num_blocks})
                 try:
-                    drive = self._drive(call, replica, opening, about.vocab_size)
+                    drive = self._drive(call, replica, opening, Answers(opening, about.vocab_size))
                     await _until_first(drive, self._watch(stub, replica))
                 finally:
                     self._engine.remove_worker(replica)
@@ -121,31 +123,27 @@ class WorkerLink:
         except ValueError as error:
             raise LinkBroken(f"worker's inventory is malformed: {error}") from None
 
-    async def _drive(self, call: StepCall, replica: Replica, opening: worker_v1.StepRequest, vocab_size: int) -> None:
+    async def _drive(self, call: StepCall, replica: Replica, opening: worker_v1.StepRequest, answers: Answers) -> None:
         """Plan, send, commit: the next step is sent while the worker runs the last one. Until it is done with."""
         reader = asyncio.create_task(self._read(call))
         try:
             while not (replica.is_retired and replica.is_idle):
                 while (plan := self._engine.schedule(replica)) is not None:
+                    if len(replica.in_flight) == 1:
+                        self._progressed_at = time.monotonic()
+                    answers.expect(plan)
                     await call.write(plan_to_proto(plan, opening.epoch, opening.generation))
-                await self._wait(replica)
+                await self._wake.wait()
+                self._wake.clear()
                 while self._responses:
-                    self._commit(replica, self._responses.popleft(), opening, vocab_size)
+                    self._commit(replica, answers, self._responses.popleft())
+                    self._progressed_at = time.monotonic()
                 if reader.done():
                     raise LinkBroken(f"step stream ended: {await call.details()}")
         except asyncio.InvalidStateError:  # what grpc raises of a write to a call that is over
             raise LinkBroken(f"step stream ended: {await call.details()}") from None
         finally:
             reader.cancel()
-
-    async def _wait(self, replica: Replica) -> None:
-        """Wait for a response or for work; raises LinkBroken where a step takes too long, as on a device that hangs."""
-        try:
-            async with asyncio.timeout(_STEP_TIMEOUT if replica.in_flight else None):
-                await self._wake.wait()
-        except TimeoutError:
-            raise LinkBroken(f"no answer to a step in {_STEP_TIMEOUT:.0f} s") from None
-        self._wake.clear()
 
     async def _read(self, call: StepCall) -> None:
         try:
@@ -158,11 +156,16 @@ class WorkerLink:
             self._wake.set()
 
     async def _watch(self, stub: "WorkerServiceAsyncStub", replica: Replica) -> None:
-        """Notice that the worker is to end, and raise LinkBroken where it stopped: a stream tells of neither."""
+        """Notice that the worker is to end, and raise LinkBroken where it stopped: a stream tells of neither.
+
+        So it does where a step takes too long, as on a device that hangs.
+        """
         is_silent = False
         while True:
             if not is_silent:
                 await asyncio.sleep(_WATCH)
+            if replica.in_flight and time.monotonic() > self._progressed_at + _STEP_TIMEOUT:
+                raise LinkBroken(f"no answer to a step in {_STEP_TIMEOUT:.0f} s")
             try:
                 about = await stub.Describe(worker_v1.DescribeRequest(), timeout=_ANSWER_TIMEOUT / 2)
             except grpc.aio.AioRpcError as error:
@@ -177,10 +180,8 @@ class WorkerLink:
                 self._engine.retire_worker(replica)
                 self._wake.set()
 
-    def _commit(
-        self, replica: Replica, response: worker_v1.StepResponse, opening: worker_v1.StepRequest, vocab_size: int
-    ) -> None:
-        outcome = outcome_of(response, opening, replica, vocab_size)
+    def _commit(self, replica: Replica, answers: Answers, response: worker_v1.StepResponse) -> None:
+        outcome = answers.outcome_of(response, replica)
         for failure in response.result.failures:
             log.error("sequence failed", extra={"worker": self._address, "why": failure.message})
         for transfer in response.result.transfers:

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Consecutive tokens of one sequence.
 
     `token_ids` int32 [n, at least 1] stand at `start` and after; `blocks` int32 is the sequence's block table, which
@@ -46,28 +46,34 @@ class Batch:
 
 def make_batch(chunks: Sequence[Chunk], block_size: int) -> Batch:
     """Lay out at least one chunk."""
-    lengths = np.array([len(chunk.token_ids) for chunk in chunks], np.int64)
-    starts = np.array([chunk.start for chunk in chunks], np.int64)
-    ends = lengths.cumsum()
-    contexts = starts + lengths
+    # Between two forward passes every array is made of cold code: the fewer operations, the better.
+    tokens, first_places, tables, first_stored, draws = zip(*chunks, strict=True)
+    lengths = np.fromiter(map(len, tokens), np.int64, len(chunks))
+    starts = np.array(first_places, np.int64)
+    contexts, ends = starts + lengths, lengths.cumsum()
     # A row's blocks beyond its context are left out: they may be of a later step.
-    num_blocks = -(-contexts // block_size)
-    block_tables = np.zeros((len(chunks), num_blocks.max()), np.int32)
-    for row, (chunk, count) in enumerate(zip(chunks, num_blocks.tolist(), strict=True)):
-        block_tables[row, :count] = chunk.blocks[:count]
-    positions = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
-    owners = np.repeat(np.arange(len(chunks)), lengths)
-    pages, offsets = np.divmod(positions, block_size)
-    slots = block_tables[owners, pages].astype(np.int64) * block_size + offsets
-    slots[positions < np.repeat([chunk.store_start for chunk in chunks], lengths)] = -1
-    draws = np.array([chunk.draws for chunk in chunks], bool)
+    num_blocks = (-(-contexts // block_size)).tolist()
+    block_tables = np.zeros((len(chunks), max(num_blocks)), np.int32)
+    for row, table, count in zip(block_tables, tables, num_blocks, strict=True):
+        row[:count] = table[:count]
+    owners, positions = np.arange(len(chunks)), starts
+    if ends[-1] > len(chunks):
+        owners = np.repeat(owners, lengths)
+        positions = np.arange(ends[-1]) + (contexts - ends)[owners]
+    pages = positions // block_size
+    slots = block_tables[owners, pages] * np.int64(block_size) + (positions - pages * block_size)
+    if first_stored != first_places:
+        slots[positions < np.array(first_stored)[owners]] = -1
+    query_starts = np.zeros(len(chunks) + 1, np.int32)
+    query_starts[1:] = ends
+    draw_rows = ends - 1
     return Batch(
-        token_ids=np.concatenate([chunk.token_ids for chunk in chunks]).astype(np.int64),
+        token_ids=np.concatenate(tokens, dtype=np.int64),
         positions=positions,
         slots=slots,
         block_tables=block_tables,
-        query_starts=np.concatenate([[0], ends]).astype(np.int32),
+        query_starts=query_starts,
         context_lens=contexts.astype(np.int32),
-        max_query_len=int(lengths.max()),
-        draw_rows=(ends - 1)[draws],
+        max_query_len=max(map(len, tokens)),
+        draw_rows=draw_rows if all(draws) else draw_rows[np.array(draws, bool)],
     )

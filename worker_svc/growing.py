@@ -21,9 +21,16 @@ class IntList:
         """A view of the values [length]. It does not follow later growth."""
         return self._buffer[: self._length]
 
+    def __setitem__(self, place: int, value: int) -> None:
+        """Change one of the values there are."""
+        if not 0 <= place < self._length:
+            raise IndexError(place)
+        self._buffer[place] = value
+
     def append(self, value: int) -> None:
         """Add one value."""
-        self._reserve(1)
+        if self._length == len(self._buffer):
+            self._reserve(1)
         self._buffer[self._length] = value
         self._length += 1
 

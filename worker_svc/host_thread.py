@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -72,7 +72,7 @@ class HostThreadDrawing:
 
     def wait(self) -> None:
         """Return when it has."""
-        wait([self._draws])
+        self._draws.exception()
 
     def result(self) -> Draws:
         """What was drawn. Raises what the forward pass or the sampler raised."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Items
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,34 +35,28 @@ from worker_svc.step import (
 from worker_svc.transfers import Transfers
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A scheduled sequence that runs, and its place in the step."""
+class _Run(NamedTuple):
+    """A scheduled sequence that runs: its place in the step, and the positions `start` to `end` - 1 that it computes.
+
+    Where it `draws`, the token stands at `end`.
+    """
 
     place: int
-    scheduled: ScheduledSequence
+    sequence_id: int
     sequence: Sequence
+    start: int
+    end: int
+    store_start: int
     draws: bool
-
-    @property
-    def end(self) -> int:
-        """The position after the last token that it computes, where a token that it draws stands."""
-        return self.scheduled.start + self.scheduled.num_tokens
 
     @property
     def decodes(self) -> bool:
         """Whether it computes the token drawn last, and no more."""
-        return self.scheduled.num_tokens == 1 and self.scheduled.start >= self.sequence.prompt_length
+        return self.end - self.start == 1 and self.start >= self.sequence.prompt_length
 
     def chunk(self) -> Chunk:
-        start, store_start = self.scheduled.start, self.scheduled.store_start
-        return Chunk(
-            token_ids=self.sequence.tokens.values[start : self.end],
-            start=start,
-            blocks=self.sequence.blocks.values,
-            store_start=start if store_start is None else store_start,
-            draws=self.draws,
-        )
+        tokens, blocks = self.sequence.tokens.values, self.sequence.blocks.values
+        return Chunk(tokens[self.start : self.end], self.start, blocks, self.store_start, self.draws)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +64,9 @@ class InFlight:
     """A step that was launched, to be given to `Runner.finish`."""
 
     step_id: int
-    results: list[SequenceResult]
+    scheduled: list[ScheduledSequence]
+    failed: dict[int, SequenceResult]
+    """By place, of those scheduled that do not run."""
     runs: list[_Run]
     drawing: Drawing | None
     moving: "list[Future[Any]]"
@@ -85,7 +81,8 @@ class InFlight:
         """Return when it is done; on any thread."""
         if self.drawing is not None:
             self.drawing.wait()
-        wait(self.moving)
+        if self.moving:
+            wait(self.moving)
 
 
 class Runner:
@@ -137,18 +134,17 @@ class Runner:
             self._change(change)
         for new in step.new_sequences:
             self._learn(new)
-        results = [SequenceResult(scheduled.sequence_id, []) for scheduled in step.scheduled]
-        runs = self._admit(step.scheduled, results)
+        runs, failed = self._admit(step.scheduled)
         drawing = self._enqueue(runs) if runs else None
         # A scheduler with nothing to compute asks for the transfers that it waits for.
         moving = copying if runs else [*copying, *self._transfers.pending]
         self._num_in_flight += 1
-        return InFlight(step.step_id, results, runs, drawing, moving, started)
+        return InFlight(step.step_id, step.scheduled, failed, runs, drawing, moving, started)
 
     def finish(self, in_flight: InFlight) -> StepOutcome:
         """Wait for a step that was launched, and take over what it drew. In the order of launches. Raises as `step`."""
         self._num_in_flight -= 1
-        runs, results = in_flight.runs, in_flight.results
+        runs, results = in_flight.runs, dict(in_flight.failed)
         with self._failing_together(runs):
             draws = Draws([], []) if in_flight.drawing is None else in_flight.drawing.result()
             for moved in in_flight.moving:
@@ -157,11 +153,15 @@ class Runner:
         drawing = [run for run in runs if run.draws]
         for run, token, told in zip(drawing, draws.tokens, draws.logprobs, strict=True):
             results[run.place] = self._take_over(run, token, told)
-        num_tokens = sum(run.scheduled.num_tokens for run in runs)
+        num_tokens = sum(run.end - run.start for run in runs)
         num_decodes = sum(run.decodes for run in runs)
+        sequences = [
+            results[place] if place in results else SequenceResult(scheduled.sequence_id, [])
+            for place, scheduled in enumerate(in_flight.scheduled)
+        ]
         seconds = time.perf_counter() - in_flight.started
         held_up = self._transfers.held_up_seconds(in_flight.step_id, transfers)
-        return StepOutcome(results, seconds, num_tokens - num_decodes, num_decodes, transfers, held_up)
+        return StepOutcome(sequences, seconds, num_tokens - num_decodes, num_decodes, transfers, held_up)
 
     def _change(self, change: TableChange) -> None:
         sequence = self._sequences.get(change.sequence_id)
@@ -181,12 +181,13 @@ class Runner:
             self._sequences.pop(new.sequence_id, None)
             self._failures[new.sequence_id] = str(refusal)
 
-    def _admit(self, scheduled: Items[ScheduledSequence], results: list[SequenceResult]) -> list[_Run]:
-        """What of the step can run, with its blocks taken over. The rest fails, in `results`.
+    def _admit(self, scheduled: Items[ScheduledSequence]) -> tuple[list[_Run], dict[int, SequenceResult]]:
+        """What of the step can run, with its blocks taken over; and by place the failures of the rest.
 
         Sequences of one token come first: kernels take these apart from the others.
         """
         runs: list[_Run] = []
+        failed: dict[int, SequenceResult] = {}
         admitted: set[int] = set()
         tokens_left = self.limits.max_step_tokens
         for place, item in enumerate(scheduled):
@@ -196,18 +197,21 @@ class Runner:
                 if len(runs) == self.limits.max_sequences or item.num_tokens > tokens_left:
                     raise Refused("the step is larger than this worker's budget")
                 sequence = self._find(item.sequence_id)
-                sequence.check(item, self.limits)
-                self._transfers.check_copied(sequence.blocks.values, item.new_block_ids)
+                draws = sequence.check(item, self.limits)
+                if self._transfers.has_spoiled:
+                    self._transfers.check_copied(sequence.blocks.values, item.new_block_ids)
             except Refused as refusal:
-                results[place] = self._fail(item.sequence_id, str(refusal))
+                failed[place] = self._fail(item.sequence_id, str(refusal))
                 continue
             if item.new_block_ids:
                 self._add_blocks(sequence, item)
             tokens_left -= item.num_tokens
             admitted.add(item.sequence_id)
-            runs.append(_Run(place, item, sequence, sequence.draws(item)))
-        runs.sort(key=lambda run: run.scheduled.num_tokens > 1)
-        return runs
+            store_start = item.start if item.store_start is None else item.store_start
+            end = item.start + item.num_tokens
+            runs.append(_Run(place, item.sequence_id, sequence, item.start, end, store_start, draws))
+        runs.sort(key=lambda run: run.end - run.start > 1)
+        return runs, failed
 
     def _add_blocks(self, sequence: Sequence, item: ScheduledSequence) -> None:
         # Those before the first position that is stored are shared: nobody writes them, so they keep their labels.
@@ -216,11 +220,10 @@ class Runner:
         sequence.blocks.extend(item.new_block_ids)
 
     def _find(self, sequence_id: int) -> Sequence:
-        if sequence_id in self._failures:
-            raise Refused(self._failures[sequence_id])
-        if sequence_id not in self._sequences:
-            raise Refused("not known")
-        return self._sequences[sequence_id]
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None:
+            raise Refused(self._failures.get(sequence_id, "not known"))
+        return sequence
 
     def _fail(self, sequence_id: int, why: str) -> SequenceResult:
         """The failure of a sequence, which holds until it is finished."""
@@ -230,8 +233,8 @@ class Runner:
 
     def _fail_run(self, run: _Run, why: str) -> None:
         # Its sequence may have been finished since it was launched, and the id be another's by now.
-        if self._sequences.get(run.scheduled.sequence_id) is run.sequence:
-            self._fail(run.scheduled.sequence_id, why)
+        if self._sequences.get(run.sequence_id) is run.sequence:
+            self._fail(run.sequence_id, why)
 
     def _enqueue(self, runs: list[_Run]) -> Drawing:
         """Have runs computed; what they draw is promised."""
@@ -247,14 +250,14 @@ class Runner:
 
     def _take_over(self, run: _Run, token: int | None, told: TokenLogprobs | None) -> SequenceResult:
         """A sequence's result, of the token that it was promised."""
-        sequence, sequence_id = run.sequence, run.scheduled.sequence_id
+        sequence = run.sequence
         if token is None and sequence.lost is None:
             sequence.lost = "there is no token to draw: the logits are not numbers, or all are suppressed"
             self._fail_run(run, sequence.lost)
         if token is None or sequence.lost is not None:
-            return SequenceResult(sequence_id, [], failure=sequence.lost)
+            return SequenceResult(run.sequence_id, [], failure=sequence.lost)
         sequence.settle(run.end, token)
-        return SequenceResult(sequence_id, [token], [] if told is None else [told])
+        return SequenceResult(run.sequence_id, [token], () if told is None else (told,))
 
     @contextmanager
     def _failing_together(self, runs: list[_Run]) -> Iterator[None]:

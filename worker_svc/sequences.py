@@ -57,20 +57,25 @@ class Sequence:
             raise Refused(f"a token id beyond the vocabulary of {limits.vocab_size}")
         return cls(new)
 
-    def check(self, scheduled: ScheduledSequence, limits: Limits) -> None:
-        """Raises Refused unless what is scheduled follows on what is known."""
-        start, num_tokens, known = scheduled.start, scheduled.num_tokens, len(self.tokens)
-        if num_tokens < 1 or start + num_tokens > known:
-            raise Refused(f"tokens {start} to {start + num_tokens - 1} scheduled, and {known} known")
+    def check(self, scheduled: ScheduledSequence, limits: Limits) -> bool:
+        """Whether what is scheduled reaches the last known token, so that the next one is drawn.
+
+        Raises Refused unless it follows on what is known.
+        """
+        start, known, new_block_ids = scheduled.start, len(self.tokens), scheduled.new_block_ids
+        end = start + scheduled.num_tokens
+        if end <= start or end > known:
+            raise Refused(f"tokens {start} to {end - 1} scheduled, and {known} known")
         if self.num_computed is not None and start != self.num_computed:
             raise Refused(f"scheduled from {start}, and {self.num_computed} computed")
-        if not _within(scheduled.new_block_ids, limits.num_blocks):
+        if new_block_ids and not _within(new_block_ids, limits.num_blocks):
             raise Refused(f"a block beyond the {limits.num_blocks} there are")
-        held = (len(self.blocks) + len(scheduled.new_block_ids)) * limits.block_size
-        if start + num_tokens > held:
-            raise Refused(f"scheduled up to {start + num_tokens}, and its blocks hold {held}")
-        if self.draws(scheduled) and known >= limits.context_length:
+        held = (len(self.blocks) + len(new_block_ids)) * limits.block_size
+        if end > held:
+            raise Refused(f"scheduled up to {end}, and its blocks hold {held}")
+        if end == known >= limits.context_length:
             raise Refused(f"a token drawn beyond the context of {limits.context_length}")
+        return end == known
 
     def change(self, change: TableChange, limits: Limits) -> None:
         """Another block stands in one place of the table from now on. Raises Refused where there is no such place."""
@@ -80,17 +85,13 @@ class Sequence:
             raise Refused(f"a block beyond the {limits.num_blocks} there are")
         self.blocks.values[change.index] = change.block_id
 
-    def draws(self, scheduled: ScheduledSequence) -> bool:
-        """Whether what is scheduled reaches the last known token, so that the next one is drawn."""
-        return scheduled.start + scheduled.num_tokens == len(self.tokens)
-
     def promise(self, stand_in: int) -> None:
         """The next token is being drawn."""
         self.tokens.append(stand_in)
 
     def settle(self, position: int, token: int) -> None:
         """The token promised at this position was drawn: it is known from now on."""
-        self.tokens.values[position] = token
+        self.tokens[position] = token
 
     @property
     def sampling(self) -> SamplingState:

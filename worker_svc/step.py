@@ -1,5 +1,6 @@
 """A step as plain values: what the runner is given and what it answers. No grpc, no protobuf, no torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeAlias
@@ -109,13 +110,12 @@ class TokenLogprobs:
     top: list[tuple[int, float]]
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceResult:
+class SequenceResult(NamedTuple):
     """What became of one scheduled sequence: no token while known tokens are left to compute, else one."""
 
     sequence_id: int
     token_ids: list[int]
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: Sequence[TokenLogprobs] = ()
     failure: str | None = None
 
 

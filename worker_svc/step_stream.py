@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("quire.worker")
 
-Answered: TypeAlias = "asyncio.Future[Timed[StepOutcome]]"
+Queued: TypeAlias = Future[Timed[StepOutcome]]
 
 
 class BadOrder(Exception):  # noqa: N818
@@ -40,7 +41,9 @@ class StepStream:
         self._runner = runner
         self._device = device
         self._spans = SequenceSpans()
-        self._pending: dict[Answered, Future[Timed[StepOutcome]]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._pending: set[Queued] = set()
+        self._is_read = False
         self._answers: asyncio.Queue[pb.StepResponse | Exception | None] = asyncio.Queue()
         self._is_open = True
 
@@ -71,7 +74,7 @@ class StepStream:
     def close(self) -> None:
         """Drop the steps that were not launched, and end the spans of all sequences."""
         self._is_open = False
-        for queued in self._pending.values():
+        for queued in self._pending:
             queued.cancel()
         self._spans.close()
 
@@ -81,9 +84,8 @@ class StepStream:
                 if not self._is_open:
                     return
                 self._submit(request)
-            if self._pending:
-                await asyncio.wait(self._pending)
-            self._answers.put_nowait(None)
+            self._is_read = True
+            self._end_if_done()
         except Exception as error:  # raised again where the stream is answered
             self._answers.put_nowait(error)
 
@@ -102,15 +104,26 @@ class StepStream:
             raise BadOrder(f"step {request.step_id} is malformed: {error}") from None
         self._spans.begin_step(step)
         queued = self._device.submit_step(partial(self._runner.launch, step), self._runner.finish)
-        answered = asyncio.wrap_future(queued)
-        self._pending[answered] = queued
-        answered.add_done_callback(partial(self._answer, request.step_id, step))
+        self._pending.add(queued)
+        queued.add_done_callback(partial(self._hand_over, request.step_id, step))
 
-    def _answer(self, step_id: int, step: Step, answered: Answered) -> None:
-        del self._pending[answered]
-        if answered.cancelled():
-            return
-        error = answered.exception()
+    def _hand_over(self, step_id: int, step: Step, queued: Queued) -> None:
+        """On the device's thread: have the loop answer a step. With a future of its own it would take a turn more."""
+        with suppress(RuntimeError):  # the loop is closed: nobody is answered any more
+            self._loop.call_soon_threadsafe(self._answer, step_id, step, queued)
+
+    def _end_if_done(self) -> None:
+        if self._is_read and not self._pending:
+            self._answers.put_nowait(None)
+
+    def _answer(self, step_id: int, step: Step, queued: Queued) -> None:
+        self._pending.discard(queued)
+        if not queued.cancelled():
+            self._tell(step_id, step, queued)
+        self._end_if_done()
+
+    def _tell(self, step_id: int, step: Step, queued: Queued) -> None:
+        error = queued.exception()
         if error is not None:
             logger.error("step failed", exc_info=error, extra={"step_id": step_id})
             count_failed_step()
@@ -119,11 +132,11 @@ class StepStream:
                     error if isinstance(error, DeviceLost) else StepFailed(f"step {step_id} failed")
                 )
             return
-        timed = answered.result()
-        count_step(timed)
-        self._spans.end_step(step, timed.value)
+        timed = queued.result()
         if self._is_open:
             self._answers.put_nowait(self._response(step_id, timed))
+        self._spans.end_step(step, timed.value)
+        self._loop.call_soon(count_step, timed)  # behind the answer, which goes out first
 
     def _response(self, step_id: int, timed: Timed[StepOutcome]) -> pb.StepResponse:
         for result in timed.value.sequences:

@@ -62,10 +62,13 @@ class Transfers:
             return 0.0
         return sum(transfer.seconds for transfer in told if transfer.step_id == step_id)
 
+    @property
+    def has_spoiled(self) -> bool:
+        """Whether there are blocks that should have been copied into and were not."""
+        return bool(self._spoiled)
+
     def check_copied(self, *tables: Items[int] | NDArray[np.int32]) -> None:
         """Raises Refused where one of these blocks should have been copied into and was not. It says so once."""
-        if not self._spoiled:
-            return
         named = {int(block) for table in tables for block in table} & self._spoiled
         self._spoiled -= named
         if named:

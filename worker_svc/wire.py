@@ -1,6 +1,7 @@
 """Between the messages of quire.worker.v1 and the worker's own values."""
 
 from functools import partial
+from itertools import chain
 
 from quire.worker.v1 import worker_pb2 as pb
 from worker_svc.identity import Identity
@@ -112,22 +113,24 @@ def sampling_from_proto(params: pb.SamplingParams) -> SamplingParams:
 
 def outcome_to_proto(outcome: StepOutcome) -> pb.StepResult:
     """What became of a step's sequences, and of transfers."""
-    results = outcome.sequences
+    sequence_ids, token_ids, logprobs, failures = (
+        zip(*outcome.sequences, strict=True) if outcome.sequences else [()] * 4
+    )
     return pb.StepResult(
-        sequence_ids=[result.sequence_id for result in results],
-        num_tokens=[len(result.token_ids) for result in results],
-        token_ids=[token for result in results for token in result.token_ids],
+        sequence_ids=sequence_ids,
+        num_tokens=map(len, token_ids),
+        token_ids=chain.from_iterable(token_ids),
         logprobs=[
-            pb.SequenceLogprobs(place=place, tokens=[_logprobs_to_proto(logprobs) for logprobs in result.logprobs])
-            for place, result in enumerate(results)
-            if result.logprobs
+            pb.SequenceLogprobs(place=place, tokens=map(_logprobs_to_proto, told))
+            for place, told in enumerate(logprobs)
+            if told
         ],
         failures=[
-            pb.SequenceFailure(place=place, message=result.failure)
-            for place, result in enumerate(results)
-            if result.failure is not None
+            pb.SequenceFailure(place=place, message=failure)
+            for place, failure in enumerate(failures)
+            if failure is not None
         ],
-        transfers=[_transfer_to_proto(transfer) for transfer in outcome.transfers],
+        transfers=map(_transfer_to_proto, outcome.transfers),
     )
 
 

@@ -76,8 +76,8 @@ class Gateway:
         self.ended: set[str] = set()
         self.failed: set[str] = set()
 
-    def tell(self, events: list[scheduler_v1.Event]) -> None:
-        for event in events:
+    def tell(self, message: scheduler_v1.SessionResponse) -> None:
+        for event in message.events:
             if event.HasField("failed"):
                 self.failed.add(event.key)
             if event.HasField("tokens"):

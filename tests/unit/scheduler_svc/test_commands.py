@@ -46,8 +46,8 @@ class Bench:
     commands: Commands
     answers: dict[int, scheduler_v1.Event] = field(default_factory=dict)
 
-    def tell(self, events: list[scheduler_v1.Event]) -> None:
-        self.answers |= {event.attachment_id: event for event in events if event.attachment_id}
+    def tell(self, message: scheduler_v1.SessionResponse) -> None:
+        self.answers |= {event.attachment_id: event for event in message.events if event.attachment_id}
 
     def tell_status(self, status: scheduler_v1.Status) -> None: ...
 

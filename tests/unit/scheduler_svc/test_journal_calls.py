@@ -1,10 +1,11 @@
 """What goes into one call of the journal, and whose record it is that a call meets."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
-from journals import Told, journal_of, read
+from journals import Told, at_work, journal_of, read, whole
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from redis_server import RedisServer
 from request_logs import end, logprobs, request_log
@@ -57,6 +58,36 @@ async def test_what_gathered_is_written_in_calls_of_bounded_size(batches: Batche
         assert found.state is State.FINISHED
         assert found.sequences == log.sequences
         assert log.is_durable
+
+
+async def test_steps_that_follow_each_other_quickly_share_a_call(
+    batches: Batches, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_svc.journal._PACE", 0.5)
+    journal, log = journal_of(batches, told), request_log()
+    tokens = log.sequences[0].token_ids
+    async with at_work(journal):
+        for token in range(6):
+            tokens.append(token)
+            journal.note(log)
+            await asyncio.sleep(0.05)
+        assert [size for _, size in batches.sizes] == [1]  # what comes first does not wait
+        await whole(journal, log)
+    assert [size for _, size in batches.sizes] == [1, 5]
+
+
+async def test_nothing_waits_for_the_next_call_at_the_end(
+    batches: Batches, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_svc.journal._PACE", 3600.0)
+    journal, log = journal_of(batches, told), request_log()
+    async with at_work(journal):
+        for token in range(2):
+            log.sequences[0].token_ids.append(token)
+            journal.note(log)
+            await asyncio.sleep(0.05)
+        assert await journal.flush(5)
+    assert log.is_durable
 
 
 async def test_prompts_of_records_count(batches: Batches, told: Told) -> None:

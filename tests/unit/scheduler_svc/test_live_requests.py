@@ -24,8 +24,8 @@ class Gateway:
     def __init__(self) -> None:
         self.events: list[scheduler_v1.Event] = []
 
-    def tell(self, events: list[scheduler_v1.Event]) -> None:
-        self.events += events
+    def tell(self, message: scheduler_v1.SessionResponse) -> None:
+        self.events += message.events
 
     def tell_status(self, status: scheduler_v1.Status) -> None: ...
 

@@ -8,6 +8,10 @@ from prometheus_client import REGISTRY
 
 from checksum_service import VOCAB
 from quire.worker.v1 import worker_pb2 as worker_v1
+from scheduler_svc.core.plan import Introduction, Scheduled, StepPlan
+from scheduler_svc.core.replica import Replica, ReplicaShape
+from scheduler_svc.core.sequence import Request, Sequence
+from scheduler_svc.responses import Answers, Refusal, ResponseRefused
 from worker_links import Change, ScriptedWorker, deployment, of_response, served, until
 
 
@@ -96,3 +100,56 @@ async def test_a_failed_row_is_no_refusal() -> None:
         await until(lambda: bad in running.gateway.failed)
         await running.gateway.finish(good)
         assert len(worker.openings) == 1
+
+
+def plan_of(replica: Replica, sequence: Sequence, *, is_new: bool = False, departed: bool = False) -> StepPlan:
+    """A step that is put in flight, in which a sequence draws."""
+    replica.num_steps += 1
+    introductions = [Introduction(sequence, [1])] if is_new else []
+    plan = StepPlan(
+        replica.num_steps, [sequence.id] * departed, introductions, [Scheduled(sequence, 0, 1, [], 0, True)]
+    )
+    replica.in_flight.append(plan)
+    return plan
+
+
+def answer_to(plan: StepPlan, *logprobs: worker_v1.TokenLogprobs) -> worker_v1.StepResponse:
+    response = worker_v1.StepResponse(epoch=1, generation=1, step_id=plan.step_id)
+    response.result.sequence_ids.extend(part.sequence.id for part in plan.scheduled)
+    response.result.num_tokens.append(1)
+    response.result.token_ids.append(1)
+    if logprobs:
+        response.result.logprobs.add(place=0, tokens=logprobs)
+    return response
+
+
+@pytest.mark.parametrize("refused", [1, 2, 3])
+def test_log_probabilities_are_due_in_every_step_of_one_who_asked(refused: int) -> None:
+    """Also in a step that is in flight while the sequence departs, and once it came back under its id."""
+    replica = Replica(ReplicaShape(b"", 16, 8, 64, 64, 8))
+    sampling = worker_v1.SamplingParams(logprobs=1)
+    sequence = Sequence(7, Request("k", [1], 1, 8, sampling=sampling), 0, 0, [1])
+    answers = Answers(worker_v1.StepRequest(epoch=1, generation=1), VOCAB)
+    plans = [plan_of(replica, sequence, is_new=True), plan_of(replica, sequence)]
+    for plan in plans:
+        answers.expect(plan)
+    plans.append(plan_of(replica, sequence, is_new=True, departed=True))
+    answers.expect(plans[-1])
+    for plan in plans:
+        if plan.step_id == refused:
+            with pytest.raises(ResponseRefused) as refusal:
+                answers.outcome_of(answer_to(plan), replica)
+            assert refusal.value.refusal is Refusal.LOGPROBS
+            return
+        answers.outcome_of(answer_to(plan, worker_v1.TokenLogprobs(logprob=-1, top=ONE)), replica)
+        replica.take()
+
+
+def test_log_probabilities_are_not_due_of_one_who_did_not_ask() -> None:
+    replica = Replica(ReplicaShape(b"", 16, 8, 64, 64, 8))
+    sequence = Sequence(7, Request("k", [1], 1, 8, sampling=worker_v1.SamplingParams()), 0, 0, [1])
+    answers = Answers(worker_v1.StepRequest(epoch=1, generation=1), VOCAB)
+    plan = plan_of(replica, sequence, is_new=True)
+    answers.expect(plan)
+    (row,) = answers.outcome_of(answer_to(plan), replica).results
+    assert (list(row.token_ids), row.failure) == ([1], None)

@@ -8,14 +8,15 @@ from google.protobuf.duration_pb2 import Duration
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.beam_search import BeamParams, EarlyStopping
-from scheduler_svc.core.plan import FailedEvent, Failure
-from scheduler_svc.core.sequence import Request
+from scheduler_svc.core.plan import Event, FailedEvent, Failure, MaxTokens, StopToken, TokensEvent
+from scheduler_svc.core.sequence import Request, Sequence
 from scheduler_svc.request_log import RequestLog, SequenceLog
 from scheduler_svc.wire import (
     accepted_to_proto,
     attached_to_proto,
     event_to_proto,
     failed_to_proto,
+    fill_event,
     request_from_proto,
     tokens_to_proto,
 )
@@ -101,6 +102,36 @@ def test_what_a_sequence_gained_is_told_from_its_offset() -> None:
     tokens = tokens_to_proto(log(), 0, 1).tokens
     assert (tokens.offset, list(tokens.token_ids), [part.logprob for part in tokens.logprobs]) == (1, [5], [-5])
     assert not tokens.HasField("cached_tokens")
+
+
+def test_the_first_tokens_of_a_sequence_tell_how_many_of_its_prompt_were_cached() -> None:
+    sequence = Sequence(5, read(), 1, 0, [5, 7])
+    sequence.num_cached = 0
+    first, later = (event_to_proto(TokensEvent(sequence, offset, [7])) for offset in (0, 1))
+    assert first == scheduler_v1.Event(key="k", tokens=scheduler_v1.Tokens(index=1, token_ids=[7], cached_tokens=0))
+    assert later == scheduler_v1.Event(key="k", tokens=scheduler_v1.Tokens(index=1, offset=1, token_ids=[7]))
+
+
+def test_the_last_tokens_of_a_sequence_tell_its_end() -> None:
+    sequence = Sequence(5, read(), 0, 0, [5, 7])
+    ends = [event_to_proto(TokensEvent(sequence, 3, [7], end=end)).tokens.end for end in (StopToken(7), MaxTokens())]
+    assert [end.WhichOneof("cause") for end in ends] == ["stop_token_id", "length"]
+    assert ends[0].stop_token_id == 7
+
+
+def test_an_event_is_the_same_in_a_message_of_others() -> None:
+    sequence = Sequence(5, read(), 0, 0, [5, 6, 7])
+    told = [worker_v1.TokenLogprobs(logprob=-1.5, top=[worker_v1.Logprob(token_id=7, logprob=-1.5)])]
+    events: list[Event] = [
+        TokensEvent(sequence, 2, [7], told, StopToken(7), 0.0),
+        FailedEvent(sequence.request, Failure.CANCELLED, "cancelled", retry_after=1.0),
+    ]
+    message = scheduler_v1.SessionResponse()
+    for event in events:
+        fill_event(message.events.add(), event)
+    assert list(message.events) == [event_to_proto(event) for event in events]
+    assert list(message.events[0].tokens.logprobs) == told
+    assert message.events[0].tokens.HasField("score")
 
 
 def test_an_acceptance_says_whether_the_request_is_recorded() -> None:

@@ -54,6 +54,31 @@ async def test_a_worker_that_is_gone_is_noticed_at_once(monkeypatch: pytest.Monk
     await server.stop(0)
 
 
+async def test_a_worker_that_answers_and_whose_device_hangs_is_dialled_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("scheduler_svc.worker_link._STEP_TIMEOUT", 0.3)
+    worker = ScriptedWorker()
+    async with served(worker) as addresses, deployment(*addresses) as running:
+        await running.workers(1)
+        worker.gate.clear()
+        key = running.gateway.submit()
+        await until(lambda: len(worker.openings) == 2)
+        worker.gate.set()
+        await running.gateway.finish(key)
+    assert "no answer to a step in 0 s" in [getattr(record, "why", "") for record in caplog.records]
+
+
+async def test_a_worker_with_nothing_to_do_is_not_taken_for_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_svc.worker_link._STEP_TIMEOUT", 0.3)
+    worker = ScriptedWorker()
+    async with served(worker) as addresses, deployment(*addresses) as running:
+        for _ in range(2):
+            await running.gateway.finish(running.gateway.submit())
+            await asyncio.sleep(0.5)
+        assert len(worker.openings) == 1
+
+
 @pytest.mark.parametrize(
     ("about", "values"),
     [
