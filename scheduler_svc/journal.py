@@ -29,7 +29,7 @@ _MAX_WEIGHT = 1 << 14  # of one call
 _MIN_WEIGHT = 1 << 9  # of one call, however often the store failed
 _LOG_WEIGHT = 64  # of a log beside its tokens
 _MAX_KEPT = 10_000  # requests that are over, kept for a store that fails
-_PACE = 0.05  # seconds from one call to the next: steps between them share one
+_PACE = 0.05  # seconds from one call to the next, unless it is urgent: steps between them share one
 _RETRY = 0.1  # seconds until a store that failed is asked again
 _WATCH = 1.0  # seconds between looks whether a store that nothing is written to was started anew
 _LAG = 2.0  # seconds behind the steps from which on it counts as degraded
@@ -74,6 +74,7 @@ class Journal:
         self._cuts: set[tuple[RequestLog, int]] = set()
         self._is_stale = False
         self._wake = asyncio.Event()
+        self._urgent = asyncio.Event()  # there is news that is not to wait for more of it
         self._writing = asyncio.Lock()
         # What is written again where the store may have lost it.
         self._known: dict[RequestLog, None] = {}
@@ -83,7 +84,11 @@ class Journal:
 
     def note(self, request: RequestLog) -> None:
         """A log has news, or is new. One whose key is another submission's is left alone."""
-        if request in self._news or request.is_displaced:
+        if request.is_displaced:
+            return
+        if request.is_over:  # whoever reads it may leave now, and then nobody else knows how it ended
+            self._urgent.set()
+        if request in self._news:
             return
         self._news[request] = time.monotonic()
         self._wake.set()
@@ -123,9 +128,20 @@ class Journal:
                     async with asyncio.timeout(_WATCH):
                         await self._wake.wait()
                 self._doubt_after_restart()
+            if not self._news:
+                self._wake.clear()
+                continue
             due = time.monotonic() + _PACE
-            is_taken = await self._write()
-            await asyncio.sleep(max(0.0, due - time.monotonic()) if is_taken else _RETRY)
+            if await self._write():
+                await self._gather(due - time.monotonic())
+            else:
+                await asyncio.sleep(_RETRY)
+
+    async def _gather(self, seconds: float) -> None:
+        """Let steps share the next call, unless there is news that is not to wait."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._urgent.wait()
 
     async def flush(self, timeout: float) -> bool:
         """Write what there is within `timeout` seconds, beside `run` or after it; whether the store has everything."""
@@ -182,8 +198,11 @@ class Journal:
                 break
         for request in flight.logs:
             del self._news[request]
-        if not self._news:
+        if self._news:  # there is no room for it
+            self._urgent.set()
+        else:
             self._wake.clear()
+            self._urgent.clear()
         return flight
 
     def _load(self, flight: _Flight, request: RequestLog) -> None:
@@ -250,6 +269,7 @@ class Journal:
             GAPS.inc(len(short))
         again = behind | flight.partial
         if again:
+            self._urgent.set()
             self._note_again({request: since for request, since in flight.logs.items() if request in again})
         self._settle(flight.logs, now)
 

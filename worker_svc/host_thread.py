@@ -72,7 +72,7 @@ class HostThreadDrawing:
 
     def wait(self) -> None:
         """Return when it has."""
-        self._draws.exception()
+        self._draws.exception()  # nobody cancels it
 
     def result(self) -> Draws:
         """What was drawn. Raises what the forward pass or the sampler raised."""

@@ -108,7 +108,7 @@ class StepStream:
         queued.add_done_callback(partial(self._hand_over, request.step_id, step))
 
     def _hand_over(self, step_id: int, step: Step, queued: Queued) -> None:
-        """On the device's thread: have the loop answer a step. With a future of its own it would take a turn more."""
+        """Have the loop answer a step, on whichever thread ends it: a future of its own would take a turn more."""
         with suppress(RuntimeError):  # the loop is closed: nobody is answered any more
             self._loop.call_soon_threadsafe(self._answer, step_id, step, queued)
 
@@ -118,8 +118,11 @@ class StepStream:
 
     def _answer(self, step_id: int, step: Step, queued: Queued) -> None:
         self._pending.discard(queued)
-        if not queued.cancelled():
-            self._tell(step_id, step, queued)
+        try:
+            if not queued.cancelled():
+                self._tell(step_id, step, queued)
+        except Exception as error:  # raised again where the stream is answered: a step without an answer ends it
+            self._answers.put_nowait(error)
         self._end_if_done()
 
     def _tell(self, step_id: int, step: Step, queued: Queued) -> None:

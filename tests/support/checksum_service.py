@@ -39,6 +39,7 @@ class ChecksumService(WorkerServiceServicer):
         self.steps: list[worker_v1.StepRequest] = []
         self.gate = asyncio.Event()  # steps wait while it is clear
         self.gate.set()
+        self.seconds = 0.0  # that a step takes
         self.spoil: dict[str, list[int]] = {}  # fields of one result, and what they hold instead
         self.failing_token: int | None = None  # rows fail of sequences that begin with it
         self.labels: dict[int, bytes] = {}  # of the device
@@ -68,6 +69,7 @@ class ChecksumService(WorkerServiceServicer):
             else:
                 self.steps.append(request)
                 await self.gate.wait()
+                await asyncio.sleep(self.seconds)
                 response.result.CopyFrom(self._run(request, known))
             yield response
 

@@ -76,6 +76,37 @@ async def test_steps_that_follow_each_other_quickly_share_a_call(
     assert [size for _, size in batches.sizes] == [1, 5]
 
 
+async def test_what_a_call_has_no_room_for_does_not_wait(
+    batches: Batches, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_svc.journal._PACE", 3600.0)
+    journal = journal_of(batches, told)
+    logs = [request_log() for _ in range(3)]
+    for log in logs:
+        log.sequences[0].token_ids.extend(range(10_000))
+    async with at_work(journal):
+        for log in logs:
+            journal.note(log)
+        await whole(journal, *logs)
+    assert len(batches.sizes) == 2
+
+
+async def test_the_end_of_a_request_does_not_wait(
+    batches: Batches, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_svc.journal._PACE", 3600.0)
+    journal, log = journal_of(batches, told), request_log()
+    async with at_work(journal):
+        log.sequences[0].token_ids.append(1)
+        journal.note(log)
+        await whole(journal, log)
+        log.sequences[0].token_ids.append(2)
+        journal.note(log)
+        end(log)
+        journal.note(log)
+        await whole(journal, log)
+
+
 async def test_nothing_waits_for_the_next_call_at_the_end(
     batches: Batches, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:

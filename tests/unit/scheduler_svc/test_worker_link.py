@@ -76,6 +76,23 @@ async def test_a_worker_with_nothing_to_do_is_not_taken_for_one_that_hangs(monke
         for _ in range(2):
             await running.gateway.finish(running.gateway.submit())
             await asyncio.sleep(0.5)
+            # Its time begins with the next step, and the watch looks while that runs.
+            worker.gate.clear()
+            key = running.gateway.submit()
+            await asyncio.sleep(0.15)
+            worker.gate.set()
+            await running.gateway.finish(key)
+        assert len(worker.openings) == 1
+
+
+async def test_steps_that_each_end_in_time_may_follow_each_other_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_svc.worker_link._STEP_TIMEOUT", 0.5)
+    worker = ScriptedWorker()
+    worker.seconds = 0.05
+    async with served(worker) as addresses, deployment(*addresses) as running:
+        began = time.monotonic()
+        await running.gateway.finish(running.gateway.submit())
+        assert time.monotonic() - began > 1
         assert len(worker.openings) == 1
 
 

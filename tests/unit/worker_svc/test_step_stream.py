@@ -41,6 +41,29 @@ class HeldRunner:
         return StepOutcome([], 0.0)
 
 
+class RunnerOfNothing(HeldRunner):
+    """Comes to something that no answer can be made of."""
+
+    def finish(self, launched: HeldRunner) -> StepOutcome:
+        return StepOutcome(cast(Any, [None]), 0.0)
+
+
+async def test_a_step_that_cannot_be_answered_ends_the_stream() -> None:
+    runner, device = RunnerOfNothing(), DeviceThread()
+    runner.let_go.set()
+    forever = asyncio.Event()
+
+    async def requests() -> AsyncIterator[pb.StepRequest]:
+        yield pb.StepRequest(epoch=1, generation=1, step_id=1)
+        await forever.wait()
+
+    answers = StepStream(1, 1, cast(Any, runner), device).answers(requests())
+    await anext(answers)
+    with pytest.raises((TypeError, AttributeError)):
+        await anext(answers)
+    device.close()
+
+
 async def test_a_superseded_stream_neither_launches_nor_answers_what_is_left() -> None:
     runner, device = HeldRunner(), DeviceThread()
     all_queued, forever = asyncio.Event(), asyncio.Event()
