@@ -175,6 +175,7 @@ private:
     static constexpr int V = Lane<T>::VALUES;
     static constexpr int GROUPS = TILE_KEYS / LANES;
     static constexpr float HEADROOM = 8.0f;
+    static constexpr int64_t DECODE_BEAT = 8;  // tiles, a few microseconds' work
 
     // The keys that some query of a piece sees, begin to end - 1, and its KV heads.
     struct Range {
@@ -200,8 +201,8 @@ private:
                 for (int64_t row = 0; row < rows; ++row) weigh(top + row, start, position + row / group_, rule);
                 for_rows(rows, [&]<int R>(int64_t row) { gather<R, FETCH>(top + row); });
             }
-            // A few microseconds' work. More often, a decode would be slower for it.
-            if ((!FETCH || start / TILE_KEYS % 8 == 7) && !hold.beat()) return false;
+            // More often, a decode would be slower for it.
+            if ((!FETCH || start / TILE_KEYS % DECODE_BEAT == DECODE_BEAT - 1) && !hold.beat()) return false;
         }
         return true;
     }
