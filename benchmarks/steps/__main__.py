@@ -1,10 +1,10 @@
 """Measures what a step costs beside the forward pass: scheduler, gRPC and worker are real, only the model sleeps.
 
-    python -m benchmarks.steps [--sequences 1,64,256,1024] [--forward-ms 10,0] [--steps 300] [--output FILE]
+    python -m benchmarks.steps [--sequences 1,64,256,1024] [--forward-ms 10,0] [--steps 300] [--runs 5] [--output FILE]
 
 For each number of running sequences and each length of a forward pass, a scheduler (with a Redis) and a worker are
-started as processes of their own, and this one is their gateway: it submits the requests and reads every event. What
-each figure means is said in figures.py.
+started as processes of their own, and this one is their gateway: it submits the requests and reads every event. All
+take turns, and what is told are medians of the runs. What each figure means is said in figures.py.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from benchmarks.steps.figures import (
     SchedulerTimes,
     StepFigures,
     judge,
+    median_of,
     summarize_steps,
     to_json,
 )
@@ -77,19 +78,27 @@ def main() -> None:
     parser.add_argument("--sequences", type=numbers, default=[1, 64, 256, 1024], help="default 1,64,256,1024")
     parser.add_argument("--forward-ms", type=numbers, default=[10.0, 0.0], help="default 10,0")
     parser.add_argument("--steps", type=int, default=300, help="steps that count in each case; default 300")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each case; default 5")
     parser.add_argument("--output", type=Path, default=RESULT, help=f"file for the result; default {RESULT.name}")
     options = parser.parse_args()
-    cases = []
+    if options.runs < 1 or options.steps < 1:
+        parser.error("--runs and --steps are at least 1")
+    runs: dict[tuple[int, float], list[StepFigures]] = {
+        (int(num_sequences), forward_ms): [] for forward_ms in options.forward_ms for num_sequences in options.sequences
+    }
     try:
-        for forward_ms in options.forward_ms:
-            for num_sequences in options.sequences:
-                print(f"{num_sequences:.0f} sequences, {forward_ms:g} ms", file=sys.stderr, flush=True)
-                cases.append(measure(int(num_sequences), forward_ms, options.steps))
+        for number in range(options.runs):
+            for (num_sequences, forward_ms), figures in runs.items():
+                text = f"run {number + 1}, {num_sequences} sequences, {forward_ms:g} ms"
+                print(text, file=sys.stderr, flush=True)
+                figures.append(measure(num_sequences, forward_ms, options.steps))
     except BenchmarkFailed as error:
         sys.exit(f"steps: {error}")
+    cases = [median_of(figures) for figures in runs.values()]
     result: dict[str, Any] = {
         **provenance("grpcio", "protobuf", "uvloop"),
         "num_steps": options.steps,
+        "num_runs": options.runs,
         "cases": [to_json(case) for case in cases],
         "targets": judge(cases),
     }

@@ -1,8 +1,9 @@
 """From when things happened to what a step costs, and what is asked of that."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from quire_client.bench.latency import percentile
@@ -107,6 +108,19 @@ def summarize_steps(
         idle_share=sum(idle) / span,
         steps_per_second=len(idle) / span,
     )
+
+
+def median_of(runs: Sequence[StepFigures]) -> StepFigures:
+    """Of at least one run of a case: the median of each figure."""
+    spreads = ("schedule", "commit", "schedule_and_commit", "tell", "round_trip", "idle")
+    medians: dict[str, Any] = {name: _middle([getattr(run, name) for run in runs]) for name in spreads}
+    for name in ("idle_share", "steps_per_second"):
+        medians[name] = median(getattr(run, name) for run in runs)
+    return replace(runs[0], **medians)
+
+
+def _middle(spreads: Sequence[Spread]) -> Spread:
+    return Spread(median(spread.p50 for spread in spreads), median(spread.p99 for spread in spreads))
 
 
 def judge(cases: Sequence[StepFigures]) -> list[dict[str, Any]]:

@@ -27,7 +27,8 @@ def steps_section(result: dict[str, Any]) -> str:
     """What docs/performance.md says of steps."""
     told = [f"{target['what']}: {_verdict(target)}" for target in result["targets"]]
     return (
-        f"Milliseconds, p50 / p99 over {result['num_steps']} steps; {origin(result)}.\n\n"
+        f"Milliseconds, p50 / p99 over {result['num_steps']} steps, medians of {result['num_runs']} runs in turns; "
+        f"{origin(result)}.\n\n"
         f"{steps_table(result).markdown()}\n\n"
         f"At 256 sequences and a forward pass of 10 ms: {'; '.join(told) or 'not measured'}."
     )

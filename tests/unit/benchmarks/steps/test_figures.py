@@ -8,6 +8,7 @@ from benchmarks.steps.figures import (
     SchedulerTimes,
     StepFigures,
     judge,
+    median_of,
     summarize_steps,
 )
 
@@ -66,3 +67,18 @@ def test_only_the_case_that_is_asked_about_is_judged() -> None:
         (pytest.approx(0.1), False),
     ]
     assert judge([summarized(*steps(40))]) == []
+
+
+def test_each_figure_of_several_runs_is_the_median() -> None:
+    runs = []
+    for late in (0.0, 0.004, 0.001):
+        scheduler, device = steps(40)
+        for step in scheduler:
+            step.answered = (step.answered or 0.0) + late
+            step.schedule += 0.004 - late
+        runs.append(summarized(scheduler, device))
+    figures = median_of(runs)
+    assert figures.round_trip.p50 == pytest.approx(2 + 3 + 1)
+    assert figures.schedule.p99 == pytest.approx(0.4 + 3)
+    assert (figures.num_sequences, figures.num_steps) == (4, NUM_STEPS)
+    assert figures.steps_per_second == pytest.approx(1.0)

@@ -9,8 +9,9 @@ SPREAD = Spread(0.5, 1.25)
 def test_a_case_is_a_row_and_a_miss_is_marked() -> None:
     case = StepFigures(256, 10.0, 300, SPREAD, SPREAD, SPREAD, SPREAD, Spread(1.5, 2.0), SPREAD, 0.024, 97.0)
     machine = {"cores": 2, "processor": "A processor"}
-    head = {"date": "2026-01-02T03:04:05+00:00", "commit": None, "machine": machine, "num_steps": 300}
+    head = {"date": "2026-01-02T03:04:05+00:00", "commit": None, "machine": machine, "num_steps": 300, "num_runs": 5}
     section = steps_section({**head, "cases": [to_json(case)], "targets": judge([case])})
+    assert "over 300 steps, medians of 5 runs in turns;" in section
     assert "| 256 | 10 | 0.50 / 1.25 |" in section
     assert "schedule + commit, p50, ms: 0.50, asked < 1.50;" in section
     assert "**1.50, asked < 1.00: missed**" in section
