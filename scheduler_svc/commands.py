@@ -15,7 +15,7 @@ from scheduler_svc.metrics import REQUESTS_ATTACHED
 from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.store.base import StaleEpoch, Store, StoreUnavailable
 from scheduler_svc.turns import Turns
-from scheduler_svc.wire import accepted_to_proto, attached_to_proto, failed_to_proto, reason_from_proto
+from scheduler_svc.wire import accepted_to_proto, attached_to_proto, failed_to_proto, message_of, reason_from_proto
 from svc_common.durations import to_seconds
 
 _FLUSH = 1.0  # seconds that a request may wait for the end of the one that had its key
@@ -154,10 +154,10 @@ class Commands:
             _refuse(asked, listener, refusal.reason, refusal.message, refusal.retry_after)
             return
         if _is_unheard(log, asked):
-            listener.tell(scheduler_v1.SessionResponse(events=[accepted_to_proto(log, asked.attachment_id)]))
+            listener.tell(message_of(accepted_to_proto(log, asked.attachment_id)))
         else:
             REQUESTS_ATTACHED.inc()
-            listener.tell(scheduler_v1.SessionResponse(events=[attached_to_proto(log, asked.attachment_id)]))
+            listener.tell(message_of(attached_to_proto(log, asked.attachment_id)))
         if self._live.get(log.key) is live:
             live.join(listener)
             if not self._is_there(listener):
@@ -292,5 +292,4 @@ def _is_unheard(log: RequestLog, asked: "_Asked") -> bool:
 def _refuse(
     asked: "_Asked", listener: Listener, reason: Failure, message: str, retry_after: float | None = None
 ) -> None:
-    failed = failed_to_proto(asked.key, reason, message, retry_after, asked.attachment_id)
-    listener.tell(scheduler_v1.SessionResponse(events=[failed]))
+    listener.tell(message_of(failed_to_proto(asked.key, reason, message, retry_after, asked.attachment_id)))

@@ -160,7 +160,6 @@ class Journal:
         """One call, if there is news; whether the store took it."""
         async with self._writing:
             if self._is_stale or not self._news:
-                self._wake.clear()
                 return True
             flight = self._flight = self._take_off()
             try:

@@ -26,6 +26,7 @@ from scheduler_svc.wire import (
     event_to_proto,
     fill_event,
     logprobs_to_proto,
+    message_of,
     reason_to_proto,
     request_from_proto,
     tokens_to_proto,
@@ -270,7 +271,7 @@ class LiveRequests:
             for listener in live.listeners:
                 message = messages.get(listener)
                 if message is None:
-                    message = messages[listener] = scheduler_v1.SessionResponse()
+                    message = messages[listener] = message_of()
                 fill_event(message.events.add(), event)
         for live, failure in ended.items():
             self._end(live, failure)
@@ -305,11 +306,11 @@ class LiveRequests:
     def _tell_durable(self) -> None:
         batches, self._durable = self._durable, {}
         for listener, batch in batches.items():
-            listener.tell(scheduler_v1.SessionResponse(events=batch))
+            listener.tell(message_of(*batch))
 
     def _tell(self, live: LiveRequest, event: scheduler_v1.Event) -> None:
         for listener in live.listeners:
-            listener.tell(scheduler_v1.SessionResponse(events=[event]))
+            listener.tell(message_of(event))
 
 
 def _restored(log: RequestLog) -> list[Restored]:

@@ -239,6 +239,11 @@ def results_from_proto(result: worker_v1.StepResult) -> list[SequenceResult]:
     return list(map(make, zip(rows, logprobs, failures, strict=True)))
 
 
+def message_of(*events: scheduler_v1.Event) -> scheduler_v1.SessionResponse:
+    """A message to a gateway. Its epoch is the session's to set."""
+    return scheduler_v1.SessionResponse(events=events)
+
+
 def event_to_proto(event: Event) -> scheduler_v1.Event:
     """What happened to a request, as its gateways are told."""
     message = scheduler_v1.Event()

@@ -9,6 +9,8 @@ from typing import Any
 from quire_client.bench.latency import percentile
 
 WARM_UP_STEPS = 20
+SPREADS = ("schedule", "commit", "schedule_and_commit", "tell", "round_trip", "idle")
+"""The durations of `StepFigures`, in the order of tables."""
 
 
 @dataclass(slots=True)
@@ -112,8 +114,7 @@ def summarize_steps(
 
 def median_of(runs: Sequence[StepFigures]) -> StepFigures:
     """Of at least one run of a case: the median of each figure."""
-    spreads = ("schedule", "commit", "schedule_and_commit", "tell", "round_trip", "idle")
-    medians: dict[str, Any] = {name: _middle([getattr(run, name) for run in runs]) for name in spreads}
+    medians: dict[str, Any] = {name: _middle([getattr(run, name) for run in runs]) for name in SPREADS}
     for name in ("idle_share", "steps_per_second"):
         medians[name] = median(getattr(run, name) for run in runs)
     return replace(runs[0], **medians)

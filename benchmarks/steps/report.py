@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from benchmarks.steps.figures import SPREADS
 from benchmarks.tables import Cells
 from benchmarks.told import judged, origin
 
-_SPREADS = ("schedule", "commit", "schedule_and_commit", "tell", "round_trip", "idle")
 _COLUMNS = (
     *("sequences", "forward", "schedule", "commit", "both", "tell sessions", "round trip", "device waits"),
     *("of the time", "steps/s"),
@@ -16,7 +16,7 @@ def steps_table(result: dict[str, Any]) -> Cells:
     """A row for each case; durations are p50 / p99 in milliseconds."""
     rows = []
     for case in result["cases"]:
-        spreads = [f"{case[name]['p50']:.2f} / {case[name]['p99']:.2f}" for name in _SPREADS]
+        spreads = [f"{case[name]['p50']:.2f} / {case[name]['p99']:.2f}" for name in SPREADS]
         share = f"{case['idle_share']:.1%}"
         numbers = (str(case["num_sequences"]), f"{case['forward_ms']:g}")
         rows.append([*numbers, *spreads, share, f"{case['steps_per_second']:,.0f}"])

@@ -10,7 +10,7 @@ from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from redis_server import RedisServer
 from request_logs import end, logprobs, request_log
 from scheduler_svc.journal import Journal
-from scheduler_svc.request_log import State
+from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.store.base import Batch, Gap, StoreUnavailable, Taken
 from scheduler_svc.store.redis import RedisStore
 
@@ -60,62 +60,61 @@ async def test_what_gathered_is_written_in_calls_of_bounded_size(batches: Batche
         assert log.is_durable
 
 
+def gain(journal: Journal, log: RequestLog, num_tokens: int = 1) -> None:
+    """A step brings a request's first sequence tokens."""
+    log.sequences[0].token_ids.extend(range(num_tokens))
+    journal.note(log)
+
+
 async def test_steps_that_follow_each_other_quickly_share_a_call(
     batches: Batches, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scheduler_svc.journal._PACE", 0.5)
     journal, log = journal_of(batches, told), request_log()
-    tokens = log.sequences[0].token_ids
     async with at_work(journal):
-        for token in range(6):
-            tokens.append(token)
-            journal.note(log)
+        for _ in range(6):
+            gain(journal, log)
             await asyncio.sleep(0.05)
         assert [size for _, size in batches.sizes] == [1]  # what comes first does not wait
         await whole(journal, log)
     assert [size for _, size in batches.sizes] == [1, 5]
 
 
-async def test_what_a_call_has_no_room_for_does_not_wait(
-    batches: Batches, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def endless_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No second call is made for a step's sake."""
     monkeypatch.setattr("scheduler_svc.journal._PACE", 3600.0)
+
+
+@pytest.mark.usefixtures("endless_pace")
+async def test_what_a_call_has_no_room_for_does_not_wait(batches: Batches, told: Told) -> None:
     journal = journal_of(batches, told)
     logs = [request_log() for _ in range(3)]
-    for log in logs:
-        log.sequences[0].token_ids.extend(range(10_000))
     async with at_work(journal):
         for log in logs:
-            journal.note(log)
+            gain(journal, log, 10_000)
         await whole(journal, *logs)
     assert len(batches.sizes) == 2
 
 
-async def test_the_end_of_a_request_does_not_wait(
-    batches: Batches, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("scheduler_svc.journal._PACE", 3600.0)
+@pytest.mark.usefixtures("endless_pace")
+async def test_the_end_of_a_request_does_not_wait(batches: Batches, told: Told) -> None:
     journal, log = journal_of(batches, told), request_log()
     async with at_work(journal):
-        log.sequences[0].token_ids.append(1)
-        journal.note(log)
+        gain(journal, log)
         await whole(journal, log)
-        log.sequences[0].token_ids.append(2)
-        journal.note(log)
+        gain(journal, log)
         end(log)
         journal.note(log)
         await whole(journal, log)
 
 
-async def test_nothing_waits_for_the_next_call_at_the_end(
-    batches: Batches, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("scheduler_svc.journal._PACE", 3600.0)
+@pytest.mark.usefixtures("endless_pace")
+async def test_nothing_waits_for_the_next_call_at_the_end(batches: Batches, told: Told) -> None:
     journal, log = journal_of(batches, told), request_log()
     async with at_work(journal):
-        for token in range(2):
-            log.sequences[0].token_ids.append(token)
-            journal.note(log)
+        for _ in range(2):
+            gain(journal, log)
             await asyncio.sleep(0.05)
         assert await journal.flush(5)
     assert log.is_durable
