@@ -1,7 +1,7 @@
 """The one thread on which a device is given its work, so that the event loop never waits for a model.
 
-Steps come in two halves: while one runs on the device, the thread launches the next one behind it, and then sleeps
-until either the device is done with a step or there is more to do.
+Steps come in two halves: while one runs on the device, the thread launches the next one behind it. With as many
+launched as may be, it waits for the device itself; else it sleeps until the device is done or there is more to do.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class Launched(Protocol):
         """Whether finishing it would not wait."""
 
     def wait(self) -> None:
-        """Return when it is done; on another thread than its own, which goes on meanwhile."""
+        """Return when it is done; on any thread, and on several at once."""
 
 
 T = TypeVar("T")
@@ -65,6 +65,10 @@ class _Begun:
     def is_done(self) -> bool:
         return self.launched is None or self.launched.is_done()
 
+    def wait(self) -> None:
+        if self.launched is not None:
+            self.launched.wait()
+
 
 class _Signal:
     """Wakes the thread."""
@@ -76,7 +80,8 @@ _DEVICE_DONE, _CLOSE = _Signal(), _Signal()
 class DeviceThread:
     """Runs work in the order it is submitted, on a thread of its own.
 
-    A second thread does nothing but wait for the device, outside the interpreter's lock: nobody polls.
+    A second thread does nothing but wait for the device while this one waits for work, outside the interpreter's lock:
+    nobody polls. Where no work could be begun, this one waits for the device itself, which spares a wake-up.
     """
 
     def __init__(self) -> None:
@@ -129,19 +134,22 @@ class DeviceThread:
 
     def _serve(self) -> None:
         while not self._is_closed:
-            item = self._inbox.get()
-            if isinstance(item, _Work):
-                self._queued.append(item)
-            del item  # or it would live until the next comes
+            if len(self._begun) == MAX_IN_FLIGHT:
+                self._begun[0].wait()
+            else:
+                self._take(self._inbox.get())
             self._advance()
         while not self._inbox.empty():
-            if isinstance(item := self._inbox.get(), _Work):
-                self._queued.append(item)
+            self._take(self._inbox.get())
         for work in self._queued:
             work.future.cancel()
         while self._begun:
             self._finish_first()
         self._to_wait_for.put(None)
+
+    def _take(self, item: _Work | _Signal) -> None:
+        if isinstance(item, _Work):
+            self._queued.append(item)
 
     def _wait_for_device(self) -> None:
         while (launched := self._to_wait_for.get()) is not None:
