@@ -217,7 +217,7 @@ def outcome_from_proto(result: worker_v1.StepResult) -> StepOutcome:
 
 def results_from_proto(result: worker_v1.StepResult) -> list[SequenceResult]:
     """The results of a step's sequences. Raises ValueError where the message's parts do not fit each other."""
-    counts, tokens = list(result.num_tokens), list(result.token_ids)
+    counts, tokens = result.num_tokens[:], result.token_ids[:]
     if len(counts) != len(result.sequence_ids) or sum(counts) != len(tokens):
         raise ValueError("columns of different lengths")
     logprobs: list[Seq[object]] = [()] * len(counts)

@@ -131,8 +131,8 @@ class WorkerLink:
                 while (plan := self._engine.schedule(replica)) is not None:
                     if len(replica.in_flight) == 1:
                         self._progressed_at = time.monotonic()
-                    answers.expect(plan)
                     await call.write(plan_to_proto(plan, opening.epoch, opening.generation))
+                    answers.expect(plan)
                 await self._wake.wait()
                 self._wake.clear()
                 while self._responses:

@@ -142,12 +142,12 @@ class StepStream:
         self._loop.call_soon(count_step, timed)  # behind the answer, which goes out first
 
     def _response(self, step_id: int, timed: Timed[StepOutcome]) -> pb.StepResponse:
-        for result in timed.value.sequences:
-            if result.failure is not None:
-                logger.warning(
-                    "sequence failed",
-                    extra={"step_id": step_id, "sequence_id": result.sequence_id, "why": result.failure},
-                )
+        told = outcome_to_proto(timed.value)
+        for failed in told.failures:
+            sequence_id = told.sequence_ids[failed.place]
+            logger.warning(
+                "sequence failed", extra={"step_id": step_id, "sequence_id": sequence_id, "why": failed.message}
+            )
         for transfer in timed.value.transfers:
             if transfer.failure is not None:
                 logger.warning(
@@ -159,7 +159,6 @@ class StepStream:
                         "why": transfer.failure,
                     },
                 )
-        told = outcome_to_proto(timed.value)
         told.busy_us = max(0, round((timed.busy_seconds - timed.value.held_up_seconds) * 1e6))
         told.idle_us = round(timed.idle_seconds * 1e6)
         return pb.StepResponse(epoch=self.epoch, generation=self.generation, step_id=step_id, result=told)

@@ -1,7 +1,7 @@
 """Between the messages of quire.worker.v1 and the worker's own values."""
 
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
 
 from quire.worker.v1 import worker_pb2 as pb
 from worker_svc.identity import Identity
@@ -63,23 +63,24 @@ def _pairs(copies: pb.BlockCopies) -> BlockPairs:
 
 
 def _scheduled(schedule: pb.Schedule) -> list[ScheduledSequence]:
-    ids, blocks = list(schedule.sequence_ids), list(schedule.new_block_ids)
-    columns = (list(schedule.starts), list(schedule.num_tokens), list(schedule.num_new_blocks))
-    store_starts = {item.place: item.store_start for item in schedule.store_starts}
-    if any(len(column) != len(ids) for column in columns) or sum(columns[2]) != len(blocks):
+    ids, starts, num_tokens = schedule.sequence_ids[:], schedule.starts[:], schedule.num_tokens[:]
+    counts, blocks = schedule.num_new_blocks[:], schedule.new_block_ids[:]
+    if not len(ids) == len(starts) == len(num_tokens) == len(counts) or sum(counts) != len(blocks):
         raise Malformed("a schedule whose columns are of different lengths")
-    if any(place >= len(ids) for place in store_starts):
-        raise Malformed("a schedule that says of a sequence it has not what is stored")
     new_blocks: list[list[int]] = [[]] * len(ids)
     first = 0
-    for place, count in enumerate(columns[2]):
-        if count:
-            new_blocks[place] = blocks[first : first + count]
-            first += count
-    stored = [store_starts.get(place) for place in range(len(ids))] if store_starts else [None] * len(ids)
+    for place in compress(range(len(ids)), counts):
+        end = first + counts[place]
+        new_blocks[place] = blocks[first:end]
+        first = end
+    stored: list[int | None] = [None] * len(ids)
+    for item in schedule.store_starts:
+        if item.place >= len(ids):
+            raise Malformed("a schedule that says of a sequence it has not what is stored")
+        stored[item.place] = item.store_start
     # Hundreds of them a step: made without a call of Python for each.
     make = partial(tuple.__new__, ScheduledSequence)
-    return list(map(make, zip(ids, columns[0], columns[1], new_blocks, stored, strict=True)))
+    return list(map(make, zip(ids, starts, num_tokens, new_blocks, stored, strict=True)))
 
 
 def _new_sequence(new: pb.NewSequence) -> NewSequence:
@@ -121,9 +122,8 @@ def outcome_to_proto(outcome: StepOutcome) -> pb.StepResult:
         num_tokens=map(len, token_ids),
         token_ids=chain.from_iterable(token_ids),
         logprobs=[
-            pb.SequenceLogprobs(place=place, tokens=map(_logprobs_to_proto, told))
-            for place, told in enumerate(logprobs)
-            if told
+            pb.SequenceLogprobs(place=place, tokens=map(_logprobs_to_proto, logprobs[place]))
+            for place in compress(range(len(logprobs)), logprobs)
         ],
         failures=[
             pb.SequenceFailure(place=place, message=failure)
