@@ -3,8 +3,9 @@
     python -m benchmarks.steps [--sequences 1,64,256,1024] [--forward-ms 10,0] [--steps 300] [--runs 5] [--output FILE]
 
 For each number of running sequences and each length of a forward pass, a scheduler (with a Redis) and a worker are
-started as processes of their own, and this one is their gateway: it submits the requests and reads every event. All
-take turns, and what is told are medians of the runs. What each figure means is said in figures.py.
+started as processes of their own, and this one is their gateway: it submits the requests and reads every event. Beside
+them stands what gRPC takes by itself (exchange.py). All take turns, and what is told are medians of the runs. What each
+figure means is said in figures.py.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import os
 import sys
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,6 +23,7 @@ import uvloop
 
 from benchmarks.processes import BenchmarkFailed, running
 from benchmarks.record import RESULTS, provenance, write_result
+from benchmarks.steps.exchange import MESSAGE_BYTES, POLLING, Exchange, measure_exchange, median_exchange
 from benchmarks.steps.figures import (
     WARM_UP_STEPS,
     DeviceTimes,
@@ -86,8 +89,12 @@ def main() -> None:
     runs: dict[tuple[int, float], list[StepFigures]] = {
         (int(num_sequences), forward_ms): [] for forward_ms in options.forward_ms for num_sequences in options.sequences
     }
+    exchanges: dict[str, list[Exchange]] = {polling: [] for polling in POLLING}
     try:
         for number in range(options.runs):
+            for polling, measured in exchanges.items():
+                print(f"run {number + 1}, gRPC alone, {polling}", file=sys.stderr, flush=True)
+                measured.append(measure_exchange(polling, options.steps))
             for (num_sequences, forward_ms), figures in runs.items():
                 text = f"run {number + 1}, {num_sequences} sequences, {forward_ms:g} ms"
                 print(text, file=sys.stderr, flush=True)
@@ -100,6 +107,8 @@ def main() -> None:
         "num_steps": options.steps,
         "num_runs": options.runs,
         "cases": [to_json(case) for case in cases],
+        "exchange_bytes": MESSAGE_BYTES,
+        "exchanges": {polling: asdict(median_exchange(measured)) for polling, measured in exchanges.items()},
         "targets": judge(cases),
     }
     steps_table(result).print("Steps, ms")

@@ -66,7 +66,8 @@ class Sleep:
 
     def wait(self) -> None:
         """Sleep until then."""
-        time.sleep(max(0.0, self.done - time.perf_counter()))
+        if (seconds := self.done - time.perf_counter()) > 0:
+            time.sleep(seconds)
 
 
 class SleepingRunner:

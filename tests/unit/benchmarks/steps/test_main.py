@@ -1,5 +1,6 @@
 """A case from end to end: scheduler and worker in processes of their own, and a session between."""
 
+from benchmarks.steps import exchange
 from benchmarks.steps.__main__ import measure
 
 
@@ -9,3 +10,10 @@ def test_sequences_decode_together_and_every_part_is_timed() -> None:
     spreads = (case.schedule, case.commit, case.schedule_and_commit, case.tell, case.round_trip)
     assert all(0 < spread.p50 <= spread.p99 for spread in spreads)
     assert 0 <= case.idle_share < 1
+
+
+def test_a_message_goes_there_and_back_whichever_thread_reads_the_sockets() -> None:
+    for polling in exchange.POLLING:
+        measured = exchange.measure_exchange(polling, num_messages=5)
+        assert 0 < measured.round_trip < 1e3
+        assert 0 < measured.processor < 1e3

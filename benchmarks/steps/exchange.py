@@ -1,0 +1,121 @@
+"""What gRPC alone takes for a message there and back, which no step's round trip can undercut.
+
+    python -m benchmarks.steps.exchange serve --port PORT
+    python -m benchmarks.steps.exchange call --port PORT --messages N --times FILE
+
+Between two processes, as between scheduler and worker; both sleep for 10 ms before each message.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from subprocess import TimeoutExpired
+from tempfile import TemporaryDirectory
+from time import perf_counter, process_time
+from typing import Any
+
+import grpc
+import uvloop
+
+from benchmarks.processes import BenchmarkFailed, running
+from svc_common.channels import inner_channel
+from svc_common.polling import DIRECT, EXPERIMENTS
+from svc_common.server import INNER_MESSAGE_BYTES, bind, create_server, run_until_signal
+from svc_common.supervisor.addresses import free_port
+
+POLLING = {"direct": DIRECT, "event_engine": ""}
+"""Which thread reads the sockets, and how gRPC is told so."""
+MESSAGE_BYTES = 1500
+"""About a step of 256 sequences, and its answer."""
+
+_SERVICE, _METHOD = "quire.benchmarks.Echo", "Exchange"
+_NUM_WARM_UP = 30
+_PAUSE = 0.01
+_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A message there and back, in milliseconds: how long it takes, and processor time of the side that began."""
+
+    round_trip: float
+    processor: float
+
+
+def measure_exchange(polling: str, num_messages: int) -> Exchange:
+    """The median message, with a way of polling. Processes of its own: gRPC is told once. Raises BenchmarkFailed."""
+    environment = {EXPERIMENTS: POLLING[polling]}
+    program = (sys.executable, "-m", "benchmarks.steps.exchange")
+    with TemporaryDirectory(prefix="quire-exchange-") as folder:
+        port, times = str(free_port()), Path(folder, "times.json")
+        serve = (*program, "serve", "--port", port)
+        call = (*program, "call", "--port", port, "--messages", str(num_messages), "--times", str(times))
+        with running("echo", serve, environment), running("exchange", call, environment) as caller:
+            with suppress(TimeoutExpired):
+                caller.popen.wait(_TIMEOUT)
+            if not times.exists():
+                raise BenchmarkFailed(f"messages were not exchanged in {_TIMEOUT:.0f} s:\n{caller.last_lines()}")
+            return Exchange(**json.loads(times.read_bytes()))
+
+
+def median_exchange(runs: Sequence[Exchange]) -> Exchange:
+    """Of at least one run."""
+    return Exchange(median(run.round_trip for run in runs), median(run.processor for run in runs))
+
+
+async def _echo(
+    requests: AsyncIterator[bytes], _context: "grpc.aio.ServicerContext[bytes, bytes]"
+) -> AsyncIterator[bytes]:
+    async for request in requests:
+        yield request
+
+
+async def _serve(port: int) -> None:
+    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
+    methods: dict[str, Any] = {_METHOD: grpc.stream_stream_rpc_method_handler(_echo)}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, methods)])
+    bind(server, "127.0.0.1", port)
+    await server.start()
+    await run_until_signal(lambda: server.stop(0))
+
+
+async def _call(port: int, num_messages: int) -> Exchange:
+    message = bytes(MESSAGE_BYTES)
+    async with inner_channel(f"127.0.0.1:{port}") as channel:
+        method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")
+        call = method(wait_for_ready=True)
+        seconds, processor = [], []
+        for _ in range(_NUM_WARM_UP + num_messages):
+            await asyncio.sleep(_PAUSE)
+            began, used = perf_counter(), process_time()
+            await call.write(message)
+            await call.read()
+            seconds.append(perf_counter() - began)
+            processor.append(process_time() - used)
+        call.cancel()
+    return Exchange(median(seconds[_NUM_WARM_UP:]) * 1e3, median(processor[_NUM_WARM_UP:]) * 1e3)
+
+
+def main() -> None:
+    """Reads flags; serves, or calls."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("role", choices=["serve", "call"])
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--messages", type=int, help="how many count; for `call`")
+    parser.add_argument("--times", type=Path, help="file to write; for `call`")
+    options = parser.parse_args()
+    if options.role == "serve":
+        uvloop.run(_serve(options.port))
+        return
+    exchange = uvloop.run(_call(options.port, options.messages))
+    options.times.write_text(json.dumps(asdict(exchange)))
+
+
+if __name__ == "__main__":
+    main()
