@@ -30,8 +30,21 @@ def steps_section(result: dict[str, Any]) -> str:
         f"Milliseconds, p50 / p99 over {result['num_steps']} steps, medians of {result['num_runs']} runs in turns; "
         f"{origin(result)}.\n\n"
         f"{steps_table(result).markdown()}\n\n"
-        f"At 256 sequences and a forward pass of 10 ms: {'; '.join(told) or 'not measured'}."
+        f"At 256 sequences and a forward pass of 10 ms: {'; '.join(told) or 'not measured'}.\n\n"
+        f"{_exchanges(result)}"
     )
+
+
+def _exchanges(result: dict[str, Any]) -> str:
+    direct, engine = (_exchange(result["exchanges"][polling]) for polling in ("direct", "event_engine"))
+    return (
+        f"A message of {result['exchange_bytes']:,} bytes there and back through gRPC alone: {direct}; where gRPC's "
+        f"event engine reads the sockets, which is grpcio's default, {engine}."
+    )
+
+
+def _exchange(times: dict[str, float]) -> str:
+    return f"{times['round_trip']:.2f} ms, {times['processor']:.2f} ms of processor time where it began"
 
 
 def _verdict(target: dict[str, Any]) -> str:
