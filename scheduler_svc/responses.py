@@ -58,7 +58,7 @@ class Answers:
     def expect(self, plan: StepPlan) -> None:
         """A step is sent: its answer is due behind those of the steps before it.
 
-        What can be known of it is made here, while the worker computes: nobody waits for this as for `outcome_of`.
+        What can be known of it is made here, while the worker computes, and not when the answer is there.
         """
         for sequence_id in plan.departed_ids:
             self._asking.pop(sequence_id, None)
@@ -67,7 +67,7 @@ class Answers:
             if sampling.HasField("logprobs"):
                 self._asking[new.sequence.id] = sampling.logprobs
         ids = [part.sequence.id for part in plan.scheduled]
-        num_tokens: list[int] = [part.draws for part in plan.scheduled]
+        num_tokens = [int(part.draws) for part in plan.scheduled]
         num_likely = {}
         if self._asking:
             drawing = [(place, one) for place, one in enumerate(ids) if num_tokens[place]]
@@ -106,13 +106,13 @@ class Answers:
         if response.generation != generation:
             text = f"an answer of generation {response.generation} on a stream of generation {generation}"
             raise ResponseRefused(Refusal.GENERATION, text)
-        due = replica.in_flight[0] if replica.in_flight else None
-        if due is None or response.step_id != due.step_id:
-            text = f"an answer to step {response.step_id}, and {'none' if due is None else due.step_id} is due"
+        plan = replica.in_flight[0] if replica.in_flight else None
+        if plan is None or response.step_id != plan.step_id:
+            text = f"an answer to step {response.step_id}, and {'none' if plan is None else plan.step_id} is due"
             raise ResponseRefused(Refusal.STEP, text)
         if not response.HasField("result"):
-            raise ResponseRefused(Refusal.MALFORMED, f"the answer to step {due.step_id} has no result")
-        return due
+            raise ResponseRefused(Refusal.MALFORMED, f"the answer to step {plan.step_id} has no result")
+        return plan
 
     def _check_logprobs(self, sequence_id: int, row: Drawn, num_likely: int) -> None:
         told = cast("Seq[worker_v1.TokenLogprobs]", row.logprobs)

@@ -12,6 +12,7 @@ def poll_directly() -> None:
 
     Since 1.80 grpcio has an event engine, whose threads read the sockets and then wake the one that waits: a wake-up
     more for each message, and much of its time (`make bench-steps` tells how much). Its experiments are the switch
-    that gRPC has for this. Whoever sets the variable is obeyed.
+    that gRPC has for this; one that no longer knows them says so in a line and goes on. Whoever sets the variable is
+    obeyed.
     """
     os.environ.setdefault(EXPERIMENTS, DIRECT)

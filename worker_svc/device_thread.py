@@ -24,7 +24,7 @@ class Launched(Protocol):
         """Whether finishing it would not wait."""
 
     def wait(self) -> None:
-        """Return when it is done; on any thread, and on several at once."""
+        """Return when it is done, or failed; on any thread, and on several at once. Raises nothing."""
 
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class DeviceThread:
     """Runs work in the order it is submitted, on a thread of its own.
 
     A second thread does nothing but wait for the device while this one waits for work, outside the interpreter's lock:
-    nobody polls. Where no work could be begun, this one waits for the device itself, which spares a wake-up.
+    nobody polls. Where no work could be begun, this one waits for the device, too, and need not be woken by the other.
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ from benchmarks.steps.figures import (
 )
 from benchmarks.steps.gateway import decode_together
 from benchmarks.steps.processes import Ends, running_scheduler, running_worker
-from benchmarks.steps.report import steps_table
+from benchmarks.steps.report import steps_table, told_exchanges
 from svc_common.supervisor.addresses import free_port
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
 
@@ -112,6 +112,7 @@ def main() -> None:
         "targets": judge(cases),
     }
     steps_table(result).print("Steps, ms")
+    print(told_exchanges(result))
     write_result(options.output, result)
     print(f"written to {os.path.relpath(options.output)}", file=sys.stderr)
 

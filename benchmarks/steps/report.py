@@ -31,11 +31,12 @@ def steps_section(result: dict[str, Any]) -> str:
         f"{origin(result)}.\n\n"
         f"{steps_table(result).markdown()}\n\n"
         f"At 256 sequences and a forward pass of 10 ms: {'; '.join(told) or 'not measured'}.\n\n"
-        f"{_exchanges(result)}"
+        f"{told_exchanges(result)}"
     )
 
 
-def _exchanges(result: dict[str, Any]) -> str:
+def told_exchanges(result: dict[str, Any]) -> str:
+    """What gRPC alone takes, with its event engine and without."""
     direct, engine = (_exchange(result["exchanges"][polling]) for polling in ("direct", "event_engine"))
     return (
         f"A message of {result['exchange_bytes']:,} bytes there and back through gRPC alone: {direct}; where gRPC's "

@@ -17,6 +17,7 @@ class Step:
     def __init__(self, name: str = "", done: bool = False) -> None:
         self.name = name
         self.launched, self.finished = threading.Event(), threading.Event()
+        self.device_waits = threading.Event()
         self._done = threading.Event()
         if done:
             self.let_go()
@@ -32,6 +33,8 @@ class Step:
         return self._done.is_set()
 
     def wait(self) -> None:
+        if threading.current_thread().name == "device":
+            self.device_waits.set()
         assert self._done.wait(LONG)
 
     def finish(self, launched: "Step") -> str:
@@ -68,6 +71,20 @@ def test_a_step_is_launched_while_the_one_before_it_runs(submit: Submit) -> None
     steps[1].let_go()
     steps[2].let_go()
     assert answers[2].result(LONG).value == "c"
+
+
+def test_the_thread_waits_for_the_device_itself_where_it_could_begin_nothing_more(submit: Submit) -> None:
+    first, second = Step("a"), Step("b")
+    answers = [submit(first)]
+    assert first.launched.wait(LONG)
+    assert not first.device_waits.is_set()
+    answers.append(submit(second))
+    assert first.device_waits.wait(LONG)
+    assert not second.device_waits.is_set()
+    first.let_go()
+    assert answers[0].result(LONG).value == "a"
+    second.let_go()
+    assert answers[1].result(LONG).value == "b"
 
 
 def test_steps_are_answered_in_order_whichever_is_done_first(submit: Submit) -> None:
