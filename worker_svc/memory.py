@@ -45,8 +45,8 @@ def count_host_blocks(block_bytes: int, num_blocks: int, swap_space: float | Non
 
     Without these: as many as the device has, as far as they take no more than a quarter of the memory that is left,
     which others want too, and 16 GiB: on a GPU they are pinned, so that no other process gets at them as long as this
-    one lives. On a processor blocks of either kind take memory only once they are written, and the host's only where
-    the others do not suffice; so they are worth having there too, though more of the others would be worth more.
+    one lives. On a processor the host's blocks take memory only once they are written, where the others do not
+    suffice; so they are worth having there too, though more of the others would be worth more.
 
     Raises OutOfMemory, which names the setting.
     """

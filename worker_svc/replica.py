@@ -10,7 +10,7 @@ from quire_kernels.cpu.library import CannotBuild, load_library
 from quire_kernels.cpu.team import Team
 from svc_common.models import cache_root, resolve_model, tokenizer_fingerprint
 from worker_svc.attention import AttentionKind, CompiledKernels, Kernels
-from worker_svc.cache import CacheShape
+from worker_svc.cache import CacheShape, KVCache
 from worker_svc.errors import CannotServe
 from worker_svc.executor import Graphs
 from worker_svc.fingerprint import model_fingerprint
@@ -28,6 +28,7 @@ from worker_svc.model.config import ModelConfig
 from worker_svc.model.kept_config import config_of
 from worker_svc.model.loading import LoadedModel, load
 from worker_svc.mover import Pace, make_mover
+from worker_svc.prefault import prefault
 from worker_svc.progress import progress
 from worker_svc.runner import Runner
 from worker_svc.settings import WorkerSettings
@@ -93,7 +94,8 @@ def load_replica(settings: WorkerSettings, report: Callable[[str], None]) -> Rep
         num_host_blocks = count_host_blocks(shape.block_bytes, limits.num_blocks, settings.swap_space, device)
         limits = replace(limits, num_host_blocks=num_host_blocks)
     graphs = Graphs(settings.cuda_graphs, _told(report))
-    runner = _make_runner(model, device, shape, limits, graphs, settings.swap_rate)
+    cache = shape.allocate(limits.num_blocks, device)
+    runner = _make_runner(model, cache, shape, limits, graphs, settings.swap_rate)
     with progress("warming up", report):
         warm_up(runner)
         prefill_rate = measure_prefill(runner)
@@ -109,6 +111,8 @@ def load_replica(settings: WorkerSettings, report: Callable[[str], None]) -> Rep
         swap_bytes_per_second=swap_rate,
         prefill_tokens_per_second=prefill_rate,
     )
+    if device.type == "cpu":
+        prefault(cache.blocks)
     return Replica(identity, runner)
 
 
@@ -191,14 +195,14 @@ def _cache_dtype(choice: str, kernels: Kernels, dtype: torch.dtype, device: torc
 
 def _make_runner(
     model: LoadedModel,
-    device: torch.device,
+    cache: KVCache,
     shape: CacheShape,
     limits: Limits,
     graphs: Graphs,
     swap_rate: float | None = None,
 ) -> Runner:
-    cache, host_blocks = shape.allocate(limits.num_blocks, device), shape.allocate_host(limits.num_host_blocks)
-    if device.type == "cuda" and limits.num_host_blocks:
+    host_blocks = shape.allocate_host(limits.num_host_blocks)
+    if cache.device.type == "cuda" and limits.num_host_blocks:
         from worker_svc.gpu.staging import pin
 
         try:
@@ -219,10 +223,12 @@ def _num_blocks(
         return settings.num_blocks
     budget = MemoryBudget(settings.memory_fraction, settings.cpu_kv_bytes)
 
+    def make_runner(needed: Limits) -> Runner:
+        cache = shape.allocate(needed.num_blocks, device)
+        return _make_runner(model, cache, shape, needed, Graphs(settings.cuda_graphs))
+
     def profile() -> Runner:
-        return run_largest_step(
-            limits, lambda needed: _make_runner(model, device, shape, needed, Graphs(settings.cuda_graphs))
-        )
+        return run_largest_step(limits, make_runner)
 
     num_blocks = count_blocks(shape.block_bytes, budget, device, profile)
     if num_blocks == 0:

@@ -84,6 +84,7 @@ def deployment(**settings: str | int) -> Iterator[Deployment]:
         ports = ("http", "grpc", "scheduler", "scheduler_admin", "scheduler_metrics", "worker", "worker_metrics")
         environment |= {f"QUIRE_{port.upper()}_PORT": "0" for port in ports}
         environment |= {"QUIRE_RUN_DIR": str(root / "run"), "QUIRE_STATE_FILE": str(root / "state.json")}
+        environment["QUIRE_CPU_KV_BYTES"] = str(2**29)  # each worker takes it, and there may be several
         environment |= {
             name if name.startswith("OTEL_") else f"QUIRE_{name.upper()}": str(value)
             for name, value in settings.items()

@@ -18,13 +18,20 @@ from worker_svc.settings import WorkerSettings
 
 
 def _load(directory: Path, *args: str) -> Replica:
-    threads = ["--num-threads", str(torch.get_num_threads())]
-    return load_replica(read_settings(WorkerSettings, ["--model", str(directory), *threads, *args]), print)
+    small = ["--num-threads", str(torch.get_num_threads()), "--cpu-kv-bytes", str(2**24)]
+    return load_replica(read_settings(WorkerSettings, ["--model", str(directory), *small, *args]), print)
 
 
 def test_the_cache_takes_what_it_may_and_no_more(tiny_llama: Path) -> None:
     identity = _load(tiny_llama, "--cpu-kv-bytes", "1000000", "--dtype", "float32").identity
     assert identity.limits.num_blocks == 1000000 // identity.block_bytes
+
+
+def test_all_of_it_is_taken_from_the_system_at_once(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.Tensor] = []
+    monkeypatch.setattr("worker_svc.replica.prefault", taken.append)
+    identity = _load(tiny_llama).identity
+    assert [memory.nbytes for memory in taken] == [identity.limits.num_blocks * identity.block_bytes]
 
 
 def test_no_room_for_a_block_is_said_at_start_up(tiny_llama: Path) -> None:
