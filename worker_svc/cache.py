@@ -92,7 +92,7 @@ class CacheShape:
         return self._value_bytes + self._scale_bytes
 
     def allocate(self, num_blocks: int, device: torch.device) -> KVCache:
-        """A cache, all zeros. On a processor memory is the system's until blocks are written, or `prefault` runs."""
+        """A cache, all zeros. On a processor memory is the system's until blocks are written, or a `Prefault` runs."""
         if device.type == "cpu":
             blocks = self.allocate_host(num_blocks)
         else:

@@ -28,7 +28,7 @@ from worker_svc.model.config import ModelConfig
 from worker_svc.model.kept_config import config_of
 from worker_svc.model.loading import LoadedModel, load
 from worker_svc.mover import Pace, make_mover
-from worker_svc.prefault import prefault
+from worker_svc.prefault import BEFORE_READY, Prefault
 from worker_svc.progress import progress
 from worker_svc.runner import Runner
 from worker_svc.settings import WorkerSettings
@@ -95,6 +95,7 @@ def load_replica(settings: WorkerSettings, report: Callable[[str], None]) -> Rep
         limits = replace(limits, num_host_blocks=num_host_blocks)
     graphs = Graphs(settings.cuda_graphs, _told(report))
     cache = shape.allocate(limits.num_blocks, device)
+    prefault = Prefault(cache.blocks, torch.get_num_threads()) if device.type == "cpu" else None
     runner = _make_runner(model, cache, shape, limits, graphs, settings.swap_rate)
     with progress("warming up", report):
         warm_up(runner)
@@ -111,8 +112,10 @@ def load_replica(settings: WorkerSettings, report: Callable[[str], None]) -> Rep
         swap_bytes_per_second=swap_rate,
         prefill_tokens_per_second=prefill_rate,
     )
-    if device.type == "cpu":
-        prefault(cache.blocks)
+    if prefault is not None:
+        with progress("taking memory for the cache", report):
+            prefault.wait_for(min(BEFORE_READY, cache.blocks.nbytes))
+        prefault.go_on_while(lambda: runner.is_idle)
     return Replica(identity, runner)
 
 

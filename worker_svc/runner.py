@@ -101,6 +101,11 @@ class Runner:
         self._failures: dict[int, str] = {}
         self._num_in_flight = 0
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no step is in flight; on any thread."""
+        return self._num_in_flight == 0
+
     def reset(self) -> None:
         """Forget all sequences, and give up all transfers. Blocks keep their labels.
 

@@ -4,12 +4,13 @@ import ctypes
 import mmap
 import os
 import re
+import threading
 
 import pytest
 import torch
 
 from quire_kernels.cpu.large_pages import zeros_in_large_pages
-from worker_svc.prefault import prefault
+from worker_svc.prefault import Prefault
 
 GIB = 2**30
 SIZE = 100 * 2**20  # more than is taken at once, and no multiple of it
@@ -32,14 +33,36 @@ def test_all_is_taken_and_what_was_written_stays() -> None:
     memory = zeros_in_large_pages(SIZE)
     memory[12345] = 7
     assert resident(memory) < SIZE
-    prefault(memory).join()
+    Prefault(memory, 2).wait_for(SIZE)
     assert resident(memory) >= SIZE
-    assert memory[12345] == 7
-    assert int(memory.sum()) == 7
+    assert int(memory.sum()) == memory[12345] == 7
 
 
 def test_a_machine_that_runs_short_is_left_what_it_has() -> None:
     memory = zeros_in_large_pages(SIZE)
     left = iter([GIB, GIB - 1])
-    prefault(memory, lambda: next(left)).join()
+    Prefault(memory, 2, lambda: next(left)).wait_for(SIZE)
     assert 0 < resident(memory) < SIZE
+
+
+def test_a_busy_worker_is_left_alone() -> None:
+    memory = zeros_in_large_pages(SIZE)
+    may_begin, was_asked, is_idle = threading.Event(), threading.Semaphore(0), threading.Event()
+
+    def available() -> int:
+        may_begin.wait()
+        return GIB
+
+    def ask() -> bool:
+        was_asked.release()
+        return is_idle.is_set()
+
+    prefault = Prefault(memory, 2, available)
+    prefault.go_on_while(ask)
+    may_begin.set()
+    for _ in range(6):
+        was_asked.acquire()
+    assert resident(memory) < SIZE
+    is_idle.set()
+    prefault.wait_for(SIZE)
+    assert resident(memory) >= SIZE

@@ -13,6 +13,7 @@ from svc_common.settings import read_settings
 from transformers_models import VARIANTS as OTHERS
 from worker_svc.errors import CannotServe
 from worker_svc.fingerprint import model_fingerprint
+from worker_svc.prefault import Prefault
 from worker_svc.replica import Replica, load_replica
 from worker_svc.settings import WorkerSettings
 
@@ -28,10 +29,16 @@ def test_the_cache_takes_what_it_may_and_no_more(tiny_llama: Path) -> None:
 
 
 def test_all_of_it_is_taken_from_the_system_at_once(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[torch.Tensor] = []
-    monkeypatch.setattr("worker_svc.replica.prefault", taken.append)
+    caches: list[torch.Tensor] = []
+
+    class Watched(Prefault):
+        def __init__(self, memory: torch.Tensor, num_threads: int) -> None:
+            caches.append(memory)
+            super().__init__(memory, num_threads)
+
+    monkeypatch.setattr("worker_svc.replica.Prefault", Watched)
     identity = _load(tiny_llama).identity
-    assert [memory.nbytes for memory in taken] == [identity.limits.num_blocks * identity.block_bytes]
+    assert [cache.nbytes for cache in caches] == [identity.limits.num_blocks * identity.block_bytes]
 
 
 def test_no_room_for_a_block_is_said_at_start_up(tiny_llama: Path) -> None:
