@@ -66,7 +66,7 @@ class Prefault:
                 logger.info("cache is in memory", extra=told)
 
     def _take_chunk(self) -> int | None:
-        """Its size, or None: there is no more to take."""
+        """Its size, or None: there is no more to take, or none for this thread."""
         while not self._may_go_on():
             time.sleep(_PAUSE)
         with self._progress:

@@ -114,7 +114,7 @@ def load_replica(settings: WorkerSettings, report: Callable[[str], None]) -> Rep
     )
     if prefault is not None:
         with progress("taking memory for the cache", report):
-            prefault.wait_for(min(BEFORE_READY, cache.blocks.nbytes))
+            prefault.wait_for(BEFORE_READY)
         prefault.go_on_while(lambda: runner.is_idle)
     return Replica(identity, runner)
 

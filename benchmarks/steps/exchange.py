@@ -3,7 +3,7 @@
     python -m benchmarks.steps.exchange serve --port PORT
     python -m benchmarks.steps.exchange call --port PORT --messages N --times FILE
 
-Between two processes, as between scheduler and worker; both sleep for 10 ms before each message.
+Between two processes, as between scheduler and worker, which have nothing to do for 10 ms before each message.
 """
 
 import argparse
