@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from benchmarks.texts import write_tokens
-from quire_client.bench.mix import MixRequest, draw_lengths
+from quire_client.bench.mix import MixRequest, sample_lengths
 from svc_common.models import resolve_model
 
 SEED = 0
@@ -28,7 +28,7 @@ def main() -> None:
     rng = random.Random(f"{SEED} text")
     requests = [
         MixRequest(tuple(write_tokens(rng, tokenizer, 101 + i, prompt_tokens)), output_tokens)
-        for i, (prompt_tokens, output_tokens) in enumerate(draw_lengths(SEED, NUM_REQUESTS))
+        for i, (prompt_tokens, output_tokens) in enumerate(sample_lengths(SEED, NUM_REQUESTS))
     ]
     lines = ",\n".join(json.dumps(asdict(request), separators=(",", ":")) for request in requests)
     PATH.write_text(f'{{"tokenizer":{json.dumps(model.name)},"seed":{SEED},"requests":[\n{lines}\n]}}\n')

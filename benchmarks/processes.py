@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from benchmarks.record import ROOT
-from svc_common.supervisor.launch import launched
+from svc_common.supervisor.launch import launch_command
 
 STOP_SECONDS = 60
 
@@ -65,7 +65,7 @@ def running(name: str, command: Sequence[str], environment: Mapping[str, str] | 
         log = Path(folder, "log")
         with log.open("wb") as output:
             popen = subprocess.Popen(
-                launched(command),
+                launch_command(command),
                 cwd=ROOT,
                 env={**os.environ, **(environment or {})},
                 stdin=subprocess.DEVNULL,

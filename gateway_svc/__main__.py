@@ -5,11 +5,11 @@ import sys
 
 import uvloop
 
-from gateway_svc.auth import BadKeyFile
+from gateway_svc.auth import InvalidKeyFile
 from gateway_svc.gateway import Gateway
 from gateway_svc.settings import GatewaySettings
-from gateway_svc.tokenizer import BadModelFiles
-from svc_common.garbage import settle_garbage
+from gateway_svc.tokenizer import InvalidModelFiles
+from svc_common.gc_tuning import freeze_gc
 from svc_common.logs import configure_logging
 from svc_common.models import ModelNotFound, ServedModel, resolve_model
 from svc_common.server import CannotListen, run_until_signal
@@ -21,7 +21,7 @@ async def serve(settings: GatewaySettings, model: ServedModel) -> None:
     """Runs until a signal."""
     gateway = Gateway(settings, model)
     await gateway.start()
-    settle_garbage()
+    freeze_gc()
     await run_until_signal(gateway.stop)
 
 
@@ -34,7 +34,7 @@ def main() -> None:
         model = resolve_model(settings.model)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings, model))
-    except (BadKeyFile, BadModelFiles, CannotListen, ModelNotFound) as error:
+    except (InvalidKeyFile, InvalidModelFiles, CannotListen, ModelNotFound) as error:
         print(f"python -m gateway_svc: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     finally:

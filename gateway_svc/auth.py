@@ -28,7 +28,7 @@ class Tenant:
 DEFAULT_TENANT = Tenant(DEFAULT_TENANT_NAME)
 
 
-class BadKeyFile(Exception):  # noqa: N818
+class InvalidKeyFile(Exception):  # noqa: N818
     """A file of keys that cannot be used. The text is for the operator and holds no key."""
 
 
@@ -43,19 +43,19 @@ class Authenticator:
     def from_file(cls, path: Path | None) -> "Authenticator":
         """Reads `[[keys]]` tables of a TOML file: `key` or `sha256` (hex), `tenant`, and `weight` if it is not 1.
 
-        Raises BadKeyFile.
+        Raises InvalidKeyFile.
         """
         if path is None:
             return cls(None)
         try:
             entries = tomllib.loads(path.read_text()).get("keys")
         except (OSError, ValueError) as error:
-            raise BadKeyFile(f"{path}: {error}") from error
+            raise InvalidKeyFile(f"{path}: {error}") from error
         if not isinstance(entries, list) or not entries:
-            raise BadKeyFile(f"{path}: there is no [[keys]] table")
+            raise InvalidKeyFile(f"{path}: there is no [[keys]] table")
         read = [_entry(f"{path}: keys[{place}]", entry) for place, entry in enumerate(entries)]
         if len({digest for digest, _ in read}) < len(read):
-            raise BadKeyFile(f"{path}: a key stands there twice")
+            raise InvalidKeyFile(f"{path}: a key stands there twice")
         return cls(read)
 
     def tenant(self, authorization: str | None) -> Tenant:
@@ -78,21 +78,21 @@ class Authenticator:
 
 def _entry(where: str, entry: Any) -> tuple[bytes, Tenant]:
     if not isinstance(entry, dict):
-        raise BadKeyFile(f"{where} is not a table")
+        raise InvalidKeyFile(f"{where} is not a table")
     if unknown := sorted(set(entry) - _ENTRY_NAMES):
-        raise BadKeyFile(f"{where} has the unknown entry {unknown[0]}")
+        raise InvalidKeyFile(f"{where} has the unknown entry {unknown[0]}")
     key, sha256 = entry.get("key"), entry.get("sha256")
     if (key is None) == (sha256 is None):
-        raise BadKeyFile(f"{where} needs either key or sha256")
+        raise InvalidKeyFile(f"{where} needs either key or sha256")
     if key is not None and (not isinstance(key, str) or not key or key != key.strip()):
-        raise BadKeyFile(f"{where}.key is not a string without spaces around it")
+        raise InvalidKeyFile(f"{where}.key is not a string without spaces around it")
     if sha256 is not None and (not isinstance(sha256, str) or not _SHA256.fullmatch(sha256)):
-        raise BadKeyFile(f"{where}.sha256 is not 64 hexadecimal digits")
+        raise InvalidKeyFile(f"{where}.sha256 is not 64 hexadecimal digits")
     tenant, weight = entry.get("tenant"), entry.get("weight", 1.0)
     if not isinstance(tenant, str) or not tenant:
-        raise BadKeyFile(f"{where}.tenant is not a name")
+        raise InvalidKeyFile(f"{where}.tenant is not a name")
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-        raise BadKeyFile(f"{where}.weight is not a positive number")
+        raise InvalidKeyFile(f"{where}.weight is not a positive number")
     digest = _digest(key) if key is not None else bytes.fromhex(str(sha256))
     return digest, Tenant(tenant, float(weight))
 

@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-class ChatRefused(Exception):  # noqa: N818
+class ChatTemplateError(Exception):
     """The template does not take these messages. Carries no text: it might quote them."""
 
 
@@ -33,11 +33,11 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The chat as text that ends where the assistant is to speak. Raises ChatRefused."""
+        """The chat as text that ends where the assistant is to speak. Raises ChatTemplateError."""
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
         except Exception as error:  # a template is a program: on messages it does not expect it may do anything
-            raise ChatRefused from error
+            raise ChatTemplateError from error
 
 
 def load_chat_template(directory: Path) -> ChatTemplate | None:

@@ -4,9 +4,9 @@ request alone, so that any gateway can go on from any token."""
 import codecs
 from collections.abc import Sequence
 
-from gateway_svc.generation import StopText
 from gateway_svc.rendering import Rendering
 from gateway_svc.stop_strings import StopSearch
+from gateway_svc.validated_request import StopText
 from gateway_svc.vocabulary import Vocabulary
 
 
@@ -16,13 +16,13 @@ class Detokenizer:
     The pieces together are the tokenizer's own decoding of prompt and output, less that of the prompt.
     """
 
-    __slots__ = ("_at_start", "_held", "_hidden_ids", "_vocabulary")
+    __slots__ = ("_at_start", "_hidden_ids", "_pending", "_vocabulary")
 
     def __init__(self, vocabulary: Vocabulary, prompt_tail: Sequence[int], hidden_ids: frozenset[int]) -> None:
         """`prompt_tail` holds the last tokens of the prompt that are text."""
         self._vocabulary = vocabulary
         self._hidden_ids = hidden_ids
-        self._held = b""
+        self._pending = b""
         self._at_start = not prompt_tail
         for token_id in prompt_tail:
             self._decode(vocabulary.piece(token_id))
@@ -41,9 +41,9 @@ class Detokenizer:
         return self._decode(b"", final=True)
 
     def _decode(self, piece: bytes, *, final: bool = False) -> str:
-        data = self._held + piece
+        data = self._pending + piece
         text, num_decoded = codecs.utf_8_decode(data, "replace", final)
-        self._held = data[num_decoded:]
+        self._pending = data[num_decoded:]
         return text
 
 
@@ -56,7 +56,7 @@ class SequenceText:
         self._search = StopSearch(rendering.stops) if rendering.stops else None
         self._min_tokens = rendering.min_tokens
         self._stop_text = rendering.stop_text
-        self._held = ""
+        self._pending = ""
         self.num_tokens = 0
         self.num_chars = 0
         """Characters that the tokens so far have made whole, whether due or held."""
@@ -70,21 +70,21 @@ class SequenceText:
         self.num_chars += len(text)
         if self._search is None or not text:
             return text
-        pending = self._held + text
+        pending = self._pending + text
         if self.num_tokens <= self._min_tokens:
             self._search.skip(text)
         elif (match := self._search.feed(text)) is not None:
             self.matched = match.stop
-            self._held = ""
+            self._pending = ""
             return pending[: match.end if self._stop_text is StopText.INCLUDED else match.start]
-        num_due = len(pending) - self._search.num_held
-        self._held = pending[num_due:]
+        num_due = len(pending) - self._search.num_pending
+        self._pending = pending[num_due:]
         return pending[:num_due]
 
     def flush(self) -> str:
         """What was held back, once no more tokens come; nothing after a stop string."""
         if self.matched is not None:
             return ""
-        text = self._held + self._detokenizer.flush()
-        self._held = ""
+        text = self._pending + self._detokenizer.flush()
+        self._pending = ""
         return text

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import uvicorn
 
 from gateway_svc.auth import Authenticator
-from gateway_svc.engine import Engine
 from gateway_svc.metrics import GatewayMetrics
-from gateway_svc.openai_http.app import HttpEdge
+from gateway_svc.openai_http.app import HttpHandlers
+from gateway_svc.request_manager import RequestManager
 from gateway_svc.servicer import SERVICE, InferenceServicer
 from gateway_svc.session import SchedulerSession
 from gateway_svc.settings import GatewaySettings
@@ -36,7 +36,7 @@ class Gateway:
     """Both listeners. `http_port` and `grpc_port` are those in use."""
 
     def __init__(self, settings: GatewaySettings, model: ServedModel) -> None:
-        """Binds both ports. Raises CannotListen, BadKeyFile and BadModelFiles."""
+        """Binds both ports. Raises CannotListen, InvalidKeyFile and InvalidModelFiles."""
         authenticator = Authenticator.from_file(settings.api_keys)
         self._drain_grace = settings.drain_grace
         self._tokenizer = ModelTokenizer.load(model.path)
@@ -48,18 +48,18 @@ class Gateway:
             self._changed.set,
             settings.scheduler_patience,
         )
-        self._engine = Engine(self._tokenizer, self._session, GatewayMetrics())
+        self._request_manager = RequestManager(self._tokenizer, self._session, GatewayMetrics())
         self._grpc = create_server(max_message_bytes=PUBLIC_MESSAGE_BYTES, interceptors=server_interceptors(SERVICE))
-        add_InferenceServiceServicer_to_server(InferenceServicer(self._engine, authenticator), self._grpc)
+        add_InferenceServiceServicer_to_server(InferenceServicer(self._request_manager, authenticator), self._grpc)
         self._health = HealthReporter(self._grpc, [SERVICE])
         enable_reflection(self._grpc, [SERVICE])
         self.grpc_port = bind(self._grpc, settings.host, settings.grpc_port)
         self._http_socket = _listen(settings.host, settings.http_port)
         self.http_port: int = self._http_socket.getsockname()[1]
-        edge = HttpEdge(self._engine, authenticator)
+        handlers = HttpHandlers(self._request_manager, authenticator)
         self._http = _HttpServer(
             uvicorn.Config(
-                edge.app(),
+                handlers.app(),
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -91,7 +91,7 @@ class Gateway:
         reporter.cancel()
         await self._health.set_serving(False)
         logger.info("draining", extra={"seconds": self._drain_grace})
-        await self._engine.drain(self._drain_grace)
+        await self._request_manager.drain(self._drain_grace)
         self._http.should_exit = True
         await asyncio.gather(self._grpc.stop(_CLOSE_SECONDS), http)
         session.cancel()
@@ -102,7 +102,7 @@ class Gateway:
     async def _report_health(self) -> None:
         while True:
             self._changed.clear()
-            await self._health.set_serving(self._engine.is_ready)
+            await self._health.set_serving(self._request_manager.is_ready)
             await self._changed.wait()
 
 

@@ -41,7 +41,7 @@ class CallOutcome:
     code: str
 
 
-class TokenTally(Collector):
+class TokenMetrics(Collector):
     """Tokens generated, and the time between those of a sequence.
 
     They are noted for every token on the one thread that there is: without the lock and the walk over the buckets that
@@ -53,11 +53,11 @@ class TokenTally(Collector):
         self._num_gaps = [0] * (len(_TOKEN_BUCKETS) + 1)
         self._gap_seconds = 0.0
 
-    def came(self, num_tokens: int) -> None:
+    def add_tokens(self, num_tokens: int) -> None:
         """Notes tokens that came together."""
         self._num_tokens += num_tokens
 
-    def waited(self, seconds: float) -> None:
+    def observe_gap(self, seconds: float) -> None:
         """Notes the time between two tokens."""
         self._num_gaps[bisect_left(_TOKEN_BUCKETS, seconds)] += 1
         self._gap_seconds += seconds
@@ -103,7 +103,7 @@ class GatewayMetrics:
         self.prompt_tokens = Counter(
             "quire_gateway_prompt_tokens", "Prompt tokens of accepted requests", registry=self._registry
         )
-        self.tokens = TokenTally()
+        self.tokens = TokenMetrics()
         self._registry.register(self.tokens)
 
     @contextmanager

@@ -119,7 +119,7 @@ class Chunk:
         )
 
 
-def joined(chunks: Sequence[Chunk]) -> list[Chunk]:
+def merge_chunks(chunks: Sequence[Chunk]) -> list[Chunk]:
     """All chunks of each sequence as one, by index."""
     whole: dict[int, Chunk] = {}
     for chunk in chunks:

@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gateway_svc.output import Chunk, joined
+from gateway_svc.output import Chunk, merge_chunks
 from gateway_svc.rendering import Rendering
 
 
-def completed(chunks: Sequence[Chunk], rendering: Rendering) -> list[Chunk]:
+def completed_sequences(chunks: Sequence[Chunk], rendering: Rendering) -> list[Chunk]:
     """The whole sequences that go out, from all chunks of a request that has ended; indices are places in the answer.
 
     Of all sequences the n with the highest mean log-probability per token, the best one first, as the OpenAI API
     defines it; of equal ones the one of the lower index. What was drawn counts, under the model's own distribution,
     the token that ended the sequence included.
     """
-    whole = joined(chunks)
-    if not rendering.is_ranked_here:
+    whole = merge_chunks(chunks)
+    if not rendering.is_best_of:
         return whole
     ranked = sorted(((_mean_logprob(chunk), chunk) for chunk in whole), key=lambda pair: pair[0], reverse=True)
     best = [replace(chunk, index=index, score=score) for index, (score, chunk) in enumerate(ranked[: rendering.n])]

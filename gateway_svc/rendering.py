@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from gateway_svc.generation import Generation, OnLeave, SpecialTokens, StopText
 from gateway_svc.stop_strings import StopString
+from gateway_svc.validated_request import OnDisconnect, SpecialTokens, StopText, ValidatedRequest
 from gateway_svc.vocabulary import Vocabulary
 from quire.scheduler.v1 import scheduler_pb2
 
@@ -23,7 +23,7 @@ class Rendering:
 
     request_id: str
     model: str
-    on_leave: OnLeave
+    on_disconnect: OnDisconnect
     stops: tuple[StopString, ...]
     stop_text: StopText
     min_tokens: int
@@ -37,14 +37,14 @@ class Rendering:
     seed: int
 
     @classmethod
-    def of(cls, generation: Generation, vocabulary: Vocabulary) -> "Rendering":
+    def of(cls, generation: ValidatedRequest, vocabulary: Vocabulary) -> "Rendering":
         """That of a request which this gateway took in."""
         stopping = generation.stopping
         hidden = vocabulary.hidden_ids(generation.special_tokens)
         return cls(
             request_id=generation.request_id,
             model=generation.model,
-            on_leave=generation.on_leave,
+            on_disconnect=generation.on_disconnect,
             stops=stopping.stops,
             stop_text=stopping.stop_text,
             min_tokens=stopping.min_tokens,
@@ -65,7 +65,7 @@ class Rendering:
         return cls(
             request_id=options.request_id,
             model=options.model,
-            on_leave=OnLeave.DETACH if attached.detachable else OnLeave.CANCEL,
+            on_disconnect=OnDisconnect.DETACH if attached.detachable else OnDisconnect.CANCEL,
             stops=tuple(map(StopString.compile, options.stops)),
             stop_text=StopText.INCLUDED if options.include_stop else StopText.EXCLUDED,
             min_tokens=options.min_tokens,
@@ -80,7 +80,7 @@ class Rendering:
         )
 
     @property
-    def is_ranked_here(self) -> bool:
+    def is_best_of(self) -> bool:
         """Whether sequences are ranked by the log-probabilities of what was drawn, and so go out at their end."""
         return self.num_sequences > self.n
 

@@ -6,13 +6,13 @@ from typing import Self
 
 import grpc
 
-from gateway_svc.generation import OnLeave
 from gateway_svc.output import Chunk, Usage
 from gateway_svc.rendering import Rendering
-from gateway_svc.running import RunningRequest
+from gateway_svc.running_request import RunningRequest
+from gateway_svc.validated_request import OnDisconnect
 
 
-class ClientLeft(Exception):  # noqa: N818
+class ClientDisconnected(Exception):  # noqa: N818
     """Nobody is left to take an answer."""
 
 
@@ -31,9 +31,9 @@ class RequestGroup:
         # Once one has failed the call is answered with that, and nobody comes back for the others, unless it is to be
         # tried again.
         codes = {request.failure.code for request in self.requests if request.failure is not None}
-        on_leave = OnLeave.CANCEL if codes - {grpc.StatusCode.UNAVAILABLE} else None
+        on_disconnect = OnDisconnect.CANCEL if codes - {grpc.StatusCode.UNAVAILABLE} else None
         for request in self.requests:
-            request.leave(on_leave)
+            request.close(on_disconnect)
 
     @property
     def renderings(self) -> list[Rendering]:
@@ -45,13 +45,13 @@ class RequestGroup:
         """Tokens processed so far, over all requests."""
         return sum((request.usage for request in self.requests), Usage())
 
-    def client_left(self) -> None:
-        """Notes that nobody waits any more: whoever does is told with ClientLeft."""
+    def client_disconnected(self) -> None:
+        """Notes that nobody waits any more: whoever does is told with ClientDisconnected."""
         self._client_left = True
         self._wake.set()
 
     async def accepted(self) -> None:
-        """Waits until every request is accepted. Raises the QuireError of one that is not, or ClientLeft."""
+        """Waits until every request is accepted. Raises the QuireError of one that is not, or ClientDisconnected."""
         while not all(request.is_accepted for request in self.requests):
             await self._change()
         for request in self.requests:
@@ -61,17 +61,21 @@ class RequestGroup:
     async def next(self) -> list[tuple[int, Chunk]]:
         """Waits for the next chunks, each with the place of its request; none at the end.
 
-        Raises, after all that came before, the QuireError of a request that failed, or ClientLeft. May be
+        Raises, after all that came before, the QuireError of a request that failed, or ClientDisconnected. May be
         cancelled and called again without loss.
         """
         while True:
-            chunks = [(place, chunk) for place, request in enumerate(self.requests) for chunk in request.take()]
+            chunks = [
+                (prompt_index, chunk)
+                for prompt_index, request in enumerate(self.requests)
+                for chunk in request.pop_pending()
+            ]
             if chunks:
                 return chunks
             for request in self.requests:
                 if request.failure is not None:
                     raise request.failure
-            if all(request.is_over for request in self.requests):
+            if all(request.is_finished for request in self.requests):
                 return []
             await self._change()
 
@@ -87,4 +91,4 @@ class RequestGroup:
         if not self._client_left:
             await self._wake.wait()
         if self._client_left:
-            raise ClientLeft
+            raise ClientDisconnected

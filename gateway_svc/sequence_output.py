@@ -11,7 +11,7 @@ from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError, Reason
 
 
-class Ending(Enum):
+class EndDelivery(Enum):
     """Whether a client that has all tokens of a sequence was given its end."""
 
     MISSING = "missing"
@@ -21,11 +21,11 @@ class Ending(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ResumePosition:
     """How far a client has a sequence, in tokens. `where` is the field that says so, as the client spells it."""
 
     num_tokens: int = 0
-    ending: Ending = Ending.MISSING
+    ending: EndDelivery = EndDelivery.MISSING
     where: str = ""
 
     @property
@@ -33,7 +33,7 @@ class Start:
         """Whether the client has nothing."""
         return self.num_tokens == 0
 
-    def beyond_end(self) -> QuireError:
+    def offset_error(self) -> QuireError:
         """What is told where the sequence has not so many tokens, or, where its end was given, has more."""
         return QuireError(Reason.RESUME_OFFSET_INVALID, "does not lie within the sequence", field=self.where)
 
@@ -41,7 +41,7 @@ class Start:
 class SequenceOutput:
     """What a sequence has, and what of that was not taken yet."""
 
-    def __init__(self, index: int, vocabulary: Vocabulary, rendering: Rendering, start: Start) -> None:
+    def __init__(self, index: int, vocabulary: Vocabulary, rendering: Rendering, start: ResumePosition) -> None:
         """Chunks begin at `start`, once the sequence gets there."""
         self.index = index
         self.num_tokens = 0
@@ -53,8 +53,8 @@ class SequenceOutput:
         self._logprobs: list[TokenLogprob] = []
         self._text = SequenceText(vocabulary, rendering)
         self._start = start
-        self._num_had = start.num_tokens
-        self._has_logprobs = rendering.logprobs is not None or rendering.is_ranked_here
+        self._num_client_tokens = start.num_tokens
+        self._has_logprobs = rendering.logprobs is not None or rendering.is_best_of
         self._num_top = rendering.logprobs or 0
         self._pending: Chunk | None = None
 
@@ -63,8 +63,8 @@ class SequenceOutput:
 
         Raises ValueError where some are missing, and QuireError where the sequence turns out not to reach its start.
         """
-        place = self.num_tokens - tokens.offset
-        if place < 0:
+        num_known = self.num_tokens - tokens.offset
+        if num_known < 0:
             raise ValueError("tokens are missing")
         if tokens.HasField("cached_tokens"):
             self.cached_tokens = tokens.cached_tokens
@@ -75,9 +75,9 @@ class SequenceOutput:
         num_read = num_tokens - 1 if cause == "stop_token_id" else num_tokens
         logprobs = tokens.logprobs if self._has_logprobs else ()
         chunk: Chunk | None = None
-        for at in range(place, num_tokens):
+        for at in range(num_known, num_tokens):
             token_id = token_ids[at]
-            if self.num_tokens >= self._num_had and chunk is None:
+            if self.num_tokens >= self._num_client_tokens and chunk is None:
                 chunk = self._begin_chunk()
             self._token_ids.append(token_id)
             self.num_tokens += 1
@@ -94,7 +94,7 @@ class SequenceOutput:
                 self._end(Finish(FinishReason.STOP, self._text.matched))
                 return
         if cause is not None:
-            self._conclude(cause, tokens)
+            self._end_with_cause(cause, tokens)
 
     def check(self, tokens: scheduler_pb2.Tokens) -> None:
         """Raises ValueError where tokens are not those that are here."""
@@ -102,33 +102,33 @@ class SequenceOutput:
         if any(ours != theirs for ours, theirs in zip(here, tokens.token_ids, strict=False)):
             raise ValueError("tokens that were given out have changed")
 
-    def tail(self, offset: int) -> scheduler_pb2.Tail | None:
+    def unflushed(self, offset: int) -> scheduler_pb2.UnflushedTokens | None:
         """What is here from an offset on, as a scheduler is told of it; None where that is nothing."""
-        is_cut = self.finish is not None and isinstance(self.finish.matched, str)
+        is_truncated = self.finish is not None and isinstance(self.finish.matched, str)
         offset = min(offset, self.num_tokens)
-        if offset == self.num_tokens and not is_cut:
+        if offset == self.num_tokens and not is_truncated:
             return None
-        return scheduler_pb2.Tail(
+        return scheduler_pb2.UnflushedTokens(
             index=self.index,
             offset=offset,
             token_ids=self._token_ids[offset:],
             logprobs=[logprob.to_worker_proto() for logprob in self._logprobs[offset:]],
-            is_cut=is_cut,
+            is_truncated=is_truncated,
         )
 
-    def take(self) -> Chunk | None:
+    def pop_pending(self) -> Chunk | None:
         """What came since the call before."""
         chunk, self._pending = self._pending, None
         return chunk
 
     def _begin_chunk(self) -> Chunk:
-        if self._start.ending is Ending.GIVEN:
-            raise self._start.beyond_end()
+        if self._start.ending is EndDelivery.GIVEN:
+            raise self._start.offset_error()
         if self._pending is None:
             self._pending = Chunk(self.index, self.num_tokens)
         return self._pending
 
-    def _conclude(self, cause: str, tokens: scheduler_pb2.Tokens) -> None:
+    def _end_with_cause(self, cause: str, tokens: scheduler_pb2.Tokens) -> None:
         match cause:
             case "stop_token_id":
                 self._end(Finish(FinishReason.STOP, tokens.end.stop_token_id))
@@ -141,36 +141,36 @@ class SequenceOutput:
 
     def _end(self, finish: Finish) -> None:
         if self.num_tokens < self._start.num_tokens:
-            raise self._start.beyond_end()
+            raise self._start.offset_error()
         self.finish = finish
         has_all = self.num_tokens == self._start.num_tokens
-        if has_all and self._start.ending is Ending.GIVEN:
+        if has_all and self._start.ending is EndDelivery.GIVEN:
             return
         chunk = self._pending or Chunk(self.index, self.num_tokens)
         self._pending = chunk
-        if not has_all or self._start.ending is Ending.MISSING:
+        if not has_all or self._start.ending is EndDelivery.MISSING:
             chunk.text += self._text.flush()
         chunk.finish = finish
 
 
-def remainder(whole: Chunk, start: Start, vocabulary: Vocabulary, rendering: Rendering) -> Chunk:
+def remainder(whole: Chunk, start: ResumePosition, vocabulary: Vocabulary, rendering: Rendering) -> Chunk:
     """What a client that has a sequence up to `start` lacks of it, and its end.
 
     Raises QuireError where the sequence has not so many tokens.
     """
-    num_had = start.num_tokens
-    if num_had > len(whole.token_ids):
-        raise start.beyond_end()
-    if num_had == len(whole.token_ids):
-        return Chunk(whole.index, num_had, finish=whole.finish, score=whole.score)
+    num_client_tokens = start.num_tokens
+    if num_client_tokens > len(whole.token_ids):
+        raise start.offset_error()
+    if num_client_tokens == len(whole.token_ids):
+        return Chunk(whole.index, num_client_tokens, finish=whole.finish, score=whole.score)
     text = SequenceText(vocabulary, rendering)
-    num_chars = sum(len(text.push(token_id)) for token_id in whole.token_ids[:num_had])
+    num_chars = sum(len(text.push(token_id)) for token_id in whole.token_ids[:num_client_tokens])
     return Chunk(
         whole.index,
-        num_had,
+        num_client_tokens,
         whole.text[num_chars:],
-        whole.token_ids[num_had:],
-        whole.logprobs[num_had:],
+        whole.token_ids[num_client_tokens:],
+        whole.logprobs[num_client_tokens:],
         whole.finish,
         whole.score,
     )

@@ -12,15 +12,15 @@ from grpc_status import rpc_status
 from opentelemetry import context as otel
 
 from gateway_svc.auth import Authenticator, Tenant
-from gateway_svc.draft import ChatPrompt, Draft, Reply, TextPrompt
-from gateway_svc.engine import Call, Engine
-from gateway_svc.fields import Field, as_in_contract
-from gateway_svc.generation import Generation, SpecialTokens
-from gateway_svc.ranking import completed
-from gateway_svc.running import RunningRequest
-from gateway_svc.sequence_output import Ending, Start, remainder
+from gateway_svc.field_paths import Field, contract_field_path
+from gateway_svc.ranking import completed_sequences
+from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.running_request import RunningRequest
+from gateway_svc.sequence_output import EndDelivery, ResumePosition, remainder
 from gateway_svc.tracing import Operation
-from gateway_svc.validation import Checks, is_request_id
+from gateway_svc.unvalidated_request import ChatPrompt, ResponseMode, TextPrompt, UnvalidatedRequest
+from gateway_svc.validated_request import SpecialTokens, ValidatedRequest
+from gateway_svc.validation import FieldChecker, is_request_id
 from quire.inference.v1 import inference_pb2
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 from svc_common.errors import QuireError, Reason
@@ -38,8 +38,8 @@ _ENDLESS_SECONDS = 1e9  # a deadline decades away is none
 class InferenceServicer(InferenceServiceServicer):
     """Glue of a few lines a call. Every reply carries x-request-id: in its first metadata, in its last on errors."""
 
-    def __init__(self, engine: Engine, authenticator: Authenticator) -> None:
-        self._engine = engine
+    def __init__(self, request_manager: RequestManager, authenticator: Authenticator) -> None:
+        self._request_manager = request_manager
         self._authenticator = authenticator
 
     async def StreamGenerate(  # noqa: N802
@@ -49,12 +49,12 @@ class InferenceServicer(InferenceServiceServicer):
         request_id = _reply_id(request.generation.request_id)
         async with self._answer(context, "StreamGenerate", request_id):
             call = self._call(_operation(request.generation), context)
-            generation = await self._resolve(request.generation, Reply.STREAMED, request_id)
-            with self._engine.run(call, [generation]) as group:
+            generation = await self._validate(request.generation, ResponseMode.STREAMED, request_id)
+            with self._request_manager.run(call, [generation]) as group:
                 await group.accepted()
                 await context.send_initial_metadata(((_REQUEST_ID, request_id),))
                 yield inference_pb2.StreamGenerateResponse(acceptance=_acceptance(group.requests[0]))
-                vocabulary = self._engine.tokenizer.vocabulary
+                vocabulary = self._request_manager.tokenizer.vocabulary
                 while chunks := await group.next():
                     for _, chunk in chunks:
                         yield inference_pb2.StreamGenerateResponse(chunk=chunk.to_proto(vocabulary))
@@ -67,11 +67,11 @@ class InferenceServicer(InferenceServiceServicer):
         request_id = _reply_id(request.generation.request_id)
         async with self._answer(context, "Generate", request_id):
             call = self._call(_operation(request.generation), context)
-            generation = await self._resolve(request.generation, Reply.WHOLE, request_id)
-            with self._engine.run(call, [generation]) as group:
+            generation = await self._validate(request.generation, ResponseMode.WHOLE, request_id)
+            with self._request_manager.run(call, [generation]) as group:
                 (running,) = group.requests
-                chunks = completed([chunk for _, chunk in await group.all()], running.rendering)
-                vocabulary = self._engine.tokenizer.vocabulary
+                chunks = completed_sequences([chunk for _, chunk in await group.all()], running.rendering)
+                vocabulary = self._request_manager.tokenizer.vocabulary
                 await context.send_initial_metadata(((_REQUEST_ID, request_id),))
         return inference_pb2.GenerateResponse(
             acceptance=_acceptance(running),
@@ -86,21 +86,23 @@ class InferenceServicer(InferenceServiceServicer):
         async with self._answer(context, "Resume", request_id := _reply_id(request.request_id)):
             call = self._call(Operation.RESUME, context)
             if not is_request_id(request.request_id):
-                raise Checks(_plain).invalid(Field.REQUEST_ID, "is not the id of a request")
-            starts = _starts(request.positions)
-            with self._engine.resume(call, request_id, starts) as group:
+                raise FieldChecker(_plain_field_path).invalid(Field.REQUEST_ID, "is not the id of a request")
+            resume_positions = _resume_positions(request.positions)
+            with self._request_manager.resume(call, request_id, resume_positions) as group:
                 await group.accepted()
                 (running,) = group.requests
-                rendering, vocabulary = running.rendering, self._engine.tokenizer.vocabulary
-                for place, position in enumerate(request.positions):
+                rendering, vocabulary = running.rendering, self._request_manager.tokenizer.vocabulary
+                for item_index, position in enumerate(request.positions):
                     if position.index >= rendering.n:
                         message = f"must be below {rendering.n}, the number of sequences"
-                        raise QuireError(Reason.INVALID_FIELD, message, field=f"positions[{place}].index")
+                        raise QuireError(Reason.INVALID_FIELD, message, field=f"positions[{item_index}].index")
                 await context.send_initial_metadata(((_REQUEST_ID, request_id),))
                 yield inference_pb2.ResumeResponse(acceptance=_acceptance(running))
-                if rendering.is_ranked_here:
-                    for whole in completed([chunk for _, chunk in await group.all()], rendering):
-                        rest = remainder(whole, starts.get(whole.index, Start()), vocabulary, rendering)
+                if rendering.is_best_of:
+                    for whole in completed_sequences([chunk for _, chunk in await group.all()], rendering):
+                        rest = remainder(
+                            whole, resume_positions.get(whole.index, ResumePosition()), vocabulary, rendering
+                        )
                         yield inference_pb2.ResumeResponse(chunk=rest.to_proto(vocabulary))
                 while chunks := await group.next():
                     for _, chunk in chunks:
@@ -114,8 +116,8 @@ class InferenceServicer(InferenceServiceServicer):
         async with self._answer(context, "Cancel", request_id := _reply_id(request.request_id)):
             tenant = self._tenant(context)
             if not is_request_id(request.request_id):
-                raise Checks(_plain).invalid(Field.REQUEST_ID, "is not the id of a request")
-            self._engine.cancel(tenant, request.request_id)
+                raise FieldChecker(_plain_field_path).invalid(Field.REQUEST_ID, "is not the id of a request")
+            self._request_manager.cancel(tenant, request.request_id)
             await context.send_initial_metadata(((_REQUEST_ID, request_id),))
         return inference_pb2.CancelResponse()
 
@@ -125,7 +127,7 @@ class InferenceServicer(InferenceServiceServicer):
         """Text or chat to tokens."""
         async with self._answer(context, "Tokenize", request_id := _reply_id("")):
             self._tenant(context)
-            model, check = self._engine.model, Checks(_plain)
+            model, check = self._request_manager.model, FieldChecker(_plain_field_path)
             check.model(request.model if request.HasField("model") else None, model)
             prompt: TextPrompt | ChatPrompt | None = None
             match request.WhichOneof("input"):
@@ -133,7 +135,7 @@ class InferenceServicer(InferenceServiceServicer):
                     prompt = TextPrompt(request.text)
                 case "chat":
                     prompt = ChatPrompt.from_proto(request.chat)
-            token_ids = await self._engine.validator.encode(prompt, check)
+            token_ids = await self._request_manager.validator.encode(prompt, check)
             await context.send_initial_metadata(((_REQUEST_ID, request_id),))
         return inference_pb2.TokenizeResponse(token_ids=token_ids, context_length=model.context_length)
 
@@ -143,11 +145,11 @@ class InferenceServicer(InferenceServiceServicer):
         """Tokens to text."""
         async with self._answer(context, "Detokenize", request_id := _reply_id("")):
             self._tenant(context)
-            model, check = self._engine.model, Checks(_plain)
+            model, check = self._request_manager.model, FieldChecker(_plain_field_path)
             check.model(request.model if request.HasField("model") else None, model)
             check.token_ids(Field.TOKEN_IDS, request.token_ids, model)
             special = SpecialTokens.KEPT if request.keep_special_tokens else SpecialTokens.HIDDEN
-            text = await self._engine.tokenizer.decode(request.token_ids, special)
+            text = await self._request_manager.tokenizer.decode(request.token_ids, special)
             await context.send_initial_metadata(((_REQUEST_ID, request_id),))
         return inference_pb2.DetokenizeResponse(text=text)
 
@@ -157,7 +159,7 @@ class InferenceServicer(InferenceServiceServicer):
         """The one model."""
         async with self._answer(context, "ListModels", request_id := _reply_id("")):
             self._tenant(context)
-            model = self._engine.model
+            model = self._request_manager.model
             await context.send_initial_metadata(((_REQUEST_ID, request_id),))
         return inference_pb2.ListModelsResponse(models=[model.to_proto()])
 
@@ -167,7 +169,7 @@ class InferenceServicer(InferenceServiceServicer):
 
         An error is a reply without first metadata, so that a client's retry policy may act on it.
         """
-        with self._engine.metrics.call("grpc", method, grpc.StatusCode.OK.name) as outcome:
+        with self._request_manager.metrics.call("grpc", method, grpc.StatusCode.OK.name) as outcome:
             try:
                 yield
             except QuireError as error:
@@ -200,8 +202,12 @@ class InferenceServicer(InferenceServiceServicer):
             parent=otel.get_current(),
         )
 
-    async def _resolve(self, generation: inference_pb2.Generation, reply: Reply, request_id: str) -> Generation:
-        return await self._engine.resolve(Draft.from_proto(generation, reply), in_generation, request_id)
+    async def _validate(
+        self, generation: inference_pb2.Generation, response_mode: ResponseMode, request_id: str
+    ) -> ValidatedRequest:
+        return await self._request_manager.validate(
+            UnvalidatedRequest.from_proto(generation, response_mode), generation_field_path, request_id
+        )
 
     def _tenant(self, context: _Context) -> Tenant:
         metadata = dict(context.invocation_metadata() or ())
@@ -229,15 +235,17 @@ def _operation(generation: inference_pb2.Generation) -> Operation:
     return Operation.CHAT if generation.WhichOneof("prompt") == "chat" else Operation.TEXT_COMPLETION
 
 
-def _starts(positions: Sequence[inference_pb2.Position]) -> dict[int, Start]:
+def _resume_positions(positions: Sequence[inference_pb2.Position]) -> dict[int, ResumePosition]:
     """How far a client has each sequence."""
-    starts: dict[int, Start] = {}
-    for place, position in enumerate(positions):
-        where = f"positions[{place}]"
-        if position.index in starts:
+    resume_positions: dict[int, ResumePosition] = {}
+    for item_index, position in enumerate(positions):
+        where = f"positions[{item_index}]"
+        if position.index in resume_positions:
             raise QuireError(Reason.INVALID_FIELD, "is there twice", field=f"{where}.index")
-        starts[position.index] = Start(position.next_offset, Ending.UNKNOWN, f"{where}.next_offset")
-    return starts
+        resume_positions[position.index] = ResumePosition(
+            position.next_offset, EndDelivery.UNKNOWN, f"{where}.next_offset"
+        )
+    return resume_positions
 
 
 def _acceptance(running: RunningRequest) -> inference_pb2.Acceptance:
@@ -247,12 +255,12 @@ def _acceptance(running: RunningRequest) -> inference_pb2.Acceptance:
     )
 
 
-def in_generation(which: Field, place: int | None = None) -> str:
+def generation_field_path(which: Field, item_index: int | None = None) -> str:
     """A field as it is spelled in a request that holds a Generation."""
-    return f"generation.{as_in_contract(which, place)}"
+    return f"generation.{contract_field_path(which, item_index)}"
 
 
-def _plain(which: Field, place: int | None = None) -> str:
+def _plain_field_path(which: Field, item_index: int | None = None) -> str:
     """A field as it is spelled in the small requests."""
     name = {Field.PROMPT: "input", Field.TOKEN_IDS: "token_ids"}.get(which, str(which))
-    return name if place is None else f"{name}[{place}]"
+    return name if item_index is None else f"{name}[{item_index}]"

@@ -10,31 +10,31 @@ from typing import TypeAlias
 
 import grpc
 
-from gateway_svc import refusals
-from gateway_svc.generation import ModelFacts
-from gateway_svc.route import Reader
-from gateway_svc.routes import Attachment, Routes
+from gateway_svc import request_errors
+from gateway_svc.subscription import RequestObserver
+from gateway_svc.subscriptions import Attachment, Subscriptions
+from gateway_svc.validated_request import ModelInfo
 from quire.scheduler.v1 import scheduler_pb2
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from svc_common.channels import end_if_cancelled, inner_channel
+from svc_common.channels import end_if_cancelled, internal_channel
 from svc_common.errors import QuireError, Reason
 
 logger = logging.getLogger("quire.gateway")
 
 _DIAL_SECONDS = 2.0
-_SUBMIT_PATIENCE_SECONDS = 10.0
+_SUBMIT_TIMEOUT_SECONDS = 10.0
 _FIRST_BACKOFF_SECONDS = 0.05
 _MAX_BACKOFF_SECONDS = 0.5
 # A scheduler says something every half second. A process that was held up itself counts that as one silence, however
 # long it was, and so does not leave a scheduler whose words wait to be read.
-_LISTEN_SECONDS = 0.5
-_MAX_SILENCES = 5
+_HEARTBEAT_CHECK_SECONDS = 0.5
+_MAX_MISSED_HEARTBEATS = 5
 
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[scheduler_pb2.SessionRequest, scheduler_pb2.SessionResponse]"
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _SchedulerConnection:
     """A stream to a scheduler that has spoken."""
 
     address: str
@@ -56,44 +56,47 @@ class SchedulerSession:
         name: str,
         fingerprint: bytes,
         on_change: Callable[[], None],
-        patience: float = 60.0,
+        reconnect_timeout: float = 60.0,
     ) -> None:
-        """`name` and `fingerprint` are those of the model whose tokenizer this gateway holds; `patience` is how many
+        """`name` and `fingerprint` are those of the model whose tokenizer this gateway holds; `reconnect_timeout` is
+        how many
         seconds accepted requests wait without a scheduler."""
         self._addresses = addresses
         self._name = name
         self._fingerprint = fingerprint
         self._on_change = on_change
-        self._patience = patience
+        self._reconnect_timeout = reconnect_timeout
         self._outbox: asyncio.Queue[scheduler_pb2.SessionRequest] | None = None
-        self._routes = Routes(self._send, patience)
+        self._subscriptions = Subscriptions(self._send, reconnect_timeout)
         self._epoch = 0
-        self._has_heard = False
-        self._until_unready = _Countdown(self._give_up_waiting)
-        self._until_given_up = _Countdown(self._give_up)
-        self.model: ModelFacts | None = None
+        self._has_received = False
+        self._unready_timer = _OneShotTimer(self._give_up_waiting)
+        self._give_up_timer = _OneShotTimer(self._give_up)
+        self.model: ModelInfo | None = None
         self.is_store_degraded = False
 
     # Commands.
 
-    def ask(self, key: str, submit: scheduler_pb2.Submit | None, reader: Reader, deadline: float | None) -> Attachment:
+    def subscribe(
+        self, key: str, submit: scheduler_pb2.Submit | None, observer: RequestObserver, deadline: float | None
+    ) -> Attachment:
         """Lets a reader take part in a request: the one that `submit` asks for or, with None, one that must be there.
 
         `deadline` is on the monotonic clock, in seconds. Raises QuireError where no model is ready, or nobody can be
         asked.
         """
         if self.model is None and (submit is not None or self._outbox is None):
-            retry_after = refusals.RETRY_AFTER_SECONDS
+            retry_after = request_errors.RETRY_AFTER_SECONDS
             raise QuireError(Reason.MODEL_NOT_READY, "the model is not ready", retry_after=retry_after)
-        return self._routes.ask(key, submit, reader, deadline)
+        return self._subscriptions.subscribe(key, submit, observer, deadline)
 
     def cancel(self, key: str) -> None:
         """Ends a request, here or on any other gateway; readers here are told.
 
         Raises QuireError where no scheduler can be told of a request that is not ours.
         """
-        if not self._routes.cancel(key):
-            raise refusals.unavailable("no scheduler can be reached")
+        if not self._subscriptions.cancel(key):
+            raise request_errors.unavailable("no scheduler can be reached")
 
     def _send(self, request: scheduler_pb2.SessionRequest) -> None:
         if self._outbox is not None:
@@ -104,37 +107,37 @@ class SchedulerSession:
     async def run(self) -> None:
         """Keeps a session up until cancelled."""
         while True:
-            line = await self._reach_any()
+            connection = await self._connect_any()
             try:
-                await self._hold(line)
+                await self._run_session(connection)
             finally:
-                await line.channel.close()
+                await connection.channel.close()
             end_if_cancelled()
             # Jitter keeps gateways that lost the same scheduler from returning all at once.
             await asyncio.sleep(_FIRST_BACKOFF_SECONDS * random.uniform(0.0, 1.0))
 
-    async def _reach_any(self) -> _Line:
+    async def _connect_any(self) -> _SchedulerConnection:
         """The first scheduler that takes a session. All are dialled at once: one that is stopped says nothing at all,
         and would hold up the search for whoever took over from it."""
-        dials = [asyncio.create_task(self._reach(address)) for address in self._addresses]
-        line = None
+        dials = [asyncio.create_task(self._connect(address)) for address in self._addresses]
+        connection = None
         try:
             done, _ = await asyncio.wait(dials, return_when=asyncio.FIRST_COMPLETED)
-            line = done.pop().result()
-            return line
+            connection = done.pop().result()
+            return connection
         finally:
             for dial in dials:
                 dial.cancel()
             for other in await asyncio.gather(*dials, return_exceptions=True):
-                if isinstance(other, _Line) and other is not line:
+                if isinstance(other, _SchedulerConnection) and other is not connection:
                     await other.channel.close()
 
-    async def _reach(self, address: str) -> _Line:
+    async def _connect(self, address: str) -> _SchedulerConnection:
         """Dials one scheduler until it takes a session."""
         backoff = _FIRST_BACKOFF_SECONDS
         while True:
             async with contextlib.AsyncExitStack() as stack:
-                channel = await stack.enter_async_context(inner_channel(address))
+                channel = await stack.enter_async_context(internal_channel(address))
                 call: _Call = SchedulerServiceStub(channel).Session()
                 try:
                     async with asyncio.timeout(_DIAL_SECONDS):
@@ -146,31 +149,31 @@ class SchedulerSession:
                     if isinstance(first, scheduler_pb2.SessionResponse):
                         if first.epoch >= self._epoch:
                             stack.pop_all()
-                            return _Line(address, channel, call, first)
+                            return _SchedulerConnection(address, channel, call, first)
                         extra = {"scheduler": address, "epoch": first.epoch, "known_epoch": self._epoch}
                         logger.warning("a scheduler of an older term was left", extra=extra)
             end_if_cancelled()
             await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
             backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
 
-    async def _hold(self, line: _Line) -> None:
+    async def _run_session(self, connection: _SchedulerConnection) -> None:
         """One session, to its end."""
-        extra = {"scheduler": line.address, "epoch": line.first.epoch}
+        extra = {"scheduler": connection.address, "epoch": connection.first.epoch}
         logger.info("session opened", extra=extra)
         self._outbox = asyncio.Queue()
-        self._opened()
-        writer = asyncio.create_task(_write(line.call, self._outbox))
+        self._connected()
+        writer = asyncio.create_task(_write(connection.call, self._outbox))
         why = "the scheduler ended it"
-        response: object = line.first
+        response: object = connection.first
         try:
             async with asyncio.timeout(None) as limit:
-                listener = asyncio.create_task(self._listen(limit))
+                watchdog = asyncio.create_task(self._watch_heartbeats(limit))
                 try:
                     while isinstance(response, scheduler_pb2.SessionResponse):
-                        self._take(response)
-                        response = await line.call.read()
+                        self._handle_response(response)
+                        response = await connection.call.read()
                 finally:
-                    listener.cancel()
+                    watchdog.cancel()
         except grpc.aio.AioRpcError as error:
             why = error.code().name
         except TimeoutError:
@@ -178,37 +181,37 @@ class SchedulerSession:
         finally:
             writer.cancel()
             self._outbox = None
-            self._lost()
+            self._disconnected()
         logger.warning("session lost", extra={**extra, "why": why})
 
-    async def _listen(self, limit: asyncio.Timeout) -> None:
+    async def _watch_heartbeats(self, limit: asyncio.Timeout) -> None:
         """Ends a session whose scheduler says nothing."""
-        num_silences = 0
-        while num_silences < _MAX_SILENCES:
-            self._has_heard = False
-            await asyncio.sleep(_LISTEN_SECONDS)
-            num_silences = 0 if self._has_heard else num_silences + 1
+        num_missed = 0
+        while num_missed < _MAX_MISSED_HEARTBEATS:
+            self._has_received = False
+            await asyncio.sleep(_HEARTBEAT_CHECK_SECONDS)
+            num_missed = 0 if self._has_received else num_missed + 1
         limit.reschedule(asyncio.get_running_loop().time())
 
-    def _take(self, response: scheduler_pb2.SessionResponse) -> None:
-        self._has_heard = True
+    def _handle_response(self, response: scheduler_pb2.SessionResponse) -> None:
+        self._has_received = True
         if response.epoch < self._epoch:
             return
         self._epoch = response.epoch
         if response.HasField("status"):
-            self._take_status(response.status)
-        take = self._routes.take
+            self._handle_status(response.status)
+        dispatch = self._subscriptions.dispatch
         for event in response.events:
-            take(event)
+            dispatch(event)
 
     # What can be served.
 
-    def _take_status(self, status: scheduler_pb2.Status) -> None:
+    def _handle_status(self, status: scheduler_pb2.Status) -> None:
         self.is_store_degraded = status.is_store_degraded
-        self._set_model(self._checked(status))
-        self._routes.take_submissions(self.model is not None)
+        self._set_model(self._checked_model(status))
+        self._subscriptions.set_accepts_submissions(self.model is not None)
 
-    def _checked(self, status: scheduler_pb2.Status) -> ModelFacts | None:
+    def _checked_model(self, status: scheduler_pb2.Status) -> ModelInfo | None:
         """The model of a status, if it is the one that this gateway can serve."""
         if not status.HasField("model"):
             return None
@@ -224,38 +227,38 @@ class SchedulerSession:
                 },
             )
             return None
-        return ModelFacts.from_proto(model)
+        return ModelInfo.from_proto(model)
 
-    def _set_model(self, model: ModelFacts | None) -> None:
+    def _set_model(self, model: ModelInfo | None) -> None:
         if model is None:
-            self._until_unready.start(_SUBMIT_PATIENCE_SECONDS)
+            self._unready_timer.start(_SUBMIT_TIMEOUT_SECONDS)
         else:
-            self._until_unready.stop()
+            self._unready_timer.stop()
         if model != self.model:
             self.model = model
             self._on_change()
 
-    def _opened(self) -> None:
-        self._until_given_up.stop()
-        self._routes.open()
+    def _connected(self) -> None:
+        self._give_up_timer.stop()
+        self._subscriptions.open()
 
-    def _lost(self) -> None:
+    def _disconnected(self) -> None:
         """The stream broke. Requests wait for the next one: those that run, and those that come meanwhile."""
-        self._routes.close()
-        self._until_unready.start(_SUBMIT_PATIENCE_SECONDS)
-        self._until_given_up.start(self._patience)
+        self._subscriptions.close()
+        self._unready_timer.start(_SUBMIT_TIMEOUT_SECONDS)
+        self._give_up_timer.start(self._reconnect_timeout)
 
     def _give_up_waiting(self) -> None:
         if self.model is not None:
             self.model = None
             self._on_change()
-        self._routes.give_up_waiting(refusals.unavailable("no scheduler can run the request"))
+        self._subscriptions.give_up_waiting(request_errors.unavailable("no scheduler can run the request"))
 
     def _give_up(self) -> None:
-        self._routes.give_up(refusals.unavailable("the connection to the scheduler was lost"))
+        self._subscriptions.give_up(request_errors.unavailable("the connection to the scheduler was lost"))
 
 
-class _Countdown:
+class _OneShotTimer:
     """Does something, once, unless it is stopped before its time is over."""
 
     def __init__(self, action: Callable[[], None]) -> None:

@@ -27,7 +27,7 @@ class StopString:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class StopMatch:
     """A stop string that was found, at characters `start` to `end` of the text held and the text fed."""
 
     stop: str
@@ -45,18 +45,18 @@ class StopSearch:
         self._matched = [0] * len(stops)
 
     @property
-    def num_held(self) -> int:
+    def num_pending(self) -> int:
         """How many characters at the end of the text may yet become a stop string."""
         return max(self._matched, default=0)
 
-    def feed(self, text: str) -> Match | None:
+    def feed(self, text: str) -> StopMatch | None:
         """Goes on with more text. Of several matches the one that begins first counts, then the shortest.
 
         Call it no more after a match.
         """
-        num_held = self.num_held
+        num_pending = self.num_pending
         matches = [
-            Match(stop.text, num_held + end - len(stop.text), num_held + end)
+            StopMatch(stop.text, num_pending + end - len(stop.text), num_pending + end)
             for which, stop in enumerate(self._stops)
             if (end := self._advance(which, stop, text)) is not None
         ]
@@ -74,13 +74,13 @@ class StopSearch:
         """Where in `text` the string is first complete."""
         wanted, fallback = stop.text, stop.fallback
         matched = self._matched[which]
-        for place, char in enumerate(text, 1):
+        for position, char in enumerate(text, 1):
             while matched and wanted[matched] != char:
                 matched = fallback[matched]
             if wanted[matched] == char:
                 matched += 1
                 if matched == len(wanted):
                     self._matched[which] = matched
-                    return place
+                    return position
         self._matched[which] = matched
         return None

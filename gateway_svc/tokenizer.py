@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from gateway_svc.chat_template import ChatTemplate, load_chat_template
-from gateway_svc.generation import SpecialTokens
+from gateway_svc.validated_request import SpecialTokens
 from gateway_svc.vocabulary import Vocabulary
 
 _NUM_THREADS = 2
@@ -19,7 +19,7 @@ _NUM_THREADS = 2
 T = TypeVar("T")
 
 
-class BadModelFiles(Exception):  # noqa: N818
+class InvalidModelFiles(Exception):  # noqa: N818
     """A model directory that does not hold what it should. The text is for the operator."""
 
 
@@ -49,18 +49,18 @@ class ModelTokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> "ModelTokenizer":
-        """Reads tokenizer.json and its companions. Raises BadModelFiles."""
+        """Reads tokenizer.json and its companions. Raises InvalidModelFiles."""
         try:
             data = (directory / "tokenizer.json").read_bytes()
             decoder = json.loads(data).get("decoder")
             template = load_chat_template(directory)
             eos_token_ids = _eos_token_ids(directory)
         except (OSError, ValueError, KeyError, TemplateError) as error:
-            raise BadModelFiles(f"{directory} holds no tokenizer that can be used: {error}") from error
+            raise InvalidModelFiles(f"{directory} holds no tokenizer that can be used: {error}") from error
         try:
             tokenizer = Tokenizer.from_buffer(data)
         except Exception as error:  # tokenizers raises nothing narrower
-            raise BadModelFiles(f"{directory / 'tokenizer.json'} cannot be used: {error}") from error
+            raise InvalidModelFiles(f"{directory / 'tokenizer.json'} cannot be used: {error}") from error
         return cls(tokenizer, decoder, template, eos_token_ids)
 
     @property
@@ -76,7 +76,7 @@ class ModelTokenizer:
         return await self._in_thread(lambda: self._encode(text, max_tokens, add_special_tokens=True))
 
     async def encode_chat(self, messages: Sequence[Mapping[str, str]], max_tokens: int | None = None) -> list[int]:
-        """Tokens of a chat, up to where the assistant is to speak. Raises ChatRefused, and as encode_text."""
+        """Tokens of a chat, up to where the assistant is to speak. Raises ChatTemplateError, and as encode_text."""
         template = self._chat_template
         assert template is not None, "the caller looks at has_chat_template"
 

@@ -6,8 +6,8 @@ from enum import Enum
 from opentelemetry.context import Context
 from opentelemetry.trace import Status, StatusCode
 
-from gateway_svc.generation import Generation
 from gateway_svc.output import FinishReason, Usage
+from gateway_svc.validated_request import ValidatedRequest
 from svc_common.errors import QuireError, Reason
 from svc_common.telemetry import traceparent_of, tracer
 
@@ -32,14 +32,14 @@ class GenerationSpan:
             self._span.set_attributes({"gen_ai.provider.name": "quire", "gen_ai.response.id": request_id})
 
     @classmethod
-    def of(cls, generation: Generation, operation: Operation, parent: Context | None) -> "GenerationSpan":
+    def of(cls, generation: ValidatedRequest, operation: Operation, parent: Context | None) -> "GenerationSpan":
         """That of a request which is submitted here."""
         span = cls(f"{operation.value} {generation.model}", generation.request_id, parent)
         if span._span.is_recording():
             span._describe(generation, operation)
         return span
 
-    def _describe(self, generation: Generation, operation: Operation) -> None:
+    def _describe(self, generation: ValidatedRequest, operation: Operation) -> None:
         sampling, stopping = generation.sampling, generation.stopping
         self._span.set_attributes(
             {

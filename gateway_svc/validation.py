@@ -6,21 +6,29 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 
-from gateway_svc.chat_template import ChatRefused
-from gateway_svc.draft import ChatPrompt, Draft, EndOfText, Prompt, Reply, TextPrompt, TokenPrompt
-from gateway_svc.fields import Field, Spelling
-from gateway_svc.generation import (
-    BeamSearch,
+from gateway_svc.chat_template import ChatTemplateError
+from gateway_svc.field_paths import Field, FieldPath
+from gateway_svc.stop_strings import StopString
+from gateway_svc.tokenizer import ModelTokenizer, PromptTooLong
+from gateway_svc.unvalidated_request import (
+    ChatPrompt,
+    EndOfText,
+    Prompt,
+    ResponseMode,
+    TextPrompt,
+    TokenPrompt,
+    UnvalidatedRequest,
+)
+from gateway_svc.validated_request import (
+    BeamSearchParams,
     EarlyStopping,
-    Generation,
-    ModelFacts,
-    OnLeave,
+    ModelInfo,
+    OnDisconnect,
     Sampling,
     SeedOrigin,
     Stopping,
+    ValidatedRequest,
 )
-from gateway_svc.stop_strings import StopString
-from gateway_svc.tokenizer import ModelTokenizer, PromptTooLong
 from svc_common.errors import QuireError, Reason
 
 MAX_SEQUENCES = 128
@@ -34,39 +42,41 @@ MAX_LOGIT_BIAS = 1_024
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Roles stand in templates as they are: nothing that could end a line or begin a special token.
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_DRAWN_SEED_BITS = 53  # an integer that JSON clients in any language can hold
+_RANDOM_SEED_BITS = 53  # an integer that JSON clients in any language can hold
 
 
 class Validator:
-    """Checks drafts against the documented ranges and one model."""
+    """FieldChecker drafts against the documented ranges and one model."""
 
     def __init__(self, tokenizer: ModelTokenizer) -> None:
         self._tokenizer = tokenizer
 
-    async def generation(self, draft: Draft, model: ModelFacts, spell: Spelling, own_id: str) -> Generation:
-        """The draft resolved; `own_id` is for a request that its client did not name.
+    async def generation(
+        self, unvalidated: UnvalidatedRequest, model: ModelInfo, field_path: FieldPath, generated_id: str
+    ) -> ValidatedRequest:
+        """The draft resolved; `generated_id` is for a request that its client did not name.
 
         Raises QuireError; what costs least is checked first.
         """
-        check = Checks(spell)
-        check.model(draft.model, model)
-        request_id, on_leave = _identity(draft, check, own_id)
-        sampling = _sampling(draft, model, check)
-        n = check.integer(Field.N, draft.n, 1, 1, MAX_SEQUENCES)
-        beam_search = _beam_search(draft, n, check)
-        best_of = _best_of(draft, n, check)
+        check = FieldChecker(field_path)
+        check.model(unvalidated.model, model)
+        request_id, on_disconnect = _identity(unvalidated, check, generated_id)
+        sampling = _sampling(unvalidated, model, check)
+        n = check.integer(Field.N, unvalidated.n, 1, 1, MAX_SEQUENCES)
+        beam_search = _beam_search(unvalidated, n, check)
+        best_of = _best_of(unvalidated, n, check)
         logprobs = None
-        if draft.logprobs is not None:
-            logprobs = check.integer(Field.LOGPROBS, draft.logprobs, 0, 0, MAX_LOGPROBS)
-        priority = check.integer(Field.PRIORITY, draft.priority, 0, -(2**31), 2**31 - 1)
-        _check_stops(draft, model, check)
-        if draft.max_tokens is not None and draft.max_tokens < 1:
+        if unvalidated.logprobs is not None:
+            logprobs = check.integer(Field.LOGPROBS, unvalidated.logprobs, 0, 0, MAX_LOGPROBS)
+        priority = check.integer(Field.PRIORITY, unvalidated.priority, 0, -(2**31), 2**31 - 1)
+        _check_stops(unvalidated, model, check)
+        if unvalidated.max_tokens is not None and unvalidated.max_tokens < 1:
             raise check.invalid(Field.MAX_TOKENS, "must be at least 1")
-        prompt_token_ids = await self.prompt_tokens(draft.prompt, model, check)
-        stopping = self._stopping(draft, model, len(prompt_token_ids), check)
-        return Generation(
+        prompt_token_ids = await self.prompt_tokens(unvalidated.prompt, model, check)
+        stopping = self._stopping(unvalidated, model, len(prompt_token_ids), check)
+        return ValidatedRequest(
             request_id=request_id,
-            on_leave=on_leave,
+            on_disconnect=on_disconnect,
             model=model.name,
             prompt_token_ids=prompt_token_ids,
             sampling=sampling,
@@ -76,11 +86,11 @@ class Validator:
             beam_search=beam_search,
             logprobs=logprobs,
             priority=priority,
-            special_tokens=draft.special_tokens,
-            spell=spell,
+            special_tokens=unvalidated.special_tokens,
+            field_path=field_path,
         )
 
-    async def prompt_tokens(self, prompt: Prompt | None, model: ModelFacts, check: "Checks") -> list[int]:
+    async def prompt_tokens(self, prompt: Prompt | None, model: ModelInfo, check: "FieldChecker") -> list[int]:
         """Tokens of a prompt that leaves room in the context."""
         where = prompt_field(prompt)
         room = model.context_length - 1
@@ -102,7 +112,7 @@ class Validator:
         return token_ids
 
     async def encode(
-        self, prompt: TextPrompt | ChatPrompt | None, check: "Checks", max_tokens: int | None = None
+        self, prompt: TextPrompt | ChatPrompt | None, check: "FieldChecker", max_tokens: int | None = None
     ) -> list[int]:
         """Tokens of a text or chat. Raises QuireError, and PromptTooLong where `max_tokens` cannot do."""
         if prompt is None:
@@ -110,47 +120,51 @@ class Validator:
         if isinstance(prompt, TextPrompt):
             if not prompt.text:
                 raise check.invalid(Field.TEXT, "must not be empty")
-            check.unicode(check.spell(Field.TEXT), prompt.text)
+            check.unicode(check.field_path(Field.TEXT), prompt.text)
             return await self._tokenizer.encode_text(prompt.text, max_tokens)
         if not prompt.messages:
             raise check.invalid(Field.MESSAGES, "must not be empty")
         if not self._tokenizer.has_chat_template:
             message = "this model has no chat template"
-            raise QuireError(Reason.FEATURE_UNSUPPORTED, message, field=check.spell(Field.MESSAGES))
-        for place, (role, content) in enumerate(prompt.messages):
+            raise QuireError(Reason.FEATURE_UNSUPPORTED, message, field=check.field_path(Field.MESSAGES))
+        for item_index, (role, content) in enumerate(prompt.messages):
             if not _ROLE.fullmatch(role):
                 message = "must be a name such as system, user or assistant"
-                raise QuireError(Reason.INVALID_FIELD, message, field=f"{check.spell(Field.MESSAGES, place)}.role")
-            check.unicode(f"{check.spell(Field.MESSAGES, place)}.content", content)
+                raise QuireError(
+                    Reason.INVALID_FIELD, message, field=f"{check.field_path(Field.MESSAGES, item_index)}.role"
+                )
+            check.unicode(f"{check.field_path(Field.MESSAGES, item_index)}.content", content)
         messages = [{"role": role, "content": content} for role, content in prompt.messages]
         try:
             return await self._tokenizer.encode_chat(messages, max_tokens)
-        except ChatRefused:
+        except ChatTemplateError:
             raise check.invalid(Field.MESSAGES, "the model's chat template does not take these messages") from None
 
-    def _stopping(self, draft: Draft, model: ModelFacts, prompt_length: int, check: "Checks") -> Stopping:
+    def _stopping(
+        self, unvalidated: UnvalidatedRequest, model: ModelInfo, prompt_length: int, check: "FieldChecker"
+    ) -> Stopping:
         room = model.context_length - prompt_length
-        max_tokens = draft.max_tokens
+        max_tokens = unvalidated.max_tokens
         if max_tokens is None:
-            max_tokens = room if draft.default_max_tokens is None else min(room, draft.default_max_tokens)
+            max_tokens = room if unvalidated.default_max_tokens is None else min(room, unvalidated.default_max_tokens)
         elif max_tokens > room:
             raise QuireError(
                 Reason.CONTEXT_LENGTH_EXCEEDED,
                 f"{prompt_length} tokens of prompt and {max_tokens} more do not fit the context of "
                 f"{model.context_length} tokens",
-                field=check.spell(Field.MAX_TOKENS),
+                field=check.field_path(Field.MAX_TOKENS),
             )
-        min_tokens = draft.min_tokens or 0
+        min_tokens = unvalidated.min_tokens or 0
         if not 0 <= min_tokens <= max_tokens:
             raise check.invalid(Field.MIN_TOKENS, f"must be between 0 and max_tokens, which is {max_tokens}")
-        eos_token_ids = self._tokenizer.eos_token_ids if draft.end_of_text is EndOfText.ENDS else ()
+        eos_token_ids = self._tokenizer.eos_token_ids if unvalidated.end_of_text is EndOfText.ENDS else ()
         return Stopping(
             max_tokens=max_tokens,
             min_tokens=min_tokens,
-            stops=tuple(StopString.compile(stop) for stop in dict.fromkeys(draft.stop)),
-            stop_token_ids=tuple(draft.stop_token_ids),
+            stops=tuple(StopString.compile(stop) for stop in dict.fromkeys(unvalidated.stop)),
+            stop_token_ids=tuple(unvalidated.stop_token_ids),
             eos_token_ids=eos_token_ids,
-            stop_text=draft.stop_text,
+            stop_text=unvalidated.stop_text,
         )
 
 
@@ -172,34 +186,34 @@ def is_request_id(text: str) -> bool:
     return _REQUEST_ID.fullmatch(text) is not None
 
 
-class Checks:
+class FieldChecker:
     """Ranges, each refused in the client's own spelling."""
 
-    def __init__(self, spell: Spelling) -> None:
-        self.spell = spell
+    def __init__(self, field_path: FieldPath) -> None:
+        self.field_path = field_path
 
     def invalid(self, which: Field, message: str) -> QuireError:
         """The error to raise about a field."""
-        return QuireError(Reason.INVALID_FIELD, message, field=self.spell(which))
+        return QuireError(Reason.INVALID_FIELD, message, field=self.field_path(which))
 
-    def unserved(self, which: Field, message: str) -> QuireError:
+    def unsupported(self, which: Field, message: str) -> QuireError:
         """The error to raise about a field that is not served as it stands."""
-        return QuireError(Reason.FEATURE_UNSUPPORTED, message, field=self.spell(which))
+        return QuireError(Reason.FEATURE_UNSUPPORTED, message, field=self.field_path(which))
 
-    def too_long(self, which: Field, num_tokens: int | None, model: ModelFacts) -> QuireError:
+    def too_long(self, which: Field, num_tokens: int | None, model: ModelInfo) -> QuireError:
         """The error to raise about a prompt that leaves no room."""
         length = "the prompt" if num_tokens is None else f"a prompt of {num_tokens} tokens"
         return QuireError(
             Reason.CONTEXT_LENGTH_EXCEEDED,
             f"{length} leaves no room in the context of {model.context_length} tokens",
-            field=self.spell(which),
+            field=self.field_path(which),
         )
 
-    def model(self, name: str | None, model: ModelFacts) -> None:
+    def model(self, name: str | None, model: ModelInfo) -> None:
         """Refuses a model that is not served; None stands for the one that is."""
         if name is not None and name != model.name:
             message = f"no such model is served; there is {model.name}"
-            raise QuireError(Reason.MODEL_NOT_FOUND, message, field=self.spell(Field.MODEL))
+            raise QuireError(Reason.MODEL_NOT_FOUND, message, field=self.field_path(Field.MODEL))
 
     def integer(self, which: Field, value: int | None, default: int, least: int, most: int) -> int:
         """The value, from `least` to `most`."""
@@ -225,13 +239,13 @@ class Checks:
             raise self.invalid(which, f"must be above 0 and at most {most:g}")
         return value
 
-    def token_ids(self, which: Field, token_ids: Sequence[int], model: ModelFacts) -> None:
+    def token_ids(self, which: Field, token_ids: Sequence[int], model: ModelInfo) -> None:
         """Refuses ids outside the vocabulary."""
         if not token_ids or (min(token_ids) >= 0 and max(token_ids) < model.vocab_size):
             return
-        place = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < model.vocab_size)
+        item_index = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < model.vocab_size)
         message = f"must be below {model.vocab_size}, the size of the vocabulary"
-        raise QuireError(Reason.INVALID_FIELD, message, field=self.spell(which, place))
+        raise QuireError(Reason.INVALID_FIELD, message, field=self.field_path(which, item_index))
 
     def unicode(self, where: str, text: str) -> None:
         """Refuses half a surrogate pair, which JSON can spell and UTF-8 cannot."""
@@ -241,74 +255,76 @@ class Checks:
             raise QuireError(Reason.INVALID_FIELD, "is not valid Unicode", field=where) from None
 
 
-def _identity(draft: Draft, check: Checks, own_id: str) -> tuple[str, OnLeave]:
-    if draft.request_id is None:
-        return own_id, OnLeave.CANCEL
-    if not is_request_id(draft.request_id):
+def _identity(unvalidated: UnvalidatedRequest, check: FieldChecker, generated_id: str) -> tuple[str, OnDisconnect]:
+    if unvalidated.request_id is None:
+        return generated_id, OnDisconnect.CANCEL
+    if not is_request_id(unvalidated.request_id):
         raise check.invalid(Field.REQUEST_ID, "must be 1 to 128 letters, digits, '.', '_', ':' or '-'")
-    return draft.request_id, OnLeave.DETACH
+    return unvalidated.request_id, OnDisconnect.DETACH
 
 
-def _sampling(draft: Draft, model: ModelFacts, check: Checks) -> Sampling:
-    top_k = check.integer(Field.TOP_K, draft.top_k, 0, -1, 2**63 - 1)
+def _sampling(unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChecker) -> Sampling:
+    top_k = check.integer(Field.TOP_K, unvalidated.top_k, 0, -1, 2**63 - 1)
     return Sampling(
-        temperature=check.number(Field.TEMPERATURE, draft.temperature, 1.0 if draft.beam_search is None else 0.0, 0, 2),
-        top_p=check.positive(Field.TOP_P, draft.top_p, 1.0, 1),
+        temperature=check.number(
+            Field.TEMPERATURE, unvalidated.temperature, 1.0 if unvalidated.beam_search is None else 0.0, 0, 2
+        ),
+        top_p=check.positive(Field.TOP_P, unvalidated.top_p, 1.0, 1),
         top_k=top_k if 0 < top_k < model.vocab_size else 0,
-        min_p=check.number(Field.MIN_P, draft.min_p, 0.0, 0, 1),
-        presence_penalty=check.number(Field.PRESENCE_PENALTY, draft.presence_penalty, 0.0, -2, 2),
-        frequency_penalty=check.number(Field.FREQUENCY_PENALTY, draft.frequency_penalty, 0.0, -2, 2),
-        repetition_penalty=check.positive(Field.REPETITION_PENALTY, draft.repetition_penalty, 1.0, 10),
-        seed=check.integer(Field.SEED, draft.seed, secrets.randbits(_DRAWN_SEED_BITS), -(2**63), 2**63 - 1),
-        logit_bias=_logit_bias(draft.logit_bias, model, check),
-        seed_origin=SeedOrigin.DRAWN if draft.seed is None else SeedOrigin.GIVEN,
+        min_p=check.number(Field.MIN_P, unvalidated.min_p, 0.0, 0, 1),
+        presence_penalty=check.number(Field.PRESENCE_PENALTY, unvalidated.presence_penalty, 0.0, -2, 2),
+        frequency_penalty=check.number(Field.FREQUENCY_PENALTY, unvalidated.frequency_penalty, 0.0, -2, 2),
+        repetition_penalty=check.positive(Field.REPETITION_PENALTY, unvalidated.repetition_penalty, 1.0, 10),
+        seed=check.integer(Field.SEED, unvalidated.seed, secrets.randbits(_RANDOM_SEED_BITS), -(2**63), 2**63 - 1),
+        logit_bias=_logit_bias(unvalidated.logit_bias, model, check),
+        seed_origin=SeedOrigin.DRAWN if unvalidated.seed is None else SeedOrigin.GIVEN,
     )
 
 
-def _best_of(draft: Draft, n: int, check: Checks) -> int:
+def _best_of(unvalidated: UnvalidatedRequest, n: int, check: FieldChecker) -> int:
     """How many sequences are generated for the n that are given."""
-    best_of = check.integer(Field.BEST_OF, draft.best_of, n, 1, MAX_SEQUENCES)
+    best_of = check.integer(Field.BEST_OF, unvalidated.best_of, n, 1, MAX_SEQUENCES)
     if best_of < n:
         raise check.invalid(Field.BEST_OF, f"must be at least n, which is {n}")
-    if best_of > n and draft.reply is Reply.STREAMED:
+    if best_of > n and unvalidated.response_mode is ResponseMode.STREAMED:
         # Which ones are the best is known when all have ended.
         raise check.invalid(Field.BEST_OF, f"must be n, which is {n}, where the answer is streamed")
     return best_of
 
 
-def _beam_search(draft: Draft, n: int, check: Checks) -> BeamSearch | None:
-    asked = draft.beam_search
+def _beam_search(unvalidated: UnvalidatedRequest, n: int, check: FieldChecker) -> BeamSearchParams | None:
+    asked = unvalidated.beam_search
     if asked is None:
         return None
-    if draft.reply is Reply.STREAMED:
+    if unvalidated.response_mode is ResponseMode.STREAMED:
         raise check.invalid(Field.BEAM_SEARCH, "has nothing to stream before its end")
     meaningless = {
-        Field.TEMPERATURE: draft.temperature not in (None, 0),
-        Field.TOP_P: draft.top_p not in (None, 1),
-        Field.TOP_K: draft.top_k not in (None, 0, -1),
-        Field.MIN_P: draft.min_p not in (None, 0),
-        Field.PRESENCE_PENALTY: draft.presence_penalty not in (None, 0),
-        Field.FREQUENCY_PENALTY: draft.frequency_penalty not in (None, 0),
-        Field.REPETITION_PENALTY: draft.repetition_penalty not in (None, 1),
-        Field.LOGIT_BIAS: len(draft.logit_bias) > 0,
-        Field.STOP: len(draft.stop) > 0,
-        Field.BEST_OF: draft.best_of is not None,
+        Field.TEMPERATURE: unvalidated.temperature not in (None, 0),
+        Field.TOP_P: unvalidated.top_p not in (None, 1),
+        Field.TOP_K: unvalidated.top_k not in (None, 0, -1),
+        Field.MIN_P: unvalidated.min_p not in (None, 0),
+        Field.PRESENCE_PENALTY: unvalidated.presence_penalty not in (None, 0),
+        Field.FREQUENCY_PENALTY: unvalidated.frequency_penalty not in (None, 0),
+        Field.REPETITION_PENALTY: unvalidated.repetition_penalty not in (None, 1),
+        Field.LOGIT_BIAS: len(unvalidated.logit_bias) > 0,
+        Field.STOP: len(unvalidated.stop) > 0,
+        Field.BEST_OF: unvalidated.best_of is not None,
     }
     for which, is_given in meaningless.items():
         if is_given:
-            raise check.unserved(which, "is not served in a beam search")
+            raise check.unsupported(which, "is not served in a beam search")
     width = check.integer(Field.BEAM_WIDTH, asked.width, 0, 2, MAX_BEAMS)
     if n > width:
         raise check.invalid(Field.N, f"must be at most the width of the beam search, which is {width}")
     most = MAX_LENGTH_PENALTY
-    return BeamSearch(
+    return BeamSearchParams(
         width=width,
         length_penalty=check.number(Field.LENGTH_PENALTY, asked.length_penalty, 1.0, -most, most),
         early_stopping=asked.early_stopping or EarlyStopping.HEURISTIC,
     )
 
 
-def _logit_bias(logit_bias: Mapping[int, float], model: ModelFacts, check: Checks) -> Mapping[int, float]:
+def _logit_bias(logit_bias: Mapping[int, float], model: ModelInfo, check: FieldChecker) -> Mapping[int, float]:
     if len(logit_bias) > MAX_LOGIT_BIAS:
         raise check.invalid(Field.LOGIT_BIAS, f"must have at most {MAX_LOGIT_BIAS} entries")
     for token_id, bias in logit_bias.items():
@@ -320,15 +336,15 @@ def _logit_bias(logit_bias: Mapping[int, float], model: ModelFacts, check: Check
     return dict(logit_bias)
 
 
-def _check_stops(draft: Draft, model: ModelFacts, check: Checks) -> None:
-    if len(draft.stop) > MAX_STOPS:
+def _check_stops(unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChecker) -> None:
+    if len(unvalidated.stop) > MAX_STOPS:
         raise check.invalid(Field.STOP, f"must hold at most {MAX_STOPS} strings")
-    for place, stop in enumerate(draft.stop):
-        where = check.spell(Field.STOP, place)
+    for item_index, stop in enumerate(unvalidated.stop):
+        where = check.field_path(Field.STOP, item_index)
         if not 1 <= len(stop) <= MAX_STOP_LENGTH:
             message = f"must have between 1 and {MAX_STOP_LENGTH} characters"
             raise QuireError(Reason.INVALID_FIELD, message, field=where)
         check.unicode(where, stop)
-    if len(draft.stop_token_ids) > MAX_STOPS:
+    if len(unvalidated.stop_token_ids) > MAX_STOPS:
         raise check.invalid(Field.STOP_TOKEN_IDS, f"must hold at most {MAX_STOPS} ids")
-    check.token_ids(Field.STOP_TOKEN_IDS, draft.stop_token_ids, model)
+    check.token_ids(Field.STOP_TOKEN_IDS, unvalidated.stop_token_ids, model)

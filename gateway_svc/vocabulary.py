@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from gateway_svc.generation import SpecialTokens
+from gateway_svc.validated_request import SpecialTokens
 
 # Bytes that are no character of their own, as tokens for characters that a vocabulary lacks.
 _BYTE_TOKEN = re.compile(r"<0x([89A-F][0-9A-F])>")

@@ -14,17 +14,17 @@ from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from scheduler_svc.admin import AdminServicer, admin_server
 from scheduler_svc.collector import EngineCollector
-from scheduler_svc.engine import Engine
+from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.leader import Leader
 from scheduler_svc.sessions import SchedulerServicer
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.store.redis import RedisStore
-from svc_common.garbage import settle_garbage
+from svc_common.gc_tuning import freeze_gc
 from svc_common.logs import configure_logging
 from svc_common.metrics import serve_metrics
 from svc_common.server import (
-    INNER_MESSAGE_BYTES,
-    INNER_OPTIONS,
+    INTERNAL_MESSAGE_BYTES,
+    INTERNAL_OPTIONS,
     CannotListen,
     HealthReporter,
     bind,
@@ -45,7 +45,7 @@ async def serve(settings: SchedulerSettings) -> None:
     """Run until a signal, or until another scheduler has taken over."""
     store = RedisStore(settings.redis_url, settings.record_ttl)
     servicer, admin_servicer = SchedulerServicer(), AdminServicer()
-    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES, options=INNER_OPTIONS)
+    server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES, options=INTERNAL_OPTIONS)
     add_SchedulerServiceServicer_to_server(servicer, server)
     services = [scheduler_v1.DESCRIPTOR.services_by_name["SchedulerService"].full_name]
     health = HealthReporter(server, services)
@@ -57,12 +57,12 @@ async def serve(settings: SchedulerSettings) -> None:
     )
     metrics = serve_metrics(settings.host, settings.scheduler_metrics_port)
 
-    async def on_lead(engine: Engine) -> None:
+    async def on_lead(engine: SchedulerEngine) -> None:
         REGISTRY.register(EngineCollector(engine))
         engine.join(StoreHealth(health))
         servicer.lead(engine)
         admin_servicer.lead(engine)
-        settle_garbage()
+        freeze_gc()
         await health.set_serving(True)
 
     leader = Leader(settings, store, uuid.uuid4().hex, on_lead)
@@ -96,14 +96,14 @@ class StoreHealth:
 
     def __init__(self, health: HealthReporter) -> None:
         self._health = health
-        self._telling: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
 
-    def tell(self, message: scheduler_v1.SessionResponse) -> None:
+    def send(self, message: scheduler_v1.SessionResponse) -> None:
         """Requests are not its business."""
 
-    def tell_status(self, status: scheduler_v1.Status) -> None:
+    def send_status(self, status: scheduler_v1.Status) -> None:
         """Note whether requests are recorded."""
-        self._telling = asyncio.create_task(self._health.set_one(STORE, not status.is_store_degraded))
+        self._sending = asyncio.create_task(self._health.set_one(STORE, not status.is_store_degraded))
 
 
 def end_process(leading: asyncio.Task[None]) -> None:

@@ -8,11 +8,18 @@ import grpc
 
 from quire.admin.v1 import admin_pb2 as admin_v1
 from quire.admin.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
-from scheduler_svc.core.explain import Explanation, Preemption, Return, SequenceExplanation, Standing, Summary
+from scheduler_svc.core.explain import (
+    Explanation,
+    PreemptionMethod,
+    PreemptionRecord,
+    SequenceExplanation,
+    SequenceStatus,
+    Summary,
+)
 from svc_common.durations import to_duration
 from svc_common.errors import QuireError, Reason
 from svc_common.keys import DEFAULT_TENANT_NAME, request_key
-from svc_common.server import INNER_MESSAGE_BYTES, HealthReporter, bind, create_server, enable_reflection
+from svc_common.server import INTERNAL_MESSAGE_BYTES, HealthReporter, bind, create_server, enable_reflection
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000
@@ -22,16 +29,16 @@ _SERVICE = admin_v1.DESCRIPTOR.services_by_name["AdminService"].full_name
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _STATES = {
-    Standing.QUEUED: admin_v1.SEQUENCE_STATE_QUEUED,
-    Standing.AWAITING_PREFIX: admin_v1.SEQUENCE_STATE_AWAITING_PREFIX,
-    Standing.PREEMPTED: admin_v1.SEQUENCE_STATE_PREEMPTED,
-    Standing.SWAPPED: admin_v1.SEQUENCE_STATE_SWAPPED,
-    Standing.ARRIVING: admin_v1.SEQUENCE_STATE_ARRIVING,
-    Standing.PAUSED: admin_v1.SEQUENCE_STATE_PAUSED,
-    Standing.RUNNING: admin_v1.SEQUENCE_STATE_RUNNING,
-    Standing.ENDED: admin_v1.SEQUENCE_STATE_ENDED,
+    SequenceStatus.QUEUED: admin_v1.SEQUENCE_STATE_QUEUED,
+    SequenceStatus.WAITING_FOR_PREFIX: admin_v1.SEQUENCE_STATE_WAITING_FOR_PREFIX,
+    SequenceStatus.PREEMPTED: admin_v1.SEQUENCE_STATE_PREEMPTED,
+    SequenceStatus.SWAPPED: admin_v1.SEQUENCE_STATE_SWAPPED,
+    SequenceStatus.SWAPPING_IN: admin_v1.SEQUENCE_STATE_SWAPPING_IN,
+    SequenceStatus.PAUSED: admin_v1.SEQUENCE_STATE_PAUSED,
+    SequenceStatus.RUNNING: admin_v1.SEQUENCE_STATE_RUNNING,
+    SequenceStatus.ENDED: admin_v1.SEQUENCE_STATE_ENDED,
 }
-_RETURNS = {Return.SWAP: admin_v1.RETURN_SWAP, Return.RECOMPUTE: admin_v1.RETURN_RECOMPUTE}
+_RETURNS = {PreemptionMethod.SWAP: admin_v1.RETURN_SWAP, PreemptionMethod.RECOMPUTE: admin_v1.RETURN_RECOMPUTE}
 
 
 class Explainer(Protocol):
@@ -90,7 +97,7 @@ class AdminServicer(AdminServiceServicer):
 
 def admin_server(servicer: AdminServicer, host: str, port: int) -> tuple[grpc.aio.Server, HealthReporter, int]:
     """A server of the admin service, bound and not started, with its health and its port. Raises CannotListen."""
-    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
+    server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES)
     add_AdminServiceServicer_to_server(servicer, server)
     health = HealthReporter(server, [_SERVICE])
     enable_reflection(server, [_SERVICE])
@@ -118,7 +125,7 @@ def explanation_to_proto(explanation: Explanation) -> admin_v1.ExplainResponse:
 def _sequence_to_proto(sequence: SequenceExplanation) -> admin_v1.SequenceExplanation:
     return admin_v1.SequenceExplanation(
         index=sequence.index,
-        state=_STATES[sequence.standing],
+        state=_STATES[sequence.status],
         num_ahead=sequence.num_ahead,
         awaits_key=sequence.awaits_key,
         num_known_tokens=sequence.num_known,
@@ -133,7 +140,7 @@ def _sequence_to_proto(sequence: SequenceExplanation) -> admin_v1.SequenceExplan
     )
 
 
-def _preemption_to_proto(preemption: Preemption) -> admin_v1.Preemption:
+def _preemption_to_proto(preemption: PreemptionRecord) -> admin_v1.Preemption:
     return admin_v1.Preemption(
         choice=_RETURNS[preemption.choice],
         swap_estimate=to_duration(preemption.swap_seconds),
@@ -146,7 +153,7 @@ def _summary_to_proto(summary: Summary) -> admin_v1.RequestSummary:
         key=summary.key,
         tenant=summary.tenant,
         priority=summary.priority,
-        state=_STATES[summary.standing],
+        state=_STATES[summary.status],
         age=to_duration(summary.age),
         num_prompt_tokens=summary.num_prompt,
         num_generated_tokens=summary.num_generated,

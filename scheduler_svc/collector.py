@@ -6,13 +6,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from scheduler_svc.core.replica import Replica
-from scheduler_svc.engine import Engine
+from scheduler_svc.engine import SchedulerEngine
 
 
 class EngineCollector(Collector):
     """What the engine and its core count."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SchedulerEngine) -> None:
         self._engine = engine
 
     def collect(self) -> Iterable[Metric]:

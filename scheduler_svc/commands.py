@@ -6,15 +6,15 @@ from functools import partial
 from typing import Protocol
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scheduler_svc import tails
+from scheduler_svc import unflushed_tokens
 from scheduler_svc.core.plan import FailedEvent, Failure
 from scheduler_svc.journal import Journal
+from scheduler_svc.keyed_queue import KeyedQueue
 from scheduler_svc.live_request import Listener, LiveRequest
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.metrics import REQUESTS_ATTACHED
 from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.store.base import StaleEpoch, Store, StoreUnavailable
-from scheduler_svc.turns import Turns
 from scheduler_svc.wire import accepted_to_proto, attached_to_proto, failed_to_proto, message_of, reason_from_proto
 from svc_common.durations import to_seconds
 
@@ -29,53 +29,53 @@ class Commands:
         live: LiveRequests,
         store: Store,
         journal: Journal,
-        is_there: Callable[[Listener], bool],
+        has_session: Callable[[Listener], bool],
         *,
         needs_store: bool,
     ) -> None:
-        """`is_there` says whether a session still is; with `needs_store` what cannot be recorded is refused."""
+        """`has_session` says whether a session still is; with `needs_store` what cannot be recorded is refused."""
         self._live = live
         self._store = store
         self._journal = journal
-        self._is_there = is_there
+        self._has_session = has_session
         self._needs_store = needs_store
-        self._turns = Turns()
+        self._queues = KeyedQueue()
 
     def take(self, request: scheduler_v1.SessionRequest, listener: Listener) -> None:
         """Carry out a command, now or soon."""
         match request.WhichOneof("command"):
             case "submit":
-                self._turns.take(request.submit.key, partial(self._submit, request.submit, listener))
+                self._queues.take(request.submit.key, partial(self._submit, request.submit, listener))
             case "attach":
-                self._turns.take(request.attach.key, partial(self._attach, request.attach, listener))
+                self._queues.take(request.attach.key, partial(self._attach, request.attach, listener))
             case "cancel":
-                self._turns.take(request.cancel.key, partial(self._cancel, request.cancel))
+                self._queues.take(request.cancel.key, partial(self._cancel, request.cancel))
             case "detach":
-                self._turns.take(request.detach.key, partial(self._detach, request.detach, listener))
+                self._queues.take(request.detach.key, partial(self._detach, request.detach, listener))
             case "finish":
-                self._turns.take(request.finish.key, partial(self._finish, request.finish, listener))
+                self._queues.take(request.finish.key, partial(self._finish, request.finish, listener))
             case "acknowledge":
                 self._acknowledge(request.acknowledge, listener)
 
     # Taking part.
 
     def _submit(self, submit: scheduler_v1.Submit, listener: Listener) -> Coroutine[None, None, None] | None:
-        held = list(submit.tails)
-        submit.ClearField("tails")  # they are taken up once, and the submission stays as long as its request
+        unflushed = list(submit.unflushed)
+        submit.ClearField("unflushed")  # they are taken up once, and the submission stays as long as its request
         live = self._live.get(submit.key)
         if live is not None:
-            self._go_by(live, submit, held, listener)
+            self._join_existing(live, submit, unflushed, listener)
             return None
         if submit.is_resumption:
-            return self._go_by_record(submit, held, listener)
-        return self._accept(submit, held, listener)
+            return self._join_recorded(submit, unflushed, listener)
+        return self._accept(submit, unflushed, listener)
 
-    async def _accept(self, submit: scheduler_v1.Submit, held: "_Tails", listener: Listener) -> None:
+    async def _accept(self, submit: scheduler_v1.Submit, unflushed: "_Unflushed", listener: Listener) -> None:
         """Record a request, then queue it; or go by the one that has its key."""
         live = LiveRequest(_log_of(submit))
         try:
             # What would be refused is not recorded: its prompt would stay in the store.
-            refusal = None if held else self._live.check(live.log)
+            refusal = None if unflushed else self._live.check(live.log)
             if refusal is None:
                 found = await self._record(live.log)
         except StaleEpoch:
@@ -90,77 +90,85 @@ class Commands:
             _refuse(submit, listener, Failure.INTERNAL, "the request could not be taken")
             raise
         if refusal is not None:
-            await self._go_by_record(submit, held, listener, refusal)
+            await self._join_recorded(submit, unflushed, listener, refusal)
         elif found is None:
-            self._join(live, submit, held, listener, is_new=True)
+            self._join(live, submit, unflushed, listener, is_new=True)
         else:
-            self._go_by(found, submit, held, listener)
+            self._join_existing(found, submit, unflushed, listener)
 
     def _attach(self, attach: scheduler_v1.Attach, listener: Listener) -> Coroutine[None, None, None] | None:
         live = self._live.get(attach.key)
         if live is None:
-            return self._go_by_record(attach, attach.tails, listener)
-        self._join(live, attach, attach.tails, listener)
+            return self._join_recorded(attach, attach.unflushed, listener)
+        self._join(live, attach, attach.unflushed, listener)
         return None
 
-    async def _go_by_record(
-        self, asked: "_Asked", held: "_Tails", listener: Listener, refusal: FailedEvent | None = None
+    async def _join_recorded(
+        self, request: "_Request", unflushed: "_Unflushed", listener: Listener, refusal: FailedEvent | None = None
     ) -> None:
         """Go by the request that has the key, which is not live, and refuse to begin one where there is none.
 
         With a `refusal`, that is what is said then, and where the store cannot tell, or the key is free again.
         """
         try:
-            found = await self._read(asked.key)
+            found = await self._read(request.key)
         except StoreUnavailable:
             if refusal is None:
-                _refuse(asked, listener, Failure.UNAVAILABLE, "the store cannot be reached")
+                _refuse(request, listener, Failure.UNAVAILABLE, "the store cannot be reached")
                 return
             found = None
         except Exception:
-            _refuse(asked, listener, Failure.INTERNAL, "the request could not be taken up")
+            _refuse(request, listener, Failure.INTERNAL, "the request could not be taken up")
             raise
         if refusal is not None and (found is None or not _has_key(found.log)):
-            _refuse(asked, listener, refusal.reason, refusal.message, refusal.retry_after)
+            _refuse(request, listener, refusal.reason, refusal.message, refusal.retry_after)
         elif found is None:
-            _refuse(asked, listener, Failure.UNKNOWN_REQUEST, "there is no such request")
+            _refuse(request, listener, Failure.UNKNOWN_REQUEST, "there is no such request")
         else:
-            self._go_by(found, asked, held, listener)
+            self._join_existing(found, request, unflushed, listener)
 
-    def _go_by(self, found: LiveRequest, asked: "_Asked", held: "_Tails", listener: Listener) -> None:
+    def _join_existing(
+        self, found: LiveRequest, request: "_Request", unflushed: "_Unflushed", listener: Listener
+    ) -> None:
         """Take part in the request that has the key, unless something else was submitted."""
-        if isinstance(asked, scheduler_v1.Submit) and not _is_same(found.log.submit, asked):
-            _refuse(asked, listener, Failure.KEY_IN_USE, "another request has this id")
+        if isinstance(request, scheduler_v1.Submit) and not _is_same(found.log.submit, request):
+            _refuse(request, listener, Failure.KEY_IN_USE, "another request has this id")
         else:
-            self._join(found, asked, held, listener)
+            self._join(found, request, unflushed, listener)
 
     def _join(
-        self, live: LiveRequest, asked: "_Asked", held: "_Tails", listener: Listener, *, is_new: bool = False
+        self,
+        live: LiveRequest,
+        request: "_Request",
+        unflushed: "_Unflushed",
+        listener: Listener,
+        *,
+        is_new: bool = False,
     ) -> None:
         """Let a session take part in a request, which runs from now on if it did not; or say why not."""
         log = live.log
         if not _has_key(log):
-            _refuse(asked, listener, reason_from_proto(log.failure), f"the request has ended: {log.state}")
+            _refuse(request, listener, reason_from_proto(log.failure), f"the request has ended: {log.state}")
             return
         try:
-            refusal = self._live.take_up(live, held, is_new=is_new)
-        except tails.Diverged as error:
-            _refuse(asked, listener, Failure.DIVERGED, str(error))
+            refusal = self._live.resume_request(live, unflushed, is_new=is_new)
+        except unflushed_tokens.Diverged as error:
+            _refuse(request, listener, Failure.DIVERGED, str(error))
             return
         except Exception:
-            _refuse(asked, listener, Failure.INTERNAL, "the request could not be taken up")
+            _refuse(request, listener, Failure.INTERNAL, "the request could not be taken up")
             raise
         if refusal is not None:
-            _refuse(asked, listener, refusal.reason, refusal.message, refusal.retry_after)
+            _refuse(request, listener, refusal.reason, refusal.message, refusal.retry_after)
             return
-        if _is_unheard(log, asked):
-            listener.tell(message_of(accepted_to_proto(log, asked.attachment_id)))
+        if _has_no_output_yet(log, request):
+            listener.send(message_of(accepted_to_proto(log, request.attachment_id)))
         else:
             REQUESTS_ATTACHED.inc()
-            listener.tell(message_of(attached_to_proto(log, asked.attachment_id)))
+            listener.send(message_of(attached_to_proto(log, request.attachment_id)))
         if self._live.get(log.key) is live:
             live.join(listener)
-            if not self._is_there(listener):
+            if not self._has_session(listener):
                 self._live.leave(live, listener, has_broken=True)
 
     # The store.
@@ -187,7 +195,7 @@ class Commands:
         log.is_recorded = found is None
         if found is None or (ended is not None and _is_outdated(found, ended.log)):
             return None
-        return _taken_over(found)
+        return _restored_request(found)
 
     async def _read(self, key: str) -> LiveRequest | None:
         """The request with a key, which is not live. Raises StoreUnavailable."""
@@ -195,7 +203,7 @@ class Commands:
         if ended is not None:
             return ended
         found = await self._store.read(key)
-        return None if found is None else _taken_over(found)
+        return None if found is None else _restored_request(found)
 
     # Ending.
 
@@ -217,7 +225,7 @@ class Commands:
         if live.log.submit.submission_id != finish.submission_id:
             return None
         if listener in live.listeners or not live.listeners:  # a verdict may outlive the clients that it was found for
-            self._live.cut(live, finish.index, finish.num_tokens)
+            self._live.truncate(live, finish.index, finish.num_tokens)
         return None
 
     async def _finish_record(self, finish: scheduler_v1.Finish) -> None:
@@ -229,7 +237,7 @@ class Commands:
         if found is None or found.log.submit.submission_id != finish.submission_id:
             return
         if found.log.state is State.FINISHED:
-            self._live.cut_ended(found, finish.index, finish.num_tokens)
+            self._live.truncate_ended(found, finish.index, finish.num_tokens)
 
     def _acknowledge(self, looked: scheduler_v1.Acknowledge, listener: Listener) -> None:
         live = self._live.get(looked.key)
@@ -237,7 +245,7 @@ class Commands:
             self._live.acknowledge(live, looked.index, looked.num_tokens)
 
 
-class _Asked(Protocol):
+class _Request(Protocol):
     """A Submit or an Attach."""
 
     @property
@@ -247,11 +255,11 @@ class _Asked(Protocol):
     def attachment_id(self) -> int: ...
 
 
-_Tails = Sequence[scheduler_v1.Tail]
+_Unflushed = Sequence[scheduler_v1.UnflushedTokens]
 
 
-def _taken_over(log: RequestLog) -> LiveRequest:
-    tails.complete(log)
+def _restored_request(log: RequestLog) -> LiveRequest:
+    unflushed_tokens.complete(log)
     return LiveRequest(log)
 
 
@@ -259,7 +267,7 @@ def _log_of(submit: scheduler_v1.Submit) -> RequestLog:
     now = time.time()
     deadline = now + to_seconds(submit.time_left) if submit.HasField("time_left") else None
     log = RequestLog(submit, accepted_at=now, deadline=deadline)
-    tails.complete(log)
+    unflushed_tokens.complete(log)
     return log
 
 
@@ -282,14 +290,14 @@ def _is_same(one: scheduler_v1.Submit, other: scheduler_v1.Submit) -> bool:
     return bool(one.body_digest) and one.body_digest == other.body_digest
 
 
-def _is_unheard(log: RequestLog, asked: "_Asked") -> bool:
+def _has_no_output_yet(log: RequestLog, request: "_Request") -> bool:
     """Whether a submission, maybe repeated, is answered with its acceptance: nobody was given anything of it yet."""
-    if not isinstance(asked, scheduler_v1.Submit) or asked.submission_id != log.submit.submission_id:
+    if not isinstance(request, scheduler_v1.Submit) or request.submission_id != log.submit.submission_id:
         return False
     return not any(sequence.token_ids or sequence.end for sequence in log.sequences)
 
 
 def _refuse(
-    asked: "_Asked", listener: Listener, reason: Failure, message: str, retry_after: float | None = None
+    request: "_Request", listener: Listener, reason: Failure, message: str, retry_after: float | None = None
 ) -> None:
-    listener.tell(message_of(failed_to_proto(asked.key, reason, message, retry_after, asked.attachment_id)))
+    listener.send(message_of(failed_to_proto(request.key, reason, message, retry_after, request.attachment_id)))

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
-from scheduler_svc import tails
+from scheduler_svc import unflushed_tokens
 from scheduler_svc.commands import Commands
+from scheduler_svc.core.block_hash_report import BlockHashReport, TokenChain
 from scheduler_svc.core.explain import Explanation, Summary
 from scheduler_svc.core.inquiry import explain, summaries
-from scheduler_svc.core.inventory import Chain, Inventory
 from scheduler_svc.core.plan import StepOutcome, StepPlan
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
@@ -25,7 +25,7 @@ from scheduler_svc.journal import Journal
 from scheduler_svc.leadership import Fenced
 from scheduler_svc.live_request import Listener
 from scheduler_svc.live_requests import Graces, LiveRequests
-from scheduler_svc.metrics import BLOCKS_ADOPTED, COMMIT_SECONDS, PREEMPTION_SECONDS, SCHEDULE_SECONDS
+from scheduler_svc.metrics import BLOCKS_RESTORED, COMMIT_SECONDS, PREEMPTION_SECONDS, SCHEDULE_SECONDS
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.store.base import Store
 
@@ -34,16 +34,16 @@ _TICK = 0.05  # seconds between looks at the deadlines and at the store's state
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """`worker_patience`: seconds for which requests are taken once no worker is left. `needs_store`: they are refused
+    """`worker_timeout`: seconds for which requests are taken once no worker is left. `needs_store`: they are refused
     while they cannot be recorded.
     """
 
     graces: Graces = field(default_factory=Graces)
-    worker_patience: float = 60.0
+    worker_timeout: float = 60.0
     needs_store: bool = False
 
 
-class Engine:
+class SchedulerEngine:
     """Requests of all sessions, over all workers, for one term."""
 
     def __init__(
@@ -63,15 +63,15 @@ class Engine:
         self._commands = Commands(
             self.requests, store, self.journal, self._listeners.__contains__, needs_store=settings.needs_store
         )
-        self._worker_patience = settings.worker_patience
+        self._worker_timeout = settings.worker_timeout
         self._raise_epoch = raise_epoch
         self._on_fenced = on_fenced
         self._workers: dict[Replica, asyncio.Event] = {}
-        self._about: worker_v1.DescribeResponse | None = None  # of a worker that is there, or was a while ago
-        self._patience: asyncio.TimerHandle | None = None
+        self._served_model: worker_v1.DescribeResponse | None = None  # of a worker that is there, or was a while ago
+        self._worker_timer: asyncio.TimerHandle | None = None
         self._was_degraded = False
         self._is_stopping = False
-        self._step_over = asyncio.Event()
+        self._step_done = asyncio.Event()
 
     @property
     def epoch(self) -> int:
@@ -81,8 +81,8 @@ class Engine:
     def restore(self, logs: Iterable[RequestLog]) -> None:
         """Take over requests as a former term left them. They are held until their gateways come."""
         for request in logs:
-            tails.complete(request)
-            self.requests.hold(request)
+            unflushed_tokens.complete(request)
+            self.requests.recover(request)
 
     # Sessions.
 
@@ -90,17 +90,17 @@ class Engine:
     def status(self) -> scheduler_v1.Status:
         """What is served now."""
         status = scheduler_v1.Status(is_store_degraded=self.journal.is_degraded)
-        if self._about is not None:
-            status.model.name = self._about.model
-            status.model.tokenizer_fingerprint = self._about.tokenizer_fingerprint
+        if self._served_model is not None:
+            status.model.name = self._served_model.model
+            status.model.tokenizer_fingerprint = self._served_model.tokenizer_fingerprint
             status.model.context_length = self.core.context_length
-            status.model.vocab_size = self._about.vocab_size
+            status.model.vocab_size = self._served_model.vocab_size
         return status
 
     def join(self, listener: Listener) -> None:
         """A session begins."""
         self._listeners.append(listener)
-        listener.tell_status(self.status)
+        listener.send_status(self.status)
 
     def leave(self, listener: Listener) -> None:
         """A session is over: it takes part in no request any more."""
@@ -115,9 +115,9 @@ class Engine:
     def _on_durable(self, request: RequestLog, index: int) -> None:
         self.requests.on_durable(request, index)
 
-    def _tell_status(self) -> None:
+    def _send_status(self) -> None:
         for listener in self._listeners:
-            listener.tell_status(self.status)
+            listener.send_status(self.status)
 
     # Whoever asks.
 
@@ -140,19 +140,23 @@ class Engine:
     # Workers.
 
     def add_worker(
-        self, replica: Replica, about: worker_v1.DescribeResponse, wake: asyncio.Event, inventory: Inventory
+        self,
+        replica: Replica,
+        description: worker_v1.DescribeResponse,
+        wake: asyncio.Event,
+        hash_report: BlockHashReport,
     ) -> None:
         """A worker is ready; `wake` is set whenever there may be work for it. What it still holds is taken up."""
         self.requests.serve(replica.shape.fingerprint)
-        BLOCKS_ADOPTED.inc(replica.adopt(inventory, self._chains()))
+        BLOCKS_RESTORED.inc(replica.restore_cached_blocks(hash_report, self._chains()))
         self._workers[replica] = wake
-        self._about = about
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        self._served_model = description
+        if self._worker_timer is not None:
+            self._worker_timer.cancel()
+            self._worker_timer = None
         self.requests.dispatch(self.core.add_replica(replica))
         self._wake()
-        self._tell_status()
+        self._send_status()
 
     def retire_worker(self, replica: Replica) -> None:
         """A worker is about to end: it takes nothing more, and what it has goes elsewhere if there is another."""
@@ -163,15 +167,15 @@ class Engine:
         """A worker is gone; its sequences go on elsewhere."""
         del self._workers[replica]
         self.requests.dispatch(self.core.remove_replica(replica))
-        self._step_over.set()
-        if not self._workers and self._patience is None:
-            self._patience = asyncio.get_running_loop().call_later(self._worker_patience, self._give_up_workers)
+        self._step_done.set()
+        if not self._workers and self._worker_timer is None:
+            self._worker_timer = asyncio.get_running_loop().call_later(self._worker_timeout, self._on_worker_timeout)
         self._wake()
-        self._tell_status()
+        self._send_status()
 
-    def _give_up_workers(self) -> None:
-        self._about = self._patience = None
-        self._tell_status()
+    def _on_worker_timeout(self) -> None:
+        self._served_model = self._worker_timer = None
+        self._send_status()
 
     async def on_higher_epoch(self, epoch: int) -> None:
         """A worker has served this term, which is later than ours: ours becomes a later one yet, if it may."""
@@ -181,11 +185,11 @@ class Engine:
         except Fenced:
             self._on_fenced()
 
-    def _chains(self) -> Iterator[Chain]:
+    def _chains(self) -> Iterator[TokenChain]:
         """The tokens of all live requests, by which a worker's blocks are known again."""
         for live in self.requests.all:
             submit = live.log.submit
-            yield Chain(submit.cache_salt, submit.prompt_token_ids, [one.token_ids for one in live.log.sequences])
+            yield TokenChain(submit.cache_salt, submit.prompt_token_ids, [one.token_ids for one in live.log.sequences])
 
     def _wake(self) -> None:
         for wake in self._workers.values():
@@ -205,8 +209,8 @@ class Engine:
             self._workers[other].set()
         if plan is not None:
             for sequence in plan.preempted:
-                self._tell_preemption(sequence)
-            for new in plan.introductions:
+                self._record_preemption(sequence)
+            for new in plan.new_sequences:
                 if not new.sequence.is_one_of_beams:
                     self.requests.on_admitted(new.sequence.request.key)
         return plan
@@ -216,7 +220,7 @@ class Engine:
         with COMMIT_SECONDS.time():
             events = self.core.commit(replica, outcome, time.monotonic())
         self.requests.dispatch(events)
-        self._step_over.set()
+        self._step_done.set()
         if len(self._workers) > 1:
             self._wake()  # what was preempted here may run elsewhere
 
@@ -227,7 +231,7 @@ class Engine:
             self._expire(time.monotonic())
             if self.journal.is_degraded is not self._was_degraded:
                 self._was_degraded = not self._was_degraded
-                self._tell_status()
+                self._send_status()
 
     def _expire(self, now: float) -> None:
         expired = self.core.expire(now)
@@ -241,14 +245,14 @@ class Engine:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while any(replica.in_flight for replica in self._workers):
-                    self._step_over.clear()
-                    await self._step_over.wait()
+                    self._step_done.clear()
+                    await self._step_done.wait()
 
-    def _tell_preemption(self, sequence: Sequence) -> None:
-        weighed = sequence.last_preemption
-        if weighed is None:
+    def _record_preemption(self, sequence: Sequence) -> None:
+        preemption = sequence.last_preemption
+        if preemption is None:
             return
-        if math.isfinite(weighed.swap_seconds):  # else there is nowhere to swap to
-            PREEMPTION_SECONDS.labels("swap").observe(weighed.swap_seconds)
-        PREEMPTION_SECONDS.labels("recompute").observe(weighed.recompute_seconds)
-        self.requests.on_preempted(sequence.request.key, weighed)
+        if math.isfinite(preemption.swap_seconds):  # else there is nowhere to swap to
+            PREEMPTION_SECONDS.labels("swap").observe(preemption.swap_seconds)
+        PREEMPTION_SECONDS.labels("recompute").observe(preemption.recompute_seconds)
+        self.requests.on_preempted(sequence.request.key, preemption)

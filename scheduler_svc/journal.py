@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from prometheus_client import Counter, Histogram
 
 from scheduler_svc.request_log import RequestLog, SequenceLog
-from scheduler_svc.store.base import Batch, Ending, Gap, StaleEpoch, Store, StoreUnavailable, Taken, Write
+from scheduler_svc.store.base import Batch, Ending, Gap, KeyTaken, StaleEpoch, Store, StoreUnavailable, Write
 
 log = logging.getLogger("quire.scheduler")
 
@@ -29,22 +29,22 @@ _MAX_WEIGHT = 1 << 14  # of one call
 _MIN_WEIGHT = 1 << 9  # of one call, however often the store failed
 _LOG_WEIGHT = 64  # of a log beside its tokens
 _MAX_KEPT = 10_000  # requests that are over, kept for a store that fails
-_PACE = 0.05  # seconds from one call to the next, unless it is urgent: steps between them share one
+_MIN_INTERVAL = 0.05  # seconds from one call to the next, unless it is urgent: steps between them share one
 _RETRY = 0.1  # seconds until a store that failed is asked again
 _WATCH = 1.0  # seconds between looks whether a store that nothing is written to was started anew
-_LAG = 2.0  # seconds behind the steps from which on it counts as degraded
-_DOUBT = 5.0  # seconds after its end for which a request is written anew where the store may have lost it
+_MAX_LAG = 2.0  # seconds behind the steps from which on it counts as degraded
+_UNCONFIRMED_SECONDS = 5.0  # seconds after its end for which a request is written anew where the store may have lost it
 
 
 @dataclass(slots=True)
-class _Flight:
+class _PendingCall:
     """A batch on its way: of which logs, noted when, and of which sequences its parts are."""
 
     batch: Batch = field(default_factory=Batch)
     logs: dict[RequestLog, float] = field(default_factory=dict)
     places: list[tuple[RequestLog, int]] = field(default_factory=list)
     ended: list[RequestLog] = field(default_factory=list)
-    doubted: set[RequestLog] = field(default_factory=set)
+    unconfirmed: set[RequestLog] = field(default_factory=set)
     partial: set[RequestLog] = field(default_factory=set)
     keys: set[str] = field(default_factory=set)
     room: int = _MAX_WEIGHT
@@ -68,45 +68,45 @@ class Journal:
         self._store = store
         self._on_stale = on_stale
         self._on_durable = on_durable
-        self._news: dict[RequestLog, float] = {}  # and when they came, the oldest first
-        self._flight: _Flight | None = None
+        self._pending: dict[RequestLog, float] = {}  # and when they came, the oldest first
+        self._call: _PendingCall | None = None
         self._weight = _MAX_WEIGHT  # that a call may have: less after a failure
-        self._cuts: set[tuple[RequestLog, int]] = set()
+        self._truncated: set[tuple[RequestLog, int]] = set()
         self._is_stale = False
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()  # there is news that is not to wait for more of it
         self._writing = asyncio.Lock()
         # What is written again where the store may have lost it.
-        self._known: dict[RequestLog, None] = {}
-        self._over: deque[tuple[float, RequestLog]] = deque()
-        self._doubted: set[RequestLog] = set()
+        self._live: dict[RequestLog, None] = {}
+        self._ended: deque[tuple[float, RequestLog]] = deque()
+        self._unconfirmed: set[RequestLog] = set()
         self._num_restarts = store.num_restarts
 
-    def note(self, request: RequestLog) -> None:
+    def mark_changed(self, request: RequestLog) -> None:
         """A log has news, or is new. One whose key is another submission's is left alone."""
         if request.is_displaced:
             return
         if request.is_over:  # whoever reads it may leave now, and then nobody else knows how it ended
             self._urgent.set()
-        if request in self._news:
+        if request in self._pending:
             return
-        self._news[request] = time.monotonic()
+        self._pending[request] = time.monotonic()
         self._wake.set()
-        self._known[request] = None
+        self._live[request] = None
 
-    def cut(self, request: RequestLog, index: int) -> None:
+    def truncate(self, request: RequestLog, index: int) -> None:
         """A sequence of a log has just been shortened: to be called before it grows again."""
         sequence = request.sequences[index]
         sequence.num_durable = min(sequence.num_durable, len(sequence.token_ids))
         sequence.is_end_durable = False
         if not request.is_displaced:
-            self._cuts.add((request, index))
-            self.note(request)
+            self._truncated.add((request, index))
+            self.mark_changed(request)
 
     @property
     def lag(self) -> float:
         """Seconds since the oldest news that the store does not have; 0 where it has everything."""
-        oldest = self._news if self._flight is None else self._flight.logs
+        oldest = self._pending if self._call is None else self._call.logs
         return time.monotonic() - next(iter(oldest.values())) if oldest else 0.0
 
     @asynccontextmanager
@@ -118,7 +118,7 @@ class Journal:
     @property
     def is_degraded(self) -> bool:
         """Whether the store cannot be reached, or is far behind: what runs now might not outlive this scheduler."""
-        return not self._store.is_answering or self.lag > _LAG
+        return not self._store.is_answering or self.lag > _MAX_LAG
 
     async def run(self) -> None:
         """Write until cancelled, or until a later term has begun. What a failing store does not take is kept for it."""
@@ -127,11 +127,11 @@ class Journal:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_WATCH):
                         await self._wake.wait()
-                self._doubt_after_restart()
-            if not self._news:
+                self._requeue_after_restart()
+            if not self._pending:
                 self._wake.clear()
                 continue
-            due = time.monotonic() + _PACE
+            due = time.monotonic() + _MIN_INTERVAL
             if await self._write():
                 await self._gather(due - time.monotonic())
             else:
@@ -154,125 +154,127 @@ class Journal:
 
     @property
     def _is_done(self) -> bool:
-        return not self._news and self._flight is None
+        return not self._pending and self._call is None
 
     async def _write(self) -> bool:
         """One call, if there is news; whether the store took it."""
         async with self._writing:
-            if self._is_stale or not self._news:
+            if self._is_stale or not self._pending:
                 return True
-            flight = self._flight = self._take_off()
+            call = self._call = self._build_call()
             try:
-                undone = [] if flight.is_empty else await self._store.write(flight.batch, self.epoch)
+                undone = [] if call.is_empty else await self._store.write(call.batch, self.epoch)
             except StaleEpoch:
                 self._is_stale = True
-                self._put_back(flight)
+                self._put_back(call)
                 log.warning("a later term has begun: nothing more is written", extra={"epoch": self.epoch})
                 self._on_stale()
                 return True
             except StoreUnavailable:
-                self._put_back(flight)
+                self._put_back(call)
                 self._weight = max(_MIN_WEIGHT, self._weight // 2)
                 return False
             except BaseException:  # cancelled: whoever flushes writes it again
-                self._put_back(flight)
+                self._put_back(call)
                 raise
             finally:
-                self._flight = None
-            self._land(flight, undone)
+                self._call = None
+            self._apply(call, undone)
             self._weight = min(_MAX_WEIGHT, 2 * self._weight)
             return True
 
     # A batch: made, taken in, or not.
 
-    def _take_off(self) -> _Flight:
-        flight = _Flight(room=self._weight)
-        for request, since in self._news.items():
-            if request.key in flight.keys:
+    def _build_call(self) -> _PendingCall:
+        call = _PendingCall(room=self._weight)
+        for request, since in self._pending.items():
+            if request.key in call.keys:
                 continue  # the submission before it ends first, in a call of its own
-            flight.logs[request] = since
-            flight.keys.add(request.key)
-            self._load(flight, request)
-            if flight.room <= 0:
+            call.logs[request] = since
+            call.keys.add(request.key)
+            self._add(call, request)
+            if call.room <= 0:
                 break
-        for request in flight.logs:
-            del self._news[request]
-        if self._news:  # there is no room for it
+        for request in call.logs:
+            del self._pending[request]
+        if self._pending:  # there is no room for it
             self._urgent.set()
         else:
             self._wake.clear()
             self._urgent.clear()
-        return flight
+        return call
 
-    def _load(self, flight: _Flight, request: RequestLog) -> None:
+    def _add(self, call: _PendingCall, request: RequestLog) -> None:
         """As much of a log as there is room for: its end comes with the last of its tokens."""
-        flight.room -= _LOG_WEIGHT
-        is_doubted = request in self._doubted
-        if is_doubted:
-            self._doubted.discard(request)
-            flight.doubted.add(request)
-        if is_doubted or not request.is_recorded:
-            flight.batch.records.append(request)
-            flight.room -= len(request.submit.prompt_token_ids)
+        call.room -= _LOG_WEIGHT
+        is_unconfirmed = request in self._unconfirmed
+        if is_unconfirmed:
+            self._unconfirmed.discard(request)
+            call.unconfirmed.add(request)
+        if is_unconfirmed or not request.is_recorded:
+            call.batch.records.append(request)
+            call.room -= len(request.submit.prompt_token_ids)
         is_search = request.submit.HasField("beam_search")  # its sequences come all at once
         is_whole = True
         for index, sequence in enumerate(request.sequences):
             place = (request, index)
-            cuts = place in self._cuts
-            if is_doubted or cuts or _has_news(sequence):
+            truncates = place in self._truncated
+            if is_unconfirmed or truncates or _has_pending_updates(sequence):
                 weight = _weight_of(sequence)
-                limit = len(sequence.token_ids) if is_search else max(0, flight.room) // weight
+                limit = len(sequence.token_ids) if is_search else max(0, call.room) // weight
                 is_whole = is_whole and len(sequence.token_ids) - sequence.num_durable <= limit
-                self._cuts.discard(place)
-                write = _write_of(request, index, cuts, limit)
-                flight.batch.writes.append(write)
-                flight.places.append(place)
-                flight.room -= weight * len(write.token_ids)
+                self._truncated.discard(place)
+                write = _write_of(request, index, truncates, limit)
+                call.batch.writes.append(write)
+                call.places.append(place)
+                call.room -= weight * len(write.token_ids)
         if not is_whole:
-            flight.partial.add(request)
-        elif request.is_over and (is_doubted or not request.is_ending_durable):
+            call.partial.add(request)
+        elif request.is_over and (is_unconfirmed or not request.is_ending_durable):
             at = request.ended_at if request.ended_at is not None else time.time()
             ending = Ending(request.key, request.submit.submission_id, request.state, at, request.failure)
-            flight.batch.endings.append(ending)
-            flight.ended.append(request)
+            call.batch.endings.append(ending)
+            call.ended.append(request)
 
-    def _put_back(self, flight: _Flight) -> None:
-        self._cuts.update(place for place, write in zip(flight.places, flight.batch.writes, strict=True) if write.cuts)
-        self._doubted |= flight.doubted
-        self._note_again(flight.logs)
-        self._drop_beyond(_MAX_KEPT)
+    def _put_back(self, call: _PendingCall) -> None:
+        self._truncated.update(
+            place for place, write in zip(call.places, call.batch.writes, strict=True) if write.truncates
+        )
+        self._unconfirmed |= call.unconfirmed
+        self._mark_changed_again(call.logs)
+        self._drop_oldest(_MAX_KEPT)
 
-    def _land(self, flight: _Flight, undone: list[Gap | Taken]) -> None:
+    def _apply(self, call: _PendingCall, undone: list[Gap | KeyTaken]) -> None:
         now = time.monotonic()
-        if not flight.is_empty:
-            SECONDS.observe(now - next(iter(flight.logs.values())))
-        taken = {one.key for one in undone if isinstance(one, Taken)}
+        if not call.is_empty:
+            SECONDS.observe(now - next(iter(call.logs.values())))
+        taken = {one.key for one in undone if isinstance(one, KeyTaken)}
         short = {one.place: one.num_tokens for one in undone if isinstance(one, Gap)}
-        behind = {flight.places[place][0] for place in short}
-        for request in flight.batch.records:
+        behind = {call.places[place][0] for place in short}
+        for request in call.batch.records:
             request.is_recorded = True
-        for request in flight.ended:
+        for request in call.ended:
             request.is_ending_durable = request not in behind
-        for request in flight.logs:
+        for request in call.logs:
             if request.key in taken:
-                self._leave_alone(request)
-        for place, (write, (request, index)) in enumerate(zip(flight.batch.writes, flight.places, strict=True)):
+                self._displace(request)
+        for place, (write, (request, index)) in enumerate(zip(call.batch.writes, call.places, strict=True)):
             if place in short:
-                self._take_back(request, index, write, short[place])
-            elif not request.is_displaced and (request, index) not in self._cuts:  # what was cut is written anew
+                self._mark_lost(request, index, write, short[place])
+            elif not request.is_displaced and (request, index) not in self._truncated:  # what was cut is written anew
                 sequence, num_durable = request.sequences[index], write.offset + len(write.token_ids)
                 if num_durable > sequence.num_durable or (write.end is not None and not sequence.is_end_durable):
                     sequence.num_durable, sequence.is_end_durable = num_durable, write.end is not None
                     self._on_durable(request, index)
         if short:
             GAPS.inc(len(short))
-        again = behind | flight.partial
+        again = behind | call.partial
         if again:
             self._urgent.set()
-            self._note_again({request: since for request, since in flight.logs.items() if request in again})
-        self._settle(flight.logs, now)
+            self._mark_changed_again({request: since for request, since in call.logs.items() if request in again})
+        self._forget_written(call.logs, now)
 
-    def _leave_alone(self, request: RequestLog) -> None:
+    def _displace(self, request: RequestLog) -> None:
         """Another submission has the key in the store, and keeps it: nothing more of this one is written."""
         request.is_displaced = True
         request.is_recorded = request.is_ending_durable = False
@@ -280,58 +282,58 @@ class Journal:
         log.warning("a request is not recorded: its name is another one's", extra={"key": request.key})
 
     def _forget(self, request: RequestLog) -> None:
-        self._news.pop(request, None)
-        self._known.pop(request, None)
-        self._doubted.discard(request)
-        self._cuts.difference_update([(request, index) for index in range(len(request.sequences))])
+        self._pending.pop(request, None)
+        self._live.pop(request, None)
+        self._unconfirmed.discard(request)
+        self._truncated.difference_update([(request, index) for index in range(len(request.sequences))])
 
-    def _note_again(self, requests: dict[RequestLog, float]) -> None:
+    def _mark_changed_again(self, requests: dict[RequestLog, float]) -> None:
         """What is noted goes on being as old as it is."""
-        for request, since in self._news.items():
+        for request, since in self._pending.items():
             requests.setdefault(request, since)
-        self._news = requests
+        self._pending = requests
         self._wake.set()
 
-    def _take_back(self, request: RequestLog, index: int, write: Write, num_tokens: int | None) -> None:
+    def _mark_lost(self, request: RequestLog, index: int, write: Write, num_tokens: int | None) -> None:
         """The store has less than it had: only `num_tokens` of a sequence, or not even a record."""
-        if write.cuts:
-            self._cuts.add((request, index))
+        if write.truncates:
+            self._truncated.add((request, index))
         if num_tokens is None:
             request.is_recorded = False
         for sequence in request.sequences if num_tokens is None else [request.sequences[index]]:
             sequence.num_durable = min(sequence.num_durable, num_tokens or 0)
             sequence.is_end_durable = False
 
-    def _settle(self, requests: Iterable[RequestLog], now: float) -> None:
+    def _forget_written(self, requests: Iterable[RequestLog], now: float) -> None:
         """Forget what is over and written, unless the store may have lost it."""
         for request in requests:
-            if request.is_over and request not in self._news and request in self._known:
-                del self._known[request]
-                self._over.append((now, request))
-        self._doubt_after_restart()
-        while self._over and self._over[0][0] < now - _DOUBT:
-            self._over.popleft()
+            if request.is_over and request not in self._pending and request in self._live:
+                del self._live[request]
+                self._ended.append((now, request))
+        self._requeue_after_restart()
+        while self._ended and self._ended[0][0] < now - _UNCONFIRMED_SECONDS:
+            self._ended.popleft()
 
-    def _doubt_after_restart(self) -> None:
+    def _requeue_after_restart(self) -> None:
         if self._num_restarts == self._store.num_restarts:
             return
         self._num_restarts = self._store.num_restarts
-        for request in [*self._known, *(request for _, request in self._over)]:
-            self.note(request)
-            self._doubted.add(request)
-        self._over.clear()
+        for request in [*self._live, *(request for _, request in self._ended)]:
+            self.mark_changed(request)
+            self._unconfirmed.add(request)
+        self._ended.clear()
 
-    def _drop_beyond(self, num_kept: int) -> None:
+    def _drop_oldest(self, num_kept: int) -> None:
         """Of requests that are over and wait for the store, only the latest are kept."""
-        if len(self._news) <= num_kept:
+        if len(self._pending) <= num_kept:
             return
-        over = [request for request in self._news if request.is_over]
+        over = [request for request in self._pending if request.is_over]
         for request in over[: max(0, len(over) - num_kept)]:
             self._forget(request)
             DROPPED.inc()
 
 
-def _has_news(sequence: SequenceLog) -> bool:
+def _has_pending_updates(sequence: SequenceLog) -> bool:
     return len(sequence.token_ids) > sequence.num_durable or (sequence.end is not None and not sequence.is_end_durable)
 
 
@@ -340,7 +342,7 @@ def _weight_of(sequence: SequenceLog) -> int:
     return 2 + len(sequence.logprobs[0].top) if sequence.logprobs else 1
 
 
-def _write_of(request: RequestLog, index: int, cuts: bool, limit: int) -> Write:
+def _write_of(request: RequestLog, index: int, truncates: bool, limit: int) -> Write:
     """At most `limit` tokens; what follows them waits for a write of its own, and so does the end."""
     sequence = request.sequences[index]
     offset = sequence.num_durable
@@ -356,6 +358,6 @@ def _write_of(request: RequestLog, index: int, cuts: bool, limit: int) -> Write:
         sequence.cached_tokens if offset == 0 else None,
         None if sequence.end is None or not is_whole else sequence.end.SerializeToString(),
         sequence.score if is_whole else None,
-        cuts,
+        truncates,
         request.fingerprint if offset == 0 else b"",
     )

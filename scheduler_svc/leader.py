@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.engine import Engine
+from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.leadership import Fenced, Leadership
 from scheduler_svc.metrics import LEADER
 from scheduler_svc.request_log import RequestLog
@@ -17,8 +17,8 @@ from scheduler_svc.worker_link import WorkerPool
 log = logging.getLogger("quire.scheduler")
 
 _RETRY = 0.1  # seconds until a store that failed is asked again
-_COMMIT_PATIENCE = 1.0  # seconds that steps in flight are waited for at the end
-_FLUSH_PATIENCE = 2.0  # seconds that the store is waited for at the end
+_COMMIT_TIMEOUT = 1.0  # seconds that steps in flight are waited for at the end
+_FLUSH_TIMEOUT = 2.0  # seconds that the store is waited for at the end
 
 
 class Leader:
@@ -28,14 +28,18 @@ class Leader:
     """
 
     def __init__(
-        self, settings: SchedulerSettings, store: Store, holder: str, on_lead: Callable[[Engine], Awaitable[None]]
+        self,
+        settings: SchedulerSettings,
+        store: Store,
+        holder: str,
+        on_lead: Callable[[SchedulerEngine], Awaitable[None]],
     ) -> None:
         self._settings = settings
         self._store = store
         self._leadership = Leadership(store, holder, settings.lease_seconds)
         self._on_lead = on_lead
         self._is_fenced = asyncio.Event()
-        self._engine: Engine | None = None
+        self._engine: SchedulerEngine | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._parts: set[asyncio.Task[Any]] = set()
@@ -72,7 +76,7 @@ class Leader:
         settings = self._settings
         logs = await self._live()
         core, fence = Scheduler(settings.limits), self._is_fenced.set
-        engine = Engine(core, self._store, epoch, settings.engine, self._leadership.raise_epoch, fence)
+        engine = SchedulerEngine(core, self._store, epoch, settings.engine, self._leadership.raise_epoch, fence)
         engine.restore(logs)
         workers = WorkerPool(engine, settings.worker_addresses)
         self._begin(engine.journal.run(), engine.watch(), self._renew(engine), workers.run())
@@ -93,8 +97,8 @@ class Leader:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
         if self._engine is not None:
-            await self._engine.stop(_COMMIT_PATIENCE)
-            if not await self._engine.journal.flush(_FLUSH_PATIENCE):
+            await self._engine.stop(_COMMIT_TIMEOUT)
+            if not await self._engine.journal.flush(_FLUSH_TIMEOUT):
                 log.warning("the store does not have everything")
         if self._keeping is not None:
             self._keeping.cancel()  # it would take the lease again
@@ -113,7 +117,7 @@ class Leader:
         await self._is_fenced.wait()
         raise Fenced("a later term has begun")
 
-    async def _renew(self, engine: Engine) -> None:
+    async def _renew(self, engine: SchedulerEngine) -> None:
         """Keep the records of live requests from expiring."""
         while True:
             await asyncio.sleep(self._settings.record_ttl / 3)

@@ -8,7 +8,7 @@ from scheduler_svc.store.base import Store, StoreUnavailable
 
 log = logging.getLogger("quire.scheduler")
 
-_LOOK = 0.1  # seconds between a candidate's looks at the lease, and after a call that failed
+_POLL = 0.1  # seconds between a candidate's looks at the lease, and after a call that failed
 _KEEP = 4  # times that a leader renews its lease while it lasts
 
 
@@ -24,7 +24,7 @@ class Leadership:
         self._store = store
         self._holder = holder
         self._seconds = lease_seconds
-        self._look = min(_LOOK, lease_seconds / _KEEP)
+        self._poll = min(_POLL, lease_seconds / _KEEP)
         self._calling = asyncio.Lock()  # a call with the epoch before would find itself fenced by the new one
 
     async def acquire(self, standby: bool) -> int:
@@ -48,14 +48,14 @@ class Leadership:
                     vacant_since = time.monotonic()
             except StoreUnavailable:
                 saw_leader, vacant_since = not standby, None
-            await asyncio.sleep(self._look)
+            await asyncio.sleep(self._poll)
 
     async def keep(self) -> None:
         """Renew the lease until another one leads: raises Fenced. A store that does not answer changes nothing."""
         begun = time.monotonic()
         while True:
             # From call to call, so that slow ones leave as much time to ask again.
-            await asyncio.sleep(max(self._look, begun + self._seconds / _KEEP - time.monotonic()))
+            await asyncio.sleep(max(self._poll, begun + self._seconds / _KEEP - time.monotonic()))
             begun = time.monotonic()
             try:
                 async with self._calling:
@@ -77,7 +77,7 @@ class Leadership:
                     epoch = await self._store.take_lease(self._holder, self._seconds, floor, self.epoch)
                 except StoreUnavailable as error:
                     log.warning("no later term while the store cannot be reached", extra={"error": str(error)})
-                    await asyncio.sleep(self._look)
+                    await asyncio.sleep(self._poll)
                     continue
                 if epoch is None:
                     raise Fenced("another scheduler has taken over")

@@ -14,33 +14,33 @@ _DURABLE_STRIDE = 32  # tokens of a sequence that become durable before its gate
 class Listener(Protocol):
     """A session: what the engine tells a gateway."""
 
-    def tell(self, message: scheduler_v1.SessionResponse) -> None:
+    def send(self, message: scheduler_v1.SessionResponse) -> None:
         """Pass on a message's events, all of one step at once. The message is the listener's from now on."""
 
-    def tell_status(self, status: scheduler_v1.Status) -> None:
+    def send_status(self, status: scheduler_v1.Status) -> None:
         """Pass on a change of what is served."""
 
 
 class LiveRequest:
     """One request that has not ended."""
 
-    __slots__ = ("_given", "_told", "is_held", "listeners", "log", "timer", "trace")
+    __slots__ = ("_delivered", "_sent", "is_recovering", "listeners", "log", "timer", "trace")
 
     def __init__(self, log: RequestLog) -> None:
         self.log = log
-        self.is_held = False
+        self.is_recovering = False
         self.listeners: list[Listener] = []
         self.timer: asyncio.TimerHandle | None = None
         self.trace: RequestTrace | None = None
-        self._given = [0] * len(log.sequences)
-        self._told = [0] * len(log.sequences)
+        self._delivered = [0] * len(log.sequences)
+        self._sent = [0] * len(log.sequences)
 
     @property
-    def num_given(self) -> list[int]:
+    def num_delivered(self) -> list[int]:
         """Of each sequence, how many tokens gateways were given in this term."""
         if self.listeners:
-            self._given = [len(sequence.token_ids) for sequence in self.log.sequences]
-        return self._given
+            self._delivered = [len(sequence.token_ids) for sequence in self.log.sequences]
+        return self._delivered
 
     def join(self, listener: Listener) -> None:
         """A session takes part from now on."""
@@ -50,23 +50,23 @@ class LiveRequest:
 
     def leave(self, listener: Listener) -> bool:
         """A session takes part no more; whether it was the last one."""
-        self._given = self.num_given
+        self._delivered = self.num_delivered
         self.listeners.remove(listener)
         return not self.listeners
 
-    def dismiss(self) -> None:
+    def drop_listeners(self) -> None:
         """It is over: nobody takes part any more."""
-        self._given = self.num_given
+        self._delivered = self.num_delivered
         self.listeners.clear()
 
-    def news_of_durable(self, index: int) -> scheduler_v1.Event | None:
+    def durable_update(self, index: int) -> scheduler_v1.Event | None:
         """That the store has more of a sequence, where that is worth telling."""
-        if index >= len(self._told):
+        if index >= len(self._sent):
             return None  # of a search, whose results are its end
         sequence = self.log.sequences[index]
-        if sequence.num_durable - self._told[index] < _DURABLE_STRIDE and not sequence.is_end_durable:
+        if sequence.num_durable - self._sent[index] < _DURABLE_STRIDE and not sequence.is_end_durable:
             return None
-        self._told[index] = sequence.num_durable
+        self._sent[index] = sequence.num_durable
         durable = scheduler_v1.Durable(index=index, num_tokens=sequence.num_durable)
         return scheduler_v1.Event(key=self.log.key, durable=durable)
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scheduler_svc import tails
-from scheduler_svc.core.explain import Preemption
+from scheduler_svc import unflushed_tokens
+from scheduler_svc.core.explain import PreemptionRecord
 from scheduler_svc.core.plan import Event, FailedEvent, Failure, TokensEvent
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Request, Restored
+from scheduler_svc.core.sequence import Request, RestoredSequence
 from scheduler_svc.journal import Journal
 from scheduler_svc.live_request import Listener, LiveRequest
 from scheduler_svc.metrics import REQUESTS_RESTORED
@@ -42,14 +42,14 @@ _REPLACED = "the model was replaced"
 class Graces:
     """How long a request lives without a gateway, in seconds.
 
-    `detached`: a named one. `broken`: one without a name, whose session broke: its gateway may come back by another.
-    `held`: any one that was taken over, until it runs; `unclaimed`: one without a name that was taken over, until it is
-    given up.
+    `detached`: a named request. `broken`: an unnamed request whose session broke; its gateway may reconnect.
+    `recovering`: after a takeover, until the request runs. `unclaimed`: an unnamed request after a takeover, until it
+    is cancelled.
     """
 
     detached: float = 30.0
     broken: float = 5.0
-    held: float = 2.0
+    recovering: float = 2.0
     unclaimed: float = 10.0
 
 
@@ -81,7 +81,7 @@ class LiveRequests:
         for live in list(self._live.values()):
             if not self._is_of_model(live.log):
                 self._stop(live, Failure.UNAVAILABLE, _REPLACED)
-            elif not live.is_held:
+            elif not live.is_recovering:
                 live.log.fingerprint = fingerprint
 
     def _is_of_model(self, log: RequestLog) -> bool:
@@ -102,9 +102,9 @@ class LiveRequests:
         log = live.log
         self._live[log.key] = live
         self._ended.pop(log.key, None)
-        live.is_held = False
+        live.is_recovering = False
         live.stop_timer()
-        if tails.is_over(log):
+        if unflushed_tokens.is_over(log):
             self._end(live)
             return None
         if log.deadline is not None:
@@ -112,11 +112,11 @@ class LiveRequests:
         if live.trace is None:
             live.trace = RequestTrace.of(log.submit.traceparent, len(log.submit.prompt_token_ids), log.submit.n)
         if not log.is_durable:
-            self._journal.note(log)
+            self._journal.mark_changed(log)
         now = time.monotonic()
         refusal = self._submit(log, request_from_proto(log.submit, now), now, is_known=is_known)
         if refusal is not None:
-            self._tell(live, event_to_proto(refusal))
+            self._send(live, event_to_proto(refusal))
             self._end(live, refusal.reason)
         self._wake()
         return refusal
@@ -127,27 +127,27 @@ class LiveRequests:
         log.fingerprint = self._fingerprint or log.fingerprint
         return self._core.submit(request, now, _restored(log) if is_known else ())
 
-    def hold(self, log: RequestLog) -> None:
+    def recover(self, log: RequestLog) -> None:
         """Keep a request that was taken over until its gateway comes, or is not to be expected."""
         REQUESTS_RESTORED.inc()
         live = self._live[log.key] = LiveRequest(log)
-        live.is_held = True
-        live.start_timer(self._graces.held, self._let_go)
+        live.is_recovering = True
+        live.start_timer(self._graces.recovering, self._stop_recovering)
 
-    def _let_go(self, live: LiveRequest) -> None:
+    def _stop_recovering(self, live: LiveRequest) -> None:
         if live.log.submit.detachable:
             self.start(live, is_known=True)
             if live.log.key in self._live:
                 self._detached(live)
         else:
-            live.start_timer(max(0.0, self._graces.unclaimed - self._graces.held), self.cancel)
+            live.start_timer(max(0.0, self._graces.unclaimed - self._graces.recovering), self.cancel)
 
     def cancel(self, live: LiveRequest) -> None:
         """End a request at once; its listeners are told."""
         self._stop(live, Failure.CANCELLED, "cancelled")
 
     def _stop(self, live: LiveRequest, reason: Failure, message: str) -> None:
-        if live.is_held:  # nobody listens
+        if live.is_recovering:  # nobody listens
             self._end(live, reason)
             return
         event = self._core.cancel(live.log.key, reason, message)
@@ -155,21 +155,21 @@ class LiveRequests:
         self.dispatch([event])
         self._wake()  # workers are told to forget it, and its blocks may let others in
 
-    def cut(self, live: LiveRequest, index: int, num_tokens: int) -> None:
+    def truncate(self, live: LiveRequest, index: int, num_tokens: int) -> None:
         """End one sequence where its gateway found a stop string."""
-        if not tails.cut(live.log, index, num_tokens):
+        if not unflushed_tokens.truncate(live.log, index, num_tokens):
             return
-        self._journal.cut(live.log, index)
-        if not live.is_held:
+        self._journal.truncate(live.log, index)
+        if not live.is_recovering:
             self._core.finish(live.log.key, index, num_tokens)
-        if tails.is_over(live.log):
+        if unflushed_tokens.is_over(live.log):
             self._end(live)
         self._wake()
 
-    def cut_ended(self, ended: LiveRequest, index: int, num_tokens: int) -> None:
+    def truncate_ended(self, ended: LiveRequest, index: int, num_tokens: int) -> None:
         """The same of a request that ended by itself before the verdict was here."""
-        if tails.cut(ended.log, index, num_tokens):
-            self._journal.cut(ended.log, index)
+        if unflushed_tokens.truncate(ended.log, index, num_tokens):
+            self._journal.truncate(ended.log, index)
 
     def acknowledge(self, live: LiveRequest, index: int, num_tokens: int) -> None:
         """Note how far a gateway has looked for stop strings."""
@@ -186,8 +186,8 @@ class LiveRequests:
             live.trace = None
         log.state, log.ended_at = state, time.time()
         log.failure = None if failure is None else reason_to_proto(failure)
-        self._journal.note(log)
-        live.dismiss()
+        self._journal.mark_changed(log)
+        live.drop_listeners()
         self._ended.pop(log.key, None)
         self._ended[log.key] = live
         while self._ended:
@@ -202,31 +202,33 @@ class LiveRequests:
 
     # Gateways come and go.
 
-    def take_up(self, live: LiveRequest, held: Iterable[scheduler_v1.Tail], *, is_new: bool) -> FailedEvent | None:
+    def resume_request(
+        self, live: LiveRequest, unflushed: Iterable[scheduler_v1.UnflushedTokens], *, is_new: bool
+    ) -> FailedEvent | None:
         """Have a request run from what is known and what a gateway holds of it; returns why it cannot.
 
         It may be live, held, new, or be recorded, and even have ended: it stays so where the gateway holds no more.
         Raises Diverged.
         """
-        log, held = live.log, list(held)
-        is_changed = self._merge(live, held)
+        log, unflushed = live.log, list(unflushed)
+        is_changed = self._merge(live, unflushed)
         if log.state is State.FINISHED:
-            if tails.is_over(log):
+            if unflushed_tokens.is_over(log):
                 return None
             log.state, log.ended_at, log.is_ending_durable = State.ACCEPTED, None, False
-        if self._live.get(log.key) is not live or live.is_held:
-            return self.start(live, is_known=not is_new or bool(held))
+        if self._live.get(log.key) is not live or live.is_recovering:
+            return self.start(live, is_known=not is_new or bool(unflushed))
         return self._restart(live) if is_changed else None
 
-    def _merge(self, live: LiveRequest, held: Iterable[scheduler_v1.Tail]) -> bool:
+    def _merge(self, live: LiveRequest, unflushed: Iterable[scheduler_v1.UnflushedTokens]) -> bool:
         log = live.log
-        changes = tails.merge(log, held, live.num_given)
+        changes = unflushed_tokens.merge(log, unflushed, live.num_delivered)
         for change in changes:
-            if change.is_cut:
-                self._journal.cut(log, change.index)
-            self._tell(live, tokens_to_proto(log, change.index, change.offset))
+            if change.is_truncated:
+                self._journal.truncate(log, change.index)
+            self._send(live, tokens_to_proto(log, change.index, change.offset))
         if changes:
-            self._journal.note(log)
+            self._journal.mark_changed(log)
         return bool(changes)
 
     def _restart(self, live: LiveRequest) -> FailedEvent | None:
@@ -246,7 +248,7 @@ class LiveRequests:
             self.cancel(live)
 
     def _detached(self, live: LiveRequest) -> None:
-        self._core.lift_stop_lead(live.log.key)  # it would wait for its gateway and keep its blocks
+        self._core.lift_stop_string_lead(live.log.key)  # it would wait for its gateway and keep its blocks
         self._wake()
         live.start_timer(self._graces.detached, self.cancel)
 
@@ -260,11 +262,11 @@ class LiveRequests:
             if isinstance(event, TokensEvent):
                 live = self._live[event.sequence.request.key]
                 _append(live.log, event)
-                self._journal.note(live.log)
-                if event.end is not None and tails.is_over(live.log):
+                self._journal.mark_changed(live.log)
+                if event.end is not None and unflushed_tokens.is_over(live.log):
                     ended[live] = None
                 if live.trace is not None:
-                    live.trace.grew(event.sequence.num_cached or 0)
+                    live.trace.on_tokens(event.sequence.num_cached or 0)
             else:
                 live = self._live[event.request.key]
                 ended[live] = event.reason
@@ -276,47 +278,47 @@ class LiveRequests:
         for live, failure in ended.items():
             self._end(live, failure)
         for listener, message in messages.items():
-            listener.tell(message)
+            listener.send(message)
 
     def on_admitted(self, key: str) -> None:
         """A sequence of a live request is in a step for the first time, or again."""
         trace = self._live[key].trace
         if trace is not None:
-            trace.admitted()
+            trace.on_admitted()
 
-    def on_preempted(self, key: str, weighed: Preemption) -> None:
+    def on_preempted(self, key: str, preemption: PreemptionRecord) -> None:
         """A sequence gave up its blocks."""
         live = self._live.get(key)
         if live is not None and live.trace is not None:
-            live.trace.gave_way(weighed)
+            live.trace.on_preempted(preemption)
 
     def on_durable(self, log: RequestLog, index: int) -> None:
         """The store has more of a sequence, or its end. What it has by one batch is told together."""
         live = self._live.get(log.key)
         if live is None or not live.listeners:
             return
-        event = live.news_of_durable(index)
+        event = live.durable_update(index)
         if event is None:
             return
         if not self._durable:
-            asyncio.get_running_loop().call_soon(self._tell_durable)
+            asyncio.get_running_loop().call_soon(self._send_durable)
         for listener in live.listeners:
             self._durable.setdefault(listener, []).append(event)
 
-    def _tell_durable(self) -> None:
+    def _send_durable(self) -> None:
         batches, self._durable = self._durable, {}
         for listener, batch in batches.items():
-            listener.tell(message_of(*batch))
+            listener.send(message_of(*batch))
 
-    def _tell(self, live: LiveRequest, event: scheduler_v1.Event) -> None:
+    def _send(self, live: LiveRequest, event: scheduler_v1.Event) -> None:
         for listener in live.listeners:
-            listener.tell(message_of(event))
+            listener.send(message_of(event))
 
 
-def _restored(log: RequestLog) -> list[Restored]:
+def _restored(log: RequestLog) -> list[RestoredSequence]:
     if log.submit.HasField("beam_search"):
-        return [Restored([], ended=False)]  # a search starts from its prompt
-    return [Restored(list(sequence.token_ids), sequence.end is not None) for sequence in log.sequences]
+        return [RestoredSequence([], ended=False)]  # a search starts from its prompt
+    return [RestoredSequence(list(sequence.token_ids), sequence.end is not None) for sequence in log.sequences]
 
 
 def _append(log: RequestLog, event: TokensEvent) -> None:

@@ -25,7 +25,7 @@ REQUESTS_RESTORED = Counter("quire_requests_restored_total", "Requests that were
 REQUESTS_ATTACHED = Counter(
     "quire_requests_attached_total", "Times that a gateway was given what a request has so far, to go on with it"
 )
-BLOCKS_ADOPTED = Counter(
-    "quire_blocks_adopted_total", "Blocks that workers held from streams before, and that were known again"
+BLOCKS_RESTORED = Counter(
+    "quire_blocks_restored_total", "Cached blocks found again on a worker when a scheduler connected to it"
 )
 LEADER = Gauge("quire_leader", "1 while this scheduler leads")

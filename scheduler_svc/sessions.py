@@ -8,12 +8,12 @@ import grpc
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer
-from scheduler_svc.engine import Engine
+from scheduler_svc.engine import SchedulerEngine
 from svc_common.errors import QuireError, Reason
 
 log = logging.getLogger("quire.scheduler")
 
-_BEAT = 0.25  # seconds; a session that was silent for one of them is sent an empty message in the next
+_HEARTBEAT = 0.25  # seconds; a session that was silent for one of them is sent an empty message in the next
 
 Context = grpc.aio.ServicerContext[scheduler_v1.SessionRequest, scheduler_v1.SessionResponse]
 
@@ -21,25 +21,25 @@ Context = grpc.aio.ServicerContext[scheduler_v1.SessionRequest, scheduler_v1.Ses
 class GatewaySession:
     """One gateway's end of the stream. A gateway never stops reading, so what waits here stays short."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SchedulerEngine) -> None:
         self._engine = engine
         self._outbox: asyncio.Queue[scheduler_v1.SessionResponse | None] = asyncio.Queue()
         self._was_silent = False
 
-    def tell(self, message: scheduler_v1.SessionResponse) -> None:
+    def send(self, message: scheduler_v1.SessionResponse) -> None:
         """Send events."""
         message.epoch = self._engine.epoch
         self._put(message)
 
-    def tell_status(self, status: scheduler_v1.Status) -> None:
+    def send_status(self, status: scheduler_v1.Status) -> None:
         """Send what is served."""
         self._put(scheduler_v1.SessionResponse(epoch=self._engine.epoch, status=status))
 
-    async def beat(self) -> None:
+    async def send_heartbeat(self) -> None:
         """Let the gateway know that the scheduler is there, whenever it has heard nothing for a while."""
         while True:
             self._was_silent = True
-            await asyncio.sleep(_BEAT)
+            await asyncio.sleep(_HEARTBEAT)
             if self._was_silent:
                 self._put(scheduler_v1.SessionResponse(epoch=self._engine.epoch))
 
@@ -60,10 +60,10 @@ class SchedulerServicer(SchedulerServiceServicer):
     """Sessions of all gateways with the one engine, while there is one: only the leader has it."""
 
     def __init__(self) -> None:
-        self._engine: Engine | None = None
+        self._engine: SchedulerEngine | None = None
         self._sessions: set[GatewaySession] = set()
 
-    def lead(self, engine: Engine) -> None:
+    def lead(self, engine: SchedulerEngine) -> None:
         """Take sessions from now on."""
         self._engine = engine
 
@@ -85,7 +85,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         engine.join(session)
         commands = asyncio.create_task(_take_commands(engine, session, requests))
         commands.add_done_callback(lambda _: session.close())
-        heart = asyncio.create_task(session.beat())
+        heart = asyncio.create_task(session.send_heartbeat())
         log.info("gateway joined", extra={"gateway": context.peer()})
         try:
             while (message := await session.next()) is not None:
@@ -102,7 +102,7 @@ class SchedulerServicer(SchedulerServiceServicer):
 
 
 async def _take_commands(
-    engine: Engine, session: GatewaySession, requests: AsyncIterator[scheduler_v1.SessionRequest]
+    engine: SchedulerEngine, session: GatewaySession, requests: AsyncIterator[scheduler_v1.SessionRequest]
 ) -> None:
     async for request in requests:
         engine.take(request, session)

@@ -6,9 +6,9 @@ from pydantic import Field
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
 from scheduler_svc.core.admission import AdmissionLimits
-from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.policies import PolicySettings
-from scheduler_svc.core.pressure import PreemptionMode
+from scheduler_svc.core.preemption import PreemptionMode
 from scheduler_svc.engine import EngineSettings
 from scheduler_svc.live_requests import Graces
 from svc_common.settings import ServiceSettings
@@ -90,10 +90,10 @@ class SchedulerSettings(ServiceSettings):
         return EngineSettings(Graces(self.detach_grace), self.worker_patience, self.without_store == "refuse")
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> SchedulerLimits:
         """What the core is told."""
-        unbounded = Limits()
-        return Limits(
+        unbounded = SchedulerLimits()
+        return SchedulerLimits(
             max_step_tokens=self.max_step_tokens or unbounded.max_step_tokens,
             max_sequences=self.max_sequences or unbounded.max_sequences,
             queue=AdmissionLimits(

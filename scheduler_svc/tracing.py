@@ -4,7 +4,7 @@ import math
 
 from opentelemetry.trace import Span
 
-from scheduler_svc.core.explain import Preemption
+from scheduler_svc.core.explain import PreemptionRecord
 from svc_common.telemetry import context_from, tracer
 
 
@@ -23,27 +23,27 @@ class RequestTrace:
         trace = cls(traceparent, num_prompt_tokens, num_sequences) if traceparent else None
         return trace if trace is not None and trace._span.is_recording() else None
 
-    def admitted(self) -> None:
+    def on_admitted(self) -> None:
         """A sequence runs: one of its request's others, or itself again after a preemption, may have run before."""
         if self._stage == "queued":
             self._next("prefill")
         else:
             self._span.add_event("admitted")
 
-    def grew(self, cached_tokens: int) -> None:
+    def on_tokens(self, cached_tokens: int) -> None:
         """A sequence has a new token."""
         if self._stage == "prefill":
             self._span.set_attribute("quire.cached_tokens", cached_tokens)
             self._next("decode")
 
-    def gave_way(self, weighed: Preemption) -> None:
+    def on_preempted(self, preemption: PreemptionRecord) -> None:
         """A sequence gave up its blocks; what was weighed against what, in seconds."""
         attributes: dict[str, str | float] = {
-            "quire.choice": weighed.choice.name.lower(),
-            "quire.recompute_seconds": weighed.recompute_seconds,
+            "quire.choice": preemption.choice.name.lower(),
+            "quire.recompute_seconds": preemption.recompute_seconds,
         }
-        if math.isfinite(weighed.swap_seconds):
-            attributes["quire.swap_seconds"] = weighed.swap_seconds
+        if math.isfinite(preemption.swap_seconds):
+            attributes["quire.swap_seconds"] = preemption.swap_seconds
         self._span.add_event("preempted", attributes)
 
     def end(self, state: str) -> None:

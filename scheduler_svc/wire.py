@@ -9,20 +9,20 @@ from typing import NamedTuple, cast
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.beam_search import BeamParams, Choice, EarlyStopping, num_candidates
-from scheduler_svc.core.inventory import Inventory
+from scheduler_svc.core.block_hash_report import BlockHashReport
 from scheduler_svc.core.plan import (
+    BlockHash,
     BlockPair,
     Direction,
     Event,
     FailedEvent,
     Failure,
-    Label,
     MaxTokens,
-    Scheduled,
+    ScheduledSequence,
     StepOutcome,
     StepPlan,
     StopToken,
-    TransferDone,
+    SwapDone,
 )
 from scheduler_svc.core.replica import ReplicaShape
 from scheduler_svc.core.sequence import Request, Sequence
@@ -98,19 +98,19 @@ def _beam_from_proto(submit: scheduler_v1.Submit) -> BeamParams:
     )
 
 
-def shape_from_proto(about: worker_v1.DescribeResponse) -> ReplicaShape:
+def shape_from_proto(description: worker_v1.DescribeResponse) -> ReplicaShape:
     """What scheduling needs of a worker's description."""
     return ReplicaShape(
-        fingerprint=about.fingerprint,
-        block_size=about.block_size,
-        num_blocks=about.num_blocks,
-        context_length=about.context_length,
-        max_step_tokens=about.max_step_tokens,
-        max_sequences=about.max_sequences,
-        num_host_blocks=about.num_host_blocks,
-        block_bytes=about.block_bytes,
-        swap_bytes_per_second=about.swap_bytes_per_second,
-        prefill_tokens_per_second=about.prefill_tokens_per_second,
+        fingerprint=description.fingerprint,
+        block_size=description.block_size,
+        num_blocks=description.num_blocks,
+        context_length=description.context_length,
+        max_step_tokens=description.max_step_tokens,
+        max_sequences=description.max_sequences,
+        num_host_blocks=description.num_host_blocks,
+        block_bytes=description.block_bytes,
+        swap_bytes_per_second=description.swap_bytes_per_second,
+        prefill_tokens_per_second=description.prefill_tokens_per_second,
     )
 
 
@@ -120,13 +120,13 @@ def plan_to_proto(plan: StepPlan, epoch: int, generation: int) -> worker_v1.Step
         epoch=epoch,
         generation=generation,
         step_id=plan.step_id,
-        finished_ids=plan.departed_ids,
+        finished_ids=plan.finished_ids,
         swap_out=_pairs_to_proto(plan.swap_out, Direction.OUT),
         swap_in=_pairs_to_proto(plan.swap_in, Direction.IN),
         copies=_copies_to_proto([copy.source for copy in plan.copies], [copy.destination for copy in plan.copies]),
-        table_changes=[
-            worker_v1.TableChange(sequence_id=change.sequence_id, index=change.index, block_id=change.block_id)
-            for change in plan.table_changes
+        block_table_updates=[
+            worker_v1.BlockTableUpdate(sequence_id=change.sequence_id, index=change.index, block_id=change.block_id)
+            for change in plan.block_table_updates
         ],
         new_sequences=[
             worker_v1.NewSequence(
@@ -137,24 +137,28 @@ def plan_to_proto(plan: StepPlan, epoch: int, generation: int) -> worker_v1.Step
                 sampling=cast(worker_v1.SamplingParams, new.sequence.request.sampling),
                 traceparent=_traceparent(new.sequence),
             )
-            for new in plan.introductions
+            for new in plan.new_sequences
         ],
         scheduled=_schedule_to_proto(plan.scheduled),
-        labels=_labels_to_proto(plan.labels),
-        host_labels=_labels_to_proto(plan.host_labels),
+        block_hashes=_block_hashes_to_proto(plan.block_hashes),
+        host_block_hashes=_block_hashes_to_proto(plan.host_block_hashes),
     )
 
 
-def _labels_to_proto(labels: list[Label]) -> worker_v1.BlockLabels | None:
-    if not labels:
+def _block_hashes_to_proto(block_hashes: list[BlockHash]) -> worker_v1.BlockHashes | None:
+    if not block_hashes:
         return None
-    return worker_v1.BlockLabels(block_ids=[block for block, _ in labels], hashes=[label for _, label in labels])
+    return worker_v1.BlockHashes(
+        block_ids=[block for block, _ in block_hashes], hashes=[block_hash for _, block_hash in block_hashes]
+    )
 
 
-def inventory_from_proto(inventory: worker_v1.InventoryResponse) -> Inventory:
+def hash_report_from_proto(hash_report: worker_v1.ReportBlockHashesResponse) -> BlockHashReport:
     """What a worker's blocks hold. Raises ValueError where the message's parts do not fit each other."""
-    device, host = (dict(zip(tier.block_ids, tier.hashes, strict=True)) for tier in (inventory.device, inventory.host))
-    return Inventory(device, host)
+    device, host = (
+        dict(zip(tier.block_ids, tier.hashes, strict=True)) for tier in (hash_report.device, hash_report.host)
+    )
+    return BlockHashReport(device, host)
 
 
 def _traceparent(sequence: Sequence) -> str:
@@ -173,22 +177,22 @@ def _copies_to_proto(sources: list[int], destinations: list[int]) -> worker_v1.B
     return worker_v1.BlockCopies(sources=sources, destinations=destinations) if sources else None
 
 
-def _schedule_to_proto(scheduled: list[Scheduled]) -> worker_v1.Schedule:
+def _schedule_to_proto(scheduled: list[ScheduledSequence]) -> worker_v1.Schedule:
     if not scheduled:
         return worker_v1.Schedule()
-    sequences, starts, num_tokens, new_block_ids, store_starts, _ = zip(*scheduled, strict=True)
+    sequences, starts, num_tokens, new_block_ids, cached_tokens, _ = zip(*scheduled, strict=True)
     return worker_v1.Schedule(
         sequence_ids=[sequence.id for sequence in sequences],
         starts=starts,
         num_tokens=num_tokens,
         num_new_blocks=map(len, new_block_ids),
         new_block_ids=chain.from_iterable(new_block_ids),
-        store_starts=[
-            worker_v1.StoreStart(place=place, store_start=part.store_start)
-            for place, part in enumerate(scheduled)
-            if part.store_start > part.start
+        cached_tokens=[
+            worker_v1.CachedTokens(schedule_index=schedule_index, num_cached_tokens=part.num_cached_tokens)
+            for schedule_index, part in enumerate(scheduled)
+            if part.num_cached_tokens > part.start
         ]
-        if starts != store_starts
+        if starts != cached_tokens
         else (),
     )
 
@@ -206,13 +210,13 @@ _DIRECTIONS = {worker_v1.DIRECTION_OUT: Direction.OUT, worker_v1.DIRECTION_IN: D
 
 def outcome_from_proto(result: worker_v1.StepResult) -> StepOutcome:
     """What came of a step. Raises ValueError where the message's parts do not fit each other."""
-    transfers = []
-    for done in result.transfers:
+    swaps = []
+    for done in result.swaps:
         if done.direction not in _DIRECTIONS:
             raise ValueError("a transfer in no direction")
         failure = done.failure if done.HasField("failure") else None
-        transfers.append(TransferDone(done.step_id, _DIRECTIONS[done.direction], done.duration_us / 1e6, failure))
-    return StepOutcome(results_from_proto(result), transfers, result.busy_us / 1e6)
+        swaps.append(SwapDone(done.step_id, _DIRECTIONS[done.direction], done.duration_us / 1e6, failure))
+    return StepOutcome(results_from_proto(result), swaps, result.busy_us / 1e6)
 
 
 def results_from_proto(result: worker_v1.StepResult) -> list[SequenceResult]:
@@ -224,9 +228,9 @@ def results_from_proto(result: worker_v1.StepResult) -> list[SequenceResult]:
     failures: list[str | None] = [None] * len(counts)
     try:
         for part in result.logprobs:
-            logprobs[part.place] = part.tokens
+            logprobs[part.schedule_index] = part.tokens
         for failure in result.failures:
-            failures[failure.place] = failure.message
+            failures[failure.schedule_index] = failure.message
     except IndexError:
         raise ValueError("a part of a sequence that is not there") from None
     rows: Iterable[tuple[int, ...]]

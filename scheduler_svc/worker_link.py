@@ -13,14 +13,14 @@ import grpc
 
 from quire.worker.v1 import worker_pb2 as worker_v1
 from quire.worker.v1.worker_pb2_grpc import WorkerServiceStub
-from scheduler_svc.core.inventory import Inventory
+from scheduler_svc.core.block_hash_report import BlockHashReport
 from scheduler_svc.core.replica import Replica
-from scheduler_svc.engine import Engine
+from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.metrics import RESPONSES_REFUSED
-from scheduler_svc.responses import Answers, ResponseRefused
-from scheduler_svc.wire import inventory_from_proto, plan_to_proto, shape_from_proto
+from scheduler_svc.responses import InvalidResponse, ResponseValidator
+from scheduler_svc.wire import hash_report_from_proto, plan_to_proto, shape_from_proto
 from svc_common.addresses import join_host_port
-from svc_common.channels import end_if_cancelled, inner_channel
+from svc_common.channels import end_if_cancelled, internal_channel
 
 if TYPE_CHECKING:
     from quire.worker.v1.worker_pb2_grpc import WorkerServiceAsyncStub
@@ -44,7 +44,7 @@ class LinkBroken(Exception):  # noqa: N818
 class WorkerLink:
     """The step stream to the worker at `address`. A stream that breaks takes its replica with it, nothing else."""
 
-    def __init__(self, engine: Engine, address: str) -> None:
+    def __init__(self, engine: SchedulerEngine, address: str) -> None:
         self._engine = engine
         self._address = address
         self._wake = asyncio.Event()
@@ -63,15 +63,15 @@ class WorkerLink:
         while not self._is_leaving:
             try:
                 await self._serve()
-            except (grpc.aio.AioRpcError, LinkBroken, ResponseRefused) as error:
+            except (grpc.aio.AioRpcError, LinkBroken, InvalidResponse) as error:
                 text = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
                 # Told once, not at each attempt; and one that never was there yet may be starting.
                 if text != self._last:
                     level = logging.WARNING if self._was_ready else logging.INFO
                     log.log(level, "no worker", extra={"worker": self._address, "why": text})
                 self._last = text or ""
-                if isinstance(error, ResponseRefused):
-                    RESPONSES_REFUSED.labels(error.refusal.value).inc()
+                if isinstance(error, InvalidResponse):
+                    RESPONSES_REFUSED.labels(error.part.value).inc()
             except Exception:
                 # A fault of ours costs this replica its blocks, not the other workers or the process.
                 log.exception("step stream failed", extra={"worker": self._address})
@@ -79,34 +79,36 @@ class WorkerLink:
             await asyncio.sleep(_REDIAL)
 
     async def _serve(self) -> None:
-        async with inner_channel(self._address) as channel:
+        async with internal_channel(self._address) as channel:
             stub = WorkerServiceStub(channel)
-            about = await stub.Describe(worker_v1.DescribeRequest(), timeout=_ANSWER_TIMEOUT)
-            if about.is_draining:
+            description = await stub.Describe(worker_v1.DescribeRequest(), timeout=_ANSWER_TIMEOUT)
+            if description.is_draining:
                 raise LinkBroken("worker is about to end")
-            if about.epoch > self._engine.epoch:
-                await self._engine.on_higher_epoch(about.epoch)
-            if about.epoch > self._engine.epoch:
-                raise LinkBroken(f"worker has served epoch {about.epoch}, later than {self._engine.epoch}")
+            if description.epoch > self._engine.epoch:
+                await self._engine.on_higher_epoch(description.epoch)
+            if description.epoch > self._engine.epoch:
+                raise LinkBroken(f"worker has served epoch {description.epoch}, later than {self._engine.epoch}")
             opening = worker_v1.StepRequest(epoch=self._engine.epoch, generation=next(_generations))
             call: StepCall = stub.Step()
             try:
-                inventory = await self._open(stub, call, opening)
-                self._check_same_model(about)  # nothing is awaited between this and add_worker
-                replica = Replica(shape_from_proto(about), self._address)
+                hash_report = await self._open(stub, call, opening)
+                self._check_same_model(description)  # nothing is awaited between this and add_worker
+                replica = Replica(shape_from_proto(description), self._address)
                 self._responses.clear()
-                self._engine.add_worker(replica, about, self._wake, inventory)
+                self._engine.add_worker(replica, description, self._wake, hash_report)
                 self._was_ready, self._last = True, ""
-                log.info("worker ready", extra={"worker": self._address, "blocks": about.num_blocks})
+                log.info("worker ready", extra={"worker": self._address, "blocks": description.num_blocks})
                 try:
-                    drive = self._drive(call, replica, opening, Answers(opening, about.vocab_size))
+                    drive = self._drive(call, replica, opening, ResponseValidator(opening, description.vocab_size))
                     await _until_first(drive, self._watch(stub, replica))
                 finally:
                     self._engine.remove_worker(replica)
             finally:
                 call.cancel()
 
-    async def _open(self, stub: "WorkerServiceAsyncStub", call: StepCall, opening: worker_v1.StepRequest) -> Inventory:
+    async def _open(
+        self, stub: "WorkerServiceAsyncStub", call: StepCall, opening: worker_v1.StepRequest
+    ) -> BlockHashReport:
         """Open the stream; returns what the worker's blocks hold from streams before."""
         try:
             async with asyncio.timeout(_STEP_TIMEOUT):
@@ -116,14 +118,16 @@ class WorkerLink:
             raise LinkBroken(f"worker was not ready in {_STEP_TIMEOUT:.0f} s") from None
         if not isinstance(answer, worker_v1.StepResponse) or not answer.HasField("ready"):
             raise LinkBroken(f"worker did not answer ready: {await call.details()}")
-        request = worker_v1.InventoryRequest(epoch=opening.epoch, generation=opening.generation)
-        held = await stub.Inventory(request, timeout=_ANSWER_TIMEOUT)
+        request = worker_v1.ReportBlockHashesRequest(epoch=opening.epoch, generation=opening.generation)
+        held = await stub.ReportBlockHashes(request, timeout=_ANSWER_TIMEOUT)
         try:
-            return inventory_from_proto(held)
+            return hash_report_from_proto(held)
         except ValueError as error:
-            raise LinkBroken(f"worker's inventory is malformed: {error}") from None
+            raise LinkBroken(f"worker's block-hash report is malformed: {error}") from None
 
-    async def _drive(self, call: StepCall, replica: Replica, opening: worker_v1.StepRequest, answers: Answers) -> None:
+    async def _drive(
+        self, call: StepCall, replica: Replica, opening: worker_v1.StepRequest, validator: ResponseValidator
+    ) -> None:
         """Plan, send, commit: the next step is sent while the worker runs the last one. Until it is done with."""
         reader = asyncio.create_task(self._read(call))
         try:
@@ -132,11 +136,11 @@ class WorkerLink:
                     if len(replica.in_flight) == 1:
                         self._progressed_at = time.monotonic()
                     await call.write(plan_to_proto(plan, opening.epoch, opening.generation))
-                    answers.expect(plan)
+                    validator.expect(plan)
                 await self._wake.wait()
                 self._wake.clear()
                 while self._responses:
-                    self._commit(replica, answers, self._responses.popleft())
+                    self._commit(replica, validator, self._responses.popleft())
                     self._progressed_at = time.monotonic()
                 if reader.done():
                     raise LinkBroken(f"step stream ended: {await call.details()}")
@@ -167,7 +171,7 @@ class WorkerLink:
             if replica.in_flight and time.monotonic() > self._progressed_at + _STEP_TIMEOUT:
                 raise LinkBroken(f"no answer to a step in {_STEP_TIMEOUT:.0f} s")
             try:
-                about = await stub.Describe(worker_v1.DescribeRequest(), timeout=_ANSWER_TIMEOUT / 2)
+                description = await stub.Describe(worker_v1.DescribeRequest(), timeout=_ANSWER_TIMEOUT / 2)
             except grpc.aio.AioRpcError as error:
                 # A scheduler that was held up itself finds one answer overdue, but not the next.
                 if is_silent or error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -175,28 +179,28 @@ class WorkerLink:
                 is_silent = True
                 continue
             is_silent = False
-            if (about.is_draining or self._is_leaving) and not replica.is_retired:
+            if (description.is_draining or self._is_leaving) and not replica.is_retired:
                 log.info("worker is about to end", extra={"worker": self._address})
                 self._engine.retire_worker(replica)
                 self._wake.set()
 
-    def _commit(self, replica: Replica, answers: Answers, response: worker_v1.StepResponse) -> None:
-        outcome = answers.outcome_of(response, replica)
+    def _commit(self, replica: Replica, validator: ResponseValidator, response: worker_v1.StepResponse) -> None:
+        outcome = validator.outcome_of(response, replica)
         for failure in response.result.failures:
             log.error("sequence failed", extra={"worker": self._address, "why": failure.message})
-        for transfer in response.result.transfers:
-            if transfer.HasField("failure"):
-                log.error("swap failed", extra={"worker": self._address, "why": transfer.failure})
+        for swap in response.result.swaps:
+            if swap.HasField("failure"):
+                log.error("swap failed", extra={"worker": self._address, "why": swap.failure})
         self._engine.commit(replica, outcome)
 
-    def _check_same_model(self, about: worker_v1.DescribeResponse) -> None:
+    def _check_same_model(self, description: worker_v1.DescribeResponse) -> None:
         replicas = self._engine.core.replicas
-        holds = min(about.context_length, about.num_blocks * about.block_size)
+        holds = min(description.context_length, description.num_blocks * description.block_size)
         if replicas and holds < self._engine.core.context_length:
             text = f"{holds} tokens of a sequence, and {self._engine.core.context_length} are promised"
             raise LinkBroken(f"worker is too small: it holds {text}")
         for replica in replicas:
-            ours, theirs = replica.shape, shape_from_proto(about)
+            ours, theirs = replica.shape, shape_from_proto(description)
             if ours.fingerprint != theirs.fingerprint:
                 pair = f"{theirs.fingerprint.hex()[:16]} beside {ours.fingerprint.hex()[:16]}"
                 raise LinkBroken(f"worker serves another model: fingerprint {pair}")
@@ -220,7 +224,7 @@ async def _until_first(*works: Coroutine[None, None, None]) -> None:
 class WorkerPool:
     """A link to each worker behind the configured names, which are looked up again every few seconds."""
 
-    def __init__(self, engine: Engine, addresses: list[str]) -> None:
+    def __init__(self, engine: SchedulerEngine, addresses: list[str]) -> None:
         self._engine = engine
         self._addresses = addresses
         self._links: dict[str, tuple[WorkerLink, asyncio.Task[None]]] = {}

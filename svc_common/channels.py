@@ -4,11 +4,11 @@ import asyncio
 
 import grpc
 
-from svc_common.server import INNER_MESSAGE_BYTES
+from svc_common.server import INTERNAL_MESSAGE_BYTES
 
 _OPTIONS = (
-    ("grpc.max_receive_message_length", INNER_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", INNER_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", INTERNAL_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", INTERNAL_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -22,7 +22,7 @@ _OPTIONS = (
 )
 
 
-def inner_channel(address: str) -> grpc.aio.Channel:
+def internal_channel(address: str) -> grpc.aio.Channel:
     """A channel to a service at `host:port`. It carries 64 MiB messages and notices a dead peer in 30 s."""
     return grpc.aio.insecure_channel(address, options=_OPTIONS)
 

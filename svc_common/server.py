@@ -9,11 +9,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from svc_common.addresses import AddressInUse, CannotListen, check_can_listen, join_host_port
-from svc_common.boundary import Boundary, ErrorStatus
+from svc_common.interceptors import ErrorInterceptor, ErrorStatusInterceptor
 
 __all__ = [
-    "INNER_MESSAGE_BYTES",
-    "INNER_OPTIONS",
+    "INTERNAL_MESSAGE_BYTES",
+    "INTERNAL_OPTIONS",
     "LIVENESS",
     "PUBLIC_MESSAGE_BYTES",
     "AddressInUse",
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 PUBLIC_MESSAGE_BYTES = 16 * 2**20
-INNER_MESSAGE_BYTES = 64 * 2**20
+INTERNAL_MESSAGE_BYTES = 64 * 2**20
 
 LIVENESS = "liveness"
 """The health service that is SERVING as long as the process answers at all."""
@@ -39,7 +39,7 @@ _KEEPALIVE = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
 )
 
-INNER_OPTIONS = (
+INTERNAL_OPTIONS = (
     # Pings of a process that was held up come in a bunch. Between our own services that is no abuse.
     ("grpc.http2.max_ping_strikes", 0),
 )
@@ -57,7 +57,7 @@ def create_server(
     boundary, the first one outermost; `options` are gRPC's own.
     """
     return grpc.aio.server(
-        interceptors=[Boundary(), *interceptors, ErrorStatus()],
+        interceptors=[ErrorInterceptor(), *interceptors, ErrorStatusInterceptor()],
         options=[
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),

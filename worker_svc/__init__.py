@@ -1,5 +1,5 @@
 """The worker: computes the steps that it is sent, in blocks that it is told."""
 
-from svc_common.polling import poll_directly
+from svc_common.grpc_polling import disable_event_engine
 
-poll_directly()  # here, where nothing has imported grpc yet
+disable_event_engine()  # here, where nothing has imported grpc yet

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from quire.worker.v1 import worker_pb2_grpc
-from svc_common.garbage import settle_garbage
+from svc_common.gc_tuning import freeze_gc
 from svc_common.logs import configure_logging
 from svc_common.metrics import serve_metrics
 from svc_common.models import ModelNotFound
 from svc_common.server import (
-    INNER_MESSAGE_BYTES,
-    INNER_OPTIONS,
+    INTERNAL_MESSAGE_BYTES,
+    INTERNAL_OPTIONS,
     CannotListen,
     HealthReporter,
     bind,
@@ -26,12 +26,12 @@ from svc_common.server import (
 from svc_common.settings import read_settings
 from svc_common.telemetry import configure_tracing, shutdown_tracing
 from worker_svc.device_thread import DeviceThread
-from worker_svc.errors import CannotServe, DeviceLost
+from worker_svc.errors import DeviceLost, StartupFailed
 from worker_svc.service import SERVICE_NAME, WorkerService
 from worker_svc.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from worker_svc.replica import Replica
+    from worker_svc.instance import ModelInstance
 
 logger = logging.getLogger("quire.worker")
 
@@ -41,7 +41,7 @@ _GRACE_SECONDS = 1.0
 
 async def serve(settings: WorkerSettings) -> None:
     """Serve until a signal comes. Listens at once, and is SERVING when the model is warm."""
-    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES, options=INNER_OPTIONS)
+    server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES, options=INTERNAL_OPTIONS)
     device = DeviceThread()
     service = WorkerService(device)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
@@ -52,11 +52,11 @@ async def serve(settings: WorkerSettings) -> None:
     await server.start()
 
     async def load() -> None:
-        replica = await device.run(partial(_load, settings))
-        settle_garbage()
-        service.serve(replica)
+        instance = await device.run(partial(_load, settings))
+        freeze_gc()
+        service.serve(instance)
         await health.set_serving(True)
-        logger.info("ready", extra={"port": port, "metrics_port": metrics.port, **_summary(replica)})
+        logger.info("ready", extra={"port": port, "metrics_port": metrics.port, **_summary(instance)})
 
     async def stop() -> None:
         await health.set_serving(False)
@@ -67,40 +67,40 @@ async def serve(settings: WorkerSettings) -> None:
         await server.stop(_GRACE_SECONDS)
 
     loading, stopped = asyncio.create_task(load()), asyncio.create_task(run_until_signal(stop))
-    lost = asyncio.create_task(service.device_lost.wait())
+    device_lost = asyncio.create_task(service.device_lost.wait())
     try:
         await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()  # raises where loading failed
-        await asyncio.wait({stopped, lost}, return_when=asyncio.FIRST_COMPLETED)
-        if lost.done():
+        await asyncio.wait({stopped, device_lost}, return_when=asyncio.FIRST_COMPLETED)
+        if device_lost.done():
             raise DeviceLost("the device failed in a step")
     finally:
-        for task in (loading, stopped, lost):
+        for task in (loading, stopped, device_lost):
             task.cancel()
         await server.stop(0)
         device.close()
         metrics.close()
 
 
-def _load(settings: WorkerSettings) -> "Replica":
+def _load(settings: WorkerSettings) -> "ModelInstance":
     # Brings in torch, which takes seconds: the server answers by then, and mistakes in settings were told at once.
-    from worker_svc.replica import load_replica
+    from worker_svc.instance import load_instance
 
-    return load_replica(settings, logger.info)
+    return load_instance(settings, logger.info)
 
 
-def _summary(replica: "Replica") -> dict[str, object]:
-    identity = replica.identity
-    num_blocks = identity.limits.num_blocks
+def _summary(instance: "ModelInstance") -> dict[str, object]:
+    description = instance.description
+    num_blocks = description.limits.num_blocks
     return {
-        "model": identity.model,
-        "dtype": identity.dtype,
-        "device": identity.device,
+        "model": description.model,
+        "dtype": description.dtype,
+        "device": description.device,
         "blocks": num_blocks,
-        "block_size": identity.limits.block_size,
-        "kv_bytes": num_blocks * identity.block_bytes,
-        "swap_bytes": identity.limits.num_host_blocks * identity.block_bytes,
+        "block_size": description.limits.block_size,
+        "kv_bytes": num_blocks * description.block_bytes,
+        "swap_bytes": description.limits.num_host_blocks * description.block_bytes,
     }
 
 
@@ -114,7 +114,7 @@ def main() -> None:
     except DeviceLost as error:
         logger.critical("ending, to be started anew: %s", error)
         raise SystemExit(1) from None
-    except (CannotServe, CannotListen, ModelNotFound) as error:
+    except (StartupFailed, CannotListen, ModelNotFound) as error:
         logger.error("cannot start: %s", error)
         raise SystemExit(1) from None
     finally:

@@ -11,8 +11,8 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from quire_kernels.cpu.attention import CacheLayer, attend, store, why_not_compiled
-from quire_kernels.cpu.team import Team
+from quire_kernels.cpu.attention import CacheLayer, attend, check_compiled_support, store
+from quire_kernels.cpu.thread_pool import ThreadPool
 from quire_kernels.cpu_attention import CpuAttentionPlan, cpu_paged_attention, cpu_store_kv, plan_cpu_attention
 from worker_svc.batch import Batch
 from worker_svc.cache import KVCache
@@ -30,7 +30,7 @@ class AttentionKind(StrEnum):
 class CompiledKernels:
     """The compiled ones: the threads that run them, and whether weights are kept in 8 bits."""
 
-    team: Team
+    thread_pool: ThreadPool
     int8: bool
 
 
@@ -66,9 +66,9 @@ def make_attention(kernels: Kernels, cache: KVCache, layers: Sequence[LayerAtten
         return TritonAttention(cache, layers)
     if cache.scales is not None:
         raise ValueError("cache: must not be in 8 bits where the kernels are not Triton's")
-    why_not = why_not_compiled(cache.head_dim, cache.block_size, cache.values.dtype)
-    if isinstance(kernels, CompiledKernels) and why_not is None:
-        return CompiledAttention(cache, layers, kernels.team)
+    unsupported_reason = check_compiled_support(cache.head_dim, cache.block_size, cache.values.dtype)
+    if isinstance(kernels, CompiledKernels) and unsupported_reason is None:
+        return CompiledAttention(cache, layers, kernels.thread_pool)
     return TorchAttention(cache, layers)
 
 
@@ -147,9 +147,9 @@ class TorchAttention:
 class CompiledAttention:
     """The compiled kernels on the processor, for models whose other parts are torch's."""
 
-    def __init__(self, cache: KVCache, layers: Sequence[LayerAttention], team: Team) -> None:
+    def __init__(self, cache: KVCache, layers: Sequence[LayerAttention], thread_pool: ThreadPool) -> None:
         self._caches = [CacheLayer(cache.values, layer) for layer in range(cache.num_layers)]
-        self._layers, self._team = layers, team
+        self._layers, self._thread_pool = layers, thread_pool
 
     def plan(self, batch: Batch) -> StepAttention:
         slots = torch.from_numpy(batch.slots)
@@ -159,9 +159,9 @@ class CompiledAttention:
 
         def attend_layer(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             cache, how = self._caches[layer], self._layers[layer]
-            store(self._team, _per_token(key), _per_token(value), cache, slots)
+            store(self._thread_pool, _per_token(key), _per_token(value), cache, slots)
             return attend(
-                self._team,
+                self._thread_pool,
                 query.contiguous(),
                 cache,
                 block_tables,

@@ -8,19 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Chunk(NamedTuple):
+class SequenceChunk(NamedTuple):
     """Consecutive tokens of one sequence.
 
     `token_ids` int32 [n, at least 1] stand at `start` and after; `blocks` int32 is the sequence's block table, which
-    holds at least start + n tokens. Keys and values of tokens before `store_start` are in their blocks already.
+    holds at least start + n tokens. Keys and values of tokens before `num_cached_tokens` are in their blocks already.
     `draws` says whether the token after the last is to be drawn.
     """
 
     token_ids: NDArray[np.int32]
     start: int
     blocks: NDArray[np.int32]
-    store_start: int
-    draws: bool
+    num_cached_tokens: int
+    samples: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +40,35 @@ class Batch:
     context_lens: NDArray[np.int32]
     """[num_seqs], tokens in the cache once those of this step are stored."""
     max_query_len: int
-    draw_rows: NDArray[np.int64]
+    logits_indices: NDArray[np.int64]
     """[num_draws], places in token_ids after which a token is drawn."""
 
 
-def make_batch(chunks: Sequence[Chunk], block_size: int) -> Batch:
+def make_batch(chunks: Sequence[SequenceChunk], block_size: int) -> Batch:
     """Lay out at least one chunk."""
     # Between two forward passes every array is made of cold code: the fewer operations, the better.
-    tokens, first_places, tables, first_stored, draws = zip(*chunks, strict=True)
+    tokens, first_positions, tables, num_cached, samples = zip(*chunks, strict=True)
     lengths = np.fromiter(map(len, tokens), np.int64, len(chunks))
-    starts = np.array(first_places, np.int64)
+    starts = np.array(first_positions, np.int64)
     contexts, ends = starts + lengths, lengths.cumsum()
     # A row's blocks beyond its context are left out: they may be of a later step.
     num_blocks = (-(-contexts // block_size)).tolist()
     block_tables = np.zeros((len(chunks), max(num_blocks)), np.int32)
     for row, table, count in zip(block_tables, tables, num_blocks, strict=True):
         row[:count] = table[:count]
-    owners, positions = np.arange(len(chunks)), starts
+    sequence_indices, positions = np.arange(len(chunks)), starts
     if ends[-1] > len(chunks):
-        owners = np.repeat(owners, lengths)
-        positions = np.arange(ends[-1]) + (contexts - ends)[owners]
-    pages = positions // block_size
-    slots = block_tables[owners, pages] * np.int64(block_size) + (positions - pages * block_size)
-    if first_stored != first_places:
-        slots[positions < np.array(first_stored)[owners]] = -1
+        sequence_indices = np.repeat(sequence_indices, lengths)
+        positions = np.arange(ends[-1]) + (contexts - ends)[sequence_indices]
+    blocks_in_table = positions // block_size
+    slots = block_tables[sequence_indices, blocks_in_table] * np.int64(block_size) + (
+        positions - blocks_in_table * block_size
+    )
+    if num_cached != first_positions:
+        slots[positions < np.array(num_cached)[sequence_indices]] = -1
     query_starts = np.zeros(len(chunks) + 1, np.int32)
     query_starts[1:] = ends
-    draw_rows = ends - 1
+    logits_indices = ends - 1
     return Batch(
         token_ids=np.concatenate(tokens, dtype=np.int64),
         positions=positions,
@@ -75,5 +77,5 @@ def make_batch(chunks: Sequence[Chunk], block_size: int) -> Batch:
         query_starts=query_starts,
         context_lens=contexts.astype(np.int32),
         max_query_len=max(map(len, tokens)),
-        draw_rows=draw_rows if all(draws) else draw_rows[np.array(draws, bool)],
+        logits_indices=logits_indices if all(samples) else logits_indices[np.array(samples, bool)],
     )

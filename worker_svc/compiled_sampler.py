@@ -8,27 +8,27 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_kernels.cpu.sample import DRAW, draw, likeliest, rank
-from quire_kernels.cpu.team import Team
-from worker_svc.logprobs import tell_logprobs
+from quire_kernels.cpu.sample import SAMPLING_PARAMS_DTYPE, argmax, sample, top_logprobs
+from quire_kernels.cpu.thread_pool import ThreadPool
+from worker_svc.logprobs import to_token_logprobs
 from worker_svc.penalties import adjust_logits
-from worker_svc.sampler import Draws, SamplingState, draw_numbers
+from worker_svc.sampler import SamplerOutput, SamplingState, uniform_numbers
 from worker_svc.step import TokenLogprobs
 
-Likeliest: TypeAlias = Callable[[Tensor], NDArray[np.int64]]
+Argmax: TypeAlias = Callable[[Tensor], NDArray[np.int64]]
 
 
 class CompiledSampler:
     """`draw_tokens` by a team of threads, each a row at a time."""
 
-    def __init__(self, team: Team, find_likeliest: Likeliest | None = None) -> None:
-        """`find_likeliest` stands in for the kernel of that name, for whoever has looked at the logits already."""
-        self._team = team
-        self._likeliest = find_likeliest or partial(likeliest, team)
+    def __init__(self, thread_pool: ThreadPool, find_argmax: Argmax | None = None) -> None:
+        """`find_argmax` stands in for the kernel of that name, for whoever has looked at the logits already."""
+        self._thread_pool = thread_pool
+        self._argmax = find_argmax or partial(argmax, thread_pool)
 
-    def __call__(self, logits: Tensor, states: Sequence[SamplingState]) -> Draws:
+    def __call__(self, logits: Tensor, states: Sequence[SamplingState]) -> SamplerOutput:
         """One token for each row of float32 logits [rows, vocab], which may be changed."""
-        tokens = self._likeliest(logits)
+        tokens = self._argmax(logits)
         asked = [(row, state.params.logprobs) for row, state in enumerate(states) if state.params.logprobs is not None]
         reported = [row for row, _ in asked]
         raw = logits[reported] if reported else None
@@ -38,23 +38,27 @@ class CompiledSampler:
             adjust_logits(part, [states[row].adjustments for row in adjusted])
             logits[adjusted] = part
             # A row that was no numbers before is none to draw from, whatever became of it.
-            tokens[adjusted] = np.where(tokens[adjusted] < 0, -1, likeliest(self._team, part, suppressed=True))
-        random = np.array([row for row, state in enumerate(states) if not state.greedy and tokens[row] >= 0], np.int64)
+            tokens[adjusted] = np.where(tokens[adjusted] < 0, -1, argmax(self._thread_pool, part, suppressed=True))
+        random = np.array(
+            [row for row, state in enumerate(states) if not state.is_greedy and tokens[row] >= 0], np.int64
+        )
         if len(random):
-            tokens[random] = draw(self._team, logits, random, _draws([states[row] for row in random]))
-        drawn = [token if token >= 0 else None for token in tokens.tolist()]
+            tokens[random] = sample(self._thread_pool, logits, random, _sampling_table([states[row] for row in random]))
+        sampled = [token if token >= 0 else None for token in tokens.tolist()]
         logprobs: list[TokenLogprobs | None] = [None] * len(states)
         if raw is not None:
             counts = [count for _, count in asked]
-            measured = rank(self._team, raw, tokens[reported].clip(min=0), min(max(counts), raw.shape[1]))
-            for row, told in zip(reported, tell_logprobs(*measured, counts), strict=True):
-                logprobs[row] = told
-        return Draws(drawn, logprobs)
+            measured = top_logprobs(
+                self._thread_pool, raw, tokens[reported].clip(min=0), min(max(counts), raw.shape[1])
+            )
+            for row, logprobs_of_row in zip(reported, to_token_logprobs(*measured, counts), strict=True):
+                logprobs[row] = logprobs_of_row
+        return SamplerOutput(sampled, logprobs)
 
 
-def _draws(states: Sequence[SamplingState]) -> NDArray[np.void]:
-    table = np.empty(len(states), DRAW)
+def _sampling_table(states: Sequence[SamplingState]) -> NDArray[np.void]:
+    table = np.empty(len(states), SAMPLING_PARAMS_DTYPE)
     for name in ("top_p", "temperature", "min_p", "top_k"):
         table[name] = [getattr(state.params, name) for state in states]
-    table["number"] = draw_numbers(states)
+    table["number"] = uniform_numbers(states)
     return table

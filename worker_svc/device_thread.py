@@ -53,13 +53,13 @@ class _Work:
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _StartedWork:
     """Work between its halves. `error` is what the first half raised, kept until it is this work's turn to answer."""
 
     work: _Work
     launched: Launched | None
     error: BaseException | None
-    began: float
+    started_at: float
     idle_seconds: float
 
     def is_done(self) -> bool:
@@ -74,7 +74,7 @@ class _Signal:
     """Wakes the thread."""
 
 
-_DEVICE_DONE, _CLOSE = _Signal(), _Signal()
+_DEVICE_DONE, _TOLERANCE = _Signal(), _Signal()
 
 
 class DeviceThread:
@@ -86,10 +86,10 @@ class DeviceThread:
 
     def __init__(self) -> None:
         self._inbox: SimpleQueue[_Work | _Signal] = SimpleQueue()
-        self._to_wait_for: SimpleQueue[Launched | None] = SimpleQueue()
+        self._waiter_inbox: SimpleQueue[Launched | None] = SimpleQueue()
         self._queued: deque[_Work] = deque()
-        self._begun: deque[_Begun] = deque()
-        self._free_since = time.perf_counter()
+        self._started: deque[_StartedWork] = deque()
+        self._idle_since = time.perf_counter()
         # Held from a look at `_is_closed` to what is put into the inbox: no work is put there once it is closed.
         self._lock = threading.Lock()
         self._is_closed = False
@@ -121,7 +121,7 @@ class DeviceThread:
         """Drop what is queued, and wait for what runs."""
         with self._lock:
             self._is_closed = True
-            self._inbox.put(_CLOSE)
+            self._inbox.put(_TOLERANCE)
         self._thread.join()
         self._waiter.join()
 
@@ -134,25 +134,25 @@ class DeviceThread:
 
     def _serve(self) -> None:
         while not self._is_closed:
-            if len(self._begun) == MAX_IN_FLIGHT:
-                self._begun[0].wait()
+            if len(self._started) == MAX_IN_FLIGHT:
+                self._started[0].wait()
             else:
-                self._take(self._inbox.get())
+                self._enqueue(self._inbox.get())
             self._advance()
         while not self._inbox.empty():
-            self._take(self._inbox.get())
+            self._enqueue(self._inbox.get())
         for work in self._queued:
             work.future.cancel()
-        while self._begun:
+        while self._started:
             self._finish_first()
-        self._to_wait_for.put(None)
+        self._waiter_inbox.put(None)
 
-    def _take(self, item: _Work | _Signal) -> None:
+    def _enqueue(self, item: _Work | _Signal) -> None:
         if isinstance(item, _Work):
             self._queued.append(item)
 
     def _wait_for_device(self) -> None:
-        while (launched := self._to_wait_for.get()) is not None:
+        while (launched := self._waiter_inbox.get()) is not None:
             launched.wait()
             del launched
             self._inbox.put(_DEVICE_DONE)
@@ -160,45 +160,45 @@ class DeviceThread:
     def _advance(self) -> None:
         """Finish and begin whatever is due."""
         while True:
-            if self._begun and self._begun[0].is_done():
+            if self._started and self._started[0].is_done():
                 self._finish_first()
-            elif self._queued and self._may_begin(self._queued[0]):
-                self._begin(self._queued.popleft())
+            elif self._queued and self._may_start(self._queued[0]):
+                self._start(self._queued.popleft())
             else:
                 return
 
-    def _may_begin(self, work: _Work) -> bool:
+    def _may_start(self, work: _Work) -> bool:
         if self._is_closed:
             return False
-        return not self._begun or (work.launch is not None and len(self._begun) < MAX_IN_FLIGHT)
+        return not self._started or (work.launch is not None and len(self._started) < MAX_IN_FLIGHT)
 
-    def _begin(self, work: _Work) -> None:
+    def _start(self, work: _Work) -> None:
         if not work.future.set_running_or_notify_cancel():
             return
-        began = time.perf_counter()
-        idle = 0.0 if self._begun else began - self._free_since
+        started_at = time.perf_counter()
+        idle = 0.0 if self._started else started_at - self._idle_since
         launched, error = None, None
         try:
             launched = None if work.launch is None else work.launch()
         except BaseException as raised:
             error = raised
-        self._begun.append(_Begun(work, launched, error, began, idle))
+        self._started.append(_StartedWork(work, launched, error, started_at, idle))
         if launched is not None and not launched.is_done():
-            self._to_wait_for.put(launched)
+            self._waiter_inbox.put(launched)
 
     def _finish_first(self) -> None:
-        begun = self._begun[0]
-        work, value, error = begun.work, None, begun.error
+        started = self._started[0]
+        work, value, error = started.work, None, started.error
         if error is None:
             try:
-                value = work.finish(begun.launched)
+                value = work.finish(started.launched)
             except BaseException as raised:
                 error = raised
-        self._begun.popleft()
+        self._started.popleft()
         now = time.perf_counter()
-        busy = now - max(begun.began, self._free_since)
-        self._free_since = now
+        busy = now - max(started.started_at, self._idle_since)
+        self._idle_since = now
         if error is not None:
             work.future.set_exception(error)
         else:
-            work.future.set_result(Timed(value, begun.idle_seconds, busy))
+            work.future.set_result(Timed(value, started.idle_seconds, busy))

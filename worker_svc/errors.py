@@ -1,7 +1,7 @@
 """Why a worker cannot start, or go on."""
 
 
-class CannotServe(Exception):  # noqa: N818
+class StartupFailed(Exception):  # noqa: N818
     """The worker cannot serve what it was told to. The text is for the operator, and says what would do."""
 
 

@@ -10,23 +10,23 @@ from torch import Tensor
 
 from worker_svc.batch import Batch
 from worker_svc.forward import Forward
-from worker_svc.sampler import Draws, SamplingState, draw_tokens
+from worker_svc.sampler import SamplerOutput, SamplingState, sample_tokens
 from worker_svc.sequences import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Graphs:
+class CudaGraphOptions:
     """Whether steps of decodes are captured as CUDA graphs, where there is a GPU, and who is told how far that is."""
 
-    wanted: bool = True
+    enabled: bool = True
     report: Callable[[int, int], None] = lambda captured, of: None
 
 
-class Drawing(Protocol):
+class SampleHandle(Protocol):
     """The draws of a step that was launched, in the order of the sequences that draw."""
 
     @property
-    def stand_ins(self) -> list[int]:
+    def placeholder_tokens(self) -> list[int]:
         """What stands for each token in the batch of the next launch, if that comes before the token is known.
 
         The token itself, or a negative number that means something to the executor alone.
@@ -38,7 +38,7 @@ class Drawing(Protocol):
     def wait(self) -> None:
         """Return when `is_done` is true. Never raises; on any thread."""
 
-    def result(self) -> Draws:
+    def result(self) -> SamplerOutput:
         """What was drawn; waits for it. Raises what went wrong on the device."""
 
 
@@ -48,7 +48,7 @@ T = TypeVar("T")
 class Executor(Protocol):
     """A model over its cache, and the sampler behind it. For one thread, under `torch.inference_mode`."""
 
-    def launch(self, batch: Batch, drawing: Items[Sequence]) -> Drawing:
+    def launch(self, batch: Batch, sequences: Items[Sequence]) -> SampleHandle:
         """Have a step computed, after those launched before it, and a token drawn for each of `batch.draw_rows`.
 
         `drawing` are the sequences that these rows are of. `batch.token_ids` may hold stand-ins of the launch before.
@@ -62,23 +62,23 @@ class Executor(Protocol):
 class Sampler(Protocol):
     """What draws."""
 
-    def __call__(self, logits: Tensor, states: Items[SamplingState]) -> Draws:
+    def __call__(self, logits: Tensor, states: Items[SamplingState]) -> SamplerOutput:
         """A token for each row of logits [rows, vocab], which may be changed, as `worker_svc.sampler` says."""
 
 
-def compute(forward: Forward, draw: Sampler, batch: Batch, states: Items[SamplingState]) -> Draws:
+def compute(forward: Forward, sampler: Sampler, batch: Batch, states: Items[SamplingState]) -> SamplerOutput:
     """Compute a step on the host and draw for each of `batch.draw_rows`, as its state says. It takes the token in."""
     logits = forward(batch)
     if not states:
-        return Draws([], [])
-    draws = draw(logits, states)
-    for state, token in zip(states, draws.tokens, strict=True):
+        return SamplerOutput([], [])
+    output = sampler(logits, states)
+    for state, token in zip(states, output.tokens, strict=True):
         if token is not None:
             state.add(token)
-    return draws
+    return output
 
 
-def at_once(work: Callable[[], T]) -> "Future[T]":
+def run_inline(work: Callable[[], T]) -> "Future[T]":
     """Do the work here. What it gives or raises is the future's, which is done."""
     future: Future[T] = Future()
     try:
@@ -91,28 +91,30 @@ def at_once(work: Callable[[], T]) -> "Future[T]":
 class HostExecutor:
     """A forward pass that is waited for, and draws by the host: all is done when `launch` returns."""
 
-    def __init__(self, forward: Forward, draw: Sampler = draw_tokens) -> None:
-        self._forward, self._draw = forward, draw
+    def __init__(self, forward: Forward, sampler: Sampler = sample_tokens) -> None:
+        self._forward, self._sampler = forward, sampler
 
-    def launch(self, batch: Batch, drawing: Items[Sequence]) -> Drawing:
+    def launch(self, batch: Batch, sequences: Items[Sequence]) -> SampleHandle:
         """As `Executor` has it."""
-        return HostDrawing(compute(self._forward, self._draw, batch, [sequence.sampling for sequence in drawing]))
+        return HostSampleHandle(
+            compute(self._forward, self._sampler, batch, [sequence.sampling for sequence in sequences])
+        )
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
         """As `Executor` has it."""
-        return at_once(work)
+        return run_inline(work)
 
 
-class HostDrawing:
+class HostSampleHandle:
     """Draws that are there."""
 
-    def __init__(self, draws: Draws) -> None:
-        self._draws = draws
+    def __init__(self, output: SamplerOutput) -> None:
+        self._output = output
 
     @property
-    def stand_ins(self) -> list[int]:
+    def placeholder_tokens(self) -> list[int]:
         """The tokens themselves; where none could be drawn, any one."""
-        return [0 if token is None else token for token in self._draws.tokens]
+        return [0 if token is None else token for token in self._output.tokens]
 
     def is_done(self) -> bool:
         """Always."""
@@ -121,6 +123,6 @@ class HostDrawing:
     def wait(self) -> None:
         """There is nothing to wait for."""
 
-    def result(self) -> Draws:
+    def result(self) -> SamplerOutput:
         """What was drawn."""
-        return self._draws
+        return self._output

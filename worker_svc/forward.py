@@ -16,7 +16,7 @@ class Forward(Protocol):
     def __call__(self, batch: Batch) -> Tensor:
         """Compute a step's tokens, whose keys and values go into their slots.
 
-        Returns the logits float32 [num_draws, vocab_size] that follow the tokens at `batch.draw_rows`. They may be
+        Returns the logits float32 [num_draws, vocab_size] that follow the tokens at `batch.logits_indices`. They may be
         overwritten by the next call.
         """
 
@@ -33,5 +33,5 @@ class EagerForward:
             torch.from_numpy(batch.token_ids).to(device),
             torch.from_numpy(batch.positions).to(device),
             self._attention.plan(batch),
-            torch.from_numpy(batch.draw_rows).to(device),
+            torch.from_numpy(batch.logits_indices).to(device),
         )

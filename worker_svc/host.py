@@ -26,8 +26,8 @@ def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo
     ):
         bound = _number(cgroup / limit)
         if bound is not None and bound < _UNLIMITED:
-            taken = (_number(cgroup / used) or 0) - _stat(cgroup / stat, cache)
-            free = min(free, max(0, bound - taken))
+            taken_bytes = (_number(cgroup / used) or 0) - _stat(cgroup / stat, cache)
+            free = min(free, max(0, bound - taken_bytes))
     return free
 
 

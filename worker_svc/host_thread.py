@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from worker_svc.batch import Batch
-from worker_svc.executor import Drawing, Sampler, compute
+from worker_svc.executor import SampleHandle, Sampler, compute
 from worker_svc.forward import Forward
-from worker_svc.sampler import Draws, SamplingState
+from worker_svc.sampler import SamplerOutput, SamplingState
 from worker_svc.sequences import Sequence
 
 T = TypeVar("T")
@@ -24,16 +24,16 @@ class HostThreadExecutor:
     For a forward pass with threads of its own, that lets go of the interpreter: torch computes on one thread beside it.
     """
 
-    def __init__(self, forward: Forward, draw: Sampler) -> None:
-        self._forward, self._draw = forward, draw
+    def __init__(self, forward: Forward, sampler: Sampler) -> None:
+        self._forward, self._sampler = forward, sampler
         self._thread = ThreadPoolExecutor(1, "host", initializer=torch.set_num_threads, initargs=(1,))
         # Of the last step that ran, where stand-ins point. Only the thread looks at them.
-        self._drawn: NDArray[np.int64] = np.empty(0, np.int64)
+        self._sampled: NDArray[np.int64] = np.empty(0, np.int64)
 
-    def launch(self, batch: Batch, drawing: Items[Sequence]) -> Drawing:
+    def launch(self, batch: Batch, sequences: Items[Sequence]) -> SampleHandle:
         """As `Executor` has it."""
-        states = [sequence.sampling for sequence in drawing]
-        return HostThreadDrawing(self._thread.submit(self._run, batch, states), len(states))
+        states = [sequence.sampling for sequence in sequences]
+        return HostThreadSampleHandle(self._thread.submit(self._run, batch, states), len(states))
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
         """As `Executor` has it."""
@@ -44,36 +44,36 @@ class HostThreadExecutor:
         return work()
 
     @torch.inference_mode()
-    def _run(self, batch: Batch, states: list[SamplingState]) -> Draws:
-        promised = batch.token_ids < 0
-        batch.token_ids[promised] = self._drawn[-1 - batch.token_ids[promised]]
+    def _run(self, batch: Batch, states: list[SamplingState]) -> SamplerOutput:
+        is_placeholder = batch.token_ids < 0
+        batch.token_ids[is_placeholder] = self._sampled[-1 - batch.token_ids[is_placeholder]]
         # Nothing is to be looked up of a step that raises.
-        self._drawn = np.empty(0, np.int64)
-        draws = compute(self._forward, self._draw, batch, states)
+        self._sampled = np.empty(0, np.int64)
+        output = compute(self._forward, self._sampler, batch, states)
         # A draw that failed has to be looked up too: any token will do, for what comes of it is thrown away.
-        self._drawn = np.array([token or 0 for token in draws.tokens], np.int64)
-        return draws
+        self._sampled = np.array([token or 0 for token in output.tokens], np.int64)
+        return output
 
 
-class HostThreadDrawing:
+class HostThreadSampleHandle:
     """The draws of a step that may still run."""
 
-    def __init__(self, draws: "Future[Draws]", num_draws: int) -> None:
-        self._draws, self._num_draws = draws, num_draws
+    def __init__(self, output: "Future[SamplerOutput]", num_samples: int) -> None:
+        self._output, self._num_samples = output, num_samples
 
     @property
-    def stand_ins(self) -> list[int]:
+    def placeholder_tokens(self) -> list[int]:
         """Where the next step finds each token: -1 - row."""
-        return list(range(-1, -1 - self._num_draws, -1))
+        return list(range(-1, -1 - self._num_samples, -1))
 
     def is_done(self) -> bool:
         """Whether it has run, or failed."""
-        return self._draws.done()
+        return self._output.done()
 
     def wait(self) -> None:
         """Return when it has."""
-        self._draws.exception()  # nobody cancels it
+        self._output.exception()  # nobody cancels it
 
-    def result(self) -> Draws:
+    def result(self) -> SamplerOutput:
         """What was drawn. Raises what the forward pass or the sampler raised."""
-        return self._draws.result()
+        return self._output.result()

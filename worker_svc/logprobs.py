@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from worker_svc.step import TokenLogprobs
 
 
-def tell_logprobs(
+def to_token_logprobs(
     values: NDArray[np.float32], ids: NDArray[np.integer[Any]], counts: Sequence[int]
 ) -> list[TokenLogprobs]:
     """Rows of log-probabilities [rows, 1 + count], the drawn token's first, and of the likeliest tokens [rows, count].

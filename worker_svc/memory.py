@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from worker_svc.errors import CannotServe
+from worker_svc.errors import StartupFailed
 from worker_svc.host import available_memory
 
 _GIB = 2**30
 _MAX_DEFAULT_SWAP = 16 * _GIB
 
 
-class OutOfMemory(CannotServe):
+class OutOfMemory(StartupFailed):
     """What is wanted, or one block at least, does not fit. The text is for the operator."""
 
 

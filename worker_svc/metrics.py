@@ -33,11 +33,11 @@ def count_step(outcome: Timed[StepOutcome]) -> None:
     _prefill_tokens.inc(outcome.value.prefill_tokens)
     _decode_tokens.inc(outcome.value.decode_tokens)
     _failed_sequences.inc(sum(result.failure is not None for result in outcome.value.sequences))
-    for transfer in outcome.value.transfers:
-        direction = transfer.direction.value
-        if transfer.failure is None:
-            _swapped_blocks.labels(direction).inc(transfer.num_blocks)
-            _swap_seconds.labels(direction).inc(transfer.seconds)
+    for swap_result in outcome.value.swap_results:
+        direction = swap_result.direction.value
+        if swap_result.failure is None:
+            _swapped_blocks.labels(direction).inc(swap_result.num_blocks)
+            _swap_seconds.labels(direction).inc(swap_result.seconds)
         else:
             _failed_swaps.labels(direction).inc()
 

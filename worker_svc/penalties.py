@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker_svc.growing import IntList
+from worker_svc.int_list import IntList
 from worker_svc.step import SamplingParams
 
 _LARGEST = 1e30
@@ -56,7 +56,7 @@ class Adjustments:
         self.bias_ids = np.array(list(params.logit_bias), np.int32)
         self.bias_values = np.array(list(params.logit_bias.values()), np.float32)
         self.suppressed_ids = np.array(params.suppressed_token_ids, np.int32)
-        self.tokens_to_minimum = params.min_tokens - (len(tokens) - prompt_length)
+        self.num_tokens_until_min = params.min_tokens - (len(tokens) - prompt_length)
         self.counts: TokenCounts | None = None
         repeats = params.repetition_penalty != 1.0
         if repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
@@ -66,14 +66,14 @@ class Adjustments:
 
     def add(self, token: int) -> None:
         """A token was drawn."""
-        self.tokens_to_minimum -= 1
+        self.num_tokens_until_min -= 1
         if self.counts is not None:
             self.counts.add(token)
 
     @property
     def suppresses(self) -> bool:
         """Whether some tokens may not be drawn now."""
-        return self.tokens_to_minimum > 0 and len(self.suppressed_ids) > 0
+        return self.num_tokens_until_min > 0 and len(self.suppressed_ids) > 0
 
     @property
     def changes_logits(self) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from worker_svc.host import available_memory
 
-BEFORE_READY = 3 * 2**29
+BYTES_BEFORE_READY = 3 * 2**29
 """Bytes to wait for before a worker serves: what half a minute of full load fills on two cores."""
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14
@@ -36,8 +36,8 @@ class Prefault:
 
     def __init__(self, memory: Tensor, num_threads: int, available: Callable[[], int] = available_memory) -> None:
         self._memory, self._available = memory, available
-        self._may_go_on: Callable[[], bool] = lambda: True
-        self._next = self._taken = 0
+        self._may_continue: Callable[[], bool] = lambda: True
+        self._next = self._num_populated_bytes = 0
         self._began, self._num_running = time.monotonic(), num_threads
         self._progress = threading.Condition()  # over the numbers above
         for _ in range(num_threads):
@@ -46,28 +46,28 @@ class Prefault:
     def wait_for(self, num_bytes: int) -> None:
         """Return when so much is taken, or all that will be."""
         with self._progress:
-            self._progress.wait_for(lambda: not self._num_running or self._taken >= num_bytes)
+            self._progress.wait_for(lambda: not self._num_running or self._num_populated_bytes >= num_bytes)
 
-    def go_on_while(self, is_idle: Callable[[], bool]) -> None:
+    def continue_while(self, is_idle: Callable[[], bool]) -> None:
         """Take the rest only in moments in which this says so."""
-        self._may_go_on = is_idle
+        self._may_continue = is_idle
 
     def _run(self) -> None:
-        while (size := self._take_chunk()) is not None:
+        while (size := self._populate_chunk()) is not None:
             with self._progress:
-                self._taken += size
+                self._num_populated_bytes += size
                 self._progress.notify_all()
         with self._progress:
             self._num_running -= 1
             self._progress.notify_all()
             if not self._num_running:
                 seconds = round(time.monotonic() - self._began, 2)
-                told = {"bytes": self._taken, "of": self._memory.nbytes, "seconds": seconds}
-                logger.info("cache is in memory", extra=told)
+                fields = {"bytes": self._num_populated_bytes, "of": self._memory.nbytes, "seconds": seconds}
+                logger.info("cache is in memory", extra=fields)
 
-    def _take_chunk(self) -> int | None:
+    def _populate_chunk(self) -> int | None:
         """Its size, or None: there is no more to take, or none for this thread."""
-        while not self._may_go_on():
+        while not self._may_continue():
             time.sleep(_PAUSE)
         with self._progress:
             start, end = self._next, min(self._next + _CHUNK_BYTES, self._memory.nbytes)

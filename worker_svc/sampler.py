@@ -18,7 +18,7 @@ from worker_svc.philox import uniforms
 from worker_svc.step import SamplingParams, TokenLogprobs
 
 # Below this a temperature is greedy: float32 tells no second token's weight from zero.
-_LEAST_TEMPERATURE = 1e-5
+_MIN_TEMPERATURE = 1e-5
 # A draw looks for its group of tokens first, then within it. Vocabularies are mostly multiples of this.
 _GROUP = 64
 _CPU_ROWS = 4
@@ -43,20 +43,20 @@ class SamplingState:
         self.adjustments.add(token)
 
     @property
-    def greedy(self) -> bool:
+    def is_greedy(self) -> bool:
         """Whether the likeliest token is taken."""
-        return self.params.temperature < _LEAST_TEMPERATURE
+        return self.params.temperature < _MIN_TEMPERATURE
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class SamplerOutput:
     """What was drawn for each row: no token where its logits were not all numbers, or all suppressed."""
 
     tokens: list[int | None]
     logprobs: list[TokenLogprobs | None]
 
 
-def draw_tokens(logits: Tensor, states: Sequence[SamplingState]) -> Draws:
+def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> SamplerOutput:
     """Draw one token for each row of logits [rows, vocab], of any float dtype; the logits may be changed.
 
     The order is vLLM's: log-probabilities are of the model's own logits; then bias, penalties and suppression, which
@@ -70,7 +70,7 @@ def draw_tokens(logits: Tensor, states: Sequence[SamplingState]) -> Draws:
         logits[[row for row, is_valid in enumerate(valid) if not is_valid]] = 0.0
     reported = [row for row, state in enumerate(states) if state.params.logprobs is not None]
     adjusted = [row for row, state in enumerate(states) if state.adjustments.changes_logits]
-    random = [row for row, state in enumerate(states) if not state.greedy]
+    random = [row for row, state in enumerate(states) if not state.is_greedy]
     raw = logits[reported] if reported else None
     if adjusted:
         part = logits[adjusted]
@@ -82,17 +82,17 @@ def draw_tokens(logits: Tensor, states: Sequence[SamplingState]) -> Draws:
         for row, possible in zip(adjusted, is_possible.tolist(), strict=True):
             valid[row] = valid[row] and possible
     if not random:
-        tokens = _likeliest(logits)
+        tokens = _argmax(logits)
     elif len(random) == len(states):
-        tokens = _draw(logits, states)
+        tokens = _sample(logits, states)
     else:
-        tokens = _likeliest(logits)
-        tokens[random] = _draw(logits[random], [states[row] for row in random])
-    drawn = [token if is_valid else None for token, is_valid in zip(tokens.tolist(), valid, strict=True)]
-    return Draws(drawn, tell_logprobs(raw, tokens, states))
+        tokens = _argmax(logits)
+        tokens[random] = _sample(logits[random], [states[row] for row in random])
+    sampled = [token if is_valid else None for token, is_valid in zip(tokens.tolist(), valid, strict=True)]
+    return SamplerOutput(sampled, gather_logprobs(raw, tokens, states))
 
 
-def _likeliest(logits: Tensor) -> Tensor:
+def _argmax(logits: Tensor) -> Tensor:
     """The first of the likeliest tokens of each row: int64 [rows]."""
     # torch finds a maximum many times faster than its place: the place is looked for in one group alone.
     width = math.gcd(logits.shape[1], _GROUP)
@@ -101,7 +101,7 @@ def _likeliest(logits: Tensor) -> Tensor:
     return group * width + grouped[torch.arange(len(logits), device=logits.device), group].argmax(-1)
 
 
-def draw_numbers(states: Sequence[SamplingState]) -> NDArray[np.float64]:
+def uniform_numbers(states: Sequence[SamplingState]) -> NDArray[np.float64]:
     """The number in [0, 1) that each row's draw uses, by its seed, index and position."""
     return uniforms(
         np.array([state.seed for state in states], np.uint64),
@@ -110,18 +110,18 @@ def draw_numbers(states: Sequence[SamplingState]) -> NDArray[np.float64]:
     )
 
 
-def _draw(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
+def _sample(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
     """One token for each row by its seed: int64 [rows]."""
-    numbers = draw_numbers(states)
+    numbers = uniform_numbers(states)
     params = [state.params for state in states]
     # A processor does a few rows at a time, whose intermediate values stay in its cache.
     size = _CPU_ROWS if logits.device.type == "cpu" else len(params)
-    drawn = []
+    sampled = []
     for first in range(0, len(params), size):
         part = slice(first, first + size)
         weights = _weights(logits[part], params[part])
-        drawn.append(_inverse_cdf(weights, torch.from_numpy(numbers[part]).to(logits.device)))
-    return torch.cat(drawn)
+        sampled.append(_inverse_cdf(weights, torch.from_numpy(numbers[part]).to(logits.device)))
+    return torch.cat(sampled)
 
 
 def _weights(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -129,30 +129,34 @@ def _weights(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     temperatures = _column([p.temperature for p in params], logits)
     # The largest logit is taken off first: no temperature makes the quotient overflow.
     weights = logits.sub(logits.amax(-1, keepdim=True)).div_(temperatures).exp_()
-    floors = _column([p.min_p for p in params], weights)
-    by_rank = [row for row, p in enumerate(params) if 0 < p.top_k < weights.shape[1]]
-    if by_rank:
-        part = weights[by_rank]
-        ranks = _column([params[row].top_k for row in by_rank], weights)
-        floors[by_rank] = torch.maximum(floors[by_rank], _floor(part, part.sign().double(), ranks.double()))
-    if by_rank or any(p.min_p > 0.0 for p in params):
-        weights = _at_least(weights, floors)
-    by_mass = [row for row, p in enumerate(params) if p.top_p < 1.0]
-    if by_mass:
-        part = weights[by_mass]
-        masses = part.double()
-        shares = torch.tensor([[params[row].top_p] for row in by_mass], dtype=torch.float64, device=weights.device)
-        weights[by_mass] = _at_least(part, _floor(part, masses, shares * masses.sum(-1, keepdim=True)))
+    thresholds = _column([p.min_p for p in params], weights)
+    by_top_k = [row for row, p in enumerate(params) if 0 < p.top_k < weights.shape[1]]
+    if by_top_k:
+        part = weights[by_top_k]
+        ranks = _column([params[row].top_k for row in by_top_k], weights)
+        thresholds[by_top_k] = torch.maximum(
+            thresholds[by_top_k], _threshold(part, part.sign().double(), ranks.double())
+        )
+    if by_top_k or any(p.min_p > 0.0 for p in params):
+        weights = _mask_below(weights, thresholds)
+    by_top_p = [row for row, p in enumerate(params) if p.top_p < 1.0]
+    if by_top_p:
+        part = weights[by_top_p]
+        probability_masses = part.double()
+        shares = torch.tensor([[params[row].top_p] for row in by_top_p], dtype=torch.float64, device=weights.device)
+        weights[by_top_p] = _mask_below(
+            part, _threshold(part, probability_masses, shares * probability_masses.sum(-1, keepdim=True))
+        )
     return weights
 
 
-def _at_least(weights: Tensor, floors: Tensor) -> Tensor:
+def _mask_below(weights: Tensor, thresholds: Tensor) -> Tensor:
     """The weights [rows, vocab], with those below the row's floor [rows, 1] set to 0."""
     # A mask of floats: torch is several times slower where booleans are involved.
-    return weights.clone().ge_(floors).mul_(weights)
+    return weights.clone().ge_(thresholds).mul_(weights)
 
 
-def _floor(weights: Tensor, measures: Tensor, targets: Tensor) -> Tensor:
+def _threshold(weights: Tensor, measures: Tensor, targets: Tensor) -> Tensor:
     """The least weight [rows, 1] among the fewest, heaviest tokens whose measures together reach each row's target.
 
     `weights` are float32 [rows, vocab] from 0 to 1, `measures` float64 [rows, vocab], 0 for a weight of 0, `targets`
@@ -200,23 +204,23 @@ def _inverse_cdf(weights: Tensor, numbers: Tensor) -> Tensor:
     return group.squeeze(1) * _GROUP + torch.minimum(member, heavy.amax(-1))
 
 
-def tell_logprobs(raw: Tensor | None, tokens: Tensor, states: Sequence[SamplingState]) -> list[TokenLogprobs | None]:
+def gather_logprobs(raw: Tensor | None, tokens: Tensor, states: Sequence[SamplingState]) -> list[TokenLogprobs | None]:
     """Log-probabilities of the tokens int64 [rows] drawn, and of each row's likeliest, for the rows that want them.
 
     `raw` are the model's own logits [wanting rows, vocab]; None where no row wants any.
     """
-    told: list[TokenLogprobs | None] = [None] * len(states)
+    logprobs: list[TokenLogprobs | None] = [None] * len(states)
     if raw is None:
-        return told
+        return logprobs
     wanted = [(row, state.params.logprobs) for row, state in enumerate(states) if state.params.logprobs is not None]
     norms = raw.logsumexp(-1, keepdim=True)
-    drawn = (raw.gather(-1, tokens[[row for row, _ in wanted], None]) - norms).squeeze(1).tolist()
+    sampled = (raw.gather(-1, tokens[[row for row, _ in wanted], None]) - norms).squeeze(1).tolist()
     values, ids = raw.topk(min(max(count for _, count in wanted), raw.shape[1]))
     for (row, count), logprob, ranked, ranked_ids in zip(
-        wanted, drawn, (values - norms).tolist(), ids.tolist(), strict=True
+        wanted, sampled, (values - norms).tolist(), ids.tolist(), strict=True
     ):
-        told[row] = TokenLogprobs(logprob, list(zip(ranked_ids[:count], ranked[:count], strict=True)))
-    return told
+        logprobs[row] = TokenLogprobs(logprob, list(zip(ranked_ids[:count], ranked[:count], strict=True)))
+    return logprobs
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:

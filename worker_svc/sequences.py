@@ -5,13 +5,13 @@ from typing import Self
 
 import numpy as np
 
-from worker_svc.growing import IntList
-from worker_svc.identity import Limits
+from worker_svc.description import WorkerLimits
+from worker_svc.int_list import IntList
 from worker_svc.sampler import SamplingState
-from worker_svc.step import NewSequence, ScheduledSequence, TableChange
+from worker_svc.step import BlockTableUpdate, NewSequence, ScheduledSequence
 
 
-class Refused(Exception):  # noqa: N818
+class InvalidSequence(Exception):  # noqa: N818
     """A sequence that cannot be learned or run as asked. The text is for the operator; it holds no tokens."""
 
 
@@ -26,8 +26,8 @@ class Sequence:
         "__weakref__",
         "_sampling",
         "blocks",
+        "failure",
         "index",
-        "lost",
         "num_computed",
         "params",
         "prompt_length",
@@ -43,53 +43,55 @@ class Sequence:
         self.blocks = IntList()
         self._sampling: SamplingState | None = None
         # Why a promised token never came. What was launched for the sequence since then was computed for nothing.
-        self.lost: str | None = None
+        self.failure: str | None = None
 
     @classmethod
-    def learn(cls, new: NewSequence, limits: Limits) -> Self:
-        """The sequence that `new` describes. Raises Refused where it is not well formed."""
+    def from_new_sequence(cls, new: NewSequence, limits: WorkerLimits) -> Self:
+        """The sequence that `new` describes. Raises InvalidSequence where it is not well formed."""
         if not 1 <= new.prompt_length <= len(new.token_ids):
-            raise Refused(f"a prompt of {new.prompt_length} tokens among {len(new.token_ids)}")
+            raise InvalidSequence(f"a prompt of {new.prompt_length} tokens among {len(new.token_ids)}")
         if len(new.token_ids) > limits.context_length:
-            raise Refused(f"{len(new.token_ids)} tokens, and the context is {limits.context_length}")
+            raise InvalidSequence(f"{len(new.token_ids)} tokens, and the context is {limits.context_length}")
         named = (new.token_ids, list(new.sampling.logit_bias), new.sampling.suppressed_token_ids)
         if not all(_within(ids, limits.vocab_size) for ids in named):
-            raise Refused(f"a token id beyond the vocabulary of {limits.vocab_size}")
+            raise InvalidSequence(f"a token id beyond the vocabulary of {limits.vocab_size}")
         return cls(new)
 
-    def check(self, scheduled: ScheduledSequence, limits: Limits) -> bool:
+    def validate(self, scheduled: ScheduledSequence, limits: WorkerLimits) -> bool:
         """Whether what is scheduled reaches the last known token, so that the next one is drawn.
 
-        Raises Refused unless it follows on what is known.
+        Raises InvalidSequence unless it follows on what is known.
         """
         start, known, new_block_ids = scheduled.start, len(self.tokens), scheduled.new_block_ids
         end = start + scheduled.num_tokens
         if end <= start or end > known:
-            raise Refused(f"tokens {start} to {end - 1} scheduled, and {known} known")
+            raise InvalidSequence(f"tokens {start} to {end - 1} scheduled, and {known} known")
         if self.num_computed is not None and start != self.num_computed:
-            raise Refused(f"scheduled from {start}, and {self.num_computed} computed")
+            raise InvalidSequence(f"scheduled from {start}, and {self.num_computed} computed")
         if new_block_ids and not _within(new_block_ids, limits.num_blocks):
-            raise Refused(f"a block beyond the {limits.num_blocks} there are")
+            raise InvalidSequence(f"a block beyond the {limits.num_blocks} there are")
         held = (len(self.blocks) + len(new_block_ids)) * limits.block_size
         if end > held:
-            raise Refused(f"scheduled up to {end}, and its blocks hold {held}")
+            raise InvalidSequence(f"scheduled up to {end}, and its blocks hold {held}")
         if end == known >= limits.context_length:
-            raise Refused(f"a token drawn beyond the context of {limits.context_length}")
+            raise InvalidSequence(f"a token drawn beyond the context of {limits.context_length}")
         return end == known
 
-    def change(self, change: TableChange, limits: Limits) -> None:
-        """Another block stands in one place of the table from now on. Raises Refused where there is no such place."""
-        if change.index >= len(self.blocks):
-            raise Refused(f"block {change.index} of its table to change, and it has {len(self.blocks)}")
-        if not _within([change.block_id], limits.num_blocks):
-            raise Refused(f"a block beyond the {limits.num_blocks} there are")
-        self.blocks.values[change.index] = change.block_id
+    def update(self, update: BlockTableUpdate, limits: WorkerLimits) -> None:
+        """Another block stands in one place of the table from now on. Raises InvalidSequence where there is no such
+        place.
+        """
+        if update.index >= len(self.blocks):
+            raise InvalidSequence(f"block {update.index} of its table to change, and it has {len(self.blocks)}")
+        if not _within([update.block_id], limits.num_blocks):
+            raise InvalidSequence(f"a block beyond the {limits.num_blocks} there are")
+        self.blocks.values[update.index] = update.block_id
 
-    def promise(self, stand_in: int) -> None:
+    def append_placeholder(self, placeholder_token: int) -> None:
         """The next token is being drawn."""
-        self.tokens.append(stand_in)
+        self.tokens.append(placeholder_token)
 
-    def settle(self, position: int, token: int) -> None:
+    def fill_placeholder(self, position: int, token: int) -> None:
         """The token promised at this position was drawn: it is known from now on."""
         self.tokens[position] = token
 

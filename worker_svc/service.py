@@ -12,11 +12,11 @@ from quire.worker.v1 import worker_pb2_grpc
 from svc_common.errors import QuireError, Reason
 from worker_svc.device_thread import DeviceThread
 from worker_svc.errors import DeviceLost
-from worker_svc.step_stream import BadOrder, StepFailed, StepStream
-from worker_svc.wire import has_work, identity_to_proto, inventory_to_proto
+from worker_svc.step_stream import ProtocolViolation, StepFailed, StepStream
+from worker_svc.wire import block_hash_report_to_proto, description_to_proto, has_work
 
 if TYPE_CHECKING:
-    from worker_svc.replica import Replica
+    from worker_svc.instance import ModelInstance
 
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
@@ -27,17 +27,17 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     def __init__(self, device: DeviceThread) -> None:
         self._device = device
         self.device_lost = asyncio.Event()
-        self._replica: Replica | None = None
+        self._instance: ModelInstance | None = None
         self._stream: StepStream | None = None
         # The epoch and generation of the last stream: a later one must be higher.
-        self._term = (0, 0)
+        self._last_term = (0, 0)
         self._is_draining = False
         self._has_no_stream = asyncio.Event()
         self._has_no_stream.set()
 
-    def serve(self, replica: "Replica") -> None:
+    def serve(self, instance: "ModelInstance") -> None:
         """Answer for this replica from now on."""
-        self._replica = replica
+        self._instance = instance
 
     async def drain(self) -> None:
         """Take no more streams, tell the scheduler of the one there is, and wait until that one is over."""
@@ -47,36 +47,36 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def Describe(  # noqa: N802
         self, request: pb.DescribeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> pb.DescribeResponse:
-        return identity_to_proto(self._ready().identity, epoch=self._term[0], is_draining=self._is_draining)
+        return description_to_proto(self._ready().description, epoch=self._last_term[0], is_draining=self._is_draining)
 
-    async def Inventory(  # noqa: N802
-        self, request: pb.InventoryRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> pb.InventoryResponse:
-        replica, stream = self._ready(), self._stream
+    async def ReportBlockHashes(  # noqa: N802
+        self, request: pb.ReportBlockHashesRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> pb.ReportBlockHashesResponse:
+        instance, stream = self._ready(), self._stream
         term = (request.epoch, request.generation)
         if stream is None or term != (stream.epoch, stream.generation):
             text = f"no stream of epoch {term[0]}, generation {term[1]} is open"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         # Behind the reset with which the stream began, and so behind all that streams before it had launched.
-        return inventory_to_proto(await self._device.run(replica.runner.labels.inventory))
+        return block_hash_report_to_proto(await self._device.run(instance.runner.block_hashes.report))
 
     async def Step(  # noqa: N802
         self,
         request_iterator: AsyncIterator[pb.StepRequest],
         context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> AsyncIterator[pb.StepResponse]:
-        replica = self._ready()
+        instance = self._ready()
         stream = None
         try:
             requests = aiter(request_iterator)
             opening = await anext(requests, None)
             if opening is None:
                 return
-            stream = self._open(opening, replica)
-            async with aclosing(stream.answers(requests)) as answers:
-                async for answer in answers:
-                    yield answer
-        except BadOrder as error:
+            stream = self._open(opening, instance)
+            async with aclosing(stream.responses(requests)) as responses:
+                async for response in responses:
+                    yield response
+        except ProtocolViolation as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except DeviceLost as error:
             self.device_lost.set()
@@ -90,26 +90,26 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 self._stream = None
                 self._has_no_stream.set()
 
-    def _ready(self) -> "Replica":
-        if self._replica is None:
+    def _ready(self) -> "ModelInstance":
+        if self._instance is None:
             raise QuireError(Reason.MODEL_NOT_READY, "the model is loading", retry_after=1.0)
-        return self._replica
+        return self._instance
 
-    def _open(self, opening: pb.StepRequest, replica: "Replica") -> StepStream:
+    def _open(self, opening: pb.StepRequest, instance: "ModelInstance") -> StepStream:
         """The stream that this message opens, in place of the one before it."""
         if self._is_draining:
             raise QuireError(Reason.DRAINING, "the worker is about to end")
         if opening.step_id != 0 or has_work(opening):
-            raise BadOrder("the first message opens the stream: it is step 0, without work")
+            raise ProtocolViolation("the first message opens the stream: it is step 0, without work")
         term = (opening.epoch, opening.generation)
-        if term <= self._term:
-            raise BadOrder(
-                f"a stream of epoch {term[0]}, generation {term[1]} after one of epoch {self._term[0]}, "
-                f"generation {self._term[1]}"
+        if term <= self._last_term:
+            raise ProtocolViolation(
+                f"a stream of epoch {term[0]}, generation {term[1]} after one of epoch {self._last_term[0]}, "
+                f"generation {self._last_term[1]}"
             )
-        self._term = term
+        self._last_term = term
         if self._stream is not None:
             self._stream.supersede(opening.generation)
-        self._stream = StepStream(*term, replica.runner, self._device)
+        self._stream = StepStream(*term, instance.runner, self._device)
         self._has_no_stream.clear()
         return self._stream

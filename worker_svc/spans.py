@@ -9,14 +9,14 @@ from worker_svc.step import Step, StepOutcome
 
 
 @dataclass(slots=True)
-class _Stay:
+class _SequenceSpan:
     span: Span
     num_computed: int = 0
-    num_drawn: int = 0
+    num_sampled: int = 0
 
     def end(self) -> None:
         self.span.set_attribute("quire.tokens.computed", self.num_computed)
-        self.span.set_attribute("quire.tokens.drawn", self.num_drawn)
+        self.span.set_attribute("quire.tokens.sampled", self.num_sampled)
         self.span.end()
 
 
@@ -24,39 +24,39 @@ class SequenceSpans:
     """The open spans of one step stream."""
 
     def __init__(self) -> None:
-        self._stays: dict[int, _Stay] = {}
+        self._spans: dict[int, _SequenceSpan] = {}
 
     def begin_step(self, step: Step) -> None:
         """A step came: spans of sequences that finished end, those of new ones begin."""
         for sequence_id in step.finished_ids:
-            stay = self._stays.pop(sequence_id, None)
-            if stay is not None:
-                stay.end()
+            sequence_span = self._spans.pop(sequence_id, None)
+            if sequence_span is not None:
+                sequence_span.end()
         for new in step.new_sequences:
             context = context_from(new.traceparent) if new.traceparent else None
-            if context is None or new.sequence_id in self._stays:
+            if context is None or new.sequence_id in self._spans:
                 continue
             span = tracer().start_span("worker", context=context)
             if span.is_recording():
                 span.set_attribute("quire.sequence.index", new.index)
-                self._stays[new.sequence_id] = _Stay(span)
+                self._spans[new.sequence_id] = _SequenceSpan(span)
 
     def end_step(self, step: Step, outcome: StepOutcome) -> None:
         """A step is done: count its tokens."""
-        if not self._stays:
+        if not self._spans:
             return
         for scheduled, result in zip(step.scheduled, outcome.sequences, strict=True):
-            stay = self._stays.get(scheduled.sequence_id)
-            if stay is None:
+            sequence_span = self._spans.get(scheduled.sequence_id)
+            if sequence_span is None:
                 continue
             if result.failure is not None:
-                stay.span.set_status(Status(StatusCode.ERROR))
+                sequence_span.span.set_status(Status(StatusCode.ERROR))
                 continue
-            stay.num_computed += scheduled.num_tokens
-            stay.num_drawn += len(result.token_ids)
+            sequence_span.num_computed += scheduled.num_tokens
+            sequence_span.num_sampled += len(result.token_ids)
 
     def close(self) -> None:
         """The stream ended, and with it every stay."""
-        for stay in self._stays.values():
-            stay.end()
-        self._stays.clear()
+        for sequence_span in self._spans.values():
+            sequence_span.end()
+        self._spans.clear()

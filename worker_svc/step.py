@@ -12,7 +12,7 @@ MAX_IN_FLIGHT = 2
 BlockPairs: TypeAlias = list[tuple[int, int]]
 
 # What blocks hold, as (block, hash). The hash is the scheduler's own, and says nothing here.
-BlockLabels: TypeAlias = list[tuple[int, bytes]]
+BlockHashes: TypeAlias = list[tuple[int, bytes]]
 
 
 class Direction(Enum):
@@ -55,18 +55,19 @@ class NewSequence:
 class ScheduledSequence(NamedTuple):
     """Compute tokens start to start + num_tokens - 1 of a known sequence, after adding blocks to its table.
 
-    Keys and values of tokens before `store_start` (None: start) stand in shared blocks already and are not written.
+    Keys and values of tokens before `num_cached_tokens` (None: start) stand in shared blocks already and are not
+    written.
     """
 
     sequence_id: int
     start: int
     num_tokens: int
     new_block_ids: list[int]
-    store_start: int | None = None
+    num_cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class TableChange:
+class BlockTableUpdate:
     """Place `index` of a known sequence's block table is `block_id` from now on."""
 
     sequence_id: int
@@ -75,7 +76,7 @@ class TableChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class BlockOps:
     """Blocks that a step copies: to the host, from the host, and within the device, where none is at both ends."""
 
     swap_out: BlockPairs = field(default_factory=list)
@@ -92,13 +93,13 @@ class Step:
     finished_ids: list[int]
     new_sequences: list[NewSequence]
     scheduled: list[ScheduledSequence]
-    moves: Moves = field(default_factory=Moves)
-    table_changes: list[TableChange] = field(default_factory=list)
+    block_ops: BlockOps = field(default_factory=BlockOps)
+    block_table_updates: list[BlockTableUpdate] = field(default_factory=list)
     step_id: int = 0
     """By which its transfers are told apart from others'; none is less than that of the step before."""
-    labels: BlockLabels = field(default_factory=list)
+    block_hashes: BlockHashes = field(default_factory=list)
     """Of blocks of the device that steps which are finished filled."""
-    host_labels: BlockLabels = field(default_factory=list)
+    host_block_hashes: BlockHashes = field(default_factory=list)
     """Of blocks of the host that transfers which are done filled."""
 
 
@@ -120,7 +121,7 @@ class SequenceResult(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class SwapResult:
     """The swaps of one step in one direction: done, or failed, as one.
 
     `seconds` is how long the copying took, without what it waited for. After a failure the destinations hold nothing
@@ -139,7 +140,7 @@ class StepOutcome:
     """Results in the order of Step.scheduled, and the time on the device thread in seconds.
 
     Of the tokens computed, `decode_tokens` were the last that their sequences drew, `prefill_tokens` all others.
-    `transfers` are those of this step and of earlier ones that were found done or failed, each once. `held_up_seconds`
+    `transfers` are those of this step and of earlier ones that were found done or failed, each once. `stall_seconds`
     are what its own took of its time, where they are not made beside it.
     """
 
@@ -147,5 +148,5 @@ class StepOutcome:
     busy_seconds: float
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    transfers: list[Transfer] = field(default_factory=list)
-    held_up_seconds: float = 0.0
+    swap_results: list[SwapResult] = field(default_factory=list)
+    stall_seconds: float = 0.0

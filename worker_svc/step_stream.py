@@ -14,17 +14,17 @@ from worker_svc.errors import DeviceLost
 from worker_svc.metrics import count_failed_step, count_step
 from worker_svc.spans import SequenceSpans
 from worker_svc.step import Step, StepOutcome
-from worker_svc.wire import Malformed, outcome_to_proto, step_from_proto
+from worker_svc.wire import MalformedMessage, outcome_to_proto, step_from_proto
 
 if TYPE_CHECKING:
     from worker_svc.runner import Runner
 
 logger = logging.getLogger("quire.worker")
 
-Queued: TypeAlias = Future[Timed[StepOutcome]]
+StepFuture: TypeAlias = Future[Timed[StepOutcome]]
 
 
-class BadOrder(Exception):  # noqa: N818
+class ProtocolViolation(Exception):  # noqa: N818
     """A message that does not follow on what came before, or not on itself. The text goes to the scheduler."""
 
 
@@ -42,16 +42,16 @@ class StepStream:
         self._device = device
         self._spans = SequenceSpans()
         self._loop = asyncio.get_running_loop()
-        self._pending: set[Queued] = set()
-        self._is_read = False
-        self._answers: asyncio.Queue[pb.StepResponse | Exception | None] = asyncio.Queue()
+        self._pending: set[StepFuture] = set()
+        self._is_fully_read = False
+        self._responses: asyncio.Queue[pb.StepResponse | Exception | None] = asyncio.Queue()
         self._is_open = True
 
-    async def answers(self, requests: AsyncIterator[pb.StepRequest]) -> AsyncGenerator[pb.StepResponse, None]:
+    async def responses(self, requests: AsyncIterator[pb.StepRequest]) -> AsyncGenerator[pb.StepResponse, None]:
         """Ready, then one answer for each request, in order, until the requests end.
 
-        Raises BadOrder where a request does not follow on the last, and when the stream is superseded; StepFailed or
-        DeviceLost where a step raised.
+        Raises ProtocolViolation where a request does not follow on the last, and when the stream is superseded;
+        StepFailed or DeviceLost where a step raised.
         """
         # Behind the last steps of the generation before, which may still run.
         await self._device.run(self._runner.reset)
@@ -59,23 +59,23 @@ class StepStream:
         # Steps are read and queued while one runs: its answer must not be waited for.
         reading = asyncio.create_task(self._read(requests))
         try:
-            while (answer := await self._answers.get()) is not None:
-                if isinstance(answer, Exception):
-                    raise answer
-                yield answer
+            while (response := await self._responses.get()) is not None:
+                if isinstance(response, Exception):
+                    raise response
+                yield response
         finally:
             reading.cancel()
 
     def supersede(self, generation: int) -> None:
         """Another stream took over: nothing of this one is answered any more."""
         self.close()
-        self._answers.put_nowait(BadOrder(f"superseded by generation {generation}"))
+        self._responses.put_nowait(ProtocolViolation(f"superseded by generation {generation}"))
 
     def close(self) -> None:
         """Drop the steps that were not launched, and end the spans of all sequences."""
         self._is_open = False
-        for queued in self._pending:
-            queued.cancel()
+        for future in self._pending:
+            future.cancel()
         self._spans.close()
 
     async def _read(self, requests: AsyncIterator[pb.StepRequest]) -> None:
@@ -84,81 +84,81 @@ class StepStream:
                 if not self._is_open:
                     return
                 self._submit(request)
-            self._is_read = True
+            self._is_fully_read = True
             self._end_if_done()
         except Exception as error:  # raised again where the stream is answered
-            self._answers.put_nowait(error)
+            self._responses.put_nowait(error)
 
     def _submit(self, request: pb.StepRequest) -> None:
         if (request.epoch, request.generation) != (self.epoch, self.generation):
-            raise BadOrder(
+            raise ProtocolViolation(
                 f"a step of epoch {request.epoch}, generation {request.generation} on the stream of epoch "
                 f"{self.epoch}, generation {self.generation}"
             )
         if request.step_id != self._last_step_id + 1:
-            raise BadOrder(f"step {request.step_id} after step {self._last_step_id}")
+            raise ProtocolViolation(f"step {request.step_id} after step {self._last_step_id}")
         self._last_step_id = request.step_id
         try:
             step = step_from_proto(request)
-        except Malformed as error:
-            raise BadOrder(f"step {request.step_id} is malformed: {error}") from None
+        except MalformedMessage as error:
+            raise ProtocolViolation(f"step {request.step_id} is malformed: {error}") from None
         self._spans.begin_step(step)
-        queued = self._device.submit_step(partial(self._runner.launch, step), self._runner.finish)
-        self._pending.add(queued)
-        queued.add_done_callback(partial(self._hand_over, request.step_id, step))
+        future = self._device.submit_step(partial(self._runner.launch, step), self._runner.finish)
+        self._pending.add(future)
+        future.add_done_callback(partial(self._respond_from_loop, request.step_id, step))
 
-    def _hand_over(self, step_id: int, step: Step, queued: Queued) -> None:
+    def _respond_from_loop(self, step_id: int, step: Step, future: StepFuture) -> None:
         """Have the loop answer a step, on whichever thread ends it: a future of its own would take a turn more."""
         with suppress(RuntimeError):  # the loop is closed: nobody is answered any more
-            self._loop.call_soon_threadsafe(self._answer, step_id, step, queued)
+            self._loop.call_soon_threadsafe(self._respond, step_id, step, future)
 
     def _end_if_done(self) -> None:
-        if self._is_read and not self._pending:
-            self._answers.put_nowait(None)
+        if self._is_fully_read and not self._pending:
+            self._responses.put_nowait(None)
 
-    def _answer(self, step_id: int, step: Step, queued: Queued) -> None:
-        self._pending.discard(queued)
+    def _respond(self, step_id: int, step: Step, future: StepFuture) -> None:
+        self._pending.discard(future)
         try:
-            if not queued.cancelled():
-                self._tell(step_id, step, queued)
+            if not future.cancelled():
+                self._send_result(step_id, step, future)
         except Exception as error:  # raised again where the stream is answered: a step without an answer ends it
-            self._answers.put_nowait(error)
+            self._responses.put_nowait(error)
         self._end_if_done()
 
-    def _tell(self, step_id: int, step: Step, queued: Queued) -> None:
-        error = queued.exception()
+    def _send_result(self, step_id: int, step: Step, future: StepFuture) -> None:
+        error = future.exception()
         if error is not None:
             logger.error("step failed", exc_info=error, extra={"step_id": step_id})
             count_failed_step()
             if self._is_open:
-                self._answers.put_nowait(
+                self._responses.put_nowait(
                     error if isinstance(error, DeviceLost) else StepFailed(f"step {step_id} failed")
                 )
             return
-        timed = queued.result()
+        timed = future.result()
         if self._is_open:
-            self._answers.put_nowait(self._response(step_id, timed))
+            self._responses.put_nowait(self._response(step_id, timed))
         self._spans.end_step(step, timed.value)
         self._loop.call_soon(count_step, timed)  # behind the answer, which goes out first
 
     def _response(self, step_id: int, timed: Timed[StepOutcome]) -> pb.StepResponse:
-        told = outcome_to_proto(timed.value)
-        for failed in told.failures:
-            sequence_id = told.sequence_ids[failed.place]
+        result = outcome_to_proto(timed.value)
+        for failed in result.failures:
+            sequence_id = result.sequence_ids[failed.schedule_index]
             logger.warning(
                 "sequence failed", extra={"step_id": step_id, "sequence_id": sequence_id, "why": failed.message}
             )
-        for transfer in timed.value.transfers:
-            if transfer.failure is not None:
+        for swap_result in timed.value.swap_results:
+            if swap_result.failure is not None:
                 logger.warning(
                     "swap failed",
                     extra={
-                        "step_id": transfer.step_id,
-                        "direction": transfer.direction.value,
-                        "blocks": transfer.num_blocks,
-                        "why": transfer.failure,
+                        "step_id": swap_result.step_id,
+                        "direction": swap_result.direction.value,
+                        "blocks": swap_result.num_blocks,
+                        "why": swap_result.failure,
                     },
                 )
-        told.busy_us = max(0, round((timed.busy_seconds - timed.value.held_up_seconds) * 1e6))
-        told.idle_us = round(timed.idle_seconds * 1e6)
-        return pb.StepResponse(epoch=self.epoch, generation=self.generation, step_id=step_id, result=told)
+        result.busy_us = max(0, round((timed.busy_seconds - timed.value.stall_seconds) * 1e6))
+        result.idle_us = round(timed.idle_seconds * 1e6)
+        return pb.StepResponse(epoch=self.epoch, generation=self.generation, step_id=step_id, result=result)

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from worker_svc.identity import Limits
+from worker_svc.description import WorkerLimits
 from worker_svc.runner import Runner
-from worker_svc.step import BlockPairs, Moves, NewSequence, SamplingParams, ScheduledSequence, Step, StepOutcome
+from worker_svc.step import BlockOps, BlockPairs, NewSequence, SamplingParams, ScheduledSequence, Step, StepOutcome
 
 # What is swapped to measure how fast that is: much longer on its way than its start takes. Held back by a setting, what
 # takes this long.
@@ -14,7 +14,7 @@ _MEASURED_BYTES = 64 * 2**20
 _MEASURED_SECONDS = 0.1
 
 
-def run_largest_step(limits: Limits, make_runner: Callable[[Limits], Runner]) -> Runner:
+def run_largest_step(limits: WorkerLimits, make_runner: Callable[[WorkerLimits], Runner]) -> Runner:
     """Run a step of all tokens and all sequences that a step may hold, each with a draw of the costliest kind.
 
     `make_runner` is given the limits with as many blocks as that needs. Returns the runner.
@@ -44,7 +44,7 @@ def warm_up(runner: Runner) -> None:
         _run(runner, Step([], [], [ScheduledSequence(row, share, 1, []) for row in range(num_sequences)]))
         runner.reset()
     if limits.num_blocks > 1:
-        _run(runner, Step([], [], [], Moves(copies=[(0, 1)])))
+        _run(runner, Step([], [], [], BlockOps(copies=[(0, 1)])))
 
 
 def measure_prefill(runner: Runner) -> float:
@@ -72,12 +72,15 @@ def measure_swaps(runner: Runner, block_bytes: int, max_rate: float | None) -> f
     back = [(destination, source) for source, destination in there]
     # The first time compiles kernels, and takes memory from the system.
     for _ in range(2 if max_rate is None else 1):
-        outcomes = [_run(runner, Step([], [], [], moves)) for moves in (Moves(swap_out=there), Moves(swap_in=back))]
-    seconds = sum(transfer.seconds for outcome in outcomes for transfer in outcome.transfers)
+        outcomes = [
+            _run(runner, Step([], [], [], block_ops))
+            for block_ops in (BlockOps(swap_out=there), BlockOps(swap_in=back))
+        ]
+    seconds = sum(swap_result.seconds for outcome in outcomes for swap_result in outcome.swap_results)
     return 2 * count * block_bytes / seconds
 
 
-def _longest_prompt(limits: Limits) -> int:
+def _longest_prompt(limits: WorkerLimits) -> int:
     """The tokens of a prompt that one step computes, with room for a draw behind it."""
     return min(limits.max_step_tokens, limits.context_length - 2, limits.num_blocks * limits.block_size - 1)
 
@@ -99,7 +102,9 @@ def _num_blocks(step: Step) -> int:
 
 def _run(runner: Runner, step: Step) -> StepOutcome:
     outcome = runner.step(step)
-    failures = [result.failure for result in outcome.sequences] + [moved.failure for moved in outcome.transfers]
+    failures = [result.failure for result in outcome.sequences] + [
+        result_of_swap.failure for result_of_swap in outcome.swap_results
+    ]
     for failure in failures:
         if failure is not None:
             raise RuntimeError(f"a step of the worker's own failed: {failure}")

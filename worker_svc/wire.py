@@ -4,27 +4,27 @@ from functools import partial
 from itertools import chain, compress
 
 from quire.worker.v1 import worker_pb2 as pb
-from worker_svc.identity import Identity
-from worker_svc.labels import Inventory
+from worker_svc.block_hashes import BlockHashReport
+from worker_svc.description import WorkerDescription
 from worker_svc.step import (
-    BlockLabels,
+    BlockHashes,
+    BlockOps,
     BlockPairs,
+    BlockTableUpdate,
     Direction,
-    Moves,
     NewSequence,
     SamplingParams,
     ScheduledSequence,
     Step,
     StepOutcome,
-    TableChange,
+    SwapResult,
     TokenLogprobs,
-    Transfer,
 )
 
 _DIRECTIONS = {Direction.OUT: pb.DIRECTION_OUT, Direction.IN: pb.DIRECTION_IN}
 
 
-class Malformed(Exception):  # noqa: N818
+class MalformedMessage(Exception):  # noqa: N818
     """A message whose parts do not fit each other. The text goes to the scheduler."""
 
 
@@ -40,25 +40,26 @@ def step_from_proto(request: pb.StepRequest) -> Step:
         finished_ids=list(request.finished_ids),
         new_sequences=[_new_sequence(new) for new in request.new_sequences],
         scheduled=_scheduled(request.scheduled),
-        moves=Moves(_pairs(request.swap_out), _pairs(request.swap_in), _pairs(request.copies)),
-        table_changes=[
-            TableChange(change.sequence_id, change.index, change.block_id) for change in request.table_changes
+        block_ops=BlockOps(_pairs(request.swap_out), _pairs(request.swap_in), _pairs(request.copies)),
+        block_table_updates=[
+            BlockTableUpdate(update.sequence_id, update.index, update.block_id)
+            for update in request.block_table_updates
         ],
         step_id=request.step_id,
-        labels=_labels(request.labels),
-        host_labels=_labels(request.host_labels),
+        block_hashes=_block_hashes(request.block_hashes),
+        host_block_hashes=_block_hashes(request.host_block_hashes),
     )
 
 
-def _labels(labels: pb.BlockLabels) -> BlockLabels:
-    if len(labels.block_ids) != len(labels.hashes):
-        raise Malformed("labels whose columns are of different lengths")
-    return list(zip(labels.block_ids, labels.hashes, strict=True))
+def _block_hashes(block_hashes: pb.BlockHashes) -> BlockHashes:
+    if len(block_hashes.block_ids) != len(block_hashes.hashes):
+        raise MalformedMessage("block hashes whose columns are of different lengths")
+    return list(zip(block_hashes.block_ids, block_hashes.hashes, strict=True))
 
 
 def _pairs(copies: pb.BlockCopies) -> BlockPairs:
     if len(copies.sources) != len(copies.destinations):
-        raise Malformed("blocks to copy whose columns are of different lengths")
+        raise MalformedMessage("blocks to copy whose columns are of different lengths")
     return list(zip(copies.sources, copies.destinations, strict=True))
 
 
@@ -66,18 +67,18 @@ def _scheduled(schedule: pb.Schedule) -> list[ScheduledSequence]:
     ids, starts, num_tokens = schedule.sequence_ids[:], schedule.starts[:], schedule.num_tokens[:]
     counts, blocks = schedule.num_new_blocks[:], schedule.new_block_ids[:]
     if not len(ids) == len(starts) == len(num_tokens) == len(counts) or sum(counts) != len(blocks):
-        raise Malformed("a schedule whose columns are of different lengths")
+        raise MalformedMessage("a schedule whose columns are of different lengths")
     new_blocks: list[list[int]] = [[]] * len(ids)
     first = 0
-    for place in compress(range(len(ids)), counts):
-        end = first + counts[place]
-        new_blocks[place] = blocks[first:end]
+    for schedule_index in compress(range(len(ids)), counts):
+        end = first + counts[schedule_index]
+        new_blocks[schedule_index] = blocks[first:end]
         first = end
     stored: list[int | None] = [None] * len(ids)
-    for item in schedule.store_starts:
-        if item.place >= len(ids):
-            raise Malformed("a schedule that says of a sequence it has not what is stored")
-        stored[item.place] = item.store_start
+    for item in schedule.cached_tokens:
+        if item.schedule_index >= len(ids):
+            raise MalformedMessage("a schedule that says of a sequence it has not what is stored")
+        stored[item.schedule_index] = item.num_cached_tokens
     # Hundreds of them a step: made without a call of Python for each.
     make = partial(tuple.__new__, ScheduledSequence)
     return list(map(make, zip(ids, starts, num_tokens, new_blocks, stored, strict=True)))
@@ -122,24 +123,24 @@ def outcome_to_proto(outcome: StepOutcome) -> pb.StepResult:
         num_tokens=map(len, token_ids),
         token_ids=chain.from_iterable(token_ids),
         logprobs=[
-            pb.SequenceLogprobs(place=place, tokens=map(_logprobs_to_proto, logprobs[place]))
-            for place in compress(range(len(logprobs)), logprobs)
+            pb.SequenceLogprobs(schedule_index=schedule_index, tokens=map(_logprobs_to_proto, logprobs[schedule_index]))
+            for schedule_index in compress(range(len(logprobs)), logprobs)
         ],
         failures=[
-            pb.SequenceFailure(place=place, message=failure)
-            for place, failure in enumerate(failures)
+            pb.SequenceFailure(schedule_index=schedule_index, message=failure)
+            for schedule_index, failure in enumerate(failures)
             if failure is not None
         ],
-        transfers=map(_transfer_to_proto, outcome.transfers),
+        swaps=map(_transfer_to_proto, outcome.swap_results),
     )
 
 
-def _transfer_to_proto(transfer: Transfer) -> pb.Transfer:
-    return pb.Transfer(
-        step_id=transfer.step_id,
-        direction=_DIRECTIONS[transfer.direction],
-        duration_us=round(transfer.seconds * 1e6),
-        failure=transfer.failure,
+def _transfer_to_proto(swap_result: SwapResult) -> pb.SwapResult:
+    return pb.SwapResult(
+        step_id=swap_result.step_id,
+        direction=_DIRECTIONS[swap_result.direction],
+        duration_us=round(swap_result.seconds * 1e6),
+        failure=swap_result.failure,
     )
 
 
@@ -150,32 +151,36 @@ def _logprobs_to_proto(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
     )
 
 
-def inventory_to_proto(inventory: Inventory) -> pb.InventoryResponse:
+def block_hash_report_to_proto(report: BlockHashReport) -> pb.ReportBlockHashesResponse:
     """What blocks hold."""
-    return pb.InventoryResponse(device=_labels_to_proto(inventory.device), host=_labels_to_proto(inventory.host))
+    return pb.ReportBlockHashesResponse(
+        device=_block_hashes_to_proto(report.device), host=_block_hashes_to_proto(report.host)
+    )
 
 
-def _labels_to_proto(labels: BlockLabels) -> pb.BlockLabels:
-    return pb.BlockLabels(block_ids=[block for block, _ in labels], hashes=[label for _, label in labels])
+def _block_hashes_to_proto(block_hashes: BlockHashes) -> pb.BlockHashes:
+    return pb.BlockHashes(
+        block_ids=[block for block, _ in block_hashes], hashes=[block_hash for _, block_hash in block_hashes]
+    )
 
 
-def identity_to_proto(identity: Identity, epoch: int, *, is_draining: bool) -> pb.DescribeResponse:
+def description_to_proto(description: WorkerDescription, epoch: int, *, is_draining: bool) -> pb.DescribeResponse:
     """What a replica is, the highest epoch that it served, and whether it is about to end."""
-    limits = identity.limits
+    limits = description.limits
     return pb.DescribeResponse(
-        model=identity.model,
-        fingerprint=identity.fingerprint,
-        tokenizer_fingerprint=identity.tokenizer_fingerprint,
+        model=description.model,
+        fingerprint=description.fingerprint,
+        tokenizer_fingerprint=description.tokenizer_fingerprint,
         context_length=limits.context_length,
         vocab_size=limits.vocab_size,
         block_size=limits.block_size,
-        block_bytes=identity.block_bytes,
+        block_bytes=description.block_bytes,
         num_blocks=limits.num_blocks,
         max_step_tokens=limits.max_step_tokens,
         max_sequences=limits.max_sequences,
         epoch=epoch,
         num_host_blocks=limits.num_host_blocks,
-        swap_bytes_per_second=identity.swap_bytes_per_second,
-        prefill_tokens_per_second=identity.prefill_tokens_per_second,
+        swap_bytes_per_second=description.swap_bytes_per_second,
+        prefill_tokens_per_second=description.prefill_tokens_per_second,
         is_draining=is_draining,
     )

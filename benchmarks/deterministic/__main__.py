@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.deterministic.report import deterministic_table
 from benchmarks.record import RESULTS, describe_gpu, provenance, write_result
 from svc_common.settings import read_settings
-from worker_svc.replica import Replica, load_replica
+from worker_svc.instance import ModelInstance, load_instance
 from worker_svc.runner import Runner
 from worker_svc.settings import WorkerSettings
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step
@@ -29,13 +29,13 @@ PARAMS = SamplingParams(temperature=1.0, top_p=0.9, seed=1, logprobs=5)
 SEQUENCES = (1, 8, 64)
 
 
-def replica(deterministic: bool) -> Replica:
+def replica(deterministic: bool) -> ModelInstance:
     """The default model, as a worker would serve it."""
     flags = [f"--deterministic={deterministic}", "--num-blocks=1024", "--swap-space=0"]
-    return load_replica(read_settings(WorkerSettings, flags), lambda line: print(line, file=sys.stderr))
+    return load_instance(read_settings(WorkerSettings, flags), lambda line: print(line, file=sys.stderr))
 
 
-class Decoding:
+class DecodeSteps:
     """Sequences that decode together, a step at a time."""
 
     def __init__(self, runner: Runner, num_sequences: int) -> None:
@@ -74,7 +74,7 @@ class Prompt:
         return time.perf_counter() - started
 
 
-def in_turns(what: str, off: Decoding | Prompt, on: Decoding | Prompt, rounds: int) -> dict[str, Any]:
+def interleave(what: str, off: DecodeSteps | Prompt, on: DecodeSteps | Prompt, rounds: int) -> dict[str, Any]:
     """The medians of as many steps of each, in milliseconds, and what a pair differs by in the median."""
     pairs = [
         (off.seconds(), on.seconds()) if turn % 2 else (on.seconds(), off.seconds())[::-1] for turn in range(rounds)
@@ -90,9 +90,9 @@ def in_turns(what: str, off: Decoding | Prompt, on: Decoding | Prompt, rounds: i
 def measure(off: Runner, on: Runner, sequences: Sequence[int], rounds: int) -> Iterable[dict[str, Any]]:
     """A case after the other."""
     for count in sequences:
-        yield in_turns(f"{count} sequences decode", Decoding(off, count), Decoding(on, count), rounds)
+        yield interleave(f"{count} sequences decode", DecodeSteps(off, count), DecodeSteps(on, count), rounds)
     prompts = Prompt(off), Prompt(on)
-    yield in_turns(f"a prompt of {off.limits.max_step_tokens} tokens", *prompts, rounds)
+    yield interleave(f"a prompt of {off.limits.max_step_tokens} tokens", *prompts, rounds)
 
 
 def main() -> None:
@@ -105,7 +105,7 @@ def main() -> None:
     result: dict[str, Any] = {
         **provenance("torch"),
         "gpu": describe_gpu(),
-        "dtype": on.identity.dtype,
+        "dtype": on.description.dtype,
         "rounds": options.rounds,
         "cases": list(measure(off.runner, on.runner, SEQUENCES, min(options.rounds, 100))),
     }

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from benchmarks.result_text import version
 from benchmarks.tables import Cells
-from benchmarks.told import version
 
 _COLUMNS = ("step", "off, ms", "on, ms", "cost")
 

@@ -31,7 +31,7 @@ MAX_STEP_TOKENS = 2048
 OF_FLOOR, IDLE_SHARE = 1.25, 0.03
 
 
-class Decoding:
+class DecodeLoop:
     """Sequences alike in a runner, their prompts computed, one step after another."""
 
     def __init__(self, runner: Runner, num_seqs: int, context: int, num_steps: int) -> None:
@@ -79,9 +79,9 @@ def _check(outcome: StepOutcome) -> None:
 def measure(model: RandomModel, num_seqs: int, copy_rate: float) -> dict[str, Any]:
     """Steps of as many sequences; `copy_rate` in GB/s."""
     num_steps = WARM_UP_STEPS + TIMED_STEPS + PROFILED_STEPS
-    num_blocks = Decoding.num_blocks(num_seqs, CONTEXT, num_steps)
+    num_blocks = DecodeLoop.num_blocks(num_seqs, CONTEXT, num_steps)
     runner = model.make_runner(BLOCK_SIZE, num_blocks, MAX_STEP_TOKENS, num_seqs)
-    decoding = Decoding(runner, num_seqs, CONTEXT, num_steps)
+    decoding = DecodeLoop(runner, num_seqs, CONTEXT, num_steps)
     decoding.run(WARM_UP_STEPS)
     began = time.perf_counter()
     decoding.run(TIMED_STEPS)
@@ -101,7 +101,7 @@ def measure(model: RandomModel, num_seqs: int, copy_rate: float) -> dict[str, An
     }
 
 
-def _idle_share(decoding: Decoding, seconds: float) -> float:
+def _idle_share(decoding: DecodeLoop, seconds: float) -> float:
     """Of a step of `seconds`: what is left when the kernels' own times are taken off."""
     from torch.profiler import ProfilerActivity, profile
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from worker_svc.attention import AttentionKind
+from worker_svc.block_copier import RateLimiter, make_block_copier
 from worker_svc.cache import CacheShape
-from worker_svc.executor import Graphs
-from worker_svc.identity import Limits
+from worker_svc.description import WorkerLimits
+from worker_svc.executor import CudaGraphOptions
 from worker_svc.model.config import native_config, read_config
 from worker_svc.model.llama import LlamaModel
 from worker_svc.model.loading import NativeModel
 from worker_svc.model.triton_llama import TritonLlama
 from worker_svc.model.weights import Checkpoint
-from worker_svc.mover import Pace, make_mover
 from worker_svc.runner import Runner
 
 # The shape of Llama 3 8B
@@ -79,10 +79,10 @@ class RandomModel:
         layout = self.layout
         shape = CacheShape.of(layout, block_size, self.dtype)
         cache, host_blocks = shape.allocate(num_blocks, self.device), shape.allocate_host(0)
-        limits = Limits(
+        limits = WorkerLimits(
             layout.vocab_size, layout.context_length, block_size, num_blocks, max_step_tokens, max_sequences
         )
         model = self._model
         loaded = model if isinstance(model, TritonLlama) else NativeModel(model, AttentionKind.TORCH)
-        executor = loaded.executor(cache, limits, Graphs())
-        return Runner(executor, limits, make_mover(executor, cache, host_blocks, Pace(None)))
+        executor = loaded.executor(cache, limits, CudaGraphOptions())
+        return Runner(executor, limits, make_block_copier(executor, cache, host_blocks, RateLimiter(None)))

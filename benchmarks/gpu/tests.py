@@ -60,9 +60,9 @@ def outcomes_in(log: str) -> list[tuple[str, str]]:
     return [(match[1], match[2]) for match in _OUTCOME.finditer(log)]
 
 
-def deal(names: Sequence[str], num_hands: int) -> list[list[str]]:
+def split_tests(names: Sequence[str], num_groups: int) -> list[list[str]]:
     """The tests in turns to as many processes, none of them empty."""
-    return [hand for start in range(num_hands) if (hand := list(names[start::num_hands]))]
+    return [hand for start in range(num_groups) if (hand := list(names[start::num_groups]))]
 
 
 def _collect(folders: Iterable[str]) -> tuple[list[str], str | None]:
@@ -83,7 +83,7 @@ def _run_all(names: Sequence[str], folder: Path, deadline: float) -> list[str]:
     """What each process printed, until all have ended or the deadline has come."""
     processes: list[subprocess.Popen[bytes]] = []
     logs: list[Path] = []
-    for number, hand in enumerate(deal(names, min(MAX_PROCESSES, os.cpu_count() or 1))):
+    for number, hand in enumerate(split_tests(names, min(MAX_PROCESSES, os.cpu_count() or 1))):
         (folder / f"{number}.tests").write_text("\n".join(hand))
         logs.append(folder / f"{number}.log")
         with logs[-1].open("wb") as output:

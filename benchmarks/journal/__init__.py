@@ -1,5 +1,5 @@
 """Measures what the journal costs: scheduler, Redis, gRPC and worker are real, only the model sleeps."""
 
-from svc_common.polling import poll_directly
+from svc_common.grpc_polling import disable_event_engine
 
-poll_directly()  # as services do: this program stands for a gateway
+disable_event_engine()  # as services do: this program stands for a gateway

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.serving.figures import Sense
-from benchmarks.steps.figures import WARM_UP_STEPS, Spread
+from benchmarks.serving.figures import RatioSense
+from benchmarks.steps.figures import WARM_UP_STEPS, DurationPercentiles
 
-MOST_APART_MS = 2.0
+MAX_DIFFERENCE_MS = 2.0
 """Inter-token p99 with the journal, less that without it, in milliseconds; and the same of a slow Redis."""
-MOST_BYTES = 16 * 1024
+MAX_BYTES = 16 * 1024
 """Of Redis for 1,000 generated tokens."""
 
 ON, OFF, SLOW = MODES = ("on", "off", "slow")
@@ -31,7 +31,7 @@ class JournalRun:
 
 
 @dataclass(frozen=True)
-class Memory:
+class JournalMemory:
     """What Redis holds of requests that have ended, in bytes by its own account."""
 
     num_bytes: int
@@ -43,15 +43,15 @@ class Memory:
         return self.num_bytes * 1000 / self.num_tokens
 
 
-def summarize(runs: dict[str, list[JournalRun]], memory: Memory) -> dict[str, Any]:
+def summarize(runs: dict[str, list[JournalRun]], memory: JournalMemory) -> dict[str, Any]:
     """As a result holds it, in milliseconds: over all runs of a mode together, and of each."""
     modes = {}
     for mode, found in runs.items():
         durable = [seconds for run in found for seconds in run.durable]
         modes[mode] = {
-            "inter_token_ms": asdict(Spread.of([gap for run in found for gap in run.gaps])),
-            "durable_ms": asdict(Spread.of(durable)) if durable else None,
-            "runs": [asdict(Spread.of(run.gaps)) for run in found],
+            "inter_token_ms": asdict(DurationPercentiles.of([gap for run in found for gap in run.gaps])),
+            "durable_ms": asdict(DurationPercentiles.of(durable)) if durable else None,
+            "runs": [asdict(DurationPercentiles.of(run.gaps)) for run in found],
         }
     return {"modes": modes, "memory": {**asdict(memory), "bytes_per_1000_tokens": memory.per_thousand}}
 
@@ -60,11 +60,11 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
     """How the result stands to each bound."""
     p99 = {mode: found["inter_token_ms"]["p99"] for mode, found in result["modes"].items()}
     values = (
-        ("inter-token p99 with the journal, less without it, ms", p99[ON] - p99[OFF], MOST_APART_MS),
-        ("the same while Redis takes half a second, ms", p99[SLOW] - p99[OFF], MOST_APART_MS),
-        ("Redis for 1,000 tokens, bytes", result["memory"]["bytes_per_1000_tokens"], MOST_BYTES),
+        ("inter-token p99 with the journal, less without it, ms", p99[ON] - p99[OFF], MAX_DIFFERENCE_MS),
+        ("the same while Redis takes half a second, ms", p99[SLOW] - p99[OFF], MAX_DIFFERENCE_MS),
+        ("Redis for 1,000 tokens, bytes", result["memory"]["bytes_per_1000_tokens"], MAX_BYTES),
     )
     return [
-        {"what": what, "value": value, "bound": bound, "sense": Sense.AT_MOST.value, "holds": value <= bound}
+        {"what": what, "value": value, "bound": bound, "sense": RatioSense.AT_MOST.value, "holds": value <= bound}
         for what, value, bound in values
     ]

@@ -3,8 +3,8 @@
 from typing import Any
 
 from benchmarks.journal.figures import OFF, ON, SLOW
+from benchmarks.result_text import mark_missed, origin
 from benchmarks.tables import Cells
-from benchmarks.told import judged, origin
 
 _TITLES = {OFF: "no journal", ON: "journal", SLOW: "journal, Redis takes half a second"}
 
@@ -25,7 +25,7 @@ def target_lines(result: dict[str, Any]) -> list[str]:
     lines = []
     for target in result["targets"]:
         text = f"{target['what']}: {target['value']:,.2f}, asked ≤ {target['bound']:,g}"
-        lines.append(judged(text, holds=target["holds"]))
+        lines.append(mark_missed(text, holds=target["holds"]))
     return lines
 
 

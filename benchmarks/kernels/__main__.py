@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels.case import Case
+from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.device import DeviceRates
 from benchmarks.kernels.report import judge, kernels_table
 from benchmarks.record import RESULTS, ROOT, describe_gpu, provenance, write_result
 
 
-def cases_for(device: torch.device) -> tuple[partial[Case], ...]:
+def cases_for(device: torch.device) -> tuple[partial[KernelCase], ...]:
     """Those of the device's kind. Each imports its op when it is made."""
     if device.type == "cuda":
         from benchmarks.kernels import gpu_table

@@ -2,13 +2,13 @@
 
 import torch
 
-from benchmarks.kernels.case import Asked, Case
+from benchmarks.kernels.case import KernelCase, SpeedTarget
 from benchmarks.kernels.device import Bound
 from benchmarks.kernels.pages import BLOCK_SIZE, Heads, PagedBatch
 from benchmarks.kernels.peers import attention_peers
 
 
-def decode(device: torch.device, heads: Heads, num_seqs: int, context_len: int) -> Case:
+def decode(device: torch.device, heads: Heads, num_seqs: int, context_len: int) -> KernelCase:
     """One new token of each sequence: as fast as keys and values are read."""
     from quire_kernels.paged_decode import paged_decode
 
@@ -26,11 +26,11 @@ def decode(device: torch.device, heads: Heads, num_seqs: int, context_len: int) 
         )
 
     shape = _shape(heads, f"{num_seqs} × {context_len} tokens")
-    asked = Asked.DECODE if num_seqs >= 32 and context_len >= 4096 else Asked.NOTHING
-    return Case("paged_decode", shape, Bound.MEMORY, batch.kv_bytes, ours, attention_peers(batch, device), asked)
+    asked = SpeedTarget.DECODE if num_seqs >= 32 and context_len >= 4096 else SpeedTarget.NOTHING
+    return KernelCase("paged_decode", shape, Bound.MEMORY, batch.kv_bytes, ours, attention_peers(batch, device), asked)
 
 
-def decode_8bit(device: torch.device, heads: Heads, num_seqs: int, context_len: int, dtype: torch.dtype) -> Case:
+def decode_8bit(device: torch.device, heads: Heads, num_seqs: int, context_len: int, dtype: torch.dtype) -> KernelCase:
     """Over keys and values in 8 bits with a scale for each vector. The peers read the same ones in 16 bits."""
     from quire_kernels.kv_quantization import quantize
     from quire_kernels.paged_decode import paged_decode
@@ -55,10 +55,10 @@ def decode_8bit(device: torch.device, heads: Heads, num_seqs: int, context_len: 
     scale_bytes = 2 * num_seqs * context_len * heads.num_kv_heads * key_scales.element_size()
     amount = batch.kv_bytes // batch.key_cache.element_size() + scale_bytes
     shape = _shape(heads, f"{num_seqs} × {context_len} tokens, {str(dtype).removeprefix('torch.')}")
-    return Case("paged_decode", shape, Bound.MEMORY, amount, ours, attention_peers(batch, device))
+    return KernelCase("paged_decode", shape, Bound.MEMORY, amount, ours, attention_peers(batch, device))
 
 
-def prefill(device: torch.device, heads: Heads, num_seqs: int, num_queries: int, context_len: int) -> Case:
+def prefill(device: torch.device, heads: Heads, num_seqs: int, num_queries: int, context_len: int) -> KernelCase:
     """Prompts, or chunks of them behind what is computed already: as fast as matrices are multiplied."""
     from quire_kernels.paged_attention import paged_attention
 
@@ -78,10 +78,10 @@ def prefill(device: torch.device, heads: Heads, num_seqs: int, num_queries: int,
 
     shape = _shape(heads, f"{num_seqs} × {num_queries} of {context_len} tokens")
     peers = attention_peers(batch, device)
-    return Case("paged_attention", shape, Bound.MATRIX, batch.operations, ours, peers, Asked.PREFILL)
+    return KernelCase("paged_attention", shape, Bound.MATRIX, batch.operations, ours, peers, SpeedTarget.PREFILL)
 
 
-def cpu_attention(device: torch.device, heads: Heads, num_seqs: int, num_queries: int, context_len: int) -> Case:
+def cpu_attention(device: torch.device, heads: Heads, num_seqs: int, num_queries: int, context_len: int) -> KernelCase:
     """The processor's path in torch. Its plan is left out: it is made once for all layers."""
     from quire_kernels.cpu_attention import cpu_paged_attention, plan_cpu_attention
 
@@ -97,7 +97,7 @@ def cpu_attention(device: torch.device, heads: Heads, num_seqs: int, num_queries
         bound, amount = Bound.MEMORY, batch.kv_bytes
     else:
         bound, amount = Bound.MATRIX, batch.operations
-    return Case("cpu_paged_attention", shape, bound, amount, ours, attention_peers(batch, device))
+    return KernelCase("cpu_paged_attention", shape, bound, amount, ours, attention_peers(batch, device))
 
 
 def _shape(heads: Heads, text: str) -> str:

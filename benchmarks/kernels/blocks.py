@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.case import Case, Run
+from benchmarks.kernels.case import KernelCase, Run
 from benchmarks.kernels.device import Bound
 from worker_svc.step import BlockPairs, Direction
 
@@ -13,7 +13,7 @@ from worker_svc.step import BlockPairs, Direction
 _NUM_STAGED = 64
 
 
-def copy_blocks(device: torch.device, num_pairs: int, block_bytes: int) -> Case:
+def copy_blocks(device: torch.device, num_pairs: int, block_bytes: int) -> KernelCase:
     """From place to place on the device."""
     from quire_kernels.block_copy import block_copy
 
@@ -24,11 +24,11 @@ def copy_blocks(device: torch.device, num_pairs: int, block_bytes: int) -> Case:
         return cache.index_copy_(0, pairs[:, 1], cache[pairs[:, 0]])
 
     run = partial(block_copy, cache, cache, pairs)
-    return Case("block_copy", _shape(num_pairs, block_bytes), Bound.MEMORY, 2 * num_pairs * block_bytes, run,
+    return KernelCase("block_copy", _shape(num_pairs, block_bytes), Bound.MEMORY, 2 * num_pairs * block_bytes, run,
                 {"torch": plain})  # fmt: skip
 
 
-def swap_blocks(device: torch.device, direction: Direction, num_pairs: int, block_bytes: int) -> Case:
+def swap_blocks(device: torch.device, direction: Direction, num_pairs: int, block_bytes: int) -> KernelCase:
     """Blocks that are scattered on the device and neighbours in the host's memory, which is pinned for a GPU.
 
     On a processor both are memory of the host: the bound is the rate at which that is copied.
@@ -50,7 +50,7 @@ def swap_blocks(device: torch.device, direction: Direction, num_pairs: int, bloc
     else:
         bound, amount = Bound.MEMORY, 2 * num_pairs * block_bytes
     peers = _peers(cache, host, torch.tensor(places, device=device), outwards)
-    return Case(run.func.__name__, _shape(num_pairs, block_bytes), bound, amount, run, peers)
+    return KernelCase(run.func.__name__, _shape(num_pairs, block_bytes), bound, amount, run, peers)
 
 
 def _peers(cache: Tensor, host: Tensor, places: Tensor, outwards: bool) -> dict[str, Run]:

@@ -12,7 +12,7 @@ from benchmarks.kernels.device import Bound, DeviceRates, milliseconds
 Run = Callable[[], object]
 
 
-class Asked(Enum):
+class SpeedTarget(Enum):
     """What of a case is held against a bound."""
 
     NOTHING = "nothing"
@@ -21,7 +21,7 @@ class Asked(Enum):
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelCase:
     """`amount` is what the op must move in bytes (MEMORY, LINK), or compute in operations (MATRIX), whoever does it.
 
     Each of `peers` does the same on the same values; where both return tensors, the results are compared. Those "with
@@ -34,7 +34,7 @@ class Case:
     amount: float
     ours: Run
     peers: Mapping[str, Run] = field(default_factory=dict)
-    asked: Asked = Asked.NOTHING
+    asked: SpeedTarget = SpeedTarget.NOTHING
 
     def measure(self, device: torch.device, rates: DeviceRates) -> dict[str, Any]:
         """Times of the op and its peers. A peer that cannot run says why; an op that cannot does too."""

@@ -5,7 +5,7 @@ from functools import cache, partial
 import torch
 from torch.nn.functional import linear
 
-from benchmarks.kernels.case import Case, Run
+from benchmarks.kernels.case import KernelCase, Run
 from benchmarks.kernels.device import Bound
 from benchmarks.kernels.pages import BLOCK_SIZE, Heads, PagedBatch
 from benchmarks.kernels.peers import attention_peers
@@ -14,70 +14,70 @@ from quire_kernels.cpu.attention import store as store_tokens
 from quire_kernels.cpu.library import load_library
 from quire_kernels.cpu.linear import linear as compiled_linear
 from quire_kernels.cpu.linear import pack_matrix
-from quire_kernels.cpu.sample import likeliest
-from quire_kernels.cpu.team import Team
+from quire_kernels.cpu.sample import argmax
+from quire_kernels.cpu.thread_pool import ThreadPool
 from svc_common.models import cache_root
 
 # Where so few rows share a weight, reading it takes longer than multiplying by it.
 _FEW_ROWS = 8
 
 
-def attention(device: torch.device, heads: Heads, num_seqs: int, num_queries: int, context_len: int) -> Case:
+def attention(device: torch.device, heads: Heads, num_seqs: int, num_queries: int, context_len: int) -> KernelCase:
     """Attention where keys and values lie, in the order of the compiled code."""
     batch = PagedBatch.make(heads, num_seqs, num_queries, context_len, device)
     layer, slots = _layer(batch)
     keys, values = (tensor.transpose(1, 2).flatten(0, 1).contiguous() for tensor in batch.gather())
-    store_tokens(_team(), keys, values, layer, slots)
+    store_tokens(_thread_pool(), keys, values, layer, slots)
     tensors = (batch.block_tables, batch.query_starts, batch.context_lens)
-    run = partial(attend, _team(), batch.query, layer, *tensors, batch.scale)
+    run = partial(attend, _thread_pool(), batch.query, layer, *tensors, batch.scale)
     shape = f"{batch.heads.num_kv_heads} × {heads.group} heads of {heads.head_dim}, {num_seqs} × {num_queries} of "
     shape += f"{context_len} tokens"
     peers = attention_peers(batch, device)
     if num_queries == 1:
-        return Case("compiled attend", shape, Bound.MEMORY, batch.kv_bytes, run, peers)
-    return Case("compiled attend", shape, Bound.MATRIX, batch.operations, run, peers)
+        return KernelCase("compiled attend", shape, Bound.MEMORY, batch.kv_bytes, run, peers)
+    return KernelCase("compiled attend", shape, Bound.MATRIX, batch.operations, run, peers)
 
 
-def store(device: torch.device, heads: Heads, num_tokens: int) -> Case:
+def store(device: torch.device, heads: Heads, num_tokens: int) -> KernelCase:
     """Keys and values to their slots, in the order of the compiled code."""
     batch = PagedBatch.make(heads, 1, 1, num_tokens, device)
     layer, slots = _layer(batch)
     keys, values = (tensor.transpose(1, 2).flatten(0, 1).contiguous() for tensor in batch.gather())
     shape = f"{heads.num_kv_heads} heads of {heads.head_dim}, {num_tokens} tokens"
-    run = partial(store_tokens, _team(), keys, values, layer, slots)
-    return Case("compiled store", shape, Bound.MEMORY, 4 * keys.nbytes, run)
+    run = partial(store_tokens, _thread_pool(), keys, values, layer, slots)
+    return KernelCase("compiled store", shape, Bound.MEMORY, 4 * keys.nbytes, run)
 
 
-def product(device: torch.device, num_rows: int, outputs: int, inputs: int, *, int8: bool) -> Case:
+def product(device: torch.device, num_rows: int, outputs: int, inputs: int, *, int8: bool) -> KernelCase:
     """A weight times as many rows; with int8, weights in 8 bits and a scale for each output."""
     rows = torch.randn(num_rows, inputs, device=device, dtype=torch.bfloat16)
     weight = torch.randn(outputs, inputs, device=device, dtype=torch.bfloat16) * inputs**-0.5
-    matrix = pack_matrix(_team(), weight, int8=int8)
+    matrix = pack_matrix(_thread_pool(), weight, int8=int8)
     peers: dict[str, Run] = {"torch, bfloat16": lambda: linear(rows, weight)}
     if int8:
         scales = weight.float().abs().amax(1) / 127
         codes = (weight.float() / scales[:, None]).round().to(torch.int8)
         peers["torch, int8"] = lambda: torch._weight_int8pack_mm(rows, codes, scales.to(torch.bfloat16))
-    run = partial(compiled_linear, _team(), rows, matrix)
+    run = partial(compiled_linear, _thread_pool(), rows, matrix)
     shape = f"{num_rows} × {inputs} to {outputs}, {'int8' if int8 else 'bfloat16'}"
     if num_rows <= _FEW_ROWS:
         amount = outputs * inputs * (1 if int8 else weight.element_size())
-        return Case("compiled linear", shape, Bound.MEMORY, amount, run, peers)
-    return Case("compiled linear", shape, Bound.MATRIX, 2 * num_rows * outputs * inputs, run, peers)
+        return KernelCase("compiled linear", shape, Bound.MEMORY, amount, run, peers)
+    return KernelCase("compiled linear", shape, Bound.MATRIX, 2 * num_rows * outputs * inputs, run, peers)
 
 
-def greedy(device: torch.device, num_rows: int, vocab_size: int) -> Case:
+def greedy(device: torch.device, num_rows: int, vocab_size: int) -> KernelCase:
     """The likeliest token of each row."""
     logits = torch.randn(num_rows, vocab_size, device=device)
-    run = partial(likeliest, _team(), logits)
+    run = partial(argmax, _thread_pool(), logits)
     peers: dict[str, Run] = {"torch": lambda: logits.argmax(-1)}
-    return Case("compiled likeliest", f"{num_rows} × {vocab_size}", Bound.MEMORY, logits.nbytes, run, peers)
+    return KernelCase("compiled likeliest", f"{num_rows} × {vocab_size}", Bound.MEMORY, logits.nbytes, run, peers)
 
 
 @cache
-def _team() -> Team:
+def _thread_pool() -> ThreadPool:
     """The threads, kept: the library is built where it is not there yet."""
-    return Team(load_library(cache_root() / "kernels"), torch.get_num_threads())
+    return ThreadPool(load_library(cache_root() / "kernels"), torch.get_num_threads())
 
 
 def _layer(batch: PagedBatch) -> tuple[CacheLayer, torch.Tensor]:

@@ -3,11 +3,11 @@
 from functools import partial
 
 from benchmarks.kernels import attention, blocks, compiled, elementwise
-from benchmarks.kernels.case import Case
+from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.pages import LLAMA_8B, SMOLLM_135M
 from worker_svc.step import Direction
 
-CASES: tuple[partial[Case], ...] = (
+CASES: tuple[partial[KernelCase], ...] = (
     partial(compiled.attention, heads=SMOLLM_135M, num_seqs=1, num_queries=1, context_len=2048),
     partial(compiled.attention, heads=SMOLLM_135M, num_seqs=32, num_queries=1, context_len=512),
     partial(compiled.attention, heads=LLAMA_8B, num_seqs=8, num_queries=1, context_len=2048),

@@ -10,34 +10,34 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.kernels.case import Case, Run
+from benchmarks.kernels.case import KernelCase, Run
 from benchmarks.kernels.device import Bound
 from benchmarks.kernels.pages import BLOCK_SIZE, Heads
 
 _DTYPE = torch.bfloat16
 
 
-def embed(device: torch.device, num_tokens: int, vocab_size: int, width: int) -> Case:
+def embed(device: torch.device, num_tokens: int, vocab_size: int, width: int) -> KernelCase:
     """Embeddings in float32, of tokens half of which the step before has just drawn."""
     from quire_kernels.embed_tokens import embed_tokens
 
     embedding = torch.randn(vocab_size, width, device=device, dtype=_DTYPE)
-    drawn = torch.randint(vocab_size, (num_tokens,), device=device)
+    sampled = torch.randint(vocab_size, (num_tokens,), device=device)
     token_ids = torch.randint(vocab_size, (num_tokens,), device=device)
     token_ids[::2] = -1 - torch.arange(num_tokens, device=device)[::2]
 
     def plain(tokens: Tensor) -> Tensor:
-        known = torch.where(tokens < 0, drawn[(-1 - tokens).clamp(min=0)], tokens)
+        known = torch.where(tokens < 0, sampled[(-1 - tokens).clamp(min=0)], tokens)
         return functional.embedding(known, embedding).float()
 
     def ours() -> object:
-        return embed_tokens(token_ids, drawn, embedding)
+        return embed_tokens(token_ids, sampled, embedding)
 
     amount = num_tokens * width * (embedding.element_size() + 4)
-    return Case("embed_tokens", f"{num_tokens} × {width}", Bound.MEMORY, amount, ours, _torch(plain, token_ids))
+    return KernelCase("embed_tokens", f"{num_tokens} × {width}", Bound.MEMORY, amount, ours, _torch(plain, token_ids))
 
 
-def norm(device: torch.device, num_tokens: int, width: int) -> Case:
+def norm(device: torch.device, num_tokens: int, width: int) -> KernelCase:
     """The residual stream in float32 grows by an update in 16 bits, and is normalised to 16 bits."""
     from quire_kernels.rms_norm import add_rms_norm
 
@@ -54,10 +54,12 @@ def norm(device: torch.device, num_tokens: int, width: int) -> Case:
         add_rms_norm(hidden, update, weight, 1e-5)
 
     amount = num_tokens * width * (4 + 4 + 2 + 2)
-    return Case("add_rms_norm", f"{num_tokens} × {width}", Bound.MEMORY, amount, ours, _torch(plain, hidden.clone()))
+    return KernelCase(
+        "add_rms_norm", f"{num_tokens} × {width}", Bound.MEMORY, amount, ours, _torch(plain, hidden.clone())
+    )
 
 
-def activation(device: torch.device, num_tokens: int, width: int) -> Case:
+def activation(device: torch.device, num_tokens: int, width: int) -> KernelCase:
     """SiLU of the gate times up."""
     from quire_kernels.gated_activation import Activation, gated_activation
 
@@ -71,10 +73,10 @@ def activation(device: torch.device, num_tokens: int, width: int) -> Case:
         return gated_activation(gate_up, Activation.SILU)
 
     amount = 3 * num_tokens * width * gate_up.element_size()
-    return Case("gated_activation", f"{num_tokens} × {width}", Bound.MEMORY, amount, ours, _torch(plain, gate_up))
+    return KernelCase("gated_activation", f"{num_tokens} × {width}", Bound.MEMORY, amount, ours, _torch(plain, gate_up))
 
 
-def rotary_8bit(device: torch.device, heads: Heads, num_tokens: int, dtype: torch.dtype) -> Case:
+def rotary_8bit(device: torch.device, heads: Heads, num_tokens: int, dtype: torch.dtype) -> KernelCase:
     """The same into a cache in 8 bits, with a scale for each vector."""
     from quire_kernels.rotary_store import rotary_store
 
@@ -87,10 +89,10 @@ def rotary_8bit(device: torch.device, heads: Heads, num_tokens: int, dtype: torc
     run = partial(how, qkv, positions, frequencies, keys, values, slots)
     query_bytes = num_tokens * heads.num_heads * heads.head_dim * qkv.element_size()
     amount = qkv.nbytes + query_bytes + _stored_bytes_8bit(heads, num_tokens)
-    return Case("rotary_store", f"{_kv_shape(heads, num_tokens)}, {_name(dtype)}", Bound.MEMORY, amount, run)
+    return KernelCase("rotary_store", f"{_kv_shape(heads, num_tokens)}, {_name(dtype)}", Bound.MEMORY, amount, run)
 
 
-def rotary(device: torch.device, heads: Heads, num_tokens: int) -> Case:
+def rotary(device: torch.device, heads: Heads, num_tokens: int) -> KernelCase:
     """Queries and keys turned, keys and values stored."""
     from quire_kernels.rotary_store import rotary_store
 
@@ -114,10 +116,10 @@ def rotary(device: torch.device, heads: Heads, num_tokens: int) -> Case:
         return rotary_store(qkv, positions, frequencies, keys, values, slots)
 
     shape = f"{heads.num_kv_heads} × {heads.group} heads of {heads.head_dim}, {num_tokens} tokens"
-    return Case("rotary_store", shape, Bound.MEMORY, 2 * qkv.nbytes, ours, _torch(plain, qkv))
+    return KernelCase("rotary_store", shape, Bound.MEMORY, 2 * qkv.nbytes, ours, _torch(plain, qkv))
 
 
-def store(device: torch.device, heads: Heads, num_tokens: int) -> Case:
+def store(device: torch.device, heads: Heads, num_tokens: int) -> KernelCase:
     """Keys and values to their slots."""
     from quire_kernels.store_kv import store_kv
 
@@ -126,10 +128,10 @@ def store(device: torch.device, heads: Heads, num_tokens: int) -> Case:
     peers: dict[str, Run] = {"torch": lambda: _store(key, value, keys, values, slots)}
     shape = f"{heads.num_kv_heads} heads of {heads.head_dim}, {num_tokens} tokens"
     run = partial(store_kv, key, value, keys, values, slots)
-    return Case("store_kv", shape, Bound.MEMORY, 4 * key.nbytes, run, peers)
+    return KernelCase("store_kv", shape, Bound.MEMORY, 4 * key.nbytes, run, peers)
 
 
-def store_8bit(device: torch.device, heads: Heads, num_tokens: int, dtype: torch.dtype) -> Case:
+def store_8bit(device: torch.device, heads: Heads, num_tokens: int, dtype: torch.dtype) -> KernelCase:
     """Keys and values to their slots in 8 bits, with a scale for each vector."""
     from quire_kernels.kv_quantization import quantize
     from quire_kernels.store_kv import store_kv
@@ -145,10 +147,10 @@ def store_8bit(device: torch.device, heads: Heads, num_tokens: int, dtype: torch
     run = partial(store_kv, key, value, keys, values, slots, key_scales=key_scales, value_scales=value_scales)
     amount = 2 * key.nbytes + _stored_bytes_8bit(heads, num_tokens)
     shape = f"{_kv_shape(heads, num_tokens)}, {_name(dtype)}"
-    return Case("store_kv", shape, Bound.MEMORY, amount, run, {"torch": plain})
+    return KernelCase("store_kv", shape, Bound.MEMORY, amount, run, {"torch": plain})
 
 
-def cpu_store(device: torch.device, heads: Heads, num_tokens: int) -> Case:
+def cpu_store(device: torch.device, heads: Heads, num_tokens: int) -> KernelCase:
     """The processor's store in torch."""
     from quire_kernels.cpu_attention import cpu_store_kv
 
@@ -156,10 +158,10 @@ def cpu_store(device: torch.device, heads: Heads, num_tokens: int) -> Case:
     keys, values, slots = _cache(device, heads, num_tokens)
     run = partial(cpu_store_kv, key, value, keys, values, slots)
     shape = f"{heads.num_kv_heads} heads of {heads.head_dim}, {num_tokens} tokens"
-    return Case("cpu_store_kv", shape, Bound.MEMORY, 4 * key.nbytes, run)
+    return KernelCase("cpu_store_kv", shape, Bound.MEMORY, 4 * key.nbytes, run)
 
 
-def adjust(device: torch.device, num_rows: int, vocab_size: int, tokens_seen: int) -> Case:
+def adjust(device: torch.device, num_rows: int, vocab_size: int, tokens_seen: int) -> KernelCase:
     """Bias of 64 tokens of each row, and penalties of as many as it has seen: read are the counts, written those."""
     from quire_kernels.adjust_logits import LogitEntries, Penalties, adjust_logits
 
@@ -186,10 +188,10 @@ def adjust(device: torch.device, num_rows: int, vocab_size: int, tokens_seen: in
         adjust_logits(logits, entries, penalties)
 
     shape = f"{num_rows} × {vocab_size}, {tokens_seen} seen"
-    return Case("adjust_logits", shape, Bound.MEMORY, counts.nbytes, ours, _torch(plain, logits.clone()))
+    return KernelCase("adjust_logits", shape, Bound.MEMORY, counts.nbytes, ours, _torch(plain, logits.clone()))
 
 
-def draw(device: torch.device, num_rows: int, vocab_size: int, temperature: float) -> Case:
+def draw(device: torch.device, num_rows: int, vocab_size: int, temperature: float) -> KernelCase:
     """A token for each row: the likeliest at temperature 0, else of those that top-k, top-p and min-p leave."""
     from quire_kernels.sample import SamplingTensors, sample
 
@@ -221,7 +223,9 @@ def draw(device: torch.device, num_rows: int, vocab_size: int, temperature: floa
 
     kind = "greedy" if temperature == 0 else "top-k, top-p, min-p"
     shape = f"{num_rows} × {vocab_size}, {kind}"
-    return Case("sample", shape, Bound.MEMORY, logits.nbytes, lambda: sample(logits, sampling), _torch(plain, logits))
+    return KernelCase(
+        "sample", shape, Bound.MEMORY, logits.nbytes, lambda: sample(logits, sampling), _torch(plain, logits)
+    )
 
 
 def _torch(plain: Callable[[Tensor], Tensor | None], inputs: Tensor) -> dict[str, Run]:

@@ -5,11 +5,11 @@ from functools import partial
 import torch
 
 from benchmarks.kernels import attention, blocks, elementwise, invariant
-from benchmarks.kernels.case import Case
+from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.pages import LLAMA_8B
 from worker_svc.step import Direction
 
-CASES: tuple[partial[Case], ...] = (
+CASES: tuple[partial[KernelCase], ...] = (
     partial(attention.decode, heads=LLAMA_8B, num_seqs=1, context_len=4096),
     partial(attention.decode, heads=LLAMA_8B, num_seqs=1, context_len=32768),
     partial(attention.decode, heads=LLAMA_8B, num_seqs=32, context_len=4096),

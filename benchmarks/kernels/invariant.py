@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.kernels.case import Case
+from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.device import Bound
 from benchmarks.kernels.pages import Heads, PagedBatch
 
 
-def product(device: torch.device, num_rows: int, inputs: int, outputs: int) -> Case:
+def product(device: torch.device, num_rows: int, inputs: int, outputs: int) -> KernelCase:
     """A product whose rows do not depend on one another, beside torch's."""
     from quire_kernels.invariant_linear import invariant_linear
 
@@ -24,11 +24,11 @@ def product(device: torch.device, num_rows: int, inputs: int, outputs: int) -> C
 
     shape = f"{num_rows} × {inputs} → {outputs}"
     if num_rows < 256:  # reading the weight takes longer than multiplying with it
-        return Case("invariant_linear", shape, Bound.MEMORY, weight.nbytes, ours, {"torch": plain})
-    return Case("invariant_linear", shape, Bound.MATRIX, 2 * num_rows * inputs * outputs, ours, {"torch": plain})
+        return KernelCase("invariant_linear", shape, Bound.MEMORY, weight.nbytes, ours, {"torch": plain})
+    return KernelCase("invariant_linear", shape, Bound.MATRIX, 2 * num_rows * inputs * outputs, ours, {"torch": plain})
 
 
-def decode(device: torch.device, heads: Heads, num_seqs: int, context_len: int) -> Case:
+def decode(device: torch.device, heads: Heads, num_seqs: int, context_len: int) -> KernelCase:
     """Decodes by tiles of queries, which is how a prompt's tokens are computed, beside the kernel for decodes."""
     from quire_kernels.paged_attention import paged_attention
     from quire_kernels.paged_decode import paged_decode
@@ -43,15 +43,15 @@ def decode(device: torch.device, heads: Heads, num_seqs: int, context_len: int) 
         return paged_decode(*pages, batch.context_lens, context_len, batch.scale)
 
     shape = f"{heads.num_kv_heads} × {heads.group} heads of {heads.head_dim}, {num_seqs} × 1 of {context_len} tokens"
-    return Case("paged_attention", shape, Bound.MEMORY, batch.kv_bytes, ours, {"paged_decode": by_splits})
+    return KernelCase("paged_attention", shape, Bound.MEMORY, batch.kv_bytes, ours, {"paged_decode": by_splits})
 
 
-def norms(device: torch.device, num_rows: int, vocab_size: int) -> Case:
+def norms(device: torch.device, num_rows: int, vocab_size: int) -> KernelCase:
     """What is taken off logits to make log-probabilities."""
     from quire_kernels.log_norms import log_norms
 
     logits = torch.randn(num_rows, vocab_size, device=device) * 4
     peers = {"torch": lambda: logits.logsumexp(-1)}
-    return Case(
+    return KernelCase(
         "log_norms", f"{num_rows} × {vocab_size}", Bound.MEMORY, logits.nbytes, lambda: log_norms(logits), peers
     )

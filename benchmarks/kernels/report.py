@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.kernels.case import Asked, best_peer
+from benchmarks.kernels.case import SpeedTarget, best_peer
+from benchmarks.result_text import mark_missed, version
 from benchmarks.tables import Cells
-from benchmarks.told import judged, version
 
 DECODE_OF_COPY_RATE = 0.85
 PREFILL_OF_SDPA = 0.8
@@ -22,11 +22,11 @@ def _verdicts(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
             continue
         best = best_peer(case)
         name = f"{case['op']}, {case['shape']}"
-        if case["asked"] == Asked.DECODE.value:
+        if case["asked"] == SpeedTarget.DECODE.value:
             yield _verdict(f"{name}: share of the copy rate", case["of_device"], DECODE_OF_COPY_RATE)
             if best:
                 yield _verdict(f"{name}: speed beside {best[0]}", best[1] / case["ms"], 1.0)
-        if case["asked"] == Asked.PREFILL.value:
+        if case["asked"] == SpeedTarget.PREFILL.value:
             times = [peer["ms"] for peer_name, peer in case["peers"].items() if _is_sdpa(peer_name) and "ms" in peer]
             if times:
                 yield _verdict(f"{name}: speed beside the fastest SDPA", min(times) / case["ms"], PREFILL_OF_SDPA)
@@ -59,7 +59,7 @@ def kernels_section(result: dict[str, Any]) -> str:
     """What docs/performance.md says of kernels."""
     rates, machine = result["rates"], result["machine"]
     where = result["gpu"]["name"] if result["gpu"] else f"{result['threads']} threads of {machine['processor']}"
-    asked = "\n".join(f"- {_told(verdict)}" for verdict in result["targets"])
+    asked = "\n".join(f"- {_verdict_text(verdict)}" for verdict in result["targets"])
     head = (
         f"{where}, torch {machine['torch']}; {version(result)}. "
         f"The device itself copies {rates['memory']:,.0f} GB/s (read and written) and multiplies "
@@ -68,9 +68,9 @@ def kernels_section(result: dict[str, Any]) -> str:
     return "\n\n".join(part for part in (head, kernels_table(result).markdown(), asked) if part)
 
 
-def _told(verdict: dict[str, Any]) -> str:
+def _verdict_text(verdict: dict[str, Any]) -> str:
     text = f"{verdict['what']} {verdict['value']:.2f}, asked ≥ {verdict['at_least']:g}"
-    return judged(text, holds=verdict["holds"])
+    return mark_missed(text, holds=verdict["holds"])
 
 
 def _peer(case: dict[str, Any], peer: dict[str, Any]) -> str:

@@ -6,14 +6,14 @@ from contextlib import ExitStack
 import uvloop
 
 from benchmarks.deployment import Deployment, running_quire
-from benchmarks.pressure.counts import Believed, Counts
-from benchmarks.pressure.figures import LoadRun, Moved, RegimeFigures
+from benchmarks.pressure.counts import CostEstimates, Counts
+from benchmarks.pressure.figures import LoadRun, RegimeFigures, SwapRates
 from benchmarks.pressure.loads import BLOCK_SIZE, Regime
 from benchmarks.processes import BenchmarkFailed
 from quire_client.aio import AsyncClient
 from quire_client.bench.load import run_load
 from quire_client.bench.targets import QuireTarget
-from scheduler_svc.core.pressure import PreemptionMode
+from scheduler_svc.core.preemption import PreemptionMode
 
 Report = Callable[[str], None]
 
@@ -32,10 +32,10 @@ def measure_regime(regime: Regime, num_runs: int, report: Report) -> RegimeFigur
         }
         for deployment in deployments.values():
             _check_host_blocks(regime, deployment)
-        return uvloop.run(_take_turns(regime, deployments, num_runs, report))
+        return uvloop.run(_interleave(regime, deployments, num_runs, report))
 
 
-async def _take_turns(
+async def _interleave(
     regime: Regime, deployments: Mapping[PreemptionMode, Deployment], num_runs: int, report: Report
 ) -> RegimeFigures:
     for deployment in deployments.values():
@@ -55,9 +55,9 @@ async def _take_turns(
     moved = Counts.read(deployments[PreemptionMode.SWAP]).since(began)
     return RegimeFigures(
         runs,
-        Moved.of(
+        SwapRates.of(
             moved,
-            Believed.read(deployments[PreemptionMode.AUTO]),
+            CostEstimates.read(deployments[PreemptionMode.AUTO]),
             deployments[PreemptionMode.AUTO].describe().block_bytes,
             BLOCK_SIZE,
         ),

@@ -40,7 +40,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Believed:
+class CostEstimates:
     """What the scheduler takes a block to cost, in seconds: copied out and back in, or its tokens computed again."""
 
     swap_seconds: float

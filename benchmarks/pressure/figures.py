@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.pressure.counts import Believed, Counts
-from benchmarks.serving.figures import Sense
+from benchmarks.pressure.counts import CostEstimates, Counts
+from benchmarks.serving.figures import RatioSense
 
 AUTO, SWAP, RECOMPUTE = "auto", "swap", "recompute"
 
-MOST_BEHIND = 1.1  # times the seconds of the better one of always to swap and always to recompute
-LEAST_CHOICES = 20  # of either kind, over all regimes, in every run
+MAX_RATIO_TO_BEST = 1.1  # times the seconds of the better one of always to swap and always to recompute
+MIN_CHOICES = 20  # of either kind, over all regimes, in every run
 GAP_GROWTH = 2.0  # times the inter-token p99 without a long prompt beside
 
 
@@ -30,7 +30,7 @@ class LoadRun:
 
 
 @dataclass(frozen=True)
-class Moved:
+class SwapRates:
     """What the choice rests on. Rates are of blocks as the worker moved them while always swapping, bytes per second.
 
     `swap_seconds` and `recompute_seconds` are what the scheduler takes a block to cost, when it chooses, by the end of
@@ -44,7 +44,7 @@ class Moved:
     recompute_tokens_per_second: float
 
     @classmethod
-    def of(cls, counts: Counts, believed: Believed, block_bytes: int, block_size: int) -> "Moved":
+    def of(cls, counts: Counts, believed: CostEstimates, block_bytes: int, block_size: int) -> "SwapRates":
         """From what was counted, and what is believed."""
         return cls(
             counts.blocks_out * block_bytes / counts.seconds_out if counts.seconds_out else None,
@@ -60,14 +60,14 @@ class RegimeFigures:
     """A regime: its runs by mode, in the order in which they ran, and what the choice rests on."""
 
     runs: Mapping[str, Sequence[LoadRun]]
-    moved: Moved
+    moved: SwapRates
 
     def median_seconds(self, mode: str) -> float:
         """Of the runs of a mode."""
         return median(run.seconds for run in self.runs[mode])
 
     @property
-    def behind_the_better(self) -> float:
+    def ratio_to_best(self) -> float:
         """Seconds of the choice by cost, by those of the better one of the others; medians."""
         return self.median_seconds(AUTO) / min(self.median_seconds(SWAP), self.median_seconds(RECOMPUTE))
 
@@ -77,7 +77,7 @@ class RegimeFigures:
             mode: {"median_seconds": self.median_seconds(mode), "runs": [asdict(run) for run in runs]}
             for mode, runs in self.runs.items()
         }
-        return {"modes": modes, "moved": asdict(self.moved), "behind_the_better": self.behind_the_better}
+        return {"modes": modes, "moved": asdict(self.moved), "behind_the_better": self.ratio_to_best}
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,9 @@ class LongPromptFigures:
 def judge_regimes(regimes: Mapping[str, RegimeFigures]) -> list[dict[str, Any]]:
     """How the choice by cost stands to what is asked of it."""
     verdicts = [
-        _verdict(f"{name}: auto by the better of swap and recompute", f.behind_the_better, Sense.AT_MOST, MOST_BEHIND)
+        _verdict(
+            f"{name}: auto by the better of swap and recompute", f.ratio_to_best, RatioSense.AT_MOST, MAX_RATIO_TO_BEST
+        )
         for name, f in regimes.items()
     ]
     turns = list(zip(*(figures.runs[AUTO] for figures in regimes.values()), strict=True))
@@ -134,7 +136,9 @@ def judge_regimes(regimes: Mapping[str, RegimeFigures]) -> list[dict[str, Any]]:
         ("recomputes", [sum(run.recomputes for run in turn) for turn in turns]),
     ):
         verdicts.append(
-            _verdict(f"{what} chosen in a run of all regimes, the fewest", min(counts), Sense.AT_LEAST, LEAST_CHOICES)
+            _verdict(
+                f"{what} chosen in a run of all regimes, the fewest", min(counts), RatioSense.AT_LEAST, MIN_CHOICES
+            )
         )
     return verdicts
 
@@ -142,16 +146,18 @@ def judge_regimes(regimes: Mapping[str, RegimeFigures]) -> list[dict[str, Any]]:
 def judge_long_prompt(figures: LongPromptFigures) -> list[dict[str, Any]]:
     """How streams beside a long prompt stand to what is asked."""
     return [
-        _verdict("inter-token p99 of streams beside a long prompt, by alone", figures.growth, Sense.BELOW, GAP_GROWTH)
+        _verdict(
+            "inter-token p99 of streams beside a long prompt, by alone", figures.growth, RatioSense.BELOW, GAP_GROWTH
+        )
     ]
 
 
-def _verdict(what: str, value: float, sense: Sense, bound: float) -> dict[str, Any]:
+def _verdict(what: str, value: float, sense: RatioSense, bound: float) -> dict[str, Any]:
     match sense:
-        case Sense.AT_LEAST:
+        case RatioSense.AT_LEAST:
             holds = value >= bound
-        case Sense.AT_MOST:
+        case RatioSense.AT_MOST:
             holds = value <= bound
-        case Sense.BELOW:
+        case RatioSense.BELOW:
             holds = value < bound
     return {"what": what, "value": value, "sense": sense.value, "bound": bound, "holds": holds}

@@ -13,7 +13,7 @@ KV_SHARE = 0.25  # of the blocks that a load would take if all of it ran at once
 _ORDINARY_IDS = range(2_000, 20_000)  # in all common vocabularies
 
 
-def draw_tokens(rng: random.Random, count: int) -> tuple[int, ...]:
+def random_tokens(rng: random.Random, count: int) -> tuple[int, ...]:
     """So many, at random."""
     return tuple(rng.choices(_ORDINARY_IDS, k=count))
 
@@ -39,11 +39,11 @@ class Regime:
         """As many and as long each time, of other tokens in each repetition, so that no cache holds any of them."""
         lengths = random.Random(f"{self.name} lengths")
         tokens = random.Random(f"{self.name} {repetition}")
-        prefixes = [draw_tokens(tokens, self.prefix_tokens) for _ in range(self.num_prefixes)]
+        prefixes = [random_tokens(tokens, self.prefix_tokens) for _ in range(self.num_prefixes)]
         requests = []
         for i in range(self.num_requests):
             prefix = prefixes[i % self.num_prefixes] if prefixes else ()
-            own = draw_tokens(tokens, lengths.randint(*self.prompt_tokens))
+            own = random_tokens(tokens, lengths.randint(*self.prompt_tokens))
             requests.append(MixRequest((*prefix, *own), lengths.randint(*self.output_tokens)))
         return tuple(requests)
 

@@ -8,13 +8,13 @@ import uvloop
 
 from benchmarks.deployment import running_quire
 from benchmarks.pressure.figures import LongPromptFigures, LongPromptRun
-from benchmarks.pressure.loads import draw_tokens
+from benchmarks.pressure.loads import random_tokens
 from benchmarks.pressure.streams import Streams
 from benchmarks.processes import BenchmarkFailed
 from quire_client.aio import AsyncClient
 from quire_client.bench.latency import Distribution
 from quire_client.bench.mix import MixRequest
-from quire_client.bench.targets import QuireTarget, Target
+from quire_client.bench.targets import BenchTarget, QuireTarget
 
 NUM_STREAMS = 8
 PROMPT_TOKENS = 6_000
@@ -33,14 +33,14 @@ def measure_long_prompt(prompt_tokens: int, num_runs: int, report: Report) -> Lo
     """
     report("a long prompt: starting")
     with running_quire("Quire", {}) as deployment:
-        return uvloop.run(_take_turns(deployment.gateway, prompt_tokens, num_runs, report))
+        return uvloop.run(_interleave(deployment.gateway, prompt_tokens, num_runs, report))
 
 
-async def _take_turns(address: str, prompt_tokens: int, num_runs: int, report: Report) -> LongPromptFigures:
+async def _interleave(address: str, prompt_tokens: int, num_runs: int, report: Report) -> LongPromptFigures:
     runs = []
     async with AsyncClient(address) as client:
         for i in range(num_runs + 1):
-            run = await take_turn(QuireTarget(client), i, prompt_tokens)
+            run = await run_round(QuireTarget(client), i, prompt_tokens)
             runs.append(run)
             report(
                 f"a long prompt: inter-token p99 {run.alone_p99 * 1e3:.1f} ms alone, {run.beside_p99 * 1e3:.1f} ms "
@@ -49,7 +49,7 @@ async def _take_turns(address: str, prompt_tokens: int, num_runs: int, report: R
     return LongPromptFigures(runs[1:])
 
 
-async def take_turn(target: Target, number: int, prompt_tokens: int) -> LongPromptRun:
+async def run_round(target: BenchTarget, number: int, prompt_tokens: int) -> LongPromptRun:
     """Everything once, with prompts of the turn's own; which streams come first, alternates."""
     rng = random.Random(f"long prompt {number}")
     if number % 2:
@@ -58,13 +58,13 @@ async def take_turn(target: Target, number: int, prompt_tokens: int) -> LongProm
     else:
         first_token_beside, beside = await _beside(target, rng, prompt_tokens)
         alone = await _alone(target, rng)
-    by_itself = await target.run(MixRequest(draw_tokens(rng, prompt_tokens), 1), lambda count: None)
+    by_itself = await target.run(MixRequest(random_tokens(rng, prompt_tokens), 1), lambda count: None)
     return LongPromptRun(
         alone.p50, alone.p99, beside.p50, beside.p99, by_itself.time_to_first_token, first_token_beside
     )
 
 
-async def _alone(target: Target, rng: random.Random) -> Distribution:
+async def _alone(target: BenchTarget, rng: random.Random) -> Distribution:
     """Gaps of streams, with nothing beside."""
     async with Streams(target, _stream_requests(rng)) as streams:
         await streams.advance(LEAD_TOKENS)
@@ -73,9 +73,9 @@ async def _alone(target: Target, rng: random.Random) -> Distribution:
         return _distribution(streams.gaps(start, perf_counter()))
 
 
-async def _beside(target: Target, rng: random.Random, prompt_tokens: int) -> tuple[float, Distribution]:
+async def _beside(target: BenchTarget, rng: random.Random, prompt_tokens: int) -> tuple[float, Distribution]:
     """Time to the first token of a long prompt, and the gaps of streams until then."""
-    request = MixRequest(draw_tokens(rng, prompt_tokens), 1)
+    request = MixRequest(random_tokens(rng, prompt_tokens), 1)
     async with Streams(target, _stream_requests(rng)) as streams:
         await streams.advance(LEAD_TOKENS)
         sent = await target.run(request, lambda count: None)
@@ -84,7 +84,7 @@ async def _beside(target: Target, rng: random.Random, prompt_tokens: int) -> tup
 
 
 def _stream_requests(rng: random.Random) -> list[MixRequest]:
-    return [MixRequest(draw_tokens(rng, STREAM_PROMPT_TOKENS), _MORE_THAN_ENOUGH) for _ in range(NUM_STREAMS)]
+    return [MixRequest(random_tokens(rng, STREAM_PROMPT_TOKENS), _MORE_THAN_ENOUGH) for _ in range(NUM_STREAMS)]
 
 
 def _distribution(gaps: list[float]) -> Distribution:

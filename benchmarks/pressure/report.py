@@ -3,11 +3,11 @@
 from typing import Any
 
 from benchmarks.pressure.figures import AUTO, RECOMPUTE, SWAP
-from benchmarks.serving.figures import Sense
+from benchmarks.result_text import mark_missed, origin
+from benchmarks.serving.figures import RatioSense
 from benchmarks.tables import Cells
-from benchmarks.told import judged, origin
 
-_SIGNS = {Sense.AT_LEAST: "≥", Sense.AT_MOST: "≤", Sense.BELOW: "<"}
+_SIGNS = {RatioSense.AT_LEAST: "≥", RatioSense.AT_MOST: "≤", RatioSense.BELOW: "<"}
 _MEGA = 1e6
 
 
@@ -65,8 +65,10 @@ def target_lines(result: dict[str, Any]) -> list[str]:
     """What was asked, and whether it holds; Markdown."""
     lines = []
     for target in result["targets"]:
-        text = f"{target['what']}: {target['value']:.4g}, asked {_SIGNS[Sense(target['sense'])]} {target['bound']:g}"
-        lines.append(judged(text, holds=target["holds"]))
+        text = (
+            f"{target['what']}: {target['value']:.4g}, asked {_SIGNS[RatioSense(target['sense'])]} {target['bound']:g}"
+        )
+        lines.append(mark_missed(text, holds=target["holds"]))
     return lines
 
 

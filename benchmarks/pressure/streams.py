@@ -8,20 +8,20 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.processes import BenchmarkFailed
-from quire_client.bench.latency import Arrival, Timeline
+from quire_client.bench.latency import RequestTimings, TokenArrival
 from quire_client.bench.mix import MixRequest
-from quire_client.bench.targets import Target
+from quire_client.bench.targets import BenchTarget
 
 
 class Streams:
     """Streams of requests, open from `async with` to its end. Each must be good for more tokens than are waited for."""
 
-    def __init__(self, target: Target, requests: Sequence[MixRequest]) -> None:
+    def __init__(self, target: BenchTarget, requests: Sequence[MixRequest]) -> None:
         self._target, self._requests = target, requests
-        self._arrivals: list[list[Arrival]] = [[] for _ in requests]
+        self._arrivals: list[list[TokenArrival]] = [[] for _ in requests]
         self._counts = [0] * len(requests)
         self._came = asyncio.Event()
-        self._tasks: list[asyncio.Task[Timeline]] = []
+        self._tasks: list[asyncio.Task[RequestTimings]] = []
 
     async def __aenter__(self) -> Self:
         self._tasks = [asyncio.create_task(self._run(i)) for i in range(len(self._requests))]
@@ -60,9 +60,9 @@ class Streams:
                     gaps += [(after.at - before.at) / after.num_tokens] * after.num_tokens
         return gaps
 
-    async def _run(self, place: int) -> Timeline:
+    async def _run(self, place: int) -> RequestTimings:
         def on_tokens(count: int) -> None:
-            self._arrivals[place].append(Arrival(perf_counter(), count))
+            self._arrivals[place].append(TokenArrival(perf_counter(), count))
             self._counts[place] += count
             self._came.set()
 

@@ -22,8 +22,8 @@ from benchmarks.quality.report import quality_table
 from benchmarks.quality.score import score, windows_of
 from benchmarks.record import RESULTS, provenance, write_result
 from svc_common.models import ModelNotFound, resolve_model
-from worker_svc.errors import CannotServe
-from worker_svc.replica import load_replica
+from worker_svc.errors import StartupFailed
+from worker_svc.instance import load_instance
 from worker_svc.settings import WorkerSettings
 
 TEXT = Path(__file__).with_name("alice.txt")
@@ -38,22 +38,22 @@ FORMATS: dict[str, dict[str, str]] = {
 
 
 def measure(name: str, tokens: list[int]) -> dict[str, Any]:
-    """One format. Raises CannotServe where the worker cannot serve it."""
+    """One format. Raises StartupFailed where the worker cannot serve it."""
     windows = windows_of(tokens, WINDOW)
     block_size = 16
     num_blocks = len(windows) * WINDOW // block_size + 1
     settings = WorkerSettings.model_validate(
         FORMATS[name] | {"block_size": block_size, "num_blocks": num_blocks, "max_sequences": max(64, len(windows))}
     )
-    replica = load_replica(settings, lambda text: print(text, file=sys.stderr))
+    replica = load_instance(settings, lambda text: print(text, file=sys.stderr))
     began = time.perf_counter()
     logprobs = score(replica.runner, windows)
     return {
         "perplexity": math.exp(-fmean(logprobs)),
         "num_tokens": len(logprobs),
         "seconds": time.perf_counter() - began,
-        "dtype": replica.identity.dtype,
-        "device": replica.identity.device,
+        "dtype": replica.description.dtype,
+        "device": replica.description.device,
     }
 
 
@@ -72,7 +72,7 @@ def main() -> None:
         tokenizer = Tokenizer.from_file(str(model.path / "tokenizer.json"))
         tokens = tokenizer.encode(TEXT.read_text(), add_special_tokens=False).ids[: options.tokens]
         formats = {name: measure(name, tokens) for name in names}
-    except (CannotServe, ModelNotFound) as error:
+    except (StartupFailed, ModelNotFound) as error:
         sys.exit(f"quality: {error}")
     result = {**provenance("torch"), "model": model.name, "window": WINDOW, "formats": formats}
     quality_table(result).print(f"{model.name} on {TEXT.name}")

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.serving.figures import Sense
+from benchmarks.serving.figures import RatioSense
 from quire_client.bench.latency import percentile
 
 UNDER_WAY = 0.5
@@ -64,7 +64,7 @@ def judge(cases: dict[str, dict[str, Any]], bounds: dict[str, float]) -> list[di
             "what": f"{cases[name]['title']}: worst stream at most, s",
             "value": cases[name]["worst_max"],
             "bound": bound,
-            "sense": Sense.BELOW.value,
+            "sense": RatioSense.BELOW.value,
             "holds": cases[name]["worst_max"] < bound,
         }
         for name, bound in bounds.items()

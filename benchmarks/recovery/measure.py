@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 
 from benchmarks.processes import BenchmarkFailed
-from benchmarks.recovery.cases import Case
+from benchmarks.recovery.cases import FaultCase
 from benchmarks.recovery.figures import CaseFigures, Recovery, recovery
 from quire_client import AsyncClient
 from svc_common.supervisor.runner import RestartPolicy
@@ -23,11 +23,11 @@ _VOCABULARY = 40_000
 _FIRST, _LAST = 20, 100  # of a stream's tokens, between which the fault comes
 _SETTLE_SECONDS = 60.0
 _QUIET_SECONDS = 1.0
-_AT_ONCE = RestartPolicy(longest_wait=0.0)
+_AT_ONCE = RestartPolicy(max_backoff=0.0)
 """As the supervisor's own, which waits only where a role dies again and again, as it does here."""
 
 
-async def measure_case(case: Case, num_runs: int, log: Path, report: Callable[[str], None]) -> CaseFigures:
+async def measure_case(case: FaultCase, num_runs: int, log: Path, report: Callable[[str], None]) -> CaseFigures:
     """All runs of a case, over one deployment in bfloat16. Raises BenchmarkFailed."""
     rng = random.Random(case.name)
     recoveries: list[Recovery] = []
@@ -36,7 +36,7 @@ async def measure_case(case: Case, num_runs: int, log: Path, report: Callable[[s
         running = await entered.enter_async_context(stack(log, environment, case.counts, _AT_ONCE, case.scheduler))
         clients = []
         for i in range(NUM_STREAMS):
-            links = [await running.connect(f"client-{i}", each.reached_at) for each in running.addresses.grpc]
+            links = [await running.connect(f"client-{i}", each.dial_address) for each in running.addresses.grpc]
             clients.append(await entered.enter_async_context(AsyncClient(",".join(links))))
         for number in range(num_runs + 1):
             await _settle(running, case)
@@ -47,7 +47,7 @@ async def measure_case(case: Case, num_runs: int, log: Path, report: Callable[[s
     return CaseFigures(tuple(recoveries))
 
 
-async def _run(running: Stack, case: Case, clients: list[AsyncClient], rng: random.Random) -> Recovery:
+async def _run(running: Stack, case: FaultCase, clients: list[AsyncClient], rng: random.Random) -> Recovery:
     arrivals: list[list[float]] = [[] for _ in clients]
 
     async def read(i: int) -> None:
@@ -77,7 +77,7 @@ async def _run(running: Stack, case: Case, clients: list[AsyncClient], rng: rand
         raise BenchmarkFailed(f"{case.name}: {error}") from error
 
 
-async def _victim(running: Stack, case: Case) -> str:
+async def _victim(running: Stack, case: FaultCase) -> str:
     """The one of its role that streams depend on, the most of them. Raises BenchmarkFailed where none do."""
     if case.role == "scheduler":
         leader = await running.leader()
@@ -99,7 +99,7 @@ def busiest(case: str, counts: Mapping[str, int]) -> str:
     return name
 
 
-async def _settle(running: Stack, case: Case) -> None:
+async def _settle(running: Stack, case: FaultCase) -> None:
     """Returns when every role answers and every worker is in use, and has been for a while."""
     end = monotonic() + _SETTLE_SECONDS
     while monotonic() < end:

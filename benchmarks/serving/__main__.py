@@ -39,7 +39,7 @@ STATIC = "static_batches"
 
 
 @dataclass(frozen=True)
-class Contestant:
+class ComparedSystem:
     """Who is measured: `run` starts it, puts it under the loads, and stops it."""
 
     name: str
@@ -47,19 +47,21 @@ class Contestant:
     run: Callable[[], dict[str, Outcome]]
 
 
-def measure(contestants: Sequence[Contestant], num_runs: int) -> Iterator[dict[str, dict[str, list[Outcome]]]]:
+def measure(compared_systems: Sequence[ComparedSystem], num_runs: int) -> Iterator[dict[str, dict[str, list[Outcome]]]]:
     """All runs, in turns: after each, the outcomes so far by contestant and load."""
-    outcomes: dict[str, dict[str, list[Outcome]]] = {contestant.name: {} for contestant in contestants}
+    outcomes: dict[str, dict[str, list[Outcome]]] = {compared_system.name: {} for compared_system in compared_systems}
     for i in range(num_runs):
         report(f"run {i + 1} of {num_runs}")
-        for contestant in contestants:
-            for load, outcome in contestant.run().items():
-                outcomes[contestant.name].setdefault(load, []).append(outcome)
+        for compared_system in compared_systems:
+            for load, outcome in compared_system.run().items():
+                outcomes[compared_system.name].setdefault(load, []).append(outcome)
         yield outcomes
 
 
 def summarize_runs(
-    contestants: Sequence[Contestant], loads: Sequence[ServingLoad], outcomes: dict[str, dict[str, list[Outcome]]]
+    compared_systems: Sequence[ComparedSystem],
+    loads: Sequence[ServingLoad],
+    outcomes: dict[str, dict[str, list[Outcome]]],
 ) -> dict[str, Any]:
     """What goes into the file of the runs themselves."""
     medians = {
@@ -67,12 +69,12 @@ def summarize_runs(
         for name, by_load in outcomes.items()
     }
     systems: dict[str, Any] = {}
-    for contestant in contestants:
-        systems[contestant.name] = {"title": contestant.title, "loads": {}}
-        for load, runs in outcomes[contestant.name].items():
+    for compared_system in compared_systems:
+        systems[compared_system.name] = {"title": compared_system.title, "loads": {}}
+        for load, runs in outcomes[compared_system.name].items():
             wasted = [outcome.kv_wasted for outcome in runs if outcome.kv_wasted is not None]
-            systems[contestant.name]["loads"][load] = {
-                "median": asdict(medians[contestant.name][load]),
+            systems[compared_system.name]["loads"][load] = {
+                "median": asdict(medians[compared_system.name][load]),
                 "kv_wasted": median(wasted) if wasted else None,
                 "runs": [asdict(outcome.figures) for outcome in runs],
             }
@@ -101,19 +103,19 @@ def main() -> None:
         systems = make_systems(model, names and [name for name in names if name != STATIC])
         tokenizer = Tokenizer.from_file(str(model.path / "tokenizer.json"))
         loads = comparison_loads(read_mix(MIX), tokenizer, options.requests)
-        contestants = [Contestant(s.name, s.title, partial(run_system, s, loads, report)) for s in systems]
+        compared_systems = [ComparedSystem(s.name, s.title, partial(run_system, s, loads, report)) for s in systems]
         if names is None or STATIC in names:
             at_once = next(load for load in loads if load.name == "mix-48")
             run = partial(run_static_batches, model.path, at_once, report)
-            contestants.append(Contestant(STATIC, "transformers, static batches of 8", run))
+            compared_systems.append(ComparedSystem(STATIC, "transformers, static batches of 8", run))
         head = {
             **provenance("torch", "transformers", "grpcio"),
             "model": model.name,
             "vllm": next((system.version() for system in systems if isinstance(system, Vllm)), None),
         }
         # Written after each run: what ends a later one costs no more than that.
-        for num_runs, outcomes in enumerate(measure(contestants, options.runs), 1):
-            result = head | {"num_runs": num_runs} | summarize_runs(contestants, loads, outcomes)
+        for num_runs, outcomes in enumerate(measure(compared_systems, options.runs), 1):
+            result = head | {"num_runs": num_runs} | summarize_runs(compared_systems, loads, outcomes)
             if output:
                 write_result(output, result)
     except (BenchmarkFailed, ModelNotFound, TargetError, httpx.HTTPError) as error:

@@ -6,7 +6,7 @@ from enum import Enum
 from statistics import median
 from typing import Any
 
-from quire_client.bench.latency import Summary
+from quire_client.bench.latency import BenchSummary
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Figures:
     wall_seconds: float
 
     @classmethod
-    def of(cls, summary: Summary) -> "Figures":
+    def of(cls, summary: BenchSummary) -> "Figures":
         """From a summary with streams of two tokens or more."""
         first, between = summary.time_to_first_token, summary.inter_token
         if between is None:
@@ -42,7 +42,7 @@ class Figures:
         return cls(*(median(column) for column in columns))
 
 
-class Sense(Enum):
+class RatioSense(Enum):
     """Which side of its bound a ratio is to be on."""
 
     AT_LEAST = "at least"
@@ -51,31 +51,31 @@ class Sense(Enum):
 
 
 @dataclass(frozen=True)
-class Target:
+class RatioTarget:
     """What Quire's figure is to be, divided by that of another system under the same load."""
 
     load: str
     figure: str
     against: str
-    sense: Sense
+    sense: RatioSense
     bound: float
 
     def holds(self, ratio: float) -> bool:
         """Whether a ratio is on the right side."""
         match self.sense:
-            case Sense.AT_LEAST:
+            case RatioSense.AT_LEAST:
                 return ratio >= self.bound
-            case Sense.AT_MOST:
+            case RatioSense.AT_MOST:
                 return ratio <= self.bound
-            case Sense.BELOW:
+            case RatioSense.BELOW:
                 return ratio < self.bound
 
 
-def _beside_vllm(load: str, throughput: float) -> list[Target]:
+def _beside_vllm(load: str, throughput: float) -> list[RatioTarget]:
     return [
-        Target(load, "output_tokens_per_second", "vllm", Sense.AT_LEAST, throughput),
-        Target(load, "time_to_first_token_p50", "vllm", Sense.AT_MOST, 0.8),
-        Target(load, "inter_token_p99", "vllm", Sense.BELOW, 1.0),
+        RatioTarget(load, "output_tokens_per_second", "vllm", RatioSense.AT_LEAST, throughput),
+        RatioTarget(load, "time_to_first_token_p50", "vllm", RatioSense.AT_MOST, 0.8),
+        RatioTarget(load, "inter_token_p99", "vllm", RatioSense.BELOW, 1.0),
     ]
 
 
@@ -83,8 +83,8 @@ TARGETS = (
     *_beside_vllm("mix-1", 1.2),
     *_beside_vllm("mix-8", 1.5),
     *_beside_vllm("mix-32", 1.5),
-    Target("shared-prefix", "output_tokens_per_second", "vllm", Sense.AT_LEAST, 2.0),
-    Target("mix-48", "output_tokens_per_second", "static_batches", Sense.AT_LEAST, 8.0),
+    RatioTarget("shared-prefix", "output_tokens_per_second", "vllm", RatioSense.AT_LEAST, 2.0),
+    RatioTarget("mix-48", "output_tokens_per_second", "static_batches", RatioSense.AT_LEAST, 8.0),
 )
 
 

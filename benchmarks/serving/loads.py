@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.texts import write_text, write_tokens
-from quire_client.bench.mix import MixRequest, draw_mix
+from quire_client.bench.mix import MixRequest, sample_mix
 
 NUM_WARM_UPS = 2
 PREFIX_WORDS = 800
@@ -66,7 +66,7 @@ def _mix_loads(mix: Sequence[MixRequest], counts: Mapping[int, int]) -> list[Ser
 
 def warm_up() -> list[MixRequest]:
     """Requests that come first and do not count."""
-    return draw_mix(1, NUM_WARM_UPS, None)
+    return sample_mix(1, NUM_WARM_UPS, None)
 
 
 def renewed(mix: Sequence[MixRequest], place: int, count: int) -> tuple[MixRequest, ...]:

@@ -15,7 +15,7 @@ from benchmarks.serving.figures import Figures
 from benchmarks.serving.kv_waste import KvUse
 from benchmarks.serving.loads import ServingLoad, warm_up
 from benchmarks.serving.systems import Endpoint, System
-from quire_client.bench.latency import Arrival, Timeline, summarize
+from quire_client.bench.latency import RequestTimings, TokenArrival, summarize
 from quire_client.bench.load import run_load
 from quire_client.bench.targets import OpenAITarget, http_client
 
@@ -72,7 +72,7 @@ def run_static_batches(model: Path, load: ServingLoad, report: Report) -> dict[s
     )
     if done.returncode != 0:
         raise BenchmarkFailed(f"transformers failed:\n{done.stderr[-2000:]}")
-    timelines = [Timeline(0.0, tuple(Arrival(at, 1) for at in times)) for times in json.loads(done.stdout)]
+    timelines = [RequestTimings(0.0, tuple(TokenArrival(at, 1) for at in times)) for times in json.loads(done.stdout)]
     figures = Figures.of(summarize(timelines, sum(len(request.prompt_token_ids) for request in load.requests)))
     report(f"static batches: {figures.output_tokens_per_second:,.1f} output tokens/s")
     return {load.name: Outcome(figures)}

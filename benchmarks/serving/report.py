@@ -3,9 +3,9 @@
 from typing import Any
 
 from benchmarks.plot import Chart, Series
-from benchmarks.serving.figures import Sense, Target
+from benchmarks.result_text import mark_missed, origin
+from benchmarks.serving.figures import RatioSense, RatioTarget
 from benchmarks.tables import Cells
-from benchmarks.told import judged, origin
 
 _FIGURES = (
     ("output tokens/s", "output_tokens_per_second", 1, ",.0f"),
@@ -14,7 +14,7 @@ _FIGURES = (
     ("inter-token latency p50, ms", "inter_token_p50", 1e3, ",.1f"),
     ("inter-token latency p99, ms", "inter_token_p99", 1e3, ",.1f"),
 )
-_SIGNS = {Sense.AT_LEAST: "≥", Sense.AT_MOST: "≤", Sense.BELOW: "<"}
+_SIGNS = {RatioSense.AT_LEAST: "≥", RatioSense.AT_MOST: "≤", RatioSense.BELOW: "<"}
 
 
 def comparison_table(result: dict[str, Any]) -> Cells:
@@ -53,10 +53,10 @@ def _ratios(result: dict[str, Any], load: str, figure: str) -> str:
     told = []
     for verdict in result["targets"]:
         if (verdict["load"], verdict["figure"]) == (load, figure):
-            target = Target(load, figure, verdict["against"], Sense(verdict["sense"]), verdict["bound"])
+            target = RatioTarget(load, figure, verdict["against"], RatioSense(verdict["sense"]), verdict["bound"])
             beside = result["systems"][target.against]["title"]
             asked = f"{verdict['ratio']:.2f} × {beside}, asked {_SIGNS[target.sense]} {target.bound:g}"
-            told.append(judged(asked, holds=verdict["holds"]))
+            told.append(mark_missed(asked, holds=verdict["holds"]))
     return "; ".join(told)
 
 

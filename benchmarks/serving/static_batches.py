@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
 
-from quire_client.bench.mix import MixRequest, draw_mix
+from quire_client.bench.mix import MixRequest, sample_mix
 
 BATCH_SIZE = 8
 
@@ -76,7 +76,9 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model(options.model, device)
     with torch.inference_mode():
-        run_batch(model, [MixRequest(request.prompt_token_ids, 8) for request in draw_mix(1, BATCH_SIZE, None)], device)
+        run_batch(
+            model, [MixRequest(request.prompt_token_ids, 8) for request in sample_mix(1, BATCH_SIZE, None)], device
+        )
         sent = perf_counter()
         times: list[list[float]] = []
         for start in range(0, len(requests), BATCH_SIZE):

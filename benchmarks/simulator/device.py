@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from benchmarks.simulator.machine import Copies, Machine
-from scheduler_svc.core.plan import Direction, TransferDone
+from benchmarks.simulator.machine import CopyMode, Machine
+from scheduler_svc.core.plan import Direction, SwapDone
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """What a step asks of a device.
 
     `num_context` is how many tokens its decodes look back on, `num_pairs` the same of each token of its prompts.
@@ -27,15 +27,15 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class StepCompletion:
     """A step that is done. `at` is when its results are at the scheduler, `seconds` how long it computed.
 
-    `transfers` are those that it tells of; each is all blocks of one step that go one way.
+    `swaps` are those that it tells of; each is all blocks of one step that go one way.
     """
 
     at: float
     seconds: float
-    transfers: tuple[TransferDone, ...]
+    swaps: tuple[SwapDone, ...]
 
 
 class Device:
@@ -51,9 +51,9 @@ class Device:
         self.busy_seconds = 0.0
         self._free_at = 0.0  # no step runs from then on
         self._copies_free_at = 0.0
-        self._copying: list[tuple[float, TransferDone]] = []  # when it is done, of each that no step has told of
+        self._copying: list[tuple[float, SwapDone]] = []  # when it is done, of each that no step has told of
 
-    def run(self, step_id: int, work: Work, now: float) -> Done:
+    def run(self, step_id: int, work: StepWork, now: float) -> StepCompletion:
         """Send it a step at `now`, in seconds; when it is done, which no later step changes."""
         machine = self.machine
         begins = max(now + machine.dispatch_seconds, self._free_at)
@@ -72,17 +72,17 @@ class Device:
             self._copying = [(at, transfer) for at, transfer in self._copying if at > ends]
         self._free_at = ends
         self.busy_seconds += seconds
-        return Done(ends + machine.dispatch_seconds, seconds, over)
+        return StepCompletion(ends + machine.dispatch_seconds, seconds, over)
 
-    def _copy(self, step_id: int, work: Work, sent: float, begins: float) -> float:
+    def _copy(self, step_id: int, work: StepWork, sent: float, begins: float) -> float:
         """Begin a step's transfers; when the step itself can begin."""
-        at = begins if self.machine.copies is Copies.BEFORE_THE_STEP else max(sent, self._copies_free_at)
+        at = begins if self.machine.copies is CopyMode.BEFORE_THE_STEP else max(sent, self._copies_free_at)
         for direction, num_blocks in ((Direction.OUT, work.num_blocks_out), (Direction.IN, work.num_blocks_in)):
             if num_blocks:
                 if direction is Direction.OUT:
                     at = max(at, self._free_at)
                 seconds = self.machine.copy_seconds(num_blocks)
                 at += seconds
-                self._copying.append((at, TransferDone(step_id, direction, seconds)))
+                self._copying.append((at, SwapDone(step_id, direction, seconds)))
         self._copies_free_at = at
-        return at if self.machine.copies is Copies.BEFORE_THE_STEP else begins
+        return at if self.machine.copies is CopyMode.BEFORE_THE_STEP else begins

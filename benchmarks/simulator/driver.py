@@ -2,21 +2,30 @@
 
 from dataclasses import dataclass
 
-from benchmarks.simulator.device import Done, Work
-from benchmarks.simulator.life import Life
+from benchmarks.simulator.device import StepCompletion, StepWork
 from benchmarks.simulator.machine import Machine
 from benchmarks.simulator.prompts import NOTHING, STOP_TOKEN, Token, Tokens
+from benchmarks.simulator.request_record import RequestRecord
 from scheduler_svc.core.admission import AdmissionLimits
-from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.plan import Event, FailedEvent, StepOutcome, StepPlan
-from scheduler_svc.core.planner import DEPTH
+from scheduler_svc.core.planner import MAX_STEPS_IN_FLIGHT
 from scheduler_svc.core.policies import PolicySettings
-from scheduler_svc.core.pressure import PreemptionMode
+from scheduler_svc.core.preemption import PreemptionMode
 from scheduler_svc.core.replica import Replica, ReplicaShape
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Request
 
-__all__ = ["DEPTH", "CoreFigures", "Driver", "Memory", "PreemptionMode", "Replica", "Setup", "Step"]
+__all__ = [
+    "MAX_STEPS_IN_FLIGHT",
+    "CoreDriver",
+    "CoreFigures",
+    "MemoryUsage",
+    "PreemptionMode",
+    "Replica",
+    "Setup",
+    "SimulatedStep",
+]
 
 _STOP = frozenset({STOP_TOKEN})
 
@@ -34,17 +43,17 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SimulatedStep:
     """A step of one replica: what it asks of the device, and what will come of it."""
 
     plan: StepPlan
-    work: Work
+    work: StepWork
     results: list[Token]
-    admitted: list[Life]
+    admitted: list[RequestRecord]
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryUsage:
     """Blocks of all replicas: those in use, and those that only hold what may be asked for again."""
 
     used: int
@@ -64,24 +73,24 @@ class CoreFigures:
     num_found_on_host: int
 
 
-def life_of(request: Request) -> Life:
+def record_of(request: Request) -> RequestRecord:
     """What goes with a request through the core."""
-    assert isinstance(request.sampling, Life)
+    assert isinstance(request.sampling, RequestRecord)
     return request.sampling
 
 
-def outcome_of(step: Step, done: Done) -> StepOutcome:
+def outcome_of(step: SimulatedStep, done: StepCompletion) -> StepOutcome:
     """What the core is told of a step that is done."""
-    return StepOutcome(step.results, done.transfers, done.seconds)
+    return StepOutcome(step.results, done.swaps, done.seconds)
 
 
-class Driver:
+class CoreDriver:
     """A scheduler over modelled replicas. `now` is in seconds, on the simulation's clock."""
 
     def __init__(self, setup: Setup, tokens: Tokens) -> None:
         machine = setup.machine
         self.core = Scheduler(
-            Limits(
+            SchedulerLimits(
                 queue=AdmissionLimits(max_requests=setup.max_queued),
                 policy=setup.policy,
                 policy_settings=PolicySettings(ageing_seconds=setup.ageing_seconds),
@@ -110,16 +119,16 @@ class Driver:
         """Sequences that any replica may take."""
         return len(self.core.waiting.policy)
 
-    def submit(self, life: Life, prompt: list[int], now: float) -> FailedEvent | None:
+    def submit(self, record: RequestRecord, prompt: list[int], now: float) -> FailedEvent | None:
         """Queue a request, or say why not."""
-        arrival = life.arrival
+        arrival = record.arrival
         request = Request(
-            key=str(life.number),
+            key=str(record.number),
             prompt=prompt,
             n=1,
             max_tokens=arrival.max_tokens,
             stop_token_ids=_STOP,
-            sampling=life,
+            sampling=record,
             priority=arrival.priority,
             tenant=arrival.tenant,
             weight=arrival.weight,
@@ -132,7 +141,7 @@ class Driver:
         """End the requests whose deadline has passed."""
         return self.core.expire(now)
 
-    def schedule(self, replica: Replica, now: float) -> Step | None:
+    def schedule(self, replica: Replica, now: float) -> SimulatedStep | None:
         """The replica's next step; None where there is nothing to do now."""
         plan = self.core.schedule(replica, now)
         return None if plan is None else self.read(plan)
@@ -141,15 +150,15 @@ class Driver:
         """Replicas that were given something to do while steps of others were made."""
         return self.core.take_placed()
 
-    def commit(self, replica: Replica, step: Step, done: Done, now: float) -> list[Event]:
+    def commit(self, replica: Replica, step: SimulatedStep, done: StepCompletion, now: float) -> list[Event]:
         """Take in the oldest step in flight; what is new to tell."""
         return self.core.commit(replica, outcome_of(step, done), now)
 
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryUsage:
         """Blocks in use now."""
         device = [replica.device.pool.counts for replica in self.replicas]
         host = [replica.host.pool.counts for replica in self.replicas]
-        return Memory(
+        return MemoryUsage(
             used=sum(count.used + count.in_flight for count in device),
             cached=sum(count.cached for count in device),
             host_used=sum(count.used + count.in_flight for count in host),
@@ -167,13 +176,13 @@ class Driver:
             num_found_on_host=totals.host_hits,
         )
 
-    def read(self, plan: StepPlan) -> Step:
+    def read(self, plan: StepPlan) -> SimulatedStep:
         """What a plan asks of the device, and what it will draw. This is once for each sequence of each step."""
         num_prefill = num_decodes = num_context = num_pairs = 0
         results = []
         draw = self._tokens.draw
         for part in plan.scheduled:
-            life = life_of(part.sequence.request)
+            record = record_of(part.sequence.request)
             start, num_tokens = part.start, part.num_tokens
             if num_tokens == 1:
                 num_decodes += 1
@@ -181,6 +190,6 @@ class Driver:
             else:
                 num_prefill += num_tokens
                 num_pairs += num_tokens * start + num_tokens * (num_tokens + 1) // 2
-            results.append(draw(life.script, start + num_tokens) if part.draws else NOTHING)
-        work = Work(num_prefill, num_decodes, num_context, num_pairs, len(plan.swap_out), len(plan.swap_in))
-        return Step(plan, work, results, [life_of(new.sequence.request) for new in plan.introductions])
+            results.append(draw(record.script, start + num_tokens) if part.samples else NOTHING)
+        work = StepWork(num_prefill, num_decodes, num_context, num_pairs, len(plan.swap_out), len(plan.swap_in))
+        return SimulatedStep(plan, work, results, [record_of(new.sequence.request) for new in plan.new_sequences])

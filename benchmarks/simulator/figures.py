@@ -6,21 +6,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.simulator.driver import CoreFigures
-from benchmarks.simulator.life import Life
+from benchmarks.simulator.recorder import Sample
+from benchmarks.simulator.request_record import RequestRecord
 from benchmarks.simulator.simulation import Simulation
-from benchmarks.simulator.watch import Sample
 from quire_client.bench.latency import percentile
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Percentiles:
     """Of a duration over requests, in seconds."""
 
     p50: float
     p99: float
 
     @classmethod
-    def of(cls, seconds: Iterable[float]) -> "Spread | None":
+    def of(cls, seconds: Iterable[float]) -> "Percentiles | None":
         """None where there are none."""
         ordered = sorted(seconds)
         return cls(percentile(ordered, 50), percentile(ordered, 99)) if ordered else None
@@ -32,9 +32,9 @@ class ClassFigures:
 
     priority: int
     num_requests: int
-    queued: Spread | None
-    first_token: Spread | None
-    whole: Spread | None
+    queued: Percentiles | None
+    first_token: Percentiles | None
+    whole: Percentiles | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,42 +65,42 @@ class RunFigures:
 
 def run_figures(simulation: Simulation) -> RunFigures:
     """Figures of a run that is over, or as far as it got."""
-    watch = simulation.watch
+    recorder = simulation.recorder
     failures: defaultdict[str, int] = defaultdict(int)
-    by_class: defaultdict[int, list[Life]] = defaultdict(list)
-    for life in watch.lives:
-        by_class[life.arrival.priority].append(life)
-        if life.failure is not None:
-            failures[life.failure] += 1
-    seconds = max((life.ended_at or simulation.now for life in watch.lives), default=0.0)
-    accounts = watch.accounts.values()
+    by_class: defaultdict[int, list[RequestRecord]] = defaultdict(list)
+    for record in recorder.records:
+        by_class[record.arrival.priority].append(record)
+        if record.failure is not None:
+            failures[record.failure] += 1
+    seconds = max((record.ended_at or simulation.now for record in recorder.records), default=0.0)
+    usage_by_tenant = recorder.usage_by_tenant.values()
     return RunFigures(
         seconds=seconds,
-        num_requests=len(watch.lives),
-        num_finished=sum(life.ended_at is not None and life.failure is None for life in watch.lives),
+        num_requests=len(recorder.records),
+        num_finished=sum(record.ended_at is not None and record.failure is None for record in recorder.records),
         failures=dict(sorted(failures.items())),
         num_steps=simulation.num_steps,
-        prompt_tokens=sum(account.num_prompt for account in accounts),
-        generated_tokens=watch.num_generated,
-        generated_per_second=watch.num_generated / seconds if seconds else 0.0,
+        prompt_tokens=sum(tenant_usage.num_prompt for tenant_usage in usage_by_tenant),
+        generated_tokens=recorder.num_generated,
+        generated_per_second=recorder.num_generated / seconds if seconds else 0.0,
         device_share=simulation.device_seconds / seconds / simulation.setup.num_replicas if seconds else 0.0,
-        classes=[_class(priority, lives) for priority, lives in sorted(by_class.items(), reverse=True)],
-        tenants={tenant: account.num_tokens for tenant, account in sorted(watch.accounts.items())},
+        classes=[_class(priority, records) for priority, records in sorted(by_class.items(), reverse=True)],
+        tenants={tenant: tenant_usage.num_tokens for tenant, tenant_usage in sorted(recorder.usage_by_tenant.items())},
         core=simulation.driver.figures(),
-        samples=watch.timeline.samples,
+        samples=recorder.timeline.samples,
     )
 
 
-def _class(priority: int, lives: Sequence[Life]) -> ClassFigures:
-    def spread(times: Iterable[tuple[float | None, Life]]) -> Spread | None:
-        return Spread.of(at - life.arrival.at for at, life in times if at is not None)
+def _class(priority: int, records: Sequence[RequestRecord]) -> ClassFigures:
+    def spread(times: Iterable[tuple[float | None, RequestRecord]]) -> Percentiles | None:
+        return Percentiles.of(at - record.arrival.at for at, record in times if at is not None)
 
     return ClassFigures(
         priority=priority,
-        num_requests=len(lives),
-        queued=spread((life.admitted_at, life) for life in lives),
-        first_token=spread((life.first_token_at, life) for life in lives),
-        whole=spread((life.ended_at, life) for life in lives if life.failure is None),
+        num_requests=len(records),
+        queued=spread((record.admitted_at, record) for record in records),
+        first_token=spread((record.first_token_at, record) for record in records),
+        whole=spread((record.ended_at, record) for record in records if record.failure is None),
     )
 
 
@@ -108,7 +108,7 @@ class ServedTokens:
     """What each tenant is served from `begin` to `end`, in seconds of a simulation that is still to run until then."""
 
     def __init__(self, simulation: Simulation, begin: float, end: float) -> None:
-        self._accounts = simulation.watch.accounts
+        self._accounts = simulation.recorder.usage_by_tenant
         self._at_begin: dict[str, int] = {}
         self._at_end: dict[str, int] = {}
         simulation.call_at(begin, lambda: self._at_begin.update(self._now()))
@@ -120,4 +120,4 @@ class ServedTokens:
         return {tenant: count - self._at_begin.get(tenant, 0) for tenant, count in sorted(self._at_end.items())}
 
     def _now(self) -> dict[str, int]:
-        return {tenant: account.num_tokens for tenant, account in self._accounts.items()}
+        return {tenant: tenant_usage.num_tokens for tenant, tenant_usage in self._accounts.items()}

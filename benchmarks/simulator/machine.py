@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Copies(Enum):
+class CopyMode(Enum):
     """Where a worker copies blocks between device and host."""
 
     BEFORE_THE_STEP = "before the step"  # on the thread that computes, as on a processor
@@ -35,7 +35,7 @@ class Machine:
     block_bytes: int
     bytes_per_second: float
     transfer_seconds: float
-    copies: Copies
+    copies: CopyMode
     dispatch_seconds: float
     num_blocks: int
     num_host_blocks: int
@@ -89,7 +89,7 @@ def read_machine(name: str, machines: Mapping[str, Machine]) -> Machine:
         if "step_seconds" in table:
             table["step_seconds"] = tuple((int(count), float(seconds)) for count, seconds in table["step_seconds"])
         if "copies" in table:
-            table["copies"] = Copies(table["copies"])
+            table["copies"] = CopyMode(table["copies"])
         return replace(machine, **table)
     except OSError as error:
         raise MachineError(f"{name}: neither a file nor one of {', '.join(machines)}") from error

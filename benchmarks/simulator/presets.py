@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from benchmarks.simulator.machine import Copies, Machine
+from benchmarks.simulator.machine import CopyMode, Machine
 
 # SmolLM2-135M in bfloat16 on two cores, as the whole system serves it. The step is fitted to results/sweep.json of
 # commit 10ab59de18bb: with it the same requests get within 4% of the tokens per second that were measured, from 1 to 64
@@ -17,7 +17,7 @@ CPU_SMOLLM = Machine(
     block_bytes=368_640,
     bytes_per_second=22.5e9,
     transfer_seconds=20e-6,
-    copies=Copies.BEFORE_THE_STEP,
+    copies=CopyMode.BEFORE_THE_STEP,
     dispatch_seconds=0.4e-3,
     num_blocks=4_096,
     num_host_blocks=4_096,
@@ -38,7 +38,7 @@ GPU_8B = Machine(
     block_bytes=2_097_152,
     bytes_per_second=50e9,
     transfer_seconds=30e-6,
-    copies=Copies.BESIDE_THE_STEPS,
+    copies=CopyMode.BESIDE_THE_STEPS,
     dispatch_seconds=0.4e-3,
     num_blocks=38_000,
     num_host_blocks=38_000,

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.simulator.figures import RunFigures, Spread
+from benchmarks.result_text import origin
+from benchmarks.simulator.figures import Percentiles, RunFigures
 from benchmarks.simulator.scenarios.scenario import Scenario, target_lines
 from benchmarks.tables import Cells
-from benchmarks.told import origin
 
 
 def scenario_section(scenario: Scenario) -> Callable[[dict[str, Any]], str]:
@@ -51,5 +51,5 @@ def run_lines(figures: RunFigures) -> list[str]:
     ]
 
 
-def _spread(spread: Spread | None) -> str:
+def _spread(spread: Percentiles | None) -> str:
     return "–" if spread is None else f"{spread.p50:,.3f} / {spread.p99:,.3f}"

@@ -16,14 +16,14 @@ from benchmarks.record import provenance, write_result
 from benchmarks.simulator.arrivals import Arrival, ClosedLoop, OpenLoop, merged
 from benchmarks.simulator.driver import PreemptionMode, Setup
 from benchmarks.simulator.figures import ServedTokens, run_figures
-from benchmarks.simulator.ledger import WrongPlan, keep_ledgers
 from benchmarks.simulator.machine import MachineError, machine_to_json, read_machine
+from benchmarks.simulator.plan_checker import InvalidPlan, check_plans
 from benchmarks.simulator.presets import MACHINES
 from benchmarks.simulator.recorded import RecordingError, read_recording, write_recording
 from benchmarks.simulator.report import class_table, run_lines, tenant_table
-from benchmarks.simulator.simulation import Simulation, Stuck
+from benchmarks.simulator.simulation import Simulation, SimulationStalled
 from benchmarks.simulator.streams_file import StreamsError, read_streams
-from benchmarks.simulator.synthetic import Lengths, Stream
+from benchmarks.simulator.synthetic import ArrivalStream, Lengths
 from benchmarks.simulator.timeline import draw_timeline
 from scheduler_svc.core.policies import POLICIES
 
@@ -35,7 +35,7 @@ def arrivals_of(options: argparse.Namespace) -> Iterator[Arrival]:
     if options.streams is not None:
         streams = read_streams(options.streams)
     else:
-        streams = [Stream(options.rate, Lengths(*options.prompt), Lengths(*options.generate))]
+        streams = [ArrivalStream(options.rate, Lengths(*options.prompt), Lengths(*options.generate))]
     return islice(merged(*(stream.arrivals(options.seed) for stream in streams)), options.requests or 10_000)
 
 
@@ -103,10 +103,10 @@ def main() -> None:
         )
         simulation = Simulation(setup, traffic, seed=options.seed)
         if options.check:
-            keep_ledgers(simulation)
+            check_plans(simulation)
         window = ServedTokens(simulation, *options.window) if options.window is not None else None
         simulation.run(options.until)
-    except (MachineError, RecordingError, StreamsError, Stuck, WrongPlan) as error:
+    except (MachineError, RecordingError, StreamsError, SimulationStalled, InvalidPlan) as error:
         sys.exit(f"simulator: {error}")
     figures = run_figures(simulation)
     class_table(figures).print(f"{setup.machine.name} × {setup.num_replicas}, {setup.policy}")

@@ -7,23 +7,23 @@ from itertools import islice
 from typing import Any
 
 from benchmarks.simulator.arrivals import Arrival, Traffic
-from benchmarks.simulator.device import Device, Done
-from benchmarks.simulator.driver import DEPTH, Driver, Replica, Setup, Step
-from benchmarks.simulator.life import Life
+from benchmarks.simulator.device import Device, StepCompletion
+from benchmarks.simulator.driver import MAX_STEPS_IN_FLIGHT, CoreDriver, Replica, Setup, SimulatedStep
 from benchmarks.simulator.prompts import Tokens
-from benchmarks.simulator.watch import Sample, Watch
+from benchmarks.simulator.recorder import RunRecorder, Sample
+from benchmarks.simulator.request_record import RequestRecord
 from scheduler_svc.core.plan import Event
 
 _DEADLINE_TICK = 0.05  # seconds between looks at the deadlines, as in the service
 _TRIES = 4  # replicas with a step in flight that are asked, after each event, whether a waiting request fits
 
 
-class Stuck(Exception):  # noqa: N818
+class SimulationStalled(Exception):  # noqa: N818
     """Requests are live, and nothing will ever happen. The text says how many."""
 
 
 @dataclass(slots=True, eq=False)
-class _Station:
+class _SimulatedReplica:
     """A replica and its worker."""
 
     replica: Replica
@@ -41,33 +41,33 @@ class Simulation:
 
     def __init__(self, setup: Setup, traffic: Traffic, *, seed: int = 0, sample_seconds: float = 0.1) -> None:
         self.setup = setup
-        self.watch = Watch(sample_seconds)
+        self.recorder = RunRecorder(sample_seconds)
         self.now = 0.0
         self.num_steps = 0
-        self.after_schedule: Callable[[Replica, Step], None] | None = None
-        self.after_commit: Callable[[Replica, Done], None] | None = None
-        self.driver = Driver(setup, tokens := Tokens(seed))
+        self.after_schedule: Callable[[Replica, SimulatedStep], None] | None = None
+        self.after_commit: Callable[[Replica, StepCompletion], None] | None = None
+        self.driver = CoreDriver(setup, tokens := Tokens(seed))
         self._tokens = tokens
         self._traffic = traffic
-        self._stations = [_Station(replica, Device(setup.machine)) for replica in self.driver.replicas]
-        self._by_replica = {station.replica: station for station in self._stations}
-        self._idle = dict.fromkeys(self._stations)  # nothing in flight, and nothing to do when they were asked last
-        self._short: dict[_Station, None] = {}  # the same, with a step in flight
+        self._simulated = [_SimulatedReplica(replica, Device(setup.machine)) for replica in self.driver.replicas]
+        self._by_replica = {simulated.replica: simulated for simulated in self._simulated}
+        self._idle = dict.fromkeys(self._simulated)  # nothing in flight, and nothing to do when they were asked last
+        self._short: dict[_SimulatedReplica, None] = {}  # the same, with a step in flight
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._num_pushed = 0
-        self._watches_deadlines = False
+        self._checks_deadlines = False
 
     @property
     def device_seconds(self) -> float:
         """How long devices computed, added up."""
-        return sum(station.device.busy_seconds for station in self._stations)
+        return sum(simulated.device.busy_seconds for simulated in self._simulated)
 
     def call_at(self, at: float, call: Callable[[], None]) -> None:
         """Have something done at a time, in seconds."""
         self._push(at, lambda _: call(), None)
 
     def run(self, until: float | None = None) -> None:
-        """Go on until every request has ended, or until a time. Raises Stuck."""
+        """Go on until every request has ended, or until a time. Raises SimulationStalled."""
         for arrival in self._traffic.first():
             self._push(arrival.at, self._arrive, arrival)
         self._push(0.0, self._sample, None)
@@ -78,8 +78,8 @@ class Simulation:
                 return
             self.now = at
             handle(value)
-        if self.watch.num_live:
-            raise Stuck(f"{self.watch.num_live} requests are live, and nothing happens any more")
+        if self.recorder.num_live:
+            raise SimulationStalled(f"{self.recorder.num_live} requests are live, and nothing happens any more")
 
     # What happens.
 
@@ -87,47 +87,47 @@ class Simulation:
         following = self._traffic.after_arrival()
         if following is not None:
             self._push(following.at, self._arrive, following)
-        watch = self.watch
-        number = len(watch.lives)
+        recorder = self.recorder
+        number = len(recorder.records)
         prompt = self._tokens.prompt(arrival, number)
         script = self._tokens.script(arrival, len(prompt))
-        life = Life(number, arrival, script, len(prompt), watch.accounts[arrival.tenant])
-        watch.arrived(life)
-        refusal = self.driver.submit(life, prompt, self.now)
+        record = RequestRecord(number, arrival, script, len(prompt), recorder.usage_by_tenant[arrival.tenant])
+        recorder.on_arrival(record)
+        refusal = self.driver.submit(record, prompt, self.now)
         if refusal is not None:
-            self._tell([refusal])
+            self._deliver([refusal])
             return
-        if arrival.deadline is not None and not self._watches_deadlines:
-            self._watches_deadlines = True
-            self._push(self.now + _DEADLINE_TICK, self._look_at_deadlines, None)
+        if arrival.deadline is not None and not self._checks_deadlines:
+            self._checks_deadlines = True
+            self._push(self.now + _DEADLINE_TICK, self._check_deadlines, None)
         self._wake()
 
-    def _complete(self, flight: tuple[_Station, Step, Done]) -> None:
-        station, step, done = flight
-        station.num_in_flight -= 1
-        self._tell(self.driver.commit(station.replica, step, done, self.now))
+    def _complete(self, flight: tuple[_SimulatedReplica, SimulatedStep, StepCompletion]) -> None:
+        simulated, step, done = flight
+        simulated.num_in_flight -= 1
+        self._deliver(self.driver.commit(simulated.replica, step, done, self.now))
         if self.after_commit is not None:
-            self.after_commit(station.replica, done)
-        self._short.pop(station, None)
-        self._feed(station)
+            self.after_commit(simulated.replica, done)
+        self._short.pop(simulated, None)
+        self._dispatch(simulated)
         self._wake()
 
-    def _look_at_deadlines(self, _: None) -> None:
+    def _check_deadlines(self, _: None) -> None:
         expired = self.driver.expire(self.now)
         if expired:
-            self._tell(expired)
+            self._deliver(expired)
             self._wake()
-        if self.watch.num_live:
-            self._push(self.now + _DEADLINE_TICK, self._look_at_deadlines, None)
+        if self.recorder.num_live:
+            self._push(self.now + _DEADLINE_TICK, self._check_deadlines, None)
         else:
-            self._watches_deadlines = False
+            self._checks_deadlines = False
 
     def _sample(self, _: None) -> None:
-        watch = self.watch
-        sample = Sample(self.now, self.driver.memory(), self.driver.num_waiting, watch.num_generated)
-        watch.timeline.add(sample)
+        recorder = self.recorder
+        sample = Sample(self.now, self.driver.memory(), self.driver.num_waiting, recorder.num_generated)
+        recorder.timeline.add(sample)
         if self._heap:  # something is still to happen
-            self._push(self.now + watch.timeline.gap, self._sample, None)
+            self._push(self.now + recorder.timeline.gap, self._sample, None)
 
     # How it is done.
 
@@ -135,8 +135,8 @@ class Simulation:
         self._num_pushed += 1
         heapq.heappush(self._heap, (at, self._num_pushed, handle, value))
 
-    def _tell(self, events: Sequence[Event]) -> None:
-        for _ in range(self.watch.told(events, self.now)):
+    def _deliver(self, events: Sequence[Event]) -> None:
+        for _ in range(self.recorder.on_events(events, self.now)):
             arrival = self._traffic.after_end(self.now)
             if arrival is not None:
                 self._push(arrival.at, self._arrive, arrival)
@@ -145,36 +145,36 @@ class Simulation:
         """Ask replicas that had nothing to do, while requests wait and find a place."""
         driver = self.driver
         while driver.num_waiting and self._idle:
-            station = next(iter(self._idle))
-            if not self._feed(station):
+            simulated = next(iter(self._idle))
+            if not self._dispatch(simulated):
                 break
         if driver.num_waiting and self._short:
-            for station in list(islice(self._short, _TRIES)):
-                self._feed(station)
+            for simulated in list(islice(self._short, _TRIES)):
+                self._dispatch(simulated)
 
-    def _feed(self, station: _Station) -> bool:
+    def _dispatch(self, simulated: _SimulatedReplica) -> bool:
         """Send a replica what it has to do now, and others what it finds for them; whether there was anything."""
-        has_work = self._fill(station)
+        has_work = self._fill(simulated)
         while placed := self.driver.take_placed():
             has_work = True
             for replica in placed:
                 self._fill(self._by_replica[replica])
         return has_work
 
-    def _fill(self, station: _Station) -> bool:
-        self._idle.pop(station, None)
-        self._short.pop(station, None)
-        num_before = station.num_in_flight
-        while station.num_in_flight < DEPTH:
-            step = self.driver.schedule(station.replica, self.now)
+    def _fill(self, simulated: _SimulatedReplica) -> bool:
+        self._idle.pop(simulated, None)
+        self._short.pop(simulated, None)
+        num_before = simulated.num_in_flight
+        while simulated.num_in_flight < MAX_STEPS_IN_FLIGHT:
+            step = self.driver.schedule(simulated.replica, self.now)
             if step is None:
-                (self._short if station.num_in_flight else self._idle)[station] = None
+                (self._short if simulated.num_in_flight else self._idle)[simulated] = None
                 break
             if self.after_schedule is not None:
-                self.after_schedule(station.replica, step)
-            self.watch.admitted(step.admitted, self.now)
-            done = station.device.run(step.plan.step_id, step.work, self.now)
-            station.num_in_flight += 1
+                self.after_schedule(simulated.replica, step)
+            self.recorder.on_admission(step.admitted, self.now)
+            done = simulated.device.run(step.plan.step_id, step.work, self.now)
+            simulated.num_in_flight += 1
             self.num_steps += 1
-            self._push(done.at, self._complete, (station, step, done))
-        return station.num_in_flight > num_before
+            self._push(done.at, self._complete, (simulated, step, done))
+        return simulated.num_in_flight > num_before

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.simulator.synthetic import Lengths, Prefixes, Process, Stream
+from benchmarks.simulator.synthetic import ArrivalProcess, ArrivalStream, Lengths, Prefixes
 
 _READ: dict[str, Callable[[Any], Any]] = {
     "rate": float,
@@ -18,7 +18,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "output": lambda value: Lengths(*value),
     "tenant": str,
     "weight": float,
-    "process": Process,
+    "process": ArrivalProcess,
     "burst": int,
     "priorities": lambda value: tuple((int(priority), float(weight)) for priority, weight in value.items()),
     "prefixes": lambda value: Prefixes(**value),
@@ -31,7 +31,7 @@ class StreamsError(Exception):
     """A file that cannot be used. Its text says why."""
 
 
-def read_streams(path: Path) -> list[Stream]:
+def read_streams(path: Path) -> list[ArrivalStream]:
     """The streams of a file, at least one. Raises StreamsError."""
     try:
         streams = [_read(entry) for entry in json.loads(path.read_bytes())]
@@ -44,7 +44,7 @@ def read_streams(path: Path) -> list[Stream]:
     return streams
 
 
-def _read(entry: dict[str, Any]) -> Stream:
+def _read(entry: dict[str, Any]) -> ArrivalStream:
     if unknown := entry.keys() - _READ.keys():
         raise ValueError(f"does not know {', '.join(sorted(unknown))}")
-    return Stream(**{name: _READ[name](value) for name, value in entry.items()})
+    return ArrivalStream(**{name: _READ[name](value) for name, value in entry.items()})

@@ -10,7 +10,7 @@ from itertools import count
 from benchmarks.simulator.arrivals import Arrival, Prefix
 
 
-class Process(Enum):
+class ArrivalProcess(Enum):
     """How a stream's requests are spread over time."""
 
     POISSON = "poisson"
@@ -48,7 +48,7 @@ class Prefixes:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class ArrivalStream:
     """Requests of one tenant: `rate` of them a second. `priorities` are classes and how often each is drawn."""
 
     rate: float
@@ -56,7 +56,7 @@ class Stream:
     output: Lengths
     tenant: str = "default"
     weight: float = 1.0
-    process: Process = Process.POISSON
+    process: ArrivalProcess = ArrivalProcess.POISSON
     burst: int = 1
     priorities: tuple[tuple[int, float], ...] = ((0, 1.0),)
     prefixes: Prefixes | None = None
@@ -89,18 +89,18 @@ class Stream:
         return Prefix(f"{self.tenant} {rng.randrange(self.prefixes.count)}", self.prefixes.num_tokens)
 
 
-def _poisson(stream: Stream, rng: random.Random) -> Iterator[float]:
+def _poisson(stream: ArrivalStream, rng: random.Random) -> Iterator[float]:
     at = 0.0
     while True:
         at += rng.expovariate(stream.rate)
         yield at
 
 
-def _even(stream: Stream, rng: random.Random) -> Iterator[float]:
+def _even(stream: ArrivalStream, rng: random.Random) -> Iterator[float]:
     return (number / stream.rate for number in count())
 
 
-def _bursts(stream: Stream, rng: random.Random) -> Iterator[float]:
+def _bursts(stream: ArrivalStream, rng: random.Random) -> Iterator[float]:
     at = 0.0
     while True:
         for _ in range(stream.burst):
@@ -108,13 +108,13 @@ def _bursts(stream: Stream, rng: random.Random) -> Iterator[float]:
         at += rng.expovariate(stream.rate / stream.burst)
 
 
-def _at_once(stream: Stream, rng: random.Random) -> Iterator[float]:
+def _at_once(stream: ArrivalStream, rng: random.Random) -> Iterator[float]:
     return (0.0 for _ in count())
 
 
-_TIMES: dict[Process, Callable[[Stream, random.Random], Iterator[float]]] = {
-    Process.POISSON: _poisson,
-    Process.EVEN: _even,
-    Process.BURSTS: _bursts,
-    Process.AT_ONCE: _at_once,
+_TIMES: dict[ArrivalProcess, Callable[[ArrivalStream, random.Random], Iterator[float]]] = {
+    ArrivalProcess.POISSON: _poisson,
+    ArrivalProcess.EVEN: _even,
+    ArrivalProcess.BURSTS: _bursts,
+    ArrivalProcess.AT_ONCE: _at_once,
 }

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from benchmarks.plot import nice_ticks
 from benchmarks.simulator.driver import Setup
-from benchmarks.simulator.watch import Sample
+from benchmarks.simulator.recorder import Sample
 
 _WIDTH, _HEIGHT = 860, 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 16, 30, 24

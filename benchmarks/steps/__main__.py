@@ -23,7 +23,7 @@ import uvloop
 
 from benchmarks.processes import BenchmarkFailed, running
 from benchmarks.record import RESULTS, provenance, write_result
-from benchmarks.steps.exchange import MESSAGE_BYTES, POLLING, Exchange, measure_exchange, median_exchange
+from benchmarks.steps.exchange import MESSAGE_BYTES, POLLING, ExchangeTimes, measure_exchange, median_exchange
 from benchmarks.steps.figures import (
     WARM_UP_STEPS,
     DeviceTimes,
@@ -35,8 +35,8 @@ from benchmarks.steps.figures import (
     to_json,
 )
 from benchmarks.steps.gateway import decode_together
-from benchmarks.steps.processes import Ends, running_scheduler, running_worker
-from benchmarks.steps.report import steps_table, told_exchanges
+from benchmarks.steps.processes import ProcessEndpoints, running_scheduler, running_worker
+from benchmarks.steps.report import exchange_lines, steps_table
 from svc_common.supervisor.addresses import free_port
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
 
@@ -47,23 +47,23 @@ TIMEOUT = 120.0
 def measure(num_sequences: int, forward_ms: float, num_steps: int) -> StepFigures:
     """One case, in processes of its own. Raises BenchmarkFailed."""
     with TemporaryDirectory(prefix="quire-steps-") as folder, ExitStack() as stack:
-        ends = Ends.choose(Path(folder))
+        endpoints = ProcessEndpoints.choose(Path(folder))
         redis = EmbeddedRedis.prepare(Path(folder), free_port())
         stack.enter_context(running("Redis", redis.command))
-        stack.enter_context(running_scheduler(ends, redis.url))
+        stack.enter_context(running_scheduler(endpoints, redis.url))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(
                 decode_together(
-                    ends.scheduler,
+                    endpoints.scheduler,
                     num_sequences,
                     WARM_UP_STEPS + num_steps + 8,
-                    lambda: stack.enter_context(running_worker(ends, num_sequences, forward_ms / 1e3)),
+                    lambda: stack.enter_context(running_worker(endpoints, num_sequences, forward_ms / 1e3)),
                     TIMEOUT,
                 )
             )
         stack.close()  # ends the processes, which write their times
-        planned = [SchedulerTimes(**step) for step in json.loads(ends.scheduler_times.read_bytes())["steps"]]
-        ran = [DeviceTimes(*step) for step in json.loads(ends.worker_times.read_bytes())]
+        planned = [SchedulerTimes(**step) for step in json.loads(endpoints.scheduler_times.read_bytes())["steps"]]
+        ran = [DeviceTimes(*step) for step in json.loads(endpoints.worker_times.read_bytes())]
     try:
         return summarize_steps(planned, ran, num_sequences, forward_ms, num_steps)
     except ValueError as error:
@@ -89,7 +89,7 @@ def main() -> None:
     runs: dict[tuple[int, float], list[StepFigures]] = {
         (int(num_sequences), forward_ms): [] for forward_ms in options.forward_ms for num_sequences in options.sequences
     }
-    exchanges: dict[str, list[Exchange]] = {polling: [] for polling in POLLING}
+    exchanges: dict[str, list[ExchangeTimes]] = {polling: [] for polling in POLLING}
     try:
         for number in range(options.runs):
             for polling, measured in exchanges.items():
@@ -112,7 +112,7 @@ def main() -> None:
         "targets": judge(cases),
     }
     steps_table(result).print("Steps, ms")
-    print(told_exchanges(result))
+    print(exchange_lines(result))
     write_result(options.output, result)
     print(f"written to {os.path.relpath(options.output)}", file=sys.stderr)
 

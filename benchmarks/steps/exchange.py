@@ -24,12 +24,12 @@ import grpc
 import uvloop
 
 from benchmarks.processes import BenchmarkFailed, running
-from svc_common.channels import inner_channel
-from svc_common.polling import DIRECT, EXPERIMENTS
-from svc_common.server import INNER_MESSAGE_BYTES, bind, create_server, run_until_signal
+from svc_common.channels import internal_channel
+from svc_common.grpc_polling import EXPERIMENTS, NO_EVENT_ENGINE
+from svc_common.server import INTERNAL_MESSAGE_BYTES, bind, create_server, run_until_signal
 from svc_common.supervisor.addresses import free_port
 
-POLLING = {"direct": DIRECT, "event_engine": ""}
+POLLING = {"direct": NO_EVENT_ENGINE, "event_engine": ""}
 """Which thread reads the sockets, and how gRPC is told so."""
 MESSAGE_BYTES = 1500
 """About a step of 256 sequences, and its answer."""
@@ -41,14 +41,14 @@ _START_SECONDS, _MESSAGE_SECONDS = 60.0, 1.0  # far more than it takes
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ExchangeTimes:
     """A message there and back, in milliseconds: how long it takes, and processor time of the side that began."""
 
     round_trip: float
     processor: float
 
 
-def measure_exchange(polling: str, num_messages: int) -> Exchange:
+def measure_exchange(polling: str, num_messages: int) -> ExchangeTimes:
     """The median message, with a way of polling. Processes of its own: gRPC is told once. Raises BenchmarkFailed."""
     environment = {EXPERIMENTS: POLLING[polling]}
     program = (sys.executable, "-m", "benchmarks.steps.exchange")
@@ -61,12 +61,12 @@ def measure_exchange(polling: str, num_messages: int) -> Exchange:
                 caller.popen.wait(_START_SECONDS + num_messages * _MESSAGE_SECONDS)
             if not times.exists():
                 raise BenchmarkFailed(f"messages were not exchanged:\n{caller.last_lines()}")
-            return Exchange(**json.loads(times.read_bytes()))
+            return ExchangeTimes(**json.loads(times.read_bytes()))
 
 
-def median_exchange(runs: Sequence[Exchange]) -> Exchange:
+def median_exchange(runs: Sequence[ExchangeTimes]) -> ExchangeTimes:
     """Of at least one run."""
-    return Exchange(median(run.round_trip for run in runs), median(run.processor for run in runs))
+    return ExchangeTimes(median(run.round_trip for run in runs), median(run.processor for run in runs))
 
 
 async def _echo(
@@ -77,7 +77,7 @@ async def _echo(
 
 
 async def _serve(port: int) -> None:
-    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
+    server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES)
     methods: dict[str, Any] = {_METHOD: grpc.stream_stream_rpc_method_handler(_echo)}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, methods)])
     bind(server, "127.0.0.1", port)
@@ -85,9 +85,9 @@ async def _serve(port: int) -> None:
     await run_until_signal(lambda: server.stop(0))
 
 
-async def _call(port: int, num_messages: int) -> Exchange:
+async def _call(port: int, num_messages: int) -> ExchangeTimes:
     message = bytes(MESSAGE_BYTES)
-    async with inner_channel(f"127.0.0.1:{port}") as channel:
+    async with internal_channel(f"127.0.0.1:{port}") as channel:
         method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")
         call = method(wait_for_ready=True)
         seconds, processor = [], []
@@ -99,7 +99,7 @@ async def _call(port: int, num_messages: int) -> Exchange:
             seconds.append(perf_counter() - began)
             processor.append(process_time() - used)
         call.cancel()
-    return Exchange(median(seconds[_NUM_WARM_UP:]) * 1e3, median(processor[_NUM_WARM_UP:]) * 1e3)
+    return ExchangeTimes(median(seconds[_NUM_WARM_UP:]) * 1e3, median(processor[_NUM_WARM_UP:]) * 1e3)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from quire_client.bench.latency import percentile
 
 WARM_UP_STEPS = 20
-SPREADS = ("schedule", "commit", "schedule_and_commit", "tell", "round_trip", "idle")
+PERCENTILE_FIELDS = ("schedule", "commit", "schedule_and_commit", "send", "round_trip", "idle")
 """The durations of `StepFigures`, in the order of tables."""
 
 
@@ -17,7 +17,7 @@ SPREADS = ("schedule", "commit", "schedule_and_commit", "tell", "round_trip", "i
 class SchedulerTimes:
     """A step at the scheduler. Clock times: `planned`, when the plan was there; `answered`, when its results were.
 
-    Durations, in seconds: `schedule` and `commit` are the core's, `tell` is for events to the sessions.
+    Durations, in seconds: `schedule` and `commit` are the core's, `send` is for events to the sessions.
     """
 
     step_id: int
@@ -27,7 +27,7 @@ class SchedulerTimes:
     planned: float
     answered: float | None = None
     commit: float = 0.0
-    tell: float = 0.0
+    send: float = 0.0
 
 
 @dataclass(slots=True)
@@ -40,14 +40,14 @@ class DeviceTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class DurationPercentiles:
     """Of a duration over steps, in milliseconds."""
 
     p50: float
     p99: float
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> "Spread":
+    def of(cls, seconds: Sequence[float]) -> "DurationPercentiles":
         """At least one."""
         ordered = sorted(seconds)
         return cls(percentile(ordered, 50) * 1e3, percentile(ordered, 99) * 1e3)
@@ -65,12 +65,12 @@ class StepFigures:
     num_sequences: int
     forward_ms: float
     num_steps: int
-    schedule: Spread
-    commit: Spread
-    schedule_and_commit: Spread
-    tell: Spread
-    round_trip: Spread
-    idle: Spread
+    schedule: DurationPercentiles
+    commit: DurationPercentiles
+    schedule_and_commit: DurationPercentiles
+    send: DurationPercentiles
+    round_trip: DurationPercentiles
+    idle: DurationPercentiles
     idle_share: float
     steps_per_second: float
 
@@ -101,12 +101,12 @@ def summarize_steps(
         num_sequences=num_sequences,
         forward_ms=forward_ms,
         num_steps=num_steps,
-        schedule=Spread.of([step.schedule for step in chosen]),
-        commit=Spread.of([step.commit for step in chosen]),
-        schedule_and_commit=Spread.of([step.schedule + step.commit for step in chosen]),
-        tell=Spread.of([step.tell for step in chosen]),
-        round_trip=Spread.of(round_trips),
-        idle=Spread.of(idle),
+        schedule=DurationPercentiles.of([step.schedule for step in chosen]),
+        commit=DurationPercentiles.of([step.commit for step in chosen]),
+        schedule_and_commit=DurationPercentiles.of([step.schedule + step.commit for step in chosen]),
+        send=DurationPercentiles.of([step.send for step in chosen]),
+        round_trip=DurationPercentiles.of(round_trips),
+        idle=DurationPercentiles.of(idle),
         idle_share=sum(idle) / span,
         steps_per_second=len(idle) / span,
     )
@@ -114,14 +114,14 @@ def summarize_steps(
 
 def median_of(runs: Sequence[StepFigures]) -> StepFigures:
     """Of at least one run of a case: the median of each figure."""
-    medians: dict[str, Any] = {name: _middle([getattr(run, name) for run in runs]) for name in SPREADS}
+    medians: dict[str, Any] = {name: _middle([getattr(run, name) for run in runs]) for name in PERCENTILE_FIELDS}
     for name in ("idle_share", "steps_per_second"):
         medians[name] = median(getattr(run, name) for run in runs)
     return replace(runs[0], **medians)
 
 
-def _middle(spreads: Sequence[Spread]) -> Spread:
-    return Spread(median(spread.p50 for spread in spreads), median(spread.p99 for spread in spreads))
+def _middle(spreads: Sequence[DurationPercentiles]) -> DurationPercentiles:
+    return DurationPercentiles(median(spread.p50 for spread in spreads), median(spread.p99 for spread in spreads))
 
 
 def judge(cases: Sequence[StepFigures]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from benchmarks.processes import BenchmarkFailed
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from quire.worker.v1 import worker_pb2 as worker_v1
-from svc_common.channels import inner_channel
+from svc_common.channels import internal_channel
 
 PROMPT_TOKENS = 64
 MAX_TOKENS = 2048
@@ -56,7 +56,7 @@ async def decode_to_the_end(
 @asynccontextmanager
 async def _session(address: str, timeout: float, told: str) -> AsyncIterator[Call]:
     try:
-        async with asyncio.timeout(timeout), inner_channel(address) as channel:
+        async with asyncio.timeout(timeout), internal_channel(address) as channel:
             call = await _open(channel)
             yield call
             call.cancel()

@@ -11,7 +11,7 @@ from svc_common.supervisor.addresses import free_port
 
 
 @dataclass(frozen=True)
-class Ends:
+class ProcessEndpoints:
     """Where scheduler and worker listen, and the files that they write when they end."""
 
     scheduler_port: int
@@ -20,7 +20,7 @@ class Ends:
     worker_times: Path
 
     @classmethod
-    def choose(cls, folder: Path) -> "Ends":
+    def choose(cls, folder: Path) -> "ProcessEndpoints":
         """Free ports, and files in a folder."""
         return cls(free_port(), free_port(), folder / "scheduler.json", folder / "worker.json")
 
@@ -31,27 +31,27 @@ class Ends:
 
 
 @contextmanager
-def running_scheduler(ends: Ends, redis_url: str, *, without_journal: bool = False) -> Iterator[None]:
+def running_scheduler(endpoints: ProcessEndpoints, redis_url: str, *, without_journal: bool = False) -> Iterator[None]:
     """A scheduler that records in a Redis that runs."""
     environment = {
-        "QUIRE_SCHEDULER_PORT": str(ends.scheduler_port),
+        "QUIRE_SCHEDULER_PORT": str(endpoints.scheduler_port),
         "QUIRE_SCHEDULER_ADMIN_PORT": "0",
         "QUIRE_SCHEDULER_METRICS_PORT": "0",
-        "QUIRE_WORKERS_AT": f"127.0.0.1:{ends.worker_port}",
+        "QUIRE_WORKERS_AT": f"127.0.0.1:{endpoints.worker_port}",
         "QUIRE_REDIS_URL": redis_url,
         "QUIRE_LOG_LEVEL": "warning",
     }
-    command = (sys.executable, "-m", "benchmarks.steps.scheduler", "--times", str(ends.scheduler_times))
+    command = (sys.executable, "-m", "benchmarks.steps.scheduler", "--times", str(endpoints.scheduler_times))
     with running("scheduler", (*command, *(["--without-journal"] if without_journal else [])), environment):
         yield
 
 
 @contextmanager
-def running_worker(ends: Ends, num_sequences: int, forward_seconds: float) -> Iterator[None]:
+def running_worker(endpoints: ProcessEndpoints, num_sequences: int, forward_seconds: float) -> Iterator[None]:
     """A worker with room for as many sequences, whose forward pass takes so long."""
     command = (
-        *(sys.executable, "-m", "benchmarks.steps.worker", "--port", str(ends.worker_port)),
-        *("--sequences", str(num_sequences), "--forward", str(forward_seconds), "--times", str(ends.worker_times)),
+        *(sys.executable, "-m", "benchmarks.steps.worker", "--port", str(endpoints.worker_port)),
+        *("--sequences", str(num_sequences), "--forward", str(forward_seconds), "--times", str(endpoints.worker_times)),
     )
     with running("worker", command):
         yield

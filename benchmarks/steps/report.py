@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from benchmarks.steps.figures import SPREADS
+from benchmarks.result_text import mark_missed, origin
+from benchmarks.steps.figures import PERCENTILE_FIELDS
 from benchmarks.tables import Cells
-from benchmarks.told import judged, origin
 
 _COLUMNS = (
-    *("sequences", "forward", "schedule", "commit", "both", "tell sessions", "round trip", "device waits"),
+    *("sequences", "forward", "schedule", "commit", "both", "send to sessions", "round trip", "device waits"),
     *("of the time", "steps/s"),
 )
 
@@ -16,7 +16,7 @@ def steps_table(result: dict[str, Any]) -> Cells:
     """A row for each case; durations are p50 / p99 in milliseconds."""
     rows = []
     for case in result["cases"]:
-        spreads = [f"{case[name]['p50']:.2f} / {case[name]['p99']:.2f}" for name in SPREADS]
+        spreads = [f"{case[name]['p50']:.2f} / {case[name]['p99']:.2f}" for name in PERCENTILE_FIELDS]
         share = f"{case['idle_share']:.1%}"
         numbers = (str(case["num_sequences"]), f"{case['forward_ms']:g}")
         rows.append([*numbers, *spreads, share, f"{case['steps_per_second']:,.0f}"])
@@ -31,11 +31,11 @@ def steps_section(result: dict[str, Any]) -> str:
         f"{origin(result)}.\n\n"
         f"{steps_table(result).markdown()}\n\n"
         f"At 256 sequences and a forward pass of 10 ms: {'; '.join(told) or 'not measured'}.\n\n"
-        f"{told_exchanges(result)}"
+        f"{exchange_lines(result)}"
     )
 
 
-def told_exchanges(result: dict[str, Any]) -> str:
+def exchange_lines(result: dict[str, Any]) -> str:
     """What gRPC alone takes, with its event engine and without."""
     direct, engine = (_exchange(result["exchanges"][polling]) for polling in ("direct", "event_engine"))
     return (
@@ -51,4 +51,4 @@ def _exchange(times: dict[str, float]) -> str:
 def _verdict(target: dict[str, Any]) -> str:
     style = ".1%" if target["below"] < 0.1 else ".2f"
     text = f"{target['value']:{style}}, asked < {target['below']:{style}}"
-    return judged(text, holds=target["holds"])
+    return mark_missed(text, holds=target["holds"])

@@ -20,7 +20,7 @@ from scheduler_svc import journal, leader
 from scheduler_svc.core.plan import Event, StepOutcome, StepPlan
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.engine import Engine
+from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.request_log import RequestLog
 
 
@@ -44,7 +44,7 @@ class TimedScheduler(Scheduler):
             self.seconds = perf_counter() - began
 
 
-class TimedEngine(Engine):
+class TimedEngine(SchedulerEngine):
     """The engine, which writes down when each step was planned and answered, and how long both took."""
 
     times: ClassVar[dict[int, SchedulerTimes]] = {}
@@ -68,7 +68,7 @@ class TimedEngine(Engine):
         times.answered = perf_counter()
         super().commit(replica, outcome)
         times.commit = self._core_seconds
-        times.tell = perf_counter() - times.answered - times.commit
+        times.send = perf_counter() - times.answered - times.commit
 
 
 class Seconds:
@@ -90,7 +90,7 @@ def replace_parts(seconds: Seconds, *, without_journal: bool) -> None:
     """Gives the program parts that tell of their times."""
     replaced: list[tuple[Any, str, Any]] = [
         (leader, "Scheduler", TimedScheduler),
-        (leader, "Engine", TimedEngine),
+        (leader, "SchedulerEngine", TimedEngine),
         (journal, "SECONDS", seconds),
     ]
     if without_journal:

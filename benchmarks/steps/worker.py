@@ -21,16 +21,16 @@ import uvloop
 
 from benchmarks.steps.figures import DeviceTimes
 from quire.worker.v1 import worker_pb2_grpc
-from svc_common.garbage import settle_garbage
-from svc_common.server import INNER_MESSAGE_BYTES, bind, create_server, run_until_signal
+from svc_common.gc_tuning import freeze_gc
+from svc_common.server import INTERNAL_MESSAGE_BYTES, bind, create_server, run_until_signal
+from worker_svc.block_hashes import BlockHashTable
+from worker_svc.description import WorkerDescription, WorkerLimits
 from worker_svc.device_thread import DeviceThread, Launched, Timed
-from worker_svc.identity import Identity, Limits
-from worker_svc.labels import Labels
 from worker_svc.service import WorkerService
 from worker_svc.step import SequenceResult, Step, StepOutcome
 
 if TYPE_CHECKING:
-    from worker_svc.replica import Replica
+    from worker_svc.instance import ModelInstance
 
 T = TypeVar("T")
 L = TypeVar("L", bound=Launched)
@@ -73,9 +73,9 @@ class Sleep:
 class SleepingRunner:
     """Counts the tokens of its sequences, and draws a 0 where all of them are computed."""
 
-    def __init__(self, limits: Limits, forward_seconds: float) -> None:
+    def __init__(self, limits: WorkerLimits, forward_seconds: float) -> None:
         self.limits = limits
-        self.labels = Labels()
+        self.block_hashes = BlockHashTable()
         self.sleeps: list[Sleep] = []
         self._forward_seconds = forward_seconds
         self._num_tokens: dict[int, int] = {}
@@ -86,16 +86,16 @@ class SleepingRunner:
 
     def launch(self, step: Step) -> Sleep:
         """Have it computed behind what was launched before."""
-        self.labels.give(step.labels, step.host_labels)
+        self.block_hashes.update(step.block_hashes, step.host_block_hashes)
         for sequence_id in step.finished_ids:
             self._num_tokens.pop(sequence_id, None)
         for new in step.new_sequences:
             self._num_tokens[new.sequence_id] = len(new.token_ids)
         results = []
         for item in step.scheduled:
-            draws = item.start + item.num_tokens == self._num_tokens[item.sequence_id]
-            self._num_tokens[item.sequence_id] += draws
-            results.append(SequenceResult(item.sequence_id, [0] if draws else []))
+            samples = item.start + item.num_tokens == self._num_tokens[item.sequence_id]
+            self._num_tokens[item.sequence_id] += samples
+            results.append(SequenceResult(item.sequence_id, [0] if samples else []))
         begun = max(time.perf_counter(), self.sleeps[-1].done if self.sleeps else 0.0)
         self.sleeps.append(Sleep(results, begun, begun + self._forward_seconds))
         return self.sleeps[-1]
@@ -108,15 +108,15 @@ class SleepingRunner:
 
 @dataclass(frozen=True)
 class SleepingReplica:
-    """What the service asks of a worker_svc.replica.Replica, which would load torch."""
+    """What the service asks of a worker_svc.instance.Replica, which would load torch."""
 
-    identity: Identity
+    description: WorkerDescription
     runner: SleepingRunner
 
 
 def make_replica(num_sequences: int, forward_seconds: float) -> SleepingReplica:
     """A model of nothing, with blocks for as many sequences of a whole context."""
-    limits = Limits(
+    limits = WorkerLimits(
         vocab_size=1024,
         context_length=CONTEXT_LENGTH,
         block_size=BLOCK_SIZE,
@@ -124,20 +124,20 @@ def make_replica(num_sequences: int, forward_seconds: float) -> SleepingReplica:
         max_step_tokens=8192,
         max_sequences=1024,
     )
-    identity = Identity("sleep", b"sleep", b"sleep", 1, limits, "float32", "cpu")
-    return SleepingReplica(identity, SleepingRunner(limits, forward_seconds))
+    description = WorkerDescription("sleep", b"sleep", b"sleep", 1, limits, "float32", "cpu")
+    return SleepingReplica(description, SleepingRunner(limits, forward_seconds))
 
 
 async def serve(port: int, replica: SleepingReplica) -> list[DeviceTimes]:
     """Until a signal; the steps' times."""
     thread = RecordingThread()
     service = WorkerService(thread)
-    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
+    server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
     bind(server, "127.0.0.1", port)
-    service.serve(cast("Replica", replica))
+    service.serve(cast("ModelInstance", replica))
     await server.start()
-    settle_garbage()
+    freeze_gc()
     await run_until_signal(lambda: server.stop(0))
     thread.close()
     steps = zip(thread.submitted, replica.runner.sleeps, strict=False)  # the last ones may not have been launched

@@ -16,12 +16,12 @@ from quire_client.requests import assign
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50062"
 
 
-class State(StrEnum):
+class SequenceState(StrEnum):
     """Where a sequence stands."""
 
     QUEUED = "queued"
-    AWAITING_PREFIX = "awaiting prefix"
-    ARRIVING = "arriving"
+    WAITING_FOR_PREFIX = "waiting for prefix"
+    SWAPPING_IN = "swapping in"
     RUNNING = "running"
     PAUSED = "paused"
     SWAPPED = "swapped"
@@ -31,7 +31,7 @@ class State(StrEnum):
     """A state that this version of the client does not know."""
 
 
-class Return(StrEnum):
+class PreemptionMethod(StrEnum):
     """How a sequence that gave way comes back."""
 
     SWAP = "swap"
@@ -44,14 +44,14 @@ class Return(StrEnum):
 class Preemption:
     """The last time that a sequence gave way: what was chosen, and both estimates in seconds."""
 
-    choice: Return
+    choice: PreemptionMethod
     swap_seconds: float
     recompute_seconds: float
 
     @classmethod
     def from_proto(cls, message: pb.Preemption) -> "Preemption":
         return cls(
-            choice=_RETURNS.get(message.choice, Return.OTHER),
+            choice=_PREEMPTION_METHODS.get(message.choice, PreemptionMethod.OTHER),
             swap_seconds=_seconds(message.swap_estimate),
             recompute_seconds=_seconds(message.recompute_estimate),
         )
@@ -67,7 +67,7 @@ class SequenceExplanation:
     """
 
     index: int
-    state: State
+    state: SequenceState
     num_ahead: int | None
     awaits_key: str | None
     num_known_tokens: int
@@ -84,7 +84,7 @@ class SequenceExplanation:
     def from_proto(cls, message: pb.SequenceExplanation) -> "SequenceExplanation":
         return cls(
             index=message.index,
-            state=_STATES.get(message.state, State.OTHER),
+            state=_STATES.get(message.state, SequenceState.OTHER),
             num_ahead=message.num_ahead if message.HasField("num_ahead") else None,
             awaits_key=message.awaits_key if message.HasField("awaits_key") else None,
             num_known_tokens=message.num_known_tokens,
@@ -147,7 +147,7 @@ class RequestSummary:
     key: str
     tenant: str
     priority: int
-    state: State
+    state: SequenceState
     age: float
     num_prompt_tokens: int
     num_generated_tokens: int
@@ -158,7 +158,7 @@ class RequestSummary:
             key=message.key,
             tenant=message.tenant,
             priority=message.priority,
-            state=_STATES.get(message.state, State.OTHER),
+            state=_STATES.get(message.state, SequenceState.OTHER),
             age=_seconds(message.age),
             num_prompt_tokens=message.num_prompt_tokens,
             num_generated_tokens=message.num_generated_tokens,
@@ -222,16 +222,16 @@ class AdminClient(Closeable):
 
 
 _STATES = {
-    pb.SEQUENCE_STATE_QUEUED: State.QUEUED,
-    pb.SEQUENCE_STATE_AWAITING_PREFIX: State.AWAITING_PREFIX,
-    pb.SEQUENCE_STATE_ARRIVING: State.ARRIVING,
-    pb.SEQUENCE_STATE_RUNNING: State.RUNNING,
-    pb.SEQUENCE_STATE_PAUSED: State.PAUSED,
-    pb.SEQUENCE_STATE_SWAPPED: State.SWAPPED,
-    pb.SEQUENCE_STATE_PREEMPTED: State.PREEMPTED,
-    pb.SEQUENCE_STATE_ENDED: State.ENDED,
+    pb.SEQUENCE_STATE_QUEUED: SequenceState.QUEUED,
+    pb.SEQUENCE_STATE_WAITING_FOR_PREFIX: SequenceState.WAITING_FOR_PREFIX,
+    pb.SEQUENCE_STATE_SWAPPING_IN: SequenceState.SWAPPING_IN,
+    pb.SEQUENCE_STATE_RUNNING: SequenceState.RUNNING,
+    pb.SEQUENCE_STATE_PAUSED: SequenceState.PAUSED,
+    pb.SEQUENCE_STATE_SWAPPED: SequenceState.SWAPPED,
+    pb.SEQUENCE_STATE_PREEMPTED: SequenceState.PREEMPTED,
+    pb.SEQUENCE_STATE_ENDED: SequenceState.ENDED,
 }
-_RETURNS = {pb.RETURN_SWAP: Return.SWAP, pb.RETURN_RECOMPUTE: Return.RECOMPUTE}
+_PREEMPTION_METHODS = {pb.RETURN_SWAP: PreemptionMethod.SWAP, pb.RETURN_RECOMPUTE: PreemptionMethod.RECOMPUTE}
 
 
 def _seconds(duration: Duration) -> float:

@@ -93,7 +93,7 @@ def closed(what: str) -> QuireError:
     return QuireError(code, code.name, f"{what} was closed")
 
 
-def is_silence(error: QuireError) -> bool:
+def is_no_response(error: QuireError) -> bool:
     """Whether a call ended so because nobody answered it."""
     silent = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     return error.code in silent and not error.is_answer

@@ -126,7 +126,7 @@ _PATHS = {
 }
 
 
-def completion_of(prompt: Prompt, options: GenerationOptions) -> pb.Generation:
+def completion_request(prompt: Prompt, options: GenerationOptions) -> pb.Generation:
     """A request to continue `prompt`.
 
     Raises TypeError for an option that does not exist or has the wrong type, QuireError INVALID_FIELD for a value that
@@ -141,15 +141,15 @@ def completion_of(prompt: Prompt, options: GenerationOptions) -> pb.Generation:
     return generation
 
 
-def chat_of(messages: Messages, options: GenerationOptions) -> pb.Generation:
-    """A request to answer a chat. Raises as completion_of."""
+def chat_request(messages: Messages, options: GenerationOptions) -> pb.Generation:
+    """A request to answer a chat. Raises as completion_request."""
     generation = _with_options(options)
     generation.chat.CopyFrom(_chat(messages, within="generation.chat."))
     return generation
 
 
-def tokenize_of(text: str | Messages, model: str | None) -> pb.TokenizeRequest:
-    """A request for the token ids of a text or a chat. Raises as completion_of."""
+def tokenize_request(text: str | Messages, model: str | None) -> pb.TokenizeRequest:
+    """A request for the token ids of a text or a chat. Raises as completion_request."""
     request = pb.TokenizeRequest(model=model)
     if isinstance(text, str):
         assign(request, "text", text)
@@ -158,15 +158,15 @@ def tokenize_of(text: str | Messages, model: str | None) -> pb.TokenizeRequest:
     return request
 
 
-def detokenize_of(token_ids: Sequence[int], model: str | None, keep_special_tokens: bool) -> pb.DetokenizeRequest:
-    """A request for the text of token ids. Raises as completion_of."""
+def detokenize_request(token_ids: Sequence[int], model: str | None, keep_special_tokens: bool) -> pb.DetokenizeRequest:
+    """A request for the text of token ids. Raises as completion_request."""
     request = pb.DetokenizeRequest(model=model, keep_special_tokens=keep_special_tokens)
     assign(request, "token_ids", token_ids)
     return request
 
 
-def resume_of(request_id: str, positions: Mapping[int, int]) -> pb.ResumeRequest:
-    """A request for the rest of a stream, from each sequence's next offset on. Raises as completion_of."""
+def resume_request(request_id: str, positions: Mapping[int, int]) -> pb.ResumeRequest:
+    """A request for the rest of a stream, from each sequence's next offset on. Raises as completion_request."""
     request = pb.ResumeRequest()
     assign(request, "request_id", request_id)
     for place, (index, next_offset) in enumerate(positions.items()):
@@ -176,7 +176,7 @@ def resume_of(request_id: str, positions: Mapping[int, int]) -> pb.ResumeRequest
     return request
 
 
-def give_name(generation: pb.Generation) -> str | None:
+def assign_request_id(generation: pb.Generation) -> str | None:
     """Names a request that has no name, by which it can be resumed, and returns that name."""
     if generation.HasField("request_id"):
         return None

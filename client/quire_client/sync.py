@@ -11,8 +11,8 @@ from quire_client.connection import Closeable, Connection
 from quire_client.errors import QuireError, closed
 from quire_client.requests import GenerationOptions, Messages, Prompt
 from quire_client.results import Acceptance, Chunk, Generation, Model, Tokenized, Usage
-from quire_client.resuming import PATIENCE, Course, OnResume, Recovery
-from quire_client.sync_gateways import Gateways, Interceptor, StreamCall
+from quire_client.resumable_stream import RESUME_TIMEOUT, OnResume, ResumableStream, RetryPolicy
+from quire_client.sync_endpoints import Interceptor, StreamCall, SyncEndpointPool
 
 
 class Stream(Closeable):
@@ -24,10 +24,12 @@ class Stream(Closeable):
     holds on the server; one that you named runs on for the server's grace, for `Client.resume`.
     """
 
-    def __init__(self, gateways: Gateways, course: Course, own_name: str | None, traceparent: str | None) -> None:
-        self._gateways = gateways
-        self._course = course
-        self._own_name = own_name
+    def __init__(
+        self, pool: SyncEndpointPool, resumable: ResumableStream, generated_id: str | None, traceparent: str | None
+    ) -> None:
+        self._pool = pool
+        self._resumable = resumable
+        self._generated_id = generated_id
         self._traceparent = traceparent
         self._call: StreamCall | None = None
         self._is_read = False
@@ -36,55 +38,55 @@ class Stream(Closeable):
     @property
     def acceptance(self) -> Acceptance | None:
         """Id, model and seed; None before the first chunk."""
-        return self._course.acceptance
+        return self._resumable.acceptance
 
     @property
     def usage(self) -> Usage | None:
         """Tokens processed; None before the end."""
-        return self._course.usage
+        return self._resumable.usage
 
     @property
     def num_resumes(self) -> int:
         """How often a call broke, or was not taken, and the stream went on."""
-        return self._course.num_resumes
+        return self._resumable.num_resumes
 
     def __iter__(self) -> Iterator[Chunk]:
         """Yields the chunks of all sequences as they come. Raises QuireError."""
         if self._is_read or self._is_closed:
             raise RuntimeError("a stream is read once")
         self._is_read = True
-        course = self._course
-        with self._gateways.holding(self._own_name):
-            while course.usage is None:
-                call, gateway = self._gateways.begin(course, self._traceparent)
+        resumable = self._resumable
+        with self._pool.cancel_on_exit(self._generated_id):
+            while resumable.usage is None:
+                call, endpoint = self._pool.start_call(resumable, self._traceparent)
                 self._call = call
                 try:
                     self._check_open()  # another thread may have closed it before there was this call to end
-                    with gateway.watching(call, is_watched=course.is_resumable):
+                    with endpoint.watching(call, is_watched=resumable.is_resumable):
                         for message in call:
-                            gateway.hear()
-                            chunk = course.read(message)
+                            endpoint.record_activity()
+                            chunk = resumable.read(message)
                             if chunk is not None:
                                 yield chunk
-                    course.transcript.check_complete()
+                    resumable.assembler.check_complete()
                 except QuireError as error:
                     self._check_open()
-                    self._gateways.go_on(course, error, gateway)
+                    self._pool.wait_to_resume(resumable, error, endpoint)
                     self._check_open()
                 finally:
                     call.cancel()
 
     def collect(self) -> Generation:
         """Reads the whole stream. Raises QuireError."""
-        return self._course.transcript.fold(list(self))
+        return self._resumable.assembler.assemble(list(self))
 
     def close(self) -> None:
         """Ends the request, if it runs. A reader in another thread gets QuireError CANCELLED."""
         self._is_closed = True
         if self._call is not None:
             self._call.cancel()
-        if self._own_name is not None:
-            self._gateways.cancel(self._own_name)
+        if self._generated_id is not None:
+            self._pool.cancel(self._generated_id)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -114,11 +116,11 @@ class Client(Closeable):
         credentials: grpc.ChannelCredentials | None = None,
         timeout: float | None = None,
         resume: bool = True,
-        resume_patience: float = PATIENCE,
+        resume_patience: float = RESUME_TIMEOUT,
         interceptors: Sequence[Interceptor] = (),
     ) -> None:
         self._connection = Connection.resolve(address, credentials, timeout, api_key)
-        self._gateways = Gateways(self._connection, interceptors)
+        self._pool = SyncEndpointPool(self._connection, interceptors)
         self._resume = resume
         self._resume_patience = resume_patience
 
@@ -134,7 +136,7 @@ class Client(Closeable):
     ) -> Generation:
         """Continues text or token ids, and answers when every sequence has ended."""
         return self._generate(
-            requests.completion_of(prompt, options), self._recovery(timeout, resume, on_resume), traceparent
+            requests.completion_request(prompt, options), self._retry_policy(timeout, resume, on_resume), traceparent
         )
 
     def chat(
@@ -149,7 +151,7 @@ class Client(Closeable):
     ) -> Generation:
         """Answers a chat, when every sequence has ended."""
         return self._generate(
-            requests.chat_of(messages, options), self._recovery(timeout, resume, on_resume), traceparent
+            requests.chat_request(messages, options), self._retry_policy(timeout, resume, on_resume), traceparent
         )
 
     def stream(
@@ -164,7 +166,7 @@ class Client(Closeable):
     ) -> Stream:
         """Continues text or token ids, and yields text as it comes."""
         return self._stream(
-            requests.completion_of(prompt, options), self._recovery(timeout, resume, on_resume), traceparent
+            requests.completion_request(prompt, options), self._retry_policy(timeout, resume, on_resume), traceparent
         )
 
     def stream_chat(
@@ -179,7 +181,7 @@ class Client(Closeable):
     ) -> Stream:
         """Answers a chat, and yields text as it comes."""
         return self._stream(
-            requests.chat_of(messages, options), self._recovery(timeout, resume, on_resume), traceparent
+            requests.chat_request(messages, options), self._retry_policy(timeout, resume, on_resume), traceparent
         )
 
     def resume(
@@ -196,19 +198,19 @@ class Client(Closeable):
         `positions` is how far sequences were read already: index to offset of the next token. Raises QuireError
         REQUEST_UNKNOWN where there is no such request.
         """
-        request = requests.resume_of(request_id, positions or {})
-        course = Course(request, self._recovery(timeout, True, on_resume), positions)
-        return Stream(self._gateways, course, None, traceparent)
+        request = requests.resume_request(request_id, positions or {})
+        resumable = ResumableStream(request, self._retry_policy(timeout, True, on_resume), positions)
+        return Stream(self._pool, resumable, None, traceparent)
 
     def cancel(self, request_id: str, *, timeout: float | None = None) -> None:
         """Ends a request, on whichever gateway it runs. Does nothing where it has ended, or never was."""
         request = pb.CancelRequest(request_id=request_id)
-        self._gateways.call(lambda stub: stub.Cancel, request, self._tries(timeout))
+        self._pool.call(lambda stub: stub.Cancel, request, self._unary_retry_policy(timeout))
 
     def tokenize(self, text: str | Messages, *, model: str | None = None, timeout: float | None = None) -> Tokenized:
         """Token ids of a text, or of a chat by way of the model's template."""
-        request = requests.tokenize_of(text, model)
-        response = self._gateways.call(lambda stub: stub.Tokenize, request, self._tries(timeout))
+        request = requests.tokenize_request(text, model)
+        response = self._pool.call(lambda stub: stub.Tokenize, request, self._unary_retry_policy(timeout))
         return Tokenized.from_proto(response)
 
     def detokenize(
@@ -220,35 +222,35 @@ class Client(Closeable):
         timeout: float | None = None,
     ) -> str:
         """Text of token ids."""
-        request = requests.detokenize_of(token_ids, model, keep_special_tokens)
-        return (self._gateways.call(lambda stub: stub.Detokenize, request, self._tries(timeout))).text
+        request = requests.detokenize_request(token_ids, model, keep_special_tokens)
+        return (self._pool.call(lambda stub: stub.Detokenize, request, self._unary_retry_policy(timeout))).text
 
     def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
         """The models that are served."""
         request = pb.ListModelsRequest()
-        response = self._gateways.call(lambda stub: stub.ListModels, request, self._tries(timeout))
+        response = self._pool.call(lambda stub: stub.ListModels, request, self._unary_retry_policy(timeout))
         return tuple(map(Model.from_proto, response.models))
 
     def close(self) -> None:
         """Ends all calls and requests, and closes the connections."""
-        self._gateways.close()
+        self._pool.close()
 
-    def _tries(self, timeout: float | None) -> Recovery:
-        return Recovery(self._gateways.roster, self._connection.deadline(timeout))
+    def _unary_retry_policy(self, timeout: float | None) -> RetryPolicy:
+        return RetryPolicy(self._pool.endpoint_list, self._connection.deadline(timeout))
 
-    def _recovery(self, timeout: float | None, resume: bool | None, on_resume: OnResume | None) -> Recovery:
+    def _retry_policy(self, timeout: float | None, resume: bool | None, on_resume: OnResume | None) -> RetryPolicy:
         is_resumed = self._resume if resume is None else resume
-        patience = self._resume_patience if is_resumed else None
-        return Recovery(self._gateways.roster, self._connection.deadline(timeout), patience, on_resume)
+        resume_timeout = self._resume_patience if is_resumed else None
+        return RetryPolicy(self._pool.endpoint_list, self._connection.deadline(timeout), resume_timeout, on_resume)
 
-    def _generate(self, generation: pb.Generation, recovery: Recovery, traceparent: str | None) -> Generation:
-        own_name = requests.give_name(generation) if recovery.patience is not None else None
+    def _generate(self, generation: pb.Generation, retry_policy: RetryPolicy, traceparent: str | None) -> Generation:
+        generated_id = requests.assign_request_id(generation) if retry_policy.resume_timeout is not None else None
         request = pb.GenerateRequest(generation=generation)
-        with self._gateways.holding(own_name):
-            response = self._gateways.call(lambda stub: stub.Generate, request, recovery, traceparent)
+        with self._pool.cancel_on_exit(generated_id):
+            response = self._pool.call(lambda stub: stub.Generate, request, retry_policy, traceparent)
         return Generation.from_proto(response)
 
-    def _stream(self, generation: pb.Generation, recovery: Recovery, traceparent: str | None) -> Stream:
-        own_name = requests.give_name(generation) if recovery.patience is not None else None
-        course = Course(pb.StreamGenerateRequest(generation=generation), recovery)
-        return Stream(self._gateways, course, own_name, traceparent)
+    def _stream(self, generation: pb.Generation, retry_policy: RetryPolicy, traceparent: str | None) -> Stream:
+        generated_id = requests.assign_request_id(generation) if retry_policy.resume_timeout is not None else None
+        resumable = ResumableStream(pb.StreamGenerateRequest(generation=generation), retry_policy)
+        return Stream(self._pool, resumable, generated_id, traceparent)

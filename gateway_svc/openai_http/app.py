@@ -9,16 +9,16 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from gateway_svc.auth import Authenticator, Tenant
-from gateway_svc.engine import Call, Engine
-from gateway_svc.generation import ModelFacts
-from gateway_svc.openai_http.answers import Answer, ChatFormat, CompletionFormat, Format, Json
 from gateway_svc.openai_http.bodies import Body, Delivery, chat_body, completion_body
 from gateway_svc.openai_http.cursor import LAST_EVENT_ID, Cursor
-from gateway_svc.openai_http.endpoint import Endpoint, Handler
+from gateway_svc.openai_http.endpoint import Handler, HttpEndpoint
 from gateway_svc.openai_http.errors import NO_ROUTE
-from gateway_svc.openai_http.exchange import Exchange
+from gateway_svc.openai_http.exchange import HttpExchange
+from gateway_svc.openai_http.responses import ChatFormat, CompletionFormat, Format, Json, ResponseBuilder
 from gateway_svc.request_group import RequestGroup
+from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.tracing import Operation
+from gateway_svc.validated_request import ModelInfo
 from gateway_svc.validation import is_request_id
 from svc_common.errors import QuireError, Reason
 
@@ -26,11 +26,11 @@ _PING_SECONDS = 15.0
 _MAX_TIMEOUT_SECONDS = 86_400.0
 
 
-class HttpEdge:
+class HttpHandlers:
     """Every route's handler."""
 
-    def __init__(self, engine: Engine, authenticator: Authenticator) -> None:
-        self._engine = engine
+    def __init__(self, request_manager: RequestManager, authenticator: Authenticator) -> None:
+        self._request_manager = request_manager
         self._authenticator = authenticator
         self._started_at = int(time.time())
 
@@ -42,7 +42,7 @@ class HttpEdge:
             ("GET", "/metrics", self.metrics),
             ("GET", "/version", self.version),
             ("GET", "/v1/models", self.models),
-            ("GET", "/v1/models/{model:path}", self.one_model),
+            ("GET", "/v1/models/{model:path}", self.get_model),
             ("POST", "/v1/completions", self.completions),
             ("POST", "/v1/chat/completions", self.chat_completions),
         ]
@@ -52,74 +52,78 @@ class HttpEdge:
             default=self._endpoint(None, "none", no_route),
         )
 
-    def _endpoint(self, method: str | None, path: str, handle: Handler) -> Endpoint:
-        return Endpoint(method, path, handle, self._engine.metrics)
+    def _endpoint(self, method: str | None, path: str, handle: Handler) -> HttpEndpoint:
+        return HttpEndpoint(method, path, handle, self._request_manager.metrics)
 
-    async def health(self, exchange: Exchange) -> None:
+    async def health(self, exchange: HttpExchange) -> None:
         """200 where a request that came now would be taken; also whether it would outlive its scheduler."""
-        is_ready = self._engine.is_ready
-        body = {"status": "ready" if is_ready else "not ready", "durable": self._engine.is_durable}
+        is_ready = self._request_manager.is_ready
+        body = {"status": "ready" if is_ready else "not ready", "durable": self._request_manager.is_durable}
         await exchange.respond_json(body, 200 if is_ready else 503)
 
-    async def live(self, exchange: Exchange) -> None:
+    async def live(self, exchange: HttpExchange) -> None:
         """200 as long as the process answers."""
         await exchange.respond_json({"status": "live"})
 
-    async def metrics(self, exchange: Exchange) -> None:
+    async def metrics(self, exchange: HttpExchange) -> None:
         """Prometheus' text format."""
-        await exchange.respond(self._engine.metrics.exposition(), CONTENT_TYPE_LATEST)
+        await exchange.respond(self._request_manager.metrics.exposition(), CONTENT_TYPE_LATEST)
 
-    async def version(self, exchange: Exchange) -> None:
+    async def version(self, exchange: HttpExchange) -> None:
         """The version of this software."""
         await exchange.respond_json({"version": software_version()})
 
-    async def models(self, exchange: Exchange) -> None:
+    async def models(self, exchange: HttpExchange) -> None:
         """The models that are served."""
         self._tenant(exchange)
-        await exchange.respond_json({"object": "list", "data": [self._model_json(self._engine.model)]})
+        await exchange.respond_json({"object": "list", "data": [self._model_json(self._request_manager.model)]})
 
-    async def one_model(self, exchange: Exchange) -> None:
+    async def get_model(self, exchange: HttpExchange) -> None:
         """One of them."""
         self._tenant(exchange)
-        model = self._engine.model
+        model = self._request_manager.model
         if exchange.path_params["model"] != model.name:
             raise QuireError(Reason.MODEL_NOT_FOUND, "no such model is served", field="model")
         await exchange.respond_json(self._model_json(model))
 
-    async def completions(self, exchange: Exchange) -> None:
+    async def completions(self, exchange: HttpExchange) -> None:
         """Text from text."""
         call = self._call(exchange, Operation.TEXT_COMPLETION)
-        body = completion_body(await exchange.read_json(), _named(exchange))
+        body = completion_body(await exchange.read_json(), _idempotency_key(exchange))
         await self._generate(exchange, call, body, CompletionFormat())
 
-    async def chat_completions(self, exchange: Exchange) -> None:
+    async def chat_completions(self, exchange: HttpExchange) -> None:
         """The next message of a chat."""
         call = self._call(exchange, Operation.CHAT)
-        body = chat_body(await exchange.read_json(), _named(exchange))
+        body = chat_body(await exchange.read_json(), _idempotency_key(exchange))
         await self._generate(exchange, call, body, ChatFormat())
 
-    async def _generate(self, exchange: Exchange, call: Call, body: Body, form: Format) -> None:
-        engine = self._engine
-        generations = [await engine.resolve(one.draft, one.spelled, exchange.request_id) for one in body.prompts]
+    async def _generate(self, exchange: HttpExchange, call: Call, body: Body, form: Format) -> None:
+        request_manager = self._request_manager
+        generations = [
+            await request_manager.validate(one.unvalidated, one.field_path, exchange.request_id) for one in body.prompts
+        ]
         n = generations[0].n
         cursor = _cursor(exchange, body.delivery, len(generations) * n)
-        with engine.run(call, generations, cursor.starts(n) if cursor else ()) as group:
-            async with exchange.watched(group.client_left):
+        with request_manager.run(call, generations, cursor.resume_positions(n) if cursor else ()) as group:
+            async with exchange.watch_disconnect(group.client_disconnected):
                 await group.accepted()
-                answer = Answer(form, group.renderings, engine.tokenizer.vocabulary, int(time.time()), cursor)
+                answer = ResponseBuilder(
+                    form, group.renderings, request_manager.tokenizer.vocabulary, int(time.time()), cursor
+                )
                 if body.delivery is Delivery.WHOLE:
                     chunks = await group.all()
                     await exchange.respond_json(answer.whole(chunks, group.usage))
                 else:
                     await _stream(exchange, answer, group, body.delivery)
 
-    def _call(self, exchange: Exchange, operation: Operation) -> Call:
+    def _call(self, exchange: HttpExchange, operation: Operation) -> Call:
         return Call(self._tenant(exchange), operation, _deadline(exchange), exchange.context)
 
-    def _tenant(self, exchange: Exchange) -> Tenant:
+    def _tenant(self, exchange: HttpExchange) -> Tenant:
         return self._authenticator.tenant(exchange.headers.get("authorization"))
 
-    def _model_json(self, model: ModelFacts) -> Json:
+    def _model_json(self, model: ModelInfo) -> Json:
         return {
             "id": model.name,
             "object": "model",
@@ -129,9 +133,9 @@ class HttpEdge:
         }
 
 
-async def no_route(exchange: Exchange) -> None:
+async def no_route(exchange: HttpExchange) -> None:
     """What every address that is not a route answers."""
-    await exchange.refuse(NO_ROUTE)
+    await exchange.send_error(NO_ROUTE)
 
 
 def software_version() -> str:
@@ -142,18 +146,18 @@ def software_version() -> str:
         return "0+source"
 
 
-async def _stream(exchange: Exchange, answer: Answer, group: RequestGroup, delivery: Delivery) -> None:
+async def _stream(exchange: HttpExchange, answer: ResponseBuilder, group: RequestGroup, delivery: Delivery) -> None:
     await exchange.start_events()
-    async with exchange.kept_alive(_PING_SECONDS):
+    async with exchange.keep_alive(_PING_SECONDS):
         while chunks := await group.next():
             # All that a step brought goes out at once.
-            if events := b"".join([answer.event(place, chunk) for place, chunk in chunks]):
+            if events := b"".join([answer.event(prompt_index, chunk) for prompt_index, chunk in chunks]):
                 await exchange.send_events(events)
     usage = group.usage if delivery is Delivery.STREAM_WITH_USAGE else None
     await exchange.end_events(answer.last_events(usage))
 
 
-def _named(exchange: Exchange) -> str | None:
+def _idempotency_key(exchange: HttpExchange) -> str | None:
     """The client's own name for the request, which the reply then carries."""
     name = exchange.headers.get("idempotency-key")
     if name is not None and is_request_id(name):
@@ -161,7 +165,7 @@ def _named(exchange: Exchange) -> str | None:
     return name
 
 
-def _cursor(exchange: Exchange, delivery: Delivery, num_choices: int) -> Cursor | None:
+def _cursor(exchange: HttpExchange, delivery: Delivery, num_choices: int) -> Cursor | None:
     """Where a stream begins that can be gone on with: one whose client named it."""
     last_event_id = exchange.headers.get(LAST_EVENT_ID)
     is_lasting = delivery is not Delivery.WHOLE and "idempotency-key" in exchange.headers
@@ -173,7 +177,7 @@ def _cursor(exchange: Exchange, delivery: Delivery, num_choices: int) -> Cursor 
     return Cursor.parse(last_event_id, num_choices)
 
 
-def _deadline(exchange: Exchange) -> float | None:
+def _deadline(exchange: HttpExchange) -> float | None:
     """The end of the time that the client gives, on the monotonic clock."""
     header = exchange.headers.get("x-request-timeout")
     if header is None:

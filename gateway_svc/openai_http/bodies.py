@@ -5,19 +5,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from gateway_svc.draft import (
-    BeamSearchDraft,
-    ChatPrompt,
-    Draft,
-    EndOfText,
-    Prompt,
-    Reply,
-    TextPrompt,
-    TokenPrompt,
-)
-from gateway_svc.fields import Field
-from gateway_svc.generation import EarlyStopping, SpecialTokens, StopText
-from gateway_svc.openai_http import unserved
+from gateway_svc.field_paths import Field
+from gateway_svc.openai_http import unsupported_fields
 from gateway_svc.openai_http.json_fields import (
     JsonBody,
     JsonFields,
@@ -27,6 +16,17 @@ from gateway_svc.openai_http.json_fields import (
     as_string,
     invalid,
 )
+from gateway_svc.unvalidated_request import (
+    ChatPrompt,
+    EndOfText,
+    Prompt,
+    ResponseMode,
+    TextPrompt,
+    TokenPrompt,
+    UnvalidatedBeamSearch,
+    UnvalidatedRequest,
+)
+from gateway_svc.validated_request import EarlyStopping, SpecialTokens, StopText
 from svc_common.errors import QuireError, Reason
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -71,74 +71,74 @@ class Delivery(Enum):
     STREAM_WITH_USAGE = "stream with usage"
 
     @property
-    def reply(self) -> Reply:
+    def response_mode(self) -> ResponseMode:
         """The same to whoever need not know of usage."""
-        return Reply.WHOLE if self is Delivery.WHOLE else Reply.STREAMED
+        return ResponseMode.WHOLE if self is Delivery.WHOLE else ResponseMode.STREAMED
 
 
 @dataclass(frozen=True, slots=True)
-class Spelled:
+class BodyFieldPath:
     """Fields as a body spells them; `names` holds what this body spells in its own way."""
 
     names: Mapping[Field, str] = field(default_factory=dict)
     lone: frozenset[Field] = frozenset()
     """Lists that this body gives as one value."""
 
-    def __call__(self, which: Field, place: int | None = None) -> str:
+    def __call__(self, which: Field, item_index: int | None = None) -> str:
         name = self.names.get(which, _NAMES[which])
-        return name if place is None or which in self.lone else f"{name}[{place}]"
+        return name if item_index is None or which in self.lone else f"{name}[{item_index}]"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PromptRequest:
     """One prompt of a body."""
 
-    draft: Draft
-    spelled: Spelled
+    unvalidated: UnvalidatedRequest
+    field_path: BodyFieldPath
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
     """What a body asks for: its prompts in their order, and how to answer."""
 
-    prompts: list[Asked]
+    prompts: list[PromptRequest]
     delivery: Delivery
 
 
 def completion_body(body: JsonBody, request_id: str | None) -> Body:
     """Reads a body of /v1/completions. Raises QuireError."""
     fields = JsonFields(body.values)
-    fields.refuse_unserved(unserved.COMPLETION)
-    draft, spelled, delivery = _common(fields, request_id)
+    fields.reject_unsupported(unsupported_fields.COMPLETION)
+    unvalidated, field_path, delivery = _common(fields, request_id)
     if fields.has("logprobs"):
-        draft = replace(draft, logprobs=fields.integer("logprobs"))
-    draft = replace(draft, default_max_tokens=DEFAULT_COMPLETION_TOKENS)
+        unvalidated = replace(unvalidated, logprobs=fields.integer("logprobs"))
+    unvalidated = replace(unvalidated, default_max_tokens=DEFAULT_COMPLETION_TOKENS)
     prompts = []
     for prompt, name in _prompts(fields.raw("prompt")):
-        names = {**spelled.names, **dict.fromkeys((Field.PROMPT, Field.TEXT, Field.TOKEN_IDS), name)}
-        prompts.append(Asked(replace(draft, prompt=prompt), replace(spelled, names=names)))
-    body.refuse_non_finite()
+        names = {**field_path.names, **dict.fromkeys((Field.PROMPT, Field.TEXT, Field.TOKEN_IDS), name)}
+        prompts.append(PromptRequest(replace(unvalidated, prompt=prompt), replace(field_path, names=names)))
+    body.reject_non_finite()
     return Body(prompts, delivery)
 
 
 def chat_body(body: JsonBody, request_id: str | None) -> Body:
     """Reads a body of /v1/chat/completions. Raises QuireError."""
     fields = JsonFields(body.values)
-    fields.refuse_unserved(unserved.CHAT)
-    draft, spelled, delivery = _common(fields, request_id)
+    fields.reject_unsupported(unsupported_fields.CHAT)
+    unvalidated, field_path, delivery = _common(fields, request_id)
     top_logprobs = fields.integer("top_logprobs")
     if fields.flag("logprobs"):
-        draft = replace(draft, logprobs=top_logprobs or 0)
+        unvalidated = replace(unvalidated, logprobs=top_logprobs or 0)
     elif top_logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
     messages = fields.objects("messages")
     prompt = ChatPrompt([_message(message) for message in messages]) if messages is not None else None
-    names = {**spelled.names, Field.PROMPT: "messages", Field.LOGPROBS: "top_logprobs"}
-    body.refuse_non_finite()
-    return Body([Asked(replace(draft, prompt=prompt), replace(spelled, names=names))], delivery)
+    names = {**field_path.names, Field.PROMPT: "messages", Field.LOGPROBS: "top_logprobs"}
+    body.reject_non_finite()
+    return Body([PromptRequest(replace(unvalidated, prompt=prompt), replace(field_path, names=names))], delivery)
 
 
-def _common(fields: JsonFields, request_id: str | None) -> tuple[Draft, Spelled, Delivery]:
+def _common(fields: JsonFields, request_id: str | None) -> tuple[UnvalidatedRequest, BodyFieldPath, Delivery]:
     """What both bodies have."""
     delivery = _delivery(fields)
     names: dict[Field, str] = {}
@@ -154,7 +154,7 @@ def _common(fields: JsonFields, request_id: str | None) -> tuple[Draft, Spelled,
     stop = fields.raw("stop")
     stops = [] if stop is None else [stop] if isinstance(stop, str) else as_list("stop", stop)
     hidden = not fields.has("skip_special_tokens") or fields.flag("skip_special_tokens")
-    draft = Draft(
+    unvalidated = UnvalidatedRequest(
         model=fields.string("model"),
         temperature=fields.number("temperature"),
         top_p=fields.number("top_p"),
@@ -167,7 +167,7 @@ def _common(fields: JsonFields, request_id: str | None) -> tuple[Draft, Spelled,
         logit_bias=_logit_bias(fields),
         max_tokens=max_tokens,
         min_tokens=fields.integer("min_tokens"),
-        stop=[as_string(f"stop[{place}]", item) for place, item in enumerate(stops)],
+        stop=[as_string(f"stop[{item_index}]", item) for item_index, item in enumerate(stops)],
         stop_token_ids=fields.integers("stop_token_ids"),
         end_of_text=EndOfText.IGNORED if fields.flag("ignore_eos") else EndOfText.ENDS,
         stop_text=StopText.INCLUDED if fields.flag("include_stop_str_in_output") else StopText.EXCLUDED,
@@ -177,18 +177,18 @@ def _common(fields: JsonFields, request_id: str | None) -> tuple[Draft, Spelled,
         request_id=request_id,
         priority=fields.integer("priority"),
         special_tokens=SpecialTokens.HIDDEN if hidden else SpecialTokens.KEPT,
-        reply=delivery.reply,
+        response_mode=delivery.response_mode,
     )
     lone = frozenset({Field.STOP}) if isinstance(stop, str) else frozenset[Field]()
-    return draft, Spelled(names, lone), delivery
+    return unvalidated, BodyFieldPath(names, lone), delivery
 
 
-def _beam_search(fields: JsonFields, width: int | None) -> BeamSearchDraft | None:
+def _beam_search(fields: JsonFields, width: int | None) -> UnvalidatedBeamSearch | None:
     """The search that is asked for, whose width stands in another field."""
     length_penalty = fields.number("length_penalty")
     early_stopping = _early_stopping(fields.raw("early_stopping"))
     if fields.flag("use_beam_search"):
-        return BeamSearchDraft(1 if width is None else width, length_penalty, early_stopping)
+        return UnvalidatedBeamSearch(1 if width is None else width, length_penalty, early_stopping)
     if length_penalty not in (None, 1):
         raise invalid("length_penalty", "needs use_beam_search to be true")
     if early_stopping not in (None, EarlyStopping.HEURISTIC):
@@ -227,7 +227,7 @@ def _delivery(fields: JsonFields) -> Delivery:
         return Delivery.STREAM if stream else Delivery.WHOLE
     if not stream:
         raise invalid("stream_options", "needs stream to be true")
-    options.refuse_unserved(unserved.STREAM_OPTIONS)
+    options.reject_unsupported(unsupported_fields.STREAM_OPTIONS)
     return Delivery.STREAM_WITH_USAGE if options.flag("include_usage") else Delivery.STREAM
 
 
@@ -243,7 +243,10 @@ def _prompts(prompt: Any) -> list[tuple[Prompt | None, str]]:
         case [str() | list(), *_]:
             if len(prompt) > MAX_PROMPTS:
                 raise invalid("prompt", f"must hold at most {MAX_PROMPTS} prompts")
-            return [(_one_of_many(f"prompt[{place}]", one), f"prompt[{place}]") for place, one in enumerate(prompt)]
+            return [
+                (_one_of_many(f"prompt[{item_index}]", one), f"prompt[{item_index}]")
+                for item_index, one in enumerate(prompt)
+            ]
         case [*_]:
             return [(TokenPrompt(as_integers("prompt", prompt)), "prompt")]
     raise invalid("prompt", "must be a string, a list of strings, token ids, or a list of those")
@@ -257,13 +260,13 @@ def _one_of_many(where: str, prompt: Any) -> Prompt:
 
 def _message(message: JsonFields) -> tuple[str, str]:
     """Role and content of a chat message."""
-    message.refuse_unserved(unserved.MESSAGE)
+    message.reject_unsupported(unsupported_fields.MESSAGE)
     role = message.string("role")
     if role is None:
-        raise invalid(message.spelled("role"), "must be given")
+        raise invalid(message.field_path("role"), "must be given")
     content = message.raw("content")
     if content is None:
-        raise invalid(message.spelled("content"), "must be given")
+        raise invalid(message.field_path("content"), "must be given")
     if isinstance(content, str):
         return role, content
     # Templates take one text: parts stand on lines of their own, as vLLM has them.
@@ -273,8 +276,8 @@ def _message(message: JsonFields) -> tuple[str, str]:
 def _text_part(part: JsonFields) -> str:
     kind = part.string("type")
     if kind != "text":
-        raise QuireError(Reason.FEATURE_UNSUPPORTED, "only text is served", field=part.spelled("type"))
+        raise QuireError(Reason.FEATURE_UNSUPPORTED, "only text is served", field=part.field_path("type"))
     text = part.string("text")
     if text is None:
-        raise invalid(part.spelled("text"), "must be given")
+        raise invalid(part.field_path("text"), "must be given")
     return text

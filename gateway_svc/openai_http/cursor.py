@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from gateway_svc.output import Chunk
-from gateway_svc.sequence_output import Ending, Start
+from gateway_svc.sequence_output import EndDelivery, ResumePosition
 from svc_common.errors import QuireError, Reason
 
 LAST_EVENT_ID = "last-event-id"
@@ -14,7 +14,7 @@ LAST_EVENT_ID = "last-event-id"
 _CURSOR = re.compile(r"([0-9]{1,9}e?(?:-[0-9]{1,9}e?)*)(-usage|-done)?")
 
 
-class _Stage(Enum):
+class _CursorStage(Enum):
     CHOICES = ""
     USAGE = "-usage"
     DONE = "-done"
@@ -26,7 +26,7 @@ class Cursor:
     def __init__(self, num_choices: int) -> None:
         """The beginning of a stream."""
         self._choices = ["0"] * num_choices
-        self._stage = _Stage.CHOICES
+        self._stage = _CursorStage.CHOICES
 
     @classmethod
     def parse(cls, text: str, num_choices: int) -> "Cursor":
@@ -38,48 +38,48 @@ class Cursor:
             raise QuireError(Reason.INVALID_FIELD, message, field=LAST_EVENT_ID)
         cursor = cls(num_choices)
         cursor._choices = choices
-        cursor._stage = _Stage(match[2] or "")
+        cursor._stage = _CursorStage(match[2] or "")
         return cursor
 
     @property
-    def is_behind_usage(self) -> bool:
+    def is_past_usage(self) -> bool:
         """Whether the usage was given."""
-        return self._stage is not _Stage.CHOICES
+        return self._stage is not _CursorStage.CHOICES
 
     @property
     def is_done(self) -> bool:
         """Whether everything was given."""
-        return self._stage is _Stage.DONE
+        return self._stage is _CursorStage.DONE
 
     def has_begun(self, choice: int) -> bool:
         """Whether anything of a choice was given."""
         return self._choices[choice] != "0"
 
-    def starts(self, n: int) -> Sequence[Mapping[int, Start]]:
+    def resume_positions(self, n: int) -> Sequence[Mapping[int, ResumePosition]]:
         """How far the client has each choice, prompt by prompt, of `n` choices each."""
-        starts = [_start(choice) for choice in self._choices]
-        return [dict(enumerate(starts[first : first + n])) for first in range(0, len(starts), n)]
+        resume_positions = [_resume_position(choice) for choice in self._choices]
+        return [dict(enumerate(resume_positions[first : first + n])) for first in range(0, len(resume_positions), n)]
 
-    def behind(self, choice: int, chunk: Chunk) -> bytes:
+    def advance(self, choice: int, chunk: Chunk) -> bytes:
         """Moves behind an event with a piece of a choice; the line that gives the event its id."""
         end = "" if chunk.finish is None else "e"
         self._choices[choice] = f"{chunk.offset + len(chunk.token_ids)}{end}"
         return self._line()
 
-    def behind_usage(self) -> bytes:
+    def advance_past_usage(self) -> bytes:
         """Moves behind the usage."""
-        self._stage = _Stage.USAGE
+        self._stage = _CursorStage.USAGE
         return self._line()
 
-    def behind_all(self) -> bytes:
+    def advance_to_end(self) -> bytes:
         """Moves behind the last event."""
-        self._stage = _Stage.DONE
+        self._stage = _CursorStage.DONE
         return self._line()
 
     def _line(self) -> bytes:
         return f"id: {'-'.join(self._choices)}{self._stage.value}\n".encode()
 
 
-def _start(choice: str) -> Start:
-    ending = Ending.GIVEN if choice.endswith("e") else Ending.MISSING
-    return Start(int(choice.removesuffix("e")), ending, LAST_EVENT_ID)
+def _resume_position(choice: str) -> ResumePosition:
+    ending = EndDelivery.GIVEN if choice.endswith("e") else EndDelivery.MISSING
+    return ResumePosition(int(choice.removesuffix("e")), ending, LAST_EVENT_ID)

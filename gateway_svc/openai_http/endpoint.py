@@ -11,19 +11,19 @@ from starlette.types import Receive, Scope, Send
 
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai_http.errors import WRONG_METHOD, HttpError
-from gateway_svc.openai_http.exchange import Exchange
-from gateway_svc.request_group import ClientLeft
+from gateway_svc.openai_http.exchange import HttpExchange
+from gateway_svc.request_group import ClientDisconnected
 from svc_common.errors import QuireError, Reason
 from svc_common.telemetry import context_from, tracer
 
 logger = logging.getLogger("quire.gateway")
 
-_CLIENT_LEFT = 499
+_CLIENT_DISCONNECTED = 499
 
-Handler = Callable[[Exchange], Awaitable[None]]
+Handler = Callable[[HttpExchange], Awaitable[None]]
 
 
-class Endpoint:
+class HttpEndpoint:
     """An ASGI application around one handler."""
 
     def __init__(self, method: str | None, route: str, handle: Handler, metrics: GatewayMetrics) -> None:
@@ -34,15 +34,15 @@ class Endpoint:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
-        with self._metrics.call("http", self._route, str(_CLIENT_LEFT)) as outcome:
+        exchange = HttpExchange(scope, receive, send)
+        with self._metrics.call("http", self._route, str(_CLIENT_DISCONNECTED)) as outcome:
             if self._method == "POST":
                 await self._traced(exchange, scope["method"])
             else:
                 await self._guarded(exchange, scope["method"])
-            outcome.code = str(exchange.status or _CLIENT_LEFT)
+            outcome.code = str(exchange.status or _CLIENT_DISCONNECTED)
 
-    async def _traced(self, exchange: Exchange, method: str) -> None:
+    async def _traced(self, exchange: HttpExchange, method: str) -> None:
         """Handles the request within a span of the caller's trace. The span is never made current."""
         span = tracer().start_span(
             f"{self._method} {self._route}",
@@ -54,26 +54,26 @@ class Endpoint:
         try:
             await self._guarded(exchange, method)
         finally:
-            status = exchange.status or _CLIENT_LEFT
+            status = exchange.status or _CLIENT_DISCONNECTED
             span.set_attribute("http.response.status_code", status)
             if status >= 500:
                 span.set_status(Status(StatusCode.ERROR))
             span.end()
 
-    async def _guarded(self, exchange: Exchange, method: str) -> None:
+    async def _guarded(self, exchange: HttpExchange, method: str) -> None:
         try:
             if self._takes(method):
                 await self._handle(exchange)
             else:
-                await exchange.refuse(replace(WRONG_METHOD, allow=self._method))
+                await exchange.send_error(replace(WRONG_METHOD, allow=self._method))
         except QuireError as error:
-            await exchange.refuse(HttpError.of(error))
-        except ClientLeft:
+            await exchange.send_error(HttpError.of(error))
+        except ClientDisconnected:
             pass
         except Exception:
             error_id = uuid.uuid4().hex
             logger.exception("internal error", extra={"error_id": error_id, "route": self._route})
-            await exchange.refuse(HttpError.of(QuireError(Reason.INTERNAL, f"internal error {error_id}")))
+            await exchange.send_error(HttpError.of(QuireError(Reason.INTERNAL, f"internal error {error_id}")))
 
     def _takes(self, method: str) -> bool:
         return self._method in (None, method) or (self._method, method) == ("GET", "HEAD")

@@ -5,7 +5,7 @@ from typing import Any
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
-HOLE = "\0"
+PLACEHOLDER = "\0"
 """Stands for a text that is not there yet. No id and no name has this character."""
 
 
@@ -19,14 +19,14 @@ def sse_event(body: Any) -> bytes:
     return b"data: " + to_json(body) + b"\n\n"
 
 
-class TextEvent:
+class TextEventTemplate:
     """Events that differ in nothing but a text: what stands around it is rendered once."""
 
     __slots__ = ("_after", "_before")
 
     def __init__(self, body: Any) -> None:
-        """`body` has a HOLE in the text's place."""
-        self._before, _, self._after = sse_event(body).partition(to_json(HOLE))
+        """`body` has a PLACEHOLDER in the text's place."""
+        self._before, _, self._after = sse_event(body).partition(to_json(PLACEHOLDER))
 
     def with_text(self, text: str) -> bytes:
         """The event of one text."""

@@ -16,19 +16,19 @@ from starlette.types import Receive, Scope, Send
 from gateway_svc.openai_http.errors import HttpError
 from gateway_svc.openai_http.events import sse_event, to_json
 from gateway_svc.openai_http.json_fields import JsonBody, parse_body
-from gateway_svc.request_group import ClientLeft
+from gateway_svc.request_group import ClientDisconnected
 from svc_common.errors import QuireError, Reason
 
 MAX_BODY_BYTES = 16 * 2**20
 
 
-class _Stage(Enum):
+class _ResponseStage(Enum):
     OPEN = "open"
     STREAMING = "streaming"
     DONE = "done"
 
 
-class Exchange:
+class HttpExchange:
     """`status` is that of the response, once one has begun. `context` is that of the request's span."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,11 +39,11 @@ class Exchange:
         self.context: Context | None = None
         self._receive = receive
         self._send = send
-        self._stage = _Stage.OPEN
+        self._stage = _ResponseStage.OPEN
         self._sent_at = 0.0
 
     async def read_json(self) -> JsonBody:
-        """The body. Raises QuireError where it is too large or not a JSON object, and ClientLeft."""
+        """The body. Raises QuireError where it is too large or not a JSON object, and ClientDisconnected."""
         # A length that is told is believed: nothing is read then, and the server throws away what comes.
         length = self.headers.get("content-length", "")
         if length.isdecimal() and int(length) > MAX_BODY_BYTES:
@@ -52,7 +52,7 @@ class Exchange:
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise ClientLeft
+                raise ClientDisconnected
             data += message.get("body", b"")
             if len(data) > MAX_BODY_BYTES:
                 raise _too_large()
@@ -64,7 +64,7 @@ class Exchange:
     ) -> None:
         """A whole response."""
         await self._start(status, content_type, {"content-length": str(len(body)), **(headers or {})})
-        self._stage = _Stage.DONE
+        self._stage = _ResponseStage.DONE
         await self._send({"type": "http.response.body", "body": body})
 
     async def respond_json(self, body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
@@ -76,7 +76,7 @@ class Exchange:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         await self._start(200, "text/event-stream; charset=utf-8", headers)
         self._sent_at = time.monotonic()
-        self._stage = _Stage.STREAMING
+        self._stage = _ResponseStage.STREAMING
 
     async def send_events(self, data: bytes) -> None:
         """Sends events that are ready for the wire."""
@@ -85,30 +85,30 @@ class Exchange:
 
     async def end_events(self, data: bytes = b"") -> None:
         """Ends the stream, after some last events."""
-        self._stage = _Stage.DONE
+        self._stage = _ResponseStage.DONE
         await self._send({"type": "http.response.body", "body": data})
 
-    async def refuse(self, error: HttpError) -> None:
+    async def send_error(self, error: HttpError) -> None:
         """Tells of an error: as the response, or as the last event of a stream that has begun."""
         match self._stage:
-            case _Stage.OPEN:
+            case _ResponseStage.OPEN:
                 await self.respond_json(error.body, error.status, error.headers)
-            case _Stage.STREAMING:
+            case _ResponseStage.STREAMING:
                 await self.end_events(sse_event(error.body))
-            case _Stage.DONE:
+            case _ResponseStage.DONE:
                 pass  # it was told already that all is well, and nothing can be added
 
     @asynccontextmanager
-    async def watched(self, left: Callable[[], None]) -> AsyncIterator[None]:
-        """Calls `left` when the client goes away within the block. The body must have been read."""
-        watch = asyncio.create_task(self._watch(left))
+    async def watch_disconnect(self, on_disconnect: Callable[[], None]) -> AsyncIterator[None]:
+        """Calls `on_disconnect` when the client goes away within the block. The body must have been read."""
+        watch = asyncio.create_task(self._watch(on_disconnect))
         try:
             yield
         finally:
             watch.cancel()
 
     @asynccontextmanager
-    async def kept_alive(self, seconds: float) -> AsyncIterator[None]:
+    async def keep_alive(self, seconds: float) -> AsyncIterator[None]:
         """Sends a comment whenever a stream was silent for so long within the block, so that no proxy gives it up."""
         pings = asyncio.create_task(self._ping(seconds))
         try:
@@ -125,10 +125,10 @@ class Exchange:
             else:
                 await self.send_events(b": ping\n\n")
 
-    async def _watch(self, left: Callable[[], None]) -> None:
+    async def _watch(self, on_disconnect: Callable[[], None]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        left()
+        on_disconnect()
 
     async def _start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
         self.status = status

@@ -64,19 +64,19 @@ class JsonFields:
         """All fields, by name."""
         return self._values.items()
 
-    def spelled(self, name: str) -> str:
+    def field_path(self, name: str) -> str:
         """The field as errors name it."""
         return f"{self._path}{name}"
 
-    def refuse_unserved(self, neutral_values: Mapping[str, Sequence[Any]]) -> None:
+    def reject_unsupported(self, neutral_values: Mapping[str, Sequence[Any]]) -> None:
         """Refuses the first of these fields that is there with a value that is not among its neutral ones."""
         for name, neutral in neutral_values.items():
             if self.has(name) and self._values[name] not in neutral:
-                raise QuireError(Reason.FEATURE_UNSUPPORTED, "is not served", field=self.spelled(name))
+                raise QuireError(Reason.FEATURE_UNSUPPORTED, "is not served", field=self.field_path(name))
 
     def _read(self, name: str, read: Callable[[str, Any], T]) -> T | None:
         value = self._values.get(name)
-        return None if value is None else read(self.spelled(name), value)
+        return None if value is None else read(self.field_path(name), value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class JsonBody:
     values: Mapping[str, Any]
     non_finite: tuple[str, ...]
 
-    def refuse_non_finite(self) -> None:
+    def reject_non_finite(self) -> None:
         """Raises QuireError MALFORMED_MESSAGE where there is any, in a field that nobody read."""
         if self.non_finite:
             raise QuireError(Reason.MALFORMED_MESSAGE, f"the body is not JSON: it holds {self.non_finite[0]}")

@@ -61,7 +61,7 @@ class Penalties:
     token_counts: Tensor
 
 
-def remember(token_counts: Tensor, slot: int, prompt: Tensor, generated: Tensor) -> None:
+def fill_token_counts(token_counts: Tensor, slot: int, prompt: Tensor, generated: Tensor) -> None:
     """Fill a slot for a sequence that comes: int64 token ids of its prompt, and of what was generated so far."""
     seen = token_counts[slot]
     seen.zero_()

@@ -12,7 +12,7 @@ _MAX_TILE = 4096
 def _embed_tokens_kernel(  # type: ignore[no-untyped-def]
     p_output,
     p_token_ids,
-    p_drawn,
+    p_sampled,
     p_embedding,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
@@ -21,7 +21,7 @@ def _embed_tokens_kernel(  # type: ignore[no-untyped-def]
     token_id = tl.load(p_token_ids + token)
     if token_id < 0:
         # A draw that failed left -1: whatever is computed of it is thrown away, but the lookup must be in bounds.
-        token_id = tl.maximum(tl.load(p_drawn + (-1 - token_id)), 0)
+        token_id = tl.maximum(tl.load(p_sampled + (-1 - token_id)), 0)
     o_column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     m_column = o_column < WIDTH
     # [TILE]
@@ -29,7 +29,7 @@ def _embed_tokens_kernel(  # type: ignore[no-untyped-def]
     tl.store(p_output + token * WIDTH + o_column, b_values.to(tl.float32), mask=m_column)
 
 
-def embed_tokens(token_ids: Tensor, drawn: Tensor, embedding: Tensor) -> Tensor:
+def embed_tokens(token_ids: Tensor, sampled: Tensor, embedding: Tensor) -> Tensor:
     """The embeddings of tokens, in float32.
 
     Args:
@@ -45,13 +45,13 @@ def embed_tokens(token_ids: Tensor, drawn: Tensor, embedding: Tensor) -> Tensor:
     if num_tokens:
         tile = min(_MAX_TILE, triton.next_power_of_2(width))
         _embed_tokens_kernel[(num_tokens, triton.cdiv(width, tile))](
-            output, token_ids, drawn, embedding, WIDTH=width, TILE=tile, num_warps=4
+            output, token_ids, sampled, embedding, WIDTH=width, TILE=tile, num_warps=4
         )
     return output
 
 
-def embed_tokens_reference(token_ids: Tensor, drawn: Tensor, embedding: Tensor) -> Tensor:
+def embed_tokens_reference(token_ids: Tensor, sampled: Tensor, embedding: Tensor) -> Tensor:
     """What `embed_tokens` does, in plain torch."""
     places = token_ids.bitwise_not().clamp(min=0)
-    known = torch.where(token_ids < 0, drawn[places], token_ids).clamp(min=0)
+    known = torch.where(token_ids < 0, sampled[places], token_ids).clamp(min=0)
     return embedding[known].float()

@@ -269,14 +269,14 @@ def rotary_store_reference(
     cosine, sine = (angles.cos() * attention_factor).float(), (angles.sin() * attention_factor).float()
     half = len(frequencies)
 
-    def turn(heads: Tensor) -> Tensor:
+    def rotate(heads: Tensor) -> Tensor:
         first, second, rest = torch.split(heads, [half, half, head_dim - 2 * half], dim=-1)
         return torch.cat((first * cosine - second * sine, second * cosine + first * sine, rest), -1)
 
     store_kv_reference(
-        turn(key), value, key_cache, value_cache, slots, key_scales=key_scales, value_scales=value_scales
+        rotate(key), value, key_cache, value_cache, slots, key_scales=key_scales, value_scales=value_scales
     )
-    return turn(query).to(qkv.dtype)
+    return rotate(query).to(qkv.dtype)
 
 
 def _check(

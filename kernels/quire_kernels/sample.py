@@ -13,16 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import require
-from quire_kernels._sample_floor import (
-    LEAST_TEMPERATURE,
+from quire_kernels._sample_threshold import (
+    MIN_TEMPERATURE,
     PASSES,
     RECORD,
     is_random,
-    kept_floor,
-    mass,
     measure_kernel,
+    probability_mass,
     row_peak,
-    weigh,
+    sampling_threshold,
+    softmax_weight_bits,
 )
 from quire_kernels._shapes import check_rows, check_vector
 from quire_kernels.adjust_logits import SUPPRESSED, Penalties, is_number
@@ -30,7 +30,7 @@ from quire_kernels.adjust_logits import SUPPRESSED, Penalties, is_number
 # Sums of weights in units of 2^-44 must fit 63 bits.
 _MAX_VOCABULARY = (1 << 19) - 1
 # How much of a row one program takes: where rows are few, less, for more of the device to take part.
-_CHUNK, _CHUNK_OF_FEW, _FEW_ROWS = 4096, 1024, 16
+_CHUNK, _CHUNK_FEW_ROWS, _FEW_ROWS = 4096, 1024, 16
 _TILE = 1024
 _MASK = 0xFFFFFFFF
 
@@ -76,8 +76,8 @@ def _peaks_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
-def _masses_kernel(  # type: ignore[no-untyped-def]
-    p_masses,
+def _chunk_masses_kernel(  # type: ignore[no-untyped-def]
+    p_chunk_masses,
     p_records,
     p_logits,
     p_peaks,
@@ -102,24 +102,24 @@ def _masses_kernel(  # type: ignore[no-untyped-def]
         return
     top_k = tl.load(p_top_k + row)
     top_p = tl.load(p_top_p + row)
-    floor = kept_floor(p_records, row, num_rows, top_k, top_p, tl.load(p_min_p + row), vocab_size, PASSES)
-    p_mass = p_masses + row * num_chunks + chunk
-    if weigh(tl.load(p_peaks + row * num_chunks + chunk), peak, temperature) < floor:
-        tl.store(p_mass, 0)
+    threshold = sampling_threshold(p_records, row, num_rows, top_k, top_p, tl.load(p_min_p + row), vocab_size, PASSES)
+    p_chunk_mass = p_chunk_masses + row * num_chunks + chunk
+    if softmax_weight_bits(tl.load(p_peaks + row * num_chunks + chunk), peak, temperature) < threshold:
+        tl.store(p_chunk_mass, 0)
         return
     o_token = chunk * CHUNK + tl.arange(0, CHUNK)
     # [CHUNK]
     b_logits = tl.load(p_logits + row * stride_logits + o_token, mask=o_token < vocab_size, other=float("-inf"))
-    b_bits = weigh(b_logits, peak, temperature)
-    tl.store(p_mass, tl.sum(tl.where(b_bits >= floor, mass(b_bits), 0)))
+    b_bits = softmax_weight_bits(b_logits, peak, temperature)
+    tl.store(p_chunk_mass, tl.sum(tl.where(b_bits >= threshold, probability_mass(b_bits), 0)))
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
-def _draw_kernel(  # type: ignore[no-untyped-def]
+def _sample_kernel(  # type: ignore[no-untyped-def]
     p_tokens,
     p_token_counts,
     p_slots,
-    p_masses,
+    p_chunk_masses,
     p_places,
     p_records,
     p_logits,
@@ -154,9 +154,9 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
             token = tl.min(tl.where(b_peaks == peak, b_places, vocab_size))
         else:
             # [TILE_CHUNKS]
-            b_masses = tl.load(p_masses + row * num_chunks + o_chunk, mask=m_chunk, other=0)
-            b_ends = tl.cumsum(b_masses, axis=0)
-            total = tl.sum(b_masses)
+            b_chunk_masses = tl.load(p_chunk_masses + row * num_chunks + o_chunk, mask=m_chunk, other=0)
+            b_ends = tl.cumsum(b_chunk_masses, axis=0)
+            total = tl.sum(b_chunk_masses)
             # 53 random bits, as a fraction of 2^53; times the total, in integers
             position = tl.load(p_positions + row)
             index = tl.load(p_indices + row)
@@ -164,16 +164,18 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
             fraction = ((high >> 5).to(tl.uint64) << 26) | (low >> 6).to(tl.uint64)
             target = tl.umulhi(fraction << 11, total.to(tl.uint64)).to(tl.int64)
             chunk = tl.sum((b_ends <= target).to(tl.int32))
-            target -= tl.sum(tl.where(o_chunk < chunk, b_masses, 0))
+            target -= tl.sum(tl.where(o_chunk < chunk, b_chunk_masses, 0))
 
             top_k = tl.load(p_top_k + row)
             top_p = tl.load(p_top_p + row)
-            floor = kept_floor(p_records, row, num_rows, top_k, top_p, tl.load(p_min_p + row), vocab_size, PASSES)
+            threshold = sampling_threshold(
+                p_records, row, num_rows, top_k, top_p, tl.load(p_min_p + row), vocab_size, PASSES
+            )
             o_token = chunk * CHUNK + tl.arange(0, CHUNK)
             # [CHUNK]
             b_logits = tl.load(p_logits + row * stride_logits + o_token, mask=o_token < vocab_size, other=float("-inf"))
-            b_bits = weigh(b_logits, peak, temperature)
-            b_reached = tl.cumsum(tl.where(b_bits >= floor, mass(b_bits), 0), axis=0)
+            b_bits = softmax_weight_bits(b_logits, peak, temperature)
+            b_reached = tl.cumsum(tl.where(b_bits >= threshold, probability_mass(b_bits), 0), axis=0)
             token = chunk * CHUNK + tl.sum((b_reached <= target).to(tl.int32))
     tl.store(p_tokens + row, token.to(tl.int64))
     if p_token_counts is not None:
@@ -207,11 +209,11 @@ def sample(logits: Tensor, sampling: SamplingTensors, penalties: Penalties | Non
     tokens = torch.empty(rows, dtype=torch.int64, device=device)
     if not rows:
         return tokens
-    chunk = min(_CHUNK_OF_FEW if rows < _FEW_ROWS else _CHUNK, triton.next_power_of_2(vocab_size))
+    chunk = min(_CHUNK_FEW_ROWS if rows < _FEW_ROWS else _CHUNK, triton.next_power_of_2(vocab_size))
     num_chunks = triton.cdiv(vocab_size, chunk)
     peaks = torch.empty((rows, num_chunks), dtype=torch.float32, device=device)
     places = torch.empty((rows, num_chunks), dtype=torch.int32, device=device)
-    masses = torch.empty((rows, num_chunks), dtype=torch.int64, device=device)
+    chunk_masses = torch.empty((rows, num_chunks), dtype=torch.int64, device=device)
     records = torch.zeros((2, PASSES, rows, RECORD.value), dtype=torch.int64, device=device)
     limits = (logits, peaks, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     sizes = (logits.stride(0), vocab_size, rows, num_chunks)
@@ -232,12 +234,12 @@ def sample(logits: Tensor, sampling: SamplingTensors, penalties: Penalties | Non
                 TILE=min(_TILE, chunk),
                 **tiles,
             )
-    _masses_kernel[grid](masses, records, *limits, *sizes, **tiles)
-    _draw_kernel[(rows,)](
+    _chunk_masses_kernel[grid](chunk_masses, records, *limits, *sizes, **tiles)
+    _sample_kernel[(rows,)](
         tokens,
         None if penalties is None else penalties.token_counts,
         None if penalties is None else penalties.slots,
-        masses,
+        chunk_masses,
         places,
         records,
         *limits,
@@ -256,7 +258,7 @@ def sample_reference(logits: Tensor, sampling: SamplingTensors, penalties: Penal
     tokens = torch.full((len(logits),), -1, dtype=torch.int64, device=logits.device)
     for row, values in enumerate(logits):
         if bool(values.isfinite().all()) and bool((values > SUPPRESSED.value).any()):
-            tokens[row] = _draw(values.double(), sampling, row)
+            tokens[row] = _sample_row(values.double(), sampling, row)
     if penalties is not None:
         for slot, token in zip(penalties.slots.tolist(), tokens.tolist(), strict=True):
             if slot >= 0 and token >= 0:
@@ -264,10 +266,10 @@ def sample_reference(logits: Tensor, sampling: SamplingTensors, penalties: Penal
     return tokens
 
 
-def _draw(logits: Tensor, sampling: SamplingTensors, row: int) -> Tensor:
+def _sample_row(logits: Tensor, sampling: SamplingTensors, row: int) -> Tensor:
     """One token for finite float64 logits [vocab]."""
     temperature, top_k, top_p = float(sampling.temperature[row]), int(sampling.top_k[row]), float(sampling.top_p[row])
-    if temperature < LEAST_TEMPERATURE.value:
+    if temperature < MIN_TEMPERATURE.value:
         return (logits == logits.max()).nonzero().min()
     weights = ((logits - logits.max()) / temperature).exp()
     kept = weights >= sampling.min_p[row]

@@ -44,7 +44,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class AdmissionRefusal:
     """Why a request is not taken. `retry_after` is in seconds; None: it will not be taken then either."""
 
     failure: Failure
@@ -53,7 +53,7 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class _Load:
+class _QueueLoad:
     """What waits, of all or of a tenant."""
 
     num_requests: int = 0
@@ -73,8 +73,8 @@ class Admission:
     def __init__(self, limits: AdmissionLimits, sharing: Sharing) -> None:
         self._limits = limits
         self._sharing = sharing
-        self._total = _Load()
-        self._tenants: dict[str, _Load] = {}
+        self._total = _QueueLoad()
+        self._tenants: dict[str, _QueueLoad] = {}
         self._waiting: dict[str, tuple[Request, float]] = {}  # by key, with expected tokens
         self._output_ratio = 1.0  # of max_tokens, that outputs usually have
 
@@ -88,7 +88,7 @@ class Admission:
         """Tokens that those who wait may come to have."""
         return self._total.num_tokens
 
-    def check(self, request: Request, now: float, context_length: int, rates: Rates) -> Refusal | None:
+    def check(self, request: Request, now: float, context_length: int, rates: Rates) -> AdmissionRefusal | None:
         """Say why a request may not wait; None: it may. `context_length` is 0 where no replica is there to tell."""
         return (
             self.check_size(request, context_length)
@@ -102,7 +102,7 @@ class Admission:
             return
         expected = self.expected_tokens(request)
         self._waiting[request.key] = (request, expected)
-        tenant = self._tenants.setdefault(request.tenant, _Load())
+        tenant = self._tenants.setdefault(request.tenant, _QueueLoad())
         tenant.weight = request.weight
         for load in (self._total, tenant):
             load.add(1, num_tokens(request), expected)
@@ -139,42 +139,44 @@ class Admission:
     def _tokens_ahead(self, request: Request) -> float:
         if self._sharing is Sharing.BY_ARRIVAL:
             return self._total.expected - self._waiting.get(request.key, (request, 0.0))[1]
-        own = self._tenants.get(request.tenant, _Load())
+        own = self._tenants.get(request.tenant, _QueueLoad())
         ahead = own.expected - self._waiting.get(request.key, (request, 0.0))[1]
         # Until it goes, each other tenant is served by its weight as much as its own, the request itself included.
         share = (ahead + self.expected_tokens(request)) / request.weight
         others = (load for name, load in self._tenants.items() if name != request.tenant)
         return ahead + sum(min(load.expected, share * load.weight) for load in others)
 
-    def check_size(self, request: Request, context_length: int) -> Refusal | None:
+    def check_size(self, request: Request, context_length: int) -> AdmissionRefusal | None:
         """Say why a request can never run; None: it can, as far as its length goes."""
         if context_length and len(request.prompt) + request.max_tokens > context_length:
             message = f"prompt and max_tokens exceed the context of {context_length} tokens"
-            return Refusal(Failure.CONTEXT_LENGTH_EXCEEDED, message)
+            return AdmissionRefusal(Failure.CONTEXT_LENGTH_EXCEEDED, message)
         most = min(self._limits.max_tokens, self._limits.max_tenant_tokens)
         if num_tokens(request) > most:
-            return Refusal(
+            return AdmissionRefusal(
                 Failure.TOO_MANY_TOKENS,
                 f"prompt and max_tokens, of all its sequences, exceed the {most} tokens that may wait",
             )
         return None
 
-    def _check_room(self, request: Request, rates: Rates) -> Refusal | None:
+    def _check_room(self, request: Request, rates: Rates) -> AdmissionRefusal | None:
         limits = self._limits
-        tenant = self._tenants.get(request.tenant, _Load())
+        tenant = self._tenants.get(request.tenant, _QueueLoad())
         excess = _excess(tenant, limits.max_tenant_requests, limits.max_tenant_tokens, request)
         if excess:
             # While one tenant's queue drains by so much, others are served beside it.
             wait = excess * max(1, len(self._tenants)) if self._sharing is Sharing.BY_TENANT else self._total.expected
             message = f"{tenant.num_requests} requests of this tenant wait, with {tenant.num_tokens} tokens"
-            return Refusal(Failure.TENANT_OVER_QUOTA, message, _retry_after(min(wait, self._total.expected), rates))
+            return AdmissionRefusal(
+                Failure.TENANT_OVER_QUOTA, message, _retry_after(min(wait, self._total.expected), rates)
+            )
         excess = _excess(self._total, limits.max_requests, limits.max_tokens, request)
         if excess:
             message = f"{self._total.num_requests} requests wait, with {self._total.num_tokens} tokens"
-            return Refusal(Failure.UNAVAILABLE, message, _retry_after(excess, rates))
+            return AdmissionRefusal(Failure.UNAVAILABLE, message, _retry_after(excess, rates))
         return None
 
-    def _check_deadline(self, request: Request, now: float, rates: Rates) -> Refusal | None:
+    def _check_deadline(self, request: Request, now: float, rates: Rates) -> AdmissionRefusal | None:
         wait = self.predicted_wait(request, rates) if request.deadline is not None else None
         if request.deadline is None or wait is None:
             return None
@@ -184,7 +186,9 @@ class Admission:
         if wait + own <= left:
             return None
         message = f"predicted to wait {wait:.1f} s and to run {own:.1f} s, with {max(0.0, left):.1f} s left"
-        return Refusal(Failure.DEADLINE_INFEASIBLE, message, _clamped(wait + own - left) if own <= left else None)
+        return AdmissionRefusal(
+            Failure.DEADLINE_INFEASIBLE, message, _clamped(wait + own - left) if own <= left else None
+        )
 
 
 def num_tokens(request: Request) -> int:
@@ -197,7 +201,7 @@ def _num_sequences(request: Request) -> int:
     return request.n if request.beam is None else request.beam.width
 
 
-def _excess(load: _Load, max_requests: int, max_tokens: int, request: Request) -> float:
+def _excess(load: _QueueLoad, max_requests: int, max_tokens: int, request: Request) -> float:
     """Expected tokens that must go before a request may wait beside the load; 0: it may now."""
     too_many = max(0, load.num_requests + 1 - max_requests) / max(1, load.num_requests)
     too_large = max(0, load.num_tokens + num_tokens(request) - max_tokens) / max(1, load.num_tokens)

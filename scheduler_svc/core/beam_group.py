@@ -4,9 +4,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from scheduler_svc.core.admission import Refusal
+from scheduler_svc.core.admission import AdmissionRefusal
 from scheduler_svc.core.beam_search import BeamParams, BeamSearch, Candidate
-from scheduler_svc.core.plan import Drawn, Failure, MaxTokens, StopToken, TokensEvent
+from scheduler_svc.core.plan import Failure, MaxTokens, SampledSequence, StopToken, TokensEvent
 from scheduler_svc.core.replica import ReplicaShape
 from scheduler_svc.core.sequence import Phase, Request, Sequence
 
@@ -52,7 +52,7 @@ class BeamGroup:
         """Whether all beams have their candidates, and none is computing them again."""
         return all(s.id in self._candidates and not s.num_promised for s in self.sequences)
 
-    def take(self, sequence: Sequence, result: Drawn) -> None:
+    def take(self, sequence: Sequence, result: SampledSequence) -> None:
         """Keep what may follow a beam, of which the worker told."""
         self._candidates[sequence.id] = cast(_TokenLogprobs, result.logprobs[0]).top
 
@@ -85,7 +85,7 @@ class BeamGroup:
         return events
 
 
-def refuse_wide(request: Request, shape: ReplicaShape, max_sequences: int) -> Refusal | None:
+def refuse_wide(request: Request, shape: ReplicaShape, max_sequences: int) -> AdmissionRefusal | None:
     """Say why a search's beams could not run side by side on a replica; None: they could, or it is no search.
 
     They share no more than the prompt for certain.
@@ -95,7 +95,9 @@ def refuse_wide(request: Request, shape: ReplicaShape, max_sequences: int) -> Re
     width, size = request.beam.width, shape.block_size
     num_own = -(-(request.max_tokens + len(request.prompt) % size) // size)
     if len(request.prompt) // size + width * num_own > shape.num_blocks:
-        return Refusal(Failure.SEARCH_TOO_WIDE, "the search is too wide for the memory of this model's workers")
+        return AdmissionRefusal(
+            Failure.SEARCH_TOO_WIDE, "the search is too wide for the memory of this model's workers"
+        )
     if width > max_sequences:
-        return Refusal(Failure.SEARCH_TOO_WIDE, "the search is wider than a step of this model's workers")
+        return AdmissionRefusal(Failure.SEARCH_TOO_WIDE, "the search is wider than a step of this model's workers")
     return None

@@ -115,7 +115,7 @@ class BlockPool:
                 else:
                     self._free.append(block_id)
 
-    def adopt(self, block_ids: Seq[int]) -> None:
+    def restore_cached_blocks(self, block_ids: Seq[int]) -> None:
         """Free blocks turn out to hold what can be found: they are cached, the last one the first to be given up."""
         taken = set(block_ids)
         self._free = deque(block_id for block_id in self._free if block_id not in taken)

@@ -7,10 +7,10 @@ from scheduler_svc.core.plan import Direction
 
 _STEP_MEMORY = 100  # steps that an estimate is mostly made of
 _FIRST_STEPS = 100  # after which an estimate is made of what was seen
-_TRANSFER_MEMORY = 16  # transfers, which are rarer
+_SWAP_MEMORY = 16  # transfers, which are rarer
 # A step, prefill tokens, decodes, pairs of a prefill token and one before it: how much of each a prior stands for.
 _TYPICAL_STEP = (1.0, 64.0, 4.0, 16_384.0)
-_TYPICAL_TRANSFER = (1.0, 16.0)  # a transfer, blocks
+_TYPICAL_SWAP = (1.0, 16.0)  # a transfer, blocks
 _DEFAULT_PREFILL_RATE = 1000.0  # tokens per second, where no worker says
 _OUTLIER = 3.0  # times the usual error; what is beyond counts as if it were there
 _LEAST_SECONDS = 1e-6  # that anything takes
@@ -101,7 +101,7 @@ class CostModel:
         self._step = LinearFit((0.0, per_token, per_token, 0.0), _TYPICAL_STEP, _STEP_MEMORY)
         per_block = block_bytes / swap_bytes_per_second if swap_bytes_per_second else float("inf")
         self._block_prior = per_block
-        self._transfers: dict[Direction, LinearFit] = {}
+        self._swap_fits: dict[Direction, LinearFit] = {}
         self._num_steps = 0
         self._num_tokens = 0.0  # of the last steps, fading
         self._seconds = 0.0  # that they took
@@ -116,21 +116,19 @@ class CostModel:
         self._num_tokens = fade * self._num_tokens + num_prefill_tokens + num_decodes
         self._seconds = fade * self._seconds + usual
 
-    def observe_transfer(self, num_blocks: int, direction: Direction, seconds: float) -> None:
+    def observe_swap(self, num_blocks: int, direction: Direction, seconds: float) -> None:
         """A transfer of so many blocks took so long."""
         if not num_blocks:
             return
-        fit = self._transfers.get(direction)
+        fit = self._swap_fits.get(direction)
         if fit is None:
             per_block = self._block_prior if self._block_prior != float("inf") else seconds / num_blocks
-            fit = self._transfers[direction] = LinearFit((0.0, per_block), _TYPICAL_TRANSFER, _TRANSFER_MEMORY)
+            fit = self._swap_fits[direction] = LinearFit((0.0, per_block), _TYPICAL_SWAP, _SWAP_MEMORY)
         fit.observe((1.0, num_blocks), seconds)
 
     def swap_seconds(self, num_blocks_out: int, num_blocks_in: int) -> float:
         """How long it takes to copy blocks to the host and others back; infinite where nothing is known of copies."""
-        return self._transfer_seconds(Direction.OUT, num_blocks_out) + self._transfer_seconds(
-            Direction.IN, num_blocks_in
-        )
+        return self._swap_seconds(Direction.OUT, num_blocks_out) + self._swap_seconds(Direction.IN, num_blocks_in)
 
     def recompute_seconds(self, num_tokens: int, num_before: int = 0) -> float:
         """How much longer steps take that compute so many prefill tokens on top of what they would compute anyway.
@@ -171,10 +169,10 @@ class CostModel:
         """Tokens of prefill and decode together by the time of the last steps; 0 before the first."""
         return self._num_tokens / self._seconds if self._seconds else 0.0
 
-    def _transfer_seconds(self, direction: Direction, num_blocks: int) -> float:
+    def _swap_seconds(self, direction: Direction, num_blocks: int) -> float:
         if not num_blocks:
             return 0.0
-        fit = self._transfers.get(direction)
+        fit = self._swap_fits.get(direction)
         return fit.predict((1.0, num_blocks)) if fit is not None else num_blocks * self._block_prior
 
 

@@ -4,20 +4,20 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 
-class Standing(Enum):
+class SequenceStatus(Enum):
     """Where a sequence stands, as a person would say it; in the order in which sequences get further."""
 
     QUEUED = auto()  # has not run yet: waits for its turn, or for blocks
-    AWAITING_PREFIX = auto()  # waits for blocks that another request is computing
+    WAITING_FOR_PREFIX = auto()  # waits for blocks that another request is computing
     PREEMPTED = auto()  # gave way, and waits to compute its tokens again
     SWAPPED = auto()  # gave way; its blocks stand in host memory
-    ARRIVING = auto()  # its blocks are on their way from host memory
+    SWAPPING_IN = auto()  # its blocks are on their way from host memory
     PAUSED = auto()  # as far ahead of its gateway's search for stop strings as it may be
     RUNNING = auto()
     ENDED = auto()
 
 
-class Return(Enum):
+class PreemptionMethod(Enum):
     """How a sequence that gave way comes back."""
 
     SWAP = auto()
@@ -25,10 +25,10 @@ class Return(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Preemption:
+class PreemptionRecord:
     """The last time that a sequence gave way: what was chosen, and both estimates, in seconds."""
 
-    choice: Return
+    choice: PreemptionMethod
     swap_seconds: float
     recompute_seconds: float
 
@@ -43,7 +43,7 @@ class SequenceExplanation:
     """
 
     index: int
-    standing: Standing
+    status: SequenceStatus
     num_known: int
     num_computed: int
     num_generated: int
@@ -53,7 +53,7 @@ class SequenceExplanation:
     num_ahead: int | None = None
     awaits_key: str | None = None
     num_preemptions: int = 0
-    last_preemption: Preemption | None = None
+    last_preemption: PreemptionRecord | None = None
     predicted_start: float | None = None
 
 
@@ -81,12 +81,12 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A live request in a line. `standing` is that of its sequence that has got furthest, `age` is in seconds."""
+    """A live request in a line. `status` is that of its sequence that has got furthest, `age` is in seconds."""
 
     key: str
     tenant: str
     priority: int
-    standing: Standing
+    status: SequenceStatus
     age: float
     num_prompt: int
     num_generated: int

@@ -3,22 +3,22 @@
 import math
 from collections.abc import Iterator
 
-from scheduler_svc.core.explain import Explanation, SequenceExplanation, Standing, Summary
-from scheduler_svc.core.planner import STOP_LEAD
+from scheduler_svc.core.explain import Explanation, SequenceExplanation, SequenceStatus, Summary
+from scheduler_svc.core.planner import STOP_STRING_LEAD
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Phase, Sequence
 
 _STANDINGS = {
-    Phase.QUEUED: Standing.QUEUED,
-    Phase.FOLLOWING: Standing.AWAITING_PREFIX,
-    Phase.ARRIVING: Standing.ARRIVING,
-    Phase.RUNNING: Standing.RUNNING,
-    Phase.PREEMPTED: Standing.PREEMPTED,
-    Phase.SWAPPED: Standing.SWAPPED,
-    Phase.ENDED: Standing.ENDED,
+    Phase.QUEUED: SequenceStatus.QUEUED,
+    Phase.WAITING_FOR_PREFIX: SequenceStatus.WAITING_FOR_PREFIX,
+    Phase.SWAPPING_IN: SequenceStatus.SWAPPING_IN,
+    Phase.RUNNING: SequenceStatus.RUNNING,
+    Phase.PREEMPTED: SequenceStatus.PREEMPTED,
+    Phase.SWAPPED: SequenceStatus.SWAPPED,
+    Phase.ENDED: SequenceStatus.ENDED,
 }
-_ORDER = {standing: place for place, standing in enumerate(Standing)}
+_ORDER = {status: place for place, status in enumerate(SequenceStatus)}
 
 
 def explain(scheduler: Scheduler, key: str, now: float) -> Explanation | None:
@@ -55,41 +55,41 @@ def summaries(scheduler: Scheduler, tenant: str | None, now: float) -> Iterator[
                 key=key,
                 tenant=request.tenant,
                 priority=request.priority,
-                standing=max((_standing(s) for s in alive), key=_ORDER.__getitem__, default=Standing.ENDED),
+                status=max((_status(s) for s in alive), key=_ORDER.__getitem__, default=SequenceStatus.ENDED),
                 age=max(0.0, now - request.arrived_at),
                 num_prompt=len(request.prompt),
                 num_generated=sum(s.num_output for s in sequences),
             )
 
 
-def _standing(sequence: Sequence) -> Standing:
+def _status(sequence: Sequence) -> SequenceStatus:
     if sequence.phase is Phase.QUEUED and sequence.num_preemptions:
-        return Standing.PREEMPTED
-    if sequence.phase is Phase.RUNNING and sequence.num_uncomputed and not sequence.is_plannable(STOP_LEAD):
-        return Standing.PAUSED
+        return SequenceStatus.PREEMPTED
+    if sequence.phase is Phase.RUNNING and sequence.num_uncomputed and not sequence.is_plannable(STOP_STRING_LEAD):
+        return SequenceStatus.PAUSED
     return _STANDINGS[sequence.phase]
 
 
 def _explain(scheduler: Scheduler, sequence: Sequence, now: float) -> SequenceExplanation:
-    image = sequence.image
-    leader = scheduler.waiting.followers.leader_of(sequence)
-    weighed = sequence.last_preemption
-    if weighed is not None and math.isinf(weighed.swap_seconds):
-        weighed = None  # there is nowhere to swap to: nothing was weighed
+    swapped_kv = sequence.swapped_kv
+    leader = scheduler.waiting.prefix_waiters.leader_of(sequence)
+    preemption = sequence.last_preemption
+    if preemption is not None and math.isinf(preemption.swap_seconds):
+        preemption = None  # there is nowhere to swap to: nothing was weighed
     missing = [_num_missing(scheduler, replica, sequence) for replica in scheduler.replicas]
     return SequenceExplanation(
         index=sequence.index,
-        standing=_standing(sequence),
+        status=_status(sequence),
         num_known=len(sequence.tokens),
-        num_computed=sequence.num_computed if image is None else image.num_tokens,
+        num_computed=sequence.num_computed if swapped_kv is None else swapped_kv.num_tokens,
         num_generated=sequence.num_output,
-        num_device_blocks=len(sequence.block_ids) + (len(image.kept_ids) if image is not None else 0),
-        num_host_blocks=len(image.host_ids) if image is not None else 0,
+        num_device_blocks=len(sequence.block_ids) + (len(swapped_kv.kept_block_ids) if swapped_kv is not None else 0),
+        num_host_blocks=len(swapped_kv.host_ids) if swapped_kv is not None else 0,
         num_missing_blocks=min(missing, default=0),
         num_ahead=_num_ahead(scheduler, sequence, now),
         awaits_key=leader.request.key if leader is not None else None,
         num_preemptions=sequence.num_preemptions,
-        last_preemption=weighed,
+        last_preemption=preemption,
         predicted_start=_predicted_start(scheduler, sequence, now),
     )
 
@@ -101,8 +101,8 @@ def _num_ahead(scheduler: Scheduler, sequence: Sequence, now: float) -> int | No
     def turn(other: Sequence) -> tuple[int, int, int]:
         return (-policy.effective_priority(other, now), other.arrival, other.index)
 
-    if sequence.phase is Phase.SWAPPED and sequence.home is not None:
-        return sum(turn(other) < turn(sequence) for other in sequence.home.swapped)
+    if sequence.phase is Phase.SWAPPED and sequence.replica is not None:
+        return sum(turn(other) < turn(sequence) for other in sequence.replica.swapped)
     if (place := scheduler.waiting.quarantine.position(sequence)) is not None:
         return place
     if sequence.phase is not Phase.QUEUED or sequence.is_one_of_beams:
@@ -116,8 +116,8 @@ def _predicted_start(scheduler: Scheduler, sequence: Sequence, now: float) -> fl
     rates = scheduler.rates(now)
     if sequence.phase is Phase.QUEUED:
         return scheduler.waiting.admission.predicted_wait(sequence.request, rates)
-    if sequence.phase is Phase.SWAPPED and sequence.home is not None and sequence.image is not None:
-        return rates.first_place_seconds + sequence.home.costs.swap_seconds(0, len(sequence.image.host_ids))
+    if sequence.phase is Phase.SWAPPED and sequence.replica is not None and sequence.swapped_kv is not None:
+        return rates.first_place_seconds + sequence.replica.costs.swap_seconds(0, len(sequence.swapped_kv.host_ids))
     return None
 
 
@@ -125,7 +125,7 @@ def _num_missing(scheduler: Scheduler, replica: Replica, sequence: Sequence) -> 
     """Blocks that a sequence that waits would need here beyond those that are available to it."""
     if sequence.phase is Phase.QUEUED:
         needed = replica.num_needed(sequence, replica.match(sequence))
-    elif sequence.phase is Phase.SWAPPED and sequence.home is replica:
+    elif sequence.phase is Phase.SWAPPED and sequence.replica is replica:
         needed = replica.num_needed_to_resume(sequence)
     else:
         return 0

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.core.admission import AdmissionLimits
 from scheduler_svc.core.policies import PolicySettings
-from scheduler_svc.core.pressure import PreemptionMode
+from scheduler_svc.core.preemption import PreemptionMode
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SchedulerLimits:
     """What one step may hold, where that is less than its worker holds; what may wait; who goes first or gives way.
 
     A step with a part of a long prompt takes no more than about `gap_factor` times as long as the decodes in it alone.

@@ -13,14 +13,14 @@ MAX_OTHERS = 31  # replicas beside the one that asks that are looked at for one 
 _ALIKE = 1.25  # times; what two replicas have learnt of a step differs by so much although they are the same machine
 
 
-class Load(NamedTuple):
+class ReplicaLoad(NamedTuple):
     """Tokens that those who run on a replica know and have to compute, and the blocks that they need for them yet."""
 
     num_tokens: int = 0
     num_blocks: int = 0
 
 
-class Offer(NamedTuple):
+class PlacementOffer(NamedTuple):
     """A replica that has room for a sequence: what is there of it, and who is about to compute what it shares, with the
     number of tokens from the start that this one does.
     """
@@ -43,7 +43,7 @@ class Placement:
     def __init__(self, replicas: list[Replica]) -> None:
         """`replicas` is the owner's own list, which grows and shrinks."""
         self._replicas = replicas
-        self._loads: WeakKeyDictionary[Replica, Load] = WeakKeyDictionary()
+        self._loads: WeakKeyDictionary[Replica, ReplicaLoad] = WeakKeyDictionary()
         self._usual: CostModel | None = None  # of the replica that asked last, of those that know their costs
         self._placed: dict[Replica, None] = {}  # that were given a sequence while another one's step was made
 
@@ -54,7 +54,7 @@ class Placement:
 
     # How loaded replicas are.
 
-    def measure(self, replica: Replica) -> Load:
+    def measure(self, replica: Replica) -> ReplicaLoad:
         """What is to be done on a replica. O(sequences that run)."""
         num_tokens = num_blocks = 0
         size = replica.shape.block_size
@@ -65,18 +65,18 @@ class Placement:
                 num_blocks += -(-num_known // size) - len(sequence.block_ids)
         if replica.costs.has_learnt or self._usual is None:
             self._usual = replica.costs
-        load = self._loads[replica] = Load(num_tokens, num_blocks)
+        load = self._loads[replica] = ReplicaLoad(num_tokens, num_blocks)
         return load
 
-    def load(self, replica: Replica) -> Load:
+    def load(self, replica: Replica) -> ReplicaLoad:
         """The same as it was measured last, and what came since: so it may be more than there is, but never less."""
         return self._loads[replica] if replica.running and replica in self._loads else self.measure(replica)
 
-    def came(self, replica: Replica, sequence: Sequence) -> None:
+    def note_admitted(self, replica: Replica, sequence: Sequence) -> None:
         """A sequence was let in."""
-        before = self.load(replica) if len(replica.running) > 1 else Load()
+        before = self.load(replica) if len(replica.running) > 1 else ReplicaLoad()
         num_owed = replica.num_blocks_for(sequence.num_known) - len(sequence.block_ids)
-        self._loads[replica] = Load(before.num_tokens + sequence.num_uncomputed, before.num_blocks + num_owed)
+        self._loads[replica] = ReplicaLoad(before.num_tokens + sequence.num_uncomputed, before.num_blocks + num_owed)
 
     def forget(self, replica: Replica) -> None:
         """A replica is gone."""
@@ -84,25 +84,29 @@ class Placement:
 
     # Where a sequence goes.
 
-    def note(self, replica: Replica) -> None:
+    def note_placed(self, replica: Replica) -> None:
         """A replica was given a sequence while the step of another one was made."""
         self._placed[replica] = None
 
     def take_placed(self) -> list[Replica]:
-        """Whom `note` was told of since this was asked last."""
+        """Whom `note_placed` was told of since this was asked last."""
         placed, self._placed = list(self._placed), {}
         return placed
 
     def best(
-        self, offer: Offer, sequence: Sequence, num_output: float, offer_of: Callable[[Replica], Offer | None]
-    ) -> Offer:
+        self,
+        offer: PlacementOffer,
+        sequence: Sequence,
+        num_output: float,
+        offer_of: Callable[[Replica], PlacementOffer | None],
+    ) -> PlacementOffer:
         """The best of a replica's own offer and those that others make, for a sequence that is likely to draw so many
         tokens more.
         """
         offers = (other for replica in self._others(offer.replica) if (other := offer_of(replica)) is not None)
         return min(chain((offer,), offers), key=lambda each: self._rank(each, sequence, num_output))
 
-    def for_trial(self, asks: Replica) -> Replica:
+    def for_isolated_run(self, asks: Replica) -> Replica:
         """Where a suspect is tried: on a replica that runs nothing, so that nobody else loses what it has computed."""
         if asks.is_idle:
             return asks
@@ -114,7 +118,7 @@ class Placement:
         others = chain(islice(self._replicas, place + 1, None), islice(self._replicas, place))
         return (other for other in islice(others, MAX_OTHERS) if not other.is_retired and not other.swapped)
 
-    def _rank(self, offer: Offer, sequence: Sequence, num_output: float) -> tuple[float, int]:
+    def _rank(self, offer: PlacementOffer, sequence: Sequence, num_output: float) -> tuple[float, int]:
         replica = offer.replica
         num_running, num_known = len(replica.running), len(sequence.tokens)
         costs = self._costs(replica, num_running + 1)

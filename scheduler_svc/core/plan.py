@@ -8,23 +8,23 @@ from typing import NamedTuple, Protocol
 from scheduler_svc.core.sequence import Request, Sequence
 
 
-class Scheduled(NamedTuple):
+class ScheduledSequence(NamedTuple):
     """A sequence's part of a step: compute tokens `start` to `start + num_tokens - 1`.
 
-    Keys and values before `store_start` stand in shared blocks already and are not written. `draws` says that the
-    step reaches the last known token, so that it draws the next one.
+    The KV of tokens before `num_cached_tokens` is in shared blocks already and is not written again. `samples`: the
+    step computes the last known token, so the worker samples the next one.
     """
 
     sequence: Sequence
     start: int
     num_tokens: int
     new_block_ids: list[int]
-    store_start: int
-    draws: bool
+    num_cached_tokens: int
+    samples: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Introduction:
+class NewSequence:
     """A sequence that the worker does not know, with its tokens as they are now."""
 
     sequence: Sequence
@@ -55,7 +55,7 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class TableChange:
+class BlockTableUpdate:
     """Place `index` of a sequence's block table is another block from now on, which holds the same."""
 
     sequence_id: int
@@ -63,30 +63,31 @@ class TableChange:
     block_id: int
 
 
-Label = tuple[int, bytes]
+BlockHash = tuple[int, bytes]
 """A block, and the hash of what it holds: of its tokens and of all before them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step of one replica: who leaves, what is copied, who is new, and what is computed. In this order.
+    """One step of one replica, executed in this order: finished sequences, swaps and copies, new sequences, forward
+    pass.
 
-    `labels` and `host_labels` say of blocks of the device, and of the host, what they hold before the step writes any.
-    `held_ids` are blocks that this step names and that are to be let go once it is committed; `preempted` are those who
-    gave way since the step before.
+    `block_hashes` and `host_block_hashes` are the contents of device and host blocks before the step writes any of
+    them. `held_block_ids` are released when the step commits. `preempted` are the sequences preempted since the last
+    step.
     """
 
     step_id: int
-    departed_ids: list[int]
-    introductions: list[Introduction]
-    scheduled: list[Scheduled]
+    finished_ids: list[int]
+    new_sequences: list[NewSequence]
+    scheduled: list[ScheduledSequence]
     swap_out: list[BlockPair] = field(default_factory=list)
     swap_in: list[BlockPair] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
-    table_changes: list[TableChange] = field(default_factory=list)
-    labels: list[Label] = field(default_factory=list)
-    host_labels: list[Label] = field(default_factory=list)
-    held_ids: list[int] = field(default_factory=list)
+    block_table_updates: list[BlockTableUpdate] = field(default_factory=list)
+    block_hashes: list[BlockHash] = field(default_factory=list)
+    host_block_hashes: list[BlockHash] = field(default_factory=list)
+    held_block_ids: list[int] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 
     @property
@@ -95,7 +96,7 @@ class StepPlan:
         return sum(part.num_tokens for part in self.scheduled)
 
 
-class Drawn(Protocol):
+class SampledSequence(Protocol):
     """A worker's result for one scheduled sequence."""
 
     @property
@@ -112,7 +113,7 @@ class Drawn(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TransferDone:
+class SwapDone:
     """All blocks that one step moved in one direction are there, or `failure` says why they are not."""
 
     step_id: int
@@ -128,8 +129,8 @@ class StepOutcome:
     `busy_seconds` is the time that the device took for it, where the worker tells.
     """
 
-    results: Seq[Drawn]
-    transfers: Seq[TransferDone] = ()
+    results: Seq[SampledSequence]
+    swaps: Seq[SwapDone] = ()
     busy_seconds: float | None = None
 
 

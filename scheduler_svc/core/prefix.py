@@ -25,7 +25,7 @@ def pack_block(tokens: list[int], block: int, block_size: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class BlockContent:
     """What a block holds: its place in the chain of hashes, and its own tokens."""
 
     hash: bytes
@@ -38,7 +38,7 @@ class PrefixIndex:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._blocks: dict[bytes, int] = {}
-        self._contents: dict[int, Content] = {}
+        self._contents: dict[int, BlockContent] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -46,11 +46,11 @@ class PrefixIndex:
     def __contains__(self, block_id: object) -> bool:
         return block_id in self._contents
 
-    def content(self, block_id: int) -> Content:
+    def content(self, block_id: int) -> BlockContent:
         """What a block that is in the index holds."""
         return self._contents[block_id]
 
-    def find(self, content: Content) -> int | None:
+    def find(self, content: BlockContent) -> int | None:
         """The block that holds this. A hit compares the tokens as well as the hash."""
         block_id = self._blocks.get(content.hash)
         if block_id is None or self._contents[block_id].tokens != content.tokens:
@@ -67,7 +67,7 @@ class PrefixIndex:
             block_ids.append(block_id)
         return block_ids
 
-    def publish(self, block_id: int, content: Content) -> int:
+    def publish(self, block_id: int, content: BlockContent) -> int:
         """Say that a block holds this; returns the block that is found for it from now on.
 
         Where another block does hold it already, that is the one.

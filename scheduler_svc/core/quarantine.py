@@ -6,7 +6,7 @@ from weakref import WeakSet
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.sequence import Phase, Sequence
 
-_SUSPICIOUS = 2  # replicas lost in a row while they computed a sequence, without a token of it in between
+_LOSSES_TO_SUSPECT = 2  # replicas lost in a row while they computed a sequence, without a token of it in between
 
 
 class Quarantine:
@@ -24,9 +24,9 @@ class Quarantine:
 
     def __init__(self) -> None:
         self._losses: dict[Sequence, int] = {}
-        self._suspects: set[Sequence] = set()
+        self._suspected: set[Sequence] = set()
         self._waiting: dict[Sequence, None] = {}  # who came first before
-        self._tried: WeakSet[Replica] = WeakSet()
+        self._ran_isolated: WeakSet[Replica] = WeakSet()
 
     def __len__(self) -> int:
         """Sequences that wait here."""
@@ -39,38 +39,38 @@ class Quarantine:
     @property
     def has_losses(self) -> bool:
         """Whether any sequence was in flight on a replica that was lost, or is a suspect, and had no token since."""
-        return bool(self._losses or self._suspects)
+        return bool(self._losses or self._suspected)
 
     @property
-    def has_suspects(self) -> bool:
+    def has_suspected(self) -> bool:
         """Whether there are suspects."""
-        return bool(self._suspects)
+        return bool(self._suspected)
 
-    def is_suspect(self, sequence: Sequence) -> bool:
+    def is_suspected(self, sequence: Sequence) -> bool:
         """Whether a sequence is tried alone."""
-        return sequence in self._suspects
+        return sequence in self._suspected
 
     # Who is suspected.
 
-    def lose(self, in_flight: Iterable[Sequence]) -> str | None:
+    def record_loss(self, in_flight: Iterable[Sequence]) -> str | None:
         """A replica was lost with these live sequences in flight. Returns the key of a request convicted by it."""
         lost = set(in_flight)
         keys = {sequence.request.key for sequence in lost}
-        if len(keys) == 1 and lost <= self._suspects:
+        if len(keys) == 1 and lost <= self._suspected:
             return keys.pop()
         for sequence in lost:
             self._losses[sequence] = self._losses.get(sequence, 0) + 1
-            if self._losses[sequence] >= _SUSPICIOUS:
-                self._suspects.update(one for one in sequence.family if one.phase is not Phase.ENDED)
+            if self._losses[sequence] >= _LOSSES_TO_SUSPECT:
+                self._suspected.update(one for one in sequence.siblings if one.phase is not Phase.ENDED)
         return None
 
-    def acquit(self, sequence: Sequence) -> None:
+    def clear(self, sequence: Sequence) -> None:
         """A sequence has another token, or is over."""
         self._losses.pop(sequence, None)
-        if sequence in self._suspects:
-            self._suspects.remove(sequence)
-            if not self._suspects:
-                self._tried.clear()
+        if sequence in self._suspected:
+            self._suspected.remove(sequence)
+            if not self._suspected:
+                self._ran_isolated.clear()
 
     # Who waits.
 
@@ -87,7 +87,7 @@ class Quarantine:
 
     def first(self, replica: Replica) -> Sequence | None:
         """Who is tried next on a replica, where none is there already."""
-        if not self._waiting or any(self.is_suspect(s) for s in replica.running):
+        if not self._waiting or any(self.is_suspected(s) for s in replica.running):
             return None
         return next(iter(self._waiting))
 
@@ -97,13 +97,13 @@ class Quarantine:
 
     # Whose turn it is.
 
-    def has_turn(self, replica: Replica) -> bool:
+    def may_run_isolated(self, replica: Replica) -> bool:
         """Whether a suspect may have a replica's next step: the last one was no suspect's."""
-        return replica not in self._tried
+        return replica not in self._ran_isolated
 
-    def take_turn(self, replica: Replica, *, is_trial: bool) -> None:
+    def note_step(self, replica: Replica, *, is_isolated: bool) -> None:
         """A replica was given a step: a suspect's, or one of the others."""
-        if is_trial:
-            self._tried.add(replica)
+        if is_isolated:
+            self._ran_isolated.add(replica)
         else:
-            self._tried.discard(replica)
+            self._ran_isolated.discard(replica)

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from scheduler_svc.core.block_hash_report import BlockHashMatcher, BlockHashReport, TokenChain
+from scheduler_svc.core.block_tier import BlockTier
 from scheduler_svc.core.costs import CostModel
-from scheduler_svc.core.inventory import Chain, Inventory, Recognition
-from scheduler_svc.core.plan import BlockCopy, BlockPair, Direction, StepPlan, TableChange, TransferDone
-from scheduler_svc.core.prefix import Content, extend_hashes, pack_block, root_hash
-from scheduler_svc.core.sequence import Image, Phase, Sequence
-from scheduler_svc.core.tier import Tier
-from scheduler_svc.core.transfers import Move, Transfers
+from scheduler_svc.core.plan import BlockCopy, BlockPair, BlockTableUpdate, Direction, StepPlan, SwapDone
+from scheduler_svc.core.prefix import BlockContent, extend_hashes, pack_block, root_hash
+from scheduler_svc.core.sequence import Phase, Sequence, SwappedKV
+from scheduler_svc.core.swap import Swap, SwapManager
 
 _BACKUPS_PER_STEP = 16  # cached blocks, of those that would go first, that a step may copy to the host
 
@@ -55,53 +55,53 @@ class Hit:
 class Replica:
     """Blocks and sequences of one worker, for as long as its step stream lives.
 
-    Owners of device blocks are the sequences in `running`; those in `leaving`, which have ended or were preempted while
-    a step in flight still names them; the images of those in `swapped` and `leaving`; and the steps in flight, by
-    `StepPlan.held_ids`. Owners of host blocks are images.
+    Device blocks are owned by the sequences in `running`; by those in `pending_free`, which ended or were preempted
+    while a step in flight still names them; by the `SwappedKV` of sequences in `swapped` and `pending_free`; and by
+    steps in flight (`StepPlan.held_block_ids`). Host blocks are owned by `SwappedKV`.
     """
 
     def __init__(self, shape: ReplicaShape, name: str = "") -> None:
         """`name` is the worker's, for the operator."""
         self.shape = shape
         self.name = name
-        self.device = Tier(shape.num_blocks, shape.block_size)
-        self.host = Tier(shape.num_host_blocks, shape.block_size)
-        self.transfers = Transfers(self.device, self.host)
+        self.device = BlockTier(shape.num_blocks, shape.block_size)
+        self.host = BlockTier(shape.num_host_blocks, shape.block_size)
+        self.swaps = SwapManager(self.device, self.host)
         self.costs = CostModel(shape.block_bytes, shape.swap_bytes_per_second, shape.prefill_tokens_per_second)
         self.running: list[Sequence] = []  # by order
         self.swapped: list[Sequence] = []  # by order
-        self.leaving: dict[int, Sequence] = {}
+        self.pending_free: dict[int, Sequence] = {}
         self.in_flight: list[StepPlan] = []
         self.num_steps = 0
         self.is_retired = False  # it is given no more than it has
         # For the next step to tell the worker.
-        self.departed_ids: list[int] = []
+        self.finished_ids: list[int] = []
         self._copies: list[BlockCopy] = []
-        self._table_changes: list[TableChange] = []
-        self._arriving: dict[int, Move] = {}  # by sequence id, what it waits for
-        self._pending: dict[bytes, Sequence] = {}  # by hash, who is about to compute a block
+        self._block_table_updates: list[BlockTableUpdate] = []
+        self._swapping_in: dict[int, Swap] = {}  # by sequence id, what it waits for
+        self._computing: dict[bytes, Sequence] = {}  # by hash, who is about to compute a block
 
-    def adopt(self, inventory: Inventory, chains: Iterable[Chain]) -> int:
+    def restore_cached_blocks(self, hash_report: BlockHashReport, chains: Iterable[TokenChain]) -> int:
         """Have blocks found again that the worker kept, of those whose label is recomputed from a chain; how many.
 
         Labels that no chain leads to are ignored, with all that comes behind a block that is in neither tier, and so
         are blocks that are not there. Before the first step only.
         """
         assert not self.num_steps, "a replica that is at work adopts no blocks"
-        if not inventory.device and not inventory.host:
+        if not hash_report.device and not hash_report.host:
             return 0
         sizes = self.shape.num_blocks, self.shape.num_host_blocks
-        recognition = Recognition(inventory, self.shape.fingerprint, self.shape.block_size, sizes)
+        matcher = BlockHashMatcher(hash_report, self.shape.fingerprint, self.shape.block_size, sizes)
         for chain in chains:
-            recognition.follow(chain)
-        self.device.adopt(recognition.device)
-        self.host.adopt(recognition.host)
-        return len(recognition.device) + len(recognition.host)
+            matcher.match(chain)
+        self.device.restore_cached_blocks(matcher.device)
+        self.host.restore_cached_blocks(matcher.host)
+        return len(matcher.device) + len(matcher.host)
 
     @property
     def is_idle(self) -> bool:
         """Whether no sequence is here, nor a step in flight."""
-        return not (self.running or self.swapped or self.leaving or self.in_flight)
+        return not (self.running or self.swapped or self.pending_free or self.in_flight)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that this many tokens fill or begin."""
@@ -112,12 +112,12 @@ class Replica:
         return len(sequence.block_ids) * self.shape.block_size <= sequence.num_computed
 
     @property
-    def num_due(self) -> int:
+    def num_pending_free(self) -> int:
         """Blocks that will be available once the steps and copies under way are done."""
         pool = self.device.pool
-        ends = Counter(block_id for s in self.leaving.values() for block_id in s.block_ids)
-        ends.update(block_id for plan in self.in_flight for block_id in plan.held_ids)
-        pins, _ = self.transfers.pins()
+        ends = Counter(block_id for s in self.pending_free.values() for block_id in s.block_ids)
+        ends.update(block_id for plan in self.in_flight for block_id in plan.held_block_ids)
+        pins, _ = self.swaps.pins()
         return sum(pool.num_owners(block_id) == ends[block_id] for block_id in ends.keys() | pins.keys())
 
     @property
@@ -126,9 +126,9 @@ class Replica:
         return self.device.pool.num_free * 8 < self.shape.num_blocks
 
     @property
-    def has_news(self) -> bool:
+    def has_pending_updates(self) -> bool:
         """Whether the worker has something to do or to hear of beside computing."""
-        return bool(self.departed_ids) or self.transfers.has_waiting
+        return bool(self.finished_ids) or self.swaps.has_waiting
 
     # Sequences come.
 
@@ -148,10 +148,10 @@ class Replica:
     def leader_of(self, sequence: Sequence, hit: Hit) -> tuple[Sequence, int] | None:
         """Who is about to compute the block behind a hit, and how many tokens from the start both share."""
         hashes, end = sequence.block_hashes, hit.num_full
-        leader = self._pending.get(hashes[end]) if end < len(hashes) else None
+        leader = self._computing.get(hashes[end]) if end < len(hashes) else None
         if leader is None:
             return None
-        while end < len(hashes) and self._pending.get(hashes[end]) is leader:
+        while end < len(hashes) and self._computing.get(hashes[end]) is leader:
             end += 1
         return leader, end * self.shape.block_size
 
@@ -167,38 +167,38 @@ class Replica:
         sequence.num_published = len(hit.device_ids)
         sequence.num_stored = hit.num_full * self.shape.block_size
         if hit.host_ids:
-            self._bring(sequence, hit.host_ids)
+            self._swap_in_blocks(sequence, hit.host_ids)
         if hit.partial_id is not None:
             self._copy(hit.partial_id, sequence)
             sequence.num_stored = len(sequence.tokens)
         self._enter(sequence, sequence.num_stored)
         for block in range(hit.num_full, len(sequence.block_hashes)):
-            self._pending.setdefault(sequence.block_hashes[block], sequence)
+            self._computing.setdefault(sequence.block_hashes[block], sequence)
 
     def num_needed_to_resume(self, sequence: Sequence) -> int:
         """Blocks that must be available for a swapped sequence to come back."""
-        assert sequence.image is not None
-        return self.num_blocks_for(len(sequence.tokens)) - len(sequence.image.kept_ids)
+        assert sequence.swapped_kv is not None
+        return self.num_blocks_for(len(sequence.tokens)) - len(sequence.swapped_kv.kept_block_ids)
 
     def resume(self, sequence: Sequence) -> None:
         """Let a swapped sequence run again; there is room. What can still be found on the device is not moved."""
-        image = sequence.image
-        assert image is not None
-        assert not image.num_moving
+        swapped_kv = sequence.swapped_kv
+        assert swapped_kv is not None
+        assert not swapped_kv.num_swapping
         self.swapped.remove(sequence)
-        num_full = image.num_tokens // self.shape.block_size
+        num_full = swapped_kv.num_tokens // self.shape.block_size
         self._extend_hashes(sequence, num_full)
         hashes = sequence.block_hashes[:num_full]
-        found = self.device.index.match(hashes, sequence.tokens, first=len(image.kept_ids))
+        found = self.device.index.match(hashes, sequence.tokens, first=len(swapped_kv.kept_block_ids))
         self.device.pool.share(found)
-        sequence.block_ids = image.kept_ids + found
+        sequence.block_ids = swapped_kv.kept_block_ids + found
         sequence.num_published = min(len(sequence.block_ids), num_full)
-        sequence.num_stored = image.num_stored
-        if len(found) < len(image.host_ids):
-            self._bring(sequence, image.host_ids[len(found) :])
-        self.host.release(image.host_ids)
-        sequence.image = None
-        self._enter(sequence, image.num_tokens)
+        sequence.num_stored = swapped_kv.num_stored
+        if len(found) < len(swapped_kv.host_ids):
+            self._swap_in_blocks(sequence, swapped_kv.host_ids[len(found) :])
+        self.host.release(swapped_kv.host_ids)
+        sequence.swapped_kv = None
+        self._enter(sequence, swapped_kv.num_tokens)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a new sequence run that begins as `parent` does, all of whose tokens are computed; there is room for a
@@ -216,25 +216,27 @@ class Replica:
 
     def rename(self, sequence: Sequence, sequence_id: int) -> None:
         """Give a running sequence that no step names another id: to the worker it is another one, with other tokens."""
-        self._have_forgotten(sequence)
-        sequence.num_told = None
+        self._send_finished(sequence)
+        sequence.num_sent_blocks = None
         sequence.id = sequence_id
 
-    def _have_forgotten(self, sequence: Sequence) -> None:
+    def _send_finished(self, sequence: Sequence) -> None:
         """The next step tells the worker to forget a sequence, if it knows it."""
-        if sequence.num_told is not None:
-            self.departed_ids.append(sequence.id)
-            self._table_changes = [change for change in self._table_changes if change.sequence_id != sequence.id]
+        if sequence.num_sent_blocks is not None:
+            self.finished_ids.append(sequence.id)
+            self._block_table_updates = [
+                change for change in self._block_table_updates if change.sequence_id != sequence.id
+            ]
 
-    def _bring(self, sequence: Sequence, host_ids: list[int]) -> None:
+    def _swap_in_blocks(self, sequence: Sequence, host_ids: list[int]) -> None:
         """Add blocks to a table that are moved in from the host."""
         num_before = len(sequence.block_ids)
         self.allocate(sequence, len(host_ids))
         device_ids = sequence.block_ids[num_before:]
         pairs = [BlockPair(device, host) for device, host in zip(device_ids, host_ids, strict=True)]
-        move = Move(pairs, sequence, [None] * len(pairs))
-        self.transfers.add(Direction.IN, move)
-        self._arriving[sequence.id] = move
+        move = Swap(pairs, sequence, [None] * len(pairs))
+        self.swaps.add(Direction.IN, move)
+        self._swapping_in[sequence.id] = move
 
     def _copy(self, source: int, sequence: Sequence) -> None:
         """Add a block to a table that begins as a copy of another one."""
@@ -245,8 +247,8 @@ class Replica:
     def _enter(self, sequence: Sequence, num_stored: int) -> None:
         sequence.num_computed = sequence.num_committed = min(num_stored, len(sequence.tokens) - 1)
         sequence.num_steps = 0
-        sequence.num_told = None
-        sequence.move(Phase.ARRIVING if sequence.id in self._arriving else Phase.RUNNING)
+        sequence.num_sent_blocks = None
+        sequence.set_phase(Phase.SWAPPING_IN if sequence.id in self._swapping_in else Phase.RUNNING)
         insort(self.running, sequence, key=lambda s: s.order)
 
     def allocate(self, sequence: Sequence, count: int) -> None:
@@ -260,14 +262,14 @@ class Replica:
     def leave(self, sequence: Sequence, phase: Phase) -> None:
         """Take a running sequence off the replica, to the given phase; its blocks wait for the steps in flight."""
         self.running.remove(sequence)
-        self._have_forgotten(sequence)
-        self._arriving.pop(sequence.id, None)
+        self._send_finished(sequence)
+        self._swapping_in.pop(sequence.id, None)
         self._cancel_copies(sequence)
         for block in range(sequence.num_published, len(sequence.block_hashes)):
-            self._forget_pending(sequence, block)
-        sequence.move(phase)
-        self.leaving[sequence.id] = sequence
-        self.settle(sequence)
+            self._forget_computing(sequence, block)
+        sequence.set_phase(phase)
+        self.pending_free[sequence.id] = sequence
+        self.free_if_idle(sequence)
 
     def _cancel_copies(self, sequence: Sequence) -> None:
         """Copies that no step carries yet are not made for one who leaves."""
@@ -276,16 +278,16 @@ class Replica:
             self._copies = [copy for copy in self._copies if copy not in cancelled]
             self.device.release([copy.source for copy in cancelled])
 
-    def settle(self, sequence: Sequence) -> bool:
+    def free_if_idle(self, sequence: Sequence) -> bool:
         """Release the blocks of a leaving sequence once no step in flight names them. Returns whether that is done."""
-        if sequence.num_in_flight or sequence.id not in self.leaving:
+        if sequence.num_in_flight or sequence.id not in self.pending_free:
             return False
-        del self.leaving[sequence.id]
+        del self.pending_free[sequence.id]
         self.device.release(sequence.block_ids)
         sequence.forget_blocks()
         return True
 
-    def tail_of(self, sequence: Sequence) -> list[int]:
+    def unshared_tail(self, sequence: Sequence) -> list[int]:
         """The blocks at the end of a running sequence's table that are its own, and that a swap has to move."""
         first = 0
         for block_id in sequence.block_ids:
@@ -299,7 +301,7 @@ class Replica:
 
         What it shares it keeps. Steps in flight write the last tokens of its image, before the copy reads them.
         """
-        tail = self.tail_of(sequence)
+        tail = self.unshared_tail(sequence)
         if any(copy.destination in tail for copy in self._copies):
             return False  # its last block is not there yet
         first = len(sequence.block_ids) - len(tail)
@@ -315,60 +317,62 @@ class Replica:
             return False
         fresh = iter(new)
         host_ids = [next(fresh) if host_id is None else host_id for host_id in backups]
-        image = Image(sequence.block_ids[:first], host_ids, sequence.num_computed, num_stored, num_moving=len(new))
-        sequence.image = image
+        swapped_kv = SwappedKV(
+            sequence.block_ids[:first], host_ids, sequence.num_computed, num_stored, num_swapping=len(new)
+        )
+        sequence.swapped_kv = swapped_kv
         sequence.block_ids = sequence.block_ids[first:]
         places = [place for place, host_id in enumerate(backups) if host_id is None]
         if places:
             pairs = [BlockPair(tail[place], host_ids[place]) for place in places]
-            self.transfers.add(Direction.OUT, Move(pairs, image, [contents[place] for place in places]))
+            self.swaps.add(Direction.OUT, Swap(pairs, swapped_kv, [contents[place] for place in places]))
         return True
 
-    def keep_image(self, sequence: Sequence) -> None:
+    def keep_swapped(self, sequence: Sequence) -> None:
         """A preempted sequence with an image waits here."""
-        sequence.move(Phase.SWAPPED)
+        sequence.set_phase(Phase.SWAPPED)
         insort(self.swapped, sequence, key=lambda s: s.order)
 
-    def drop_image(self, sequence: Sequence) -> None:
+    def drop_swapped(self, sequence: Sequence) -> None:
         """Give up what a swapped sequence holds."""
-        image = sequence.image
-        assert image is not None
-        sequence.image = None
-        if sequence.id in self.leaving:  # steps in flight name what it kept, too
-            sequence.block_ids = image.kept_ids + sequence.block_ids
+        swapped_kv = sequence.swapped_kv
+        assert swapped_kv is not None
+        sequence.swapped_kv = None
+        if sequence.id in self.pending_free:  # steps in flight name what it kept, too
+            sequence.block_ids = swapped_kv.kept_block_ids + sequence.block_ids
         else:
-            self.device.release(image.kept_ids)
-        self.host.release(image.host_ids)
+            self.device.release(swapped_kv.kept_block_ids)
+        self.host.release(swapped_kv.host_ids)
         if sequence.phase is Phase.SWAPPED:
             self.swapped.remove(sequence)
 
     # Steps.
 
-    def send(self, plan: StepPlan) -> None:
+    def start_step(self, plan: StepPlan) -> None:
         """Put a step in flight, with all copies that wait."""
-        plan.swap_out.extend(self.transfers.send(plan.step_id, Direction.OUT))
-        plan.swap_in.extend(self.transfers.send(plan.step_id, Direction.IN))
+        plan.swap_out.extend(self.swaps.send(plan.step_id, Direction.OUT))
+        plan.swap_in.extend(self.swaps.send(plan.step_id, Direction.IN))
         plan.copies.extend(self._copies)
-        plan.held_ids.extend(copy.source for copy in self._copies)
-        plan.table_changes.extend(self._table_changes)
-        plan.labels.extend(self.device.take_labels())
-        plan.host_labels.extend(self.host.take_labels())
+        plan.held_block_ids.extend(copy.source for copy in self._copies)
+        plan.block_table_updates.extend(self._block_table_updates)
+        plan.block_hashes.extend(self.device.take_new_hashes())
+        plan.host_block_hashes.extend(self.host.take_new_hashes())
         self._copies.clear()
-        self._table_changes.clear()
-        self.departed_ids = []
+        self._block_table_updates.clear()
+        self.finished_ids = []
         self.in_flight.append(plan)
 
-    def take(self) -> StepPlan:
+    def finish_step(self) -> StepPlan:
         """The oldest step in flight is done; what only it held is let go."""
         plan = self.in_flight.pop(0)
-        self.device.release(plan.held_ids)
+        self.device.release(plan.held_block_ids)
         return plan
 
-    def finish_transfer(self, done: TransferDone) -> list[Sequence]:
+    def finish_swap(self, done: SwapDone) -> list[Sequence]:
         """A transfer is over. Returns the sequences that must be computed again because it failed."""
-        moves = self.transfers.finish(done.step_id, done.direction)
+        moves = self.swaps.finish(done.step_id, done.direction)
         if done.failure is None:
-            self.costs.observe_transfer(sum(len(move.pairs) for move in moves), done.direction, done.seconds)
+            self.costs.observe_swap(sum(len(move.pairs) for move in moves), done.direction, done.seconds)
         lost: list[Sequence] = []
         for move in moves:
             if done.direction is Direction.OUT:
@@ -376,35 +380,35 @@ class Replica:
             elif done.failure is not None:
                 # It must not be found there again.
                 self.host.index.forget([pair.host for pair in move.pairs if pair.host in self.host.index])
-            self.transfers.unpin(done.direction, move)
+            self.swaps.unpin(done.direction, move)
             if done.direction is Direction.IN and isinstance(move.purpose, Sequence):
                 lost += self._finish_in(move, move.purpose, done.failure is not None)
         return lost
 
-    def _finish_out(self, move: Move, failed: bool) -> list[Sequence]:
+    def _finish_out(self, move: Swap, failed: bool) -> list[Sequence]:
         if not failed:
             for pair, content in zip(move.pairs, move.contents, strict=True):
                 if content is not None:
                     self.host.publish(pair.host, content)
                     if self.device.pool.was_found_again(pair.device):
                         self.host.pool.mark_found_again(pair.host)
-        if not isinstance(move.purpose, Image):
+        if not isinstance(move.purpose, SwappedKV):
             return []
-        move.purpose.num_moving -= len(move.pairs)
-        holders = [s for s in (*self.swapped, *self.leaving.values()) if s.image is move.purpose]
+        move.purpose.num_swapping -= len(move.pairs)
+        holders = [s for s in (*self.swapped, *self.pending_free.values()) if s.swapped_kv is move.purpose]
         if not failed:
             return []
         for sequence in holders:
-            self.drop_image(sequence)
+            self.drop_swapped(sequence)
         return [s for s in holders if s.phase is Phase.SWAPPED]
 
-    def _finish_in(self, move: Move, sequence: Sequence, failed: bool) -> list[Sequence]:
-        if self._arriving.get(sequence.id) is not move:
+    def _finish_in(self, move: Swap, sequence: Sequence, failed: bool) -> list[Sequence]:
+        if self._swapping_in.get(sequence.id) is not move:
             return []  # it left in the meantime
-        del self._arriving[sequence.id]
+        del self._swapping_in[sequence.id]
         if failed:
             return [sequence]
-        sequence.move(Phase.RUNNING)
+        sequence.set_phase(Phase.RUNNING)
         return []
 
     def back_up(self) -> None:
@@ -420,7 +424,7 @@ class Replica:
         host_ids = self.host.allocate(len(wanted)) or []
         if host_ids:
             pairs = [BlockPair(block_id, host_id) for (block_id, _), host_id in zip(wanted, host_ids, strict=True)]
-            self.transfers.add(Direction.OUT, Move(pairs, None, [content for _, content in wanted]))
+            self.swaps.add(Direction.OUT, Swap(pairs, None, [content for _, content in wanted]))
             self.host.release(host_ids)  # they are the move's alone
 
     # The prefix index.
@@ -435,7 +439,7 @@ class Replica:
             return
         self._extend_hashes(sequence, num_full)
         for block in range(sequence.num_published, num_full):
-            self._forget_pending(sequence, block)
+            self._forget_computing(sequence, block)
             own = sequence.block_ids[block]
             known = self.device.publish(own, self._full_content(sequence, block))
             if known != own:
@@ -447,52 +451,52 @@ class Replica:
             return  # the same hash of other tokens
         self.device.pool.share([known])
         sequence.block_ids[block] = known
-        if sequence.num_told is not None:
-            self._table_changes.append(TableChange(sequence.id, block, known))
+        if sequence.num_sent_blocks is not None:
+            self._block_table_updates.append(BlockTableUpdate(sequence.id, block, known))
         if self.in_flight:
-            self.in_flight[-1].held_ids.append(own)  # steps that are on their way name it
+            self.in_flight[-1].held_block_ids.append(own)  # steps that are on their way name it
         else:
             self.device.release([own])
 
-    def _content(self, sequence: Sequence, block: int) -> Content | None:
+    def _content(self, sequence: Sequence, block: int) -> BlockContent | None:
         """What a block of a sequence holds, if its committed tokens fill it."""
         if (block + 1) * self.shape.block_size > min(sequence.num_committed, len(sequence.tokens)):
             return None
         self._extend_hashes(sequence, block + 1)
         return self._full_content(sequence, block)
 
-    def _full_content(self, sequence: Sequence, block: int) -> Content:
-        return Content(sequence.block_hashes[block], pack_block(sequence.tokens, block, self.shape.block_size))
+    def _full_content(self, sequence: Sequence, block: int) -> BlockContent:
+        return BlockContent(sequence.block_hashes[block], pack_block(sequence.tokens, block, self.shape.block_size))
 
     def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
         if num_blocks > len(sequence.block_hashes):
             root = root_hash(self.shape.fingerprint, sequence.request.salt)
             extend_hashes(sequence.block_hashes, root, sequence.tokens, self.shape.block_size, num_blocks)
 
-    def _forget_pending(self, sequence: Sequence, block: int) -> None:
+    def _forget_computing(self, sequence: Sequence, block: int) -> None:
         block_hash = sequence.block_hashes[block]
-        if self._pending.get(block_hash) is sequence:
-            del self._pending[block_hash]
+        if self._computing.get(block_hash) is sequence:
+            del self._computing[block_hash]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the books balance: every block in one state, owned by those who list it."""
-        owners = [*self.running, *self.leaving.values()]
-        images = [s.image for s in (*self.swapped, *self.leaving.values()) if s.image is not None]
+        owners = [*self.running, *self.pending_free.values()]
+        swapped_kvs = [s.swapped_kv for s in (*self.swapped, *self.pending_free.values()) if s.swapped_kv is not None]
         device = Counter(block_id for s in owners for block_id in s.block_ids)
-        device.update(block_id for image in images for block_id in image.kept_ids)
-        device.update(block_id for plan in self.in_flight for block_id in plan.held_ids)
+        device.update(block_id for swapped_kv in swapped_kvs for block_id in swapped_kv.kept_block_ids)
+        device.update(block_id for plan in self.in_flight for block_id in plan.held_block_ids)
         device.update(copy.source for copy in self._copies)
-        host = Counter(block_id for image in images for block_id in image.host_ids)
-        device_pins, host_pins = self.transfers.pins()
+        host = Counter(block_id for swapped_kv in swapped_kvs for block_id in swapped_kv.host_ids)
+        device_pins, host_pins = self.swaps.pins()
         self.device.check_integrity(device, device_pins)
         self.host.check_integrity(host, host_pins)
         for sequence in self.running:
-            assert sequence.phase is (Phase.ARRIVING if sequence.id in self._arriving else Phase.RUNNING)
+            assert sequence.phase is (Phase.SWAPPING_IN if sequence.id in self._swapping_in else Phase.RUNNING)
             assert sequence.num_committed <= sequence.num_computed <= sequence.num_known
             assert len(sequence.block_ids) >= self.num_blocks_for(sequence.num_computed)
-        assert all(s.phase is Phase.SWAPPED and s.image is not None for s in self.swapped)
+        assert all(s.phase is Phase.SWAPPED and s.swapped_kv is not None for s in self.swapped)
         in_flight = Counter(part.sequence.id for plan in self.in_flight for part in plan.scheduled)
         assert all(in_flight[s.id] == s.num_in_flight for s in owners), "steps in flight do not add up"
         assert self.running == sorted(self.running, key=lambda s: s.order)
         present = {s.id for s in self.running}
-        assert all(s.id in present for s in self._pending.values()), "a block is awaited of one who left"
+        assert all(s.id in present for s in self._computing.values()), "a block is awaited of one who left"

@@ -3,18 +3,18 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from scheduler_svc.core.admission import Admission, Rates, Refusal, Sharing
+from scheduler_svc.core.admission import Admission, AdmissionRefusal, Rates, Sharing
 from scheduler_svc.core.beam_group import BeamGroup, BeamStep, refuse_wide
 from scheduler_svc.core.costs import count_pairs
-from scheduler_svc.core.limits import Limits, Totals
+from scheduler_svc.core.limits import SchedulerLimits, Totals
 from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.plan import (
-    Drawn,
     Event,
     FailedEvent,
     Failure,
     MaxTokens,
-    Scheduled,
+    SampledSequence,
+    ScheduledSequence,
     StepOutcome,
     StepPlan,
     StopToken,
@@ -24,8 +24,8 @@ from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.policies import POLICIES
 from scheduler_svc.core.policies.lazy_heap import LazyHeap
 from scheduler_svc.core.replica import Replica
-from scheduler_svc.core.sequence import Phase, Request, Restored, Sequence
-from scheduler_svc.core.waiting import Waiting
+from scheduler_svc.core.sequence import Phase, Request, RestoredSequence, Sequence
+from scheduler_svc.core.waiting import WaitingSequences
 
 
 class Scheduler:
@@ -35,13 +35,13 @@ class Scheduler:
     it, in order. Nothing here waits, and nothing here fails for want of room. `now` is the driver's clock, in seconds.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
         self.totals = Totals()
         self.replicas: list[Replica] = []
         sharing = Sharing.BY_TENANT if limits.policy == "fair" else Sharing.BY_ARRIVAL
         policy = POLICIES[limits.policy](limits.policy_settings)
-        self.waiting = Waiting(policy, Admission(limits.queue, sharing))
+        self.waiting = WaitingSequences(policy, Admission(limits.queue, sharing))
         self.placement = Placement(self.replicas)
         self.planner = Planner(limits, self.totals, self.waiting, self.placement)
         self._requests: dict[str, list[Sequence]] = {}
@@ -121,7 +121,7 @@ class Scheduler:
             return None
         return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)
 
-    def submit(self, request: Request, now: float, restored: Seq[Restored] = ()) -> FailedEvent | None:
+    def submit(self, request: Request, now: float, restored: Seq[RestoredSequence] = ()) -> FailedEvent | None:
         """Queue a request, or say why not.
 
         With `restored` it is one that was accepted before: there is one for each of its `n` sequences, or one without
@@ -139,7 +139,7 @@ class Scheduler:
         for sequence, known in zip(sequences, restored, strict=True) if restored else ():
             sequence.restore(known)
         for sequence in sequences:
-            sequence.family = sequences
+            sequence.siblings = sequences
         if all(sequence.phase is Phase.ENDED for sequence in sequences):
             return None
         first, *siblings = (sequence for sequence in sequences if sequence.phase is not Phase.ENDED)
@@ -148,7 +148,7 @@ class Scheduler:
         self._requests[request.key] = sequences
         self.waiting.add(first, now)
         for sibling in siblings:
-            self.waiting.follow(first, len(request.prompt), sibling)
+            self.waiting.wait_for_prefix(first, len(request.prompt), sibling)
         if request.deadline is not None:
             self._deadlines.put(request.key, request.deadline)
         if not restored:
@@ -186,7 +186,7 @@ class Scheduler:
         if sequence is not None:
             sequence.num_acknowledged = max(sequence.num_acknowledged, num_tokens)
 
-    def lift_stop_lead(self, key: str) -> None:
+    def lift_stop_string_lead(self, key: str) -> None:
         """Let a request's sequences run on although nobody searches them for stop strings any more."""
         for sequence in self._requests.get(key, ()):
             sequence.num_acknowledged = sequence.request.max_tokens
@@ -221,7 +221,7 @@ class Scheduler:
         if not all(replica.is_retired for replica in self.replicas):
             for replica in self.replicas:
                 if replica.is_retired:
-                    self.planner.vacate(replica)
+                    self.planner.drain(replica)
 
     def remove_replica(self, replica: Replica) -> list[FailedEvent]:
         """A worker is gone, and what it held: its sequences queue again with the tokens that were committed.
@@ -232,22 +232,22 @@ class Scheduler:
         plans = () if replica.is_retired else replica.in_flight  # one that was to end anyway says nothing about these
         parts = [part.sequence for plan in plans for part in plan.scheduled]
         in_flight = dict.fromkeys(sequence for sequence in parts if sequence.phase is not Phase.ENDED)
-        convicted = self.waiting.quarantine.lose(in_flight)
+        failed_key = self.waiting.quarantine.record_loss(in_flight)
         self.replicas.remove(replica)
         self.placement.forget(replica)
         self._replicas_changed()
         replica.in_flight.clear()
-        for sequence in [*replica.running, *replica.leaving.values(), *replica.swapped]:
+        for sequence in [*replica.running, *replica.pending_free.values(), *replica.swapped]:
             sequence.num_in_flight = sequence.num_promised = 0
-            sequence.image = None
+            sequence.swapped_kv = None
             sequence.forget_blocks()
             if sequence.phase is not Phase.ENDED:
                 self.planner.requeue(sequence)
-                self.waiting.free_all(sequence, self.planner.now)
+                self.waiting.release_all(sequence, self.planner.now)
         for key in dict.fromkeys(sequence.request.key for sequence in in_flight):
-            self.waiting.set_apart(self.sequences(key), self.planner.now)
+            self.waiting.isolate_suspected(self.sequences(key), self.planner.now)
         message = "workers were lost again and again while they computed this request, the last one to it alone"
-        return self._cancel_all([convicted] if convicted is not None else [], Failure.QUARANTINED, message)
+        return self._cancel_all([failed_key] if failed_key is not None else [], Failure.QUARANTINED, message)
 
     def _replicas_changed(self) -> None:
         if self.replicas:
@@ -278,7 +278,7 @@ class Scheduler:
         """
         self.planner.now = now
         self._check(replica, outcome)
-        plan = replica.take()
+        plan = replica.finish_step()
         events: list[Event] = []
         served: dict[str, tuple[Sequence, int]] = {}  # by tenant, any one of its sequences and the tokens of all
         num_prefill = num_decodes = 0
@@ -286,24 +286,28 @@ class Scheduler:
         for part, result in zip(plan.scheduled, outcome.results, strict=True):
             sequence = part.sequence
             sequence.num_in_flight -= 1
-            if part.draws:
+            if part.samples:
                 sequence.num_promised -= 1
-            if part.num_tokens == 1 and part.draws:
+            if part.num_tokens == 1 and part.samples:
                 num_decodes += 1
             else:
                 num_prefill += part.num_tokens
                 num_pairs += count_pairs(part.start, part.num_tokens)
             if sequence.phase is not Phase.ENDED:
                 self._commit_part(replica, part, result, events)
-                if part.draws:
+                if part.samples:
                     tenant = sequence.request.tenant
                     served[tenant] = (sequence, served[tenant][1] + 1 if tenant in served else 1)
-            if sequence.phase is not Phase.RUNNING and replica.settle(sequence) and sequence.phase is Phase.PREEMPTED:
-                self.planner.rest(replica, sequence)
+            if (
+                sequence.phase is not Phase.RUNNING
+                and replica.free_if_idle(sequence)
+                and sequence.phase is Phase.PREEMPTED
+            ):
+                self.planner.finish_preemption(replica, sequence)
         for sequence, num_tokens in served.values():
             self.waiting.policy.charge(sequence, num_tokens)
-        for done in outcome.transfers:
-            for sequence in replica.finish_transfer(done):
+        for done in outcome.swaps:
+            for sequence in replica.finish_swap(done):
                 self.planner.recompute(replica, sequence)
         if outcome.busy_seconds is not None and plan.scheduled:
             replica.costs.observe_step(num_prefill, num_decodes, outcome.busy_seconds, num_pairs)
@@ -313,28 +317,28 @@ class Scheduler:
         plan = replica.in_flight[0]
         if len(outcome.results) != len(plan.scheduled):
             raise ValueError(f"step {plan.step_id} has {len(plan.scheduled)} sequences, not {len(outcome.results)}")
-        transfers = [(done.step_id, done.direction) for done in outcome.transfers]
-        if len(set(transfers)) < len(transfers) or not all(
-            replica.transfers.knows(*transfer) for transfer in transfers
-        ):
+        swaps = [(done.step_id, done.direction) for done in outcome.swaps]
+        if len(set(swaps)) < len(swaps) or not all(replica.swaps.is_in_progress(*swap) for swap in swaps):
             raise ValueError(f"step {plan.step_id} is answered with copies that are not under way")
 
-    def _commit_part(self, replica: Replica, part: Scheduled, result: Drawn, events: list[Event]) -> None:
+    def _commit_part(
+        self, replica: Replica, part: ScheduledSequence, result: SampledSequence, events: list[Event]
+    ) -> None:
         sequence, request = part.sequence, part.sequence.request
-        if result.failure is not None or len(result.token_ids) != part.draws:
+        if result.failure is not None or len(result.token_ids) != part.samples:
             self._fail(request, events)
             return
         sequence.num_committed = part.start + part.num_tokens
         is_beam = request.beam is not None
         offset = sequence.num_output
-        if part.draws and self.waiting.quarantine.has_losses:
-            self.waiting.quarantine.acquit(sequence)
-        if part.draws and not is_beam:
+        if part.samples and self.waiting.quarantine.has_losses:
+            self.waiting.quarantine.clear(sequence)
+        if part.samples and not is_beam:
             sequence.append(result.token_ids)
         if sequence.phase is Phase.RUNNING:
             replica.publish(sequence)
-        self.waiting.free_ready(sequence, self.planner.now)
-        if not part.draws:
+        self.waiting.release_ready(sequence, self.planner.now)
+        if not part.samples:
             return
         if is_beam:
             self._commit_beam(sequence, result, events)
@@ -359,11 +363,11 @@ class Scheduler:
 
     # Beams.
 
-    def _refuse_wide(self, request: Request) -> Refusal | None:
+    def _refuse_wide(self, request: Request) -> AdmissionRefusal | None:
         wide = (refuse_wide(request, replica.shape, self.planner.max_sequences(replica)) for replica in self.replicas)
         return next((refusal for refusal in wide if refusal is not None), None)
 
-    def _commit_beam(self, sequence: Sequence, result: Drawn, events: list[Event]) -> None:
+    def _commit_beam(self, sequence: Sequence, result: SampledSequence, events: list[Event]) -> None:
         """Keep what may follow a beam; once all beams of its search have that, they advance."""
         request = sequence.request
         if not result.logprobs:
@@ -382,7 +386,7 @@ class Scheduler:
                 return
             self.totals.generation_tokens += sum(len(event.token_ids) for event in found)
             events.extend(found)
-            for one in list(sequence.family):
+            for one in list(sequence.siblings):
                 self._end(one)
 
     def _go_on(self, step: BeamStep) -> None:
@@ -390,24 +394,24 @@ class Scheduler:
         sequence, tokens = step.sequence, step.next_tokens
         if not tokens:
             self._end(sequence)
-            sequence.family.remove(sequence)
+            sequence.siblings.remove(sequence)
             return
-        home = sequence.home
+        replica = sequence.replica
         for token in tokens[1:]:
             child = Sequence(self._next_id(), sequence.request, 0, sequence.arrival, [*sequence.tokens, token])
             child.num_cached = sequence.num_cached
-            child.family = sequence.family
-            child.family.append(child)
+            child.siblings = sequence.siblings
+            child.siblings.append(child)
             step.add_child(child)
-            if home is not None and sequence.phase is Phase.RUNNING and self.planner.may_fork(home):
-                child.home = home
-                home.fork(sequence, child)
+            if replica is not None and sequence.phase is Phase.RUNNING and self.planner.may_fork(replica):
+                child.replica = replica
+                replica.fork(sequence, child)
             else:
                 self.waiting.add(child, self.planner.now)
         sequence.append(tokens[:1])
-        if home is not None and sequence.phase is Phase.RUNNING:
-            self.waiting.free_all(sequence, self.planner.now)
-            home.rename(sequence, self._next_id())
+        if replica is not None and sequence.phase is Phase.RUNNING:
+            self.waiting.release_all(sequence, self.planner.now)
+            replica.rename(sequence, self._next_id())
 
     def _next_id(self) -> int:
         self._num_sequences += 1
@@ -427,23 +431,23 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         if sequence.phase is Phase.ENDED:
             return
-        home, sequence.home = sequence.home, None
-        if sequence.phase in (Phase.RUNNING, Phase.ARRIVING):
-            assert home is not None
-            home.leave(sequence, Phase.ENDED)
+        replica, sequence.replica = sequence.replica, None
+        if sequence.phase in (Phase.RUNNING, Phase.SWAPPING_IN):
+            assert replica is not None
+            replica.leave(sequence, Phase.ENDED)
         else:
             if sequence.phase is Phase.QUEUED:
                 self.waiting.remove(sequence)
-            elif sequence.phase is Phase.FOLLOWING:
-                self.waiting.followers.remove(sequence)
-            elif sequence.image is not None:
-                assert home is not None
-                home.drop_image(sequence)
-            sequence.move(Phase.ENDED)
-        self.waiting.free_all(sequence, self.planner.now)
-        self.waiting.quarantine.acquit(sequence)
+            elif sequence.phase is Phase.WAITING_FOR_PREFIX:
+                self.waiting.prefix_waiters.remove(sequence)
+            elif sequence.swapped_kv is not None:
+                assert replica is not None
+                replica.drop_swapped(sequence)
+            sequence.set_phase(Phase.ENDED)
+        self.waiting.release_all(sequence, self.planner.now)
+        self.waiting.quarantine.clear(sequence)
         key = sequence.request.key
-        if all(s.phase is Phase.ENDED for s in sequence.family):
+        if all(s.phase is Phase.ENDED for s in sequence.siblings):
             self.waiting.admission.leave(sequence.request)
             del self._requests[key]
             self._searches.pop(key, None)

@@ -6,47 +6,47 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from scheduler_svc.core.beam_search import BeamParams
-from scheduler_svc.core.explain import Preemption
+from scheduler_svc.core.explain import PreemptionRecord
 
 if TYPE_CHECKING:
     from scheduler_svc.core.replica import Replica
 
 
 class Phase(Enum):
-    """Where a sequence stands. Legal moves are in `_MOVES`, and nowhere else."""
+    """Where a sequence stands. Legal moves are in `_TRANSITIONS`, and nowhere else."""
 
     QUEUED = auto()  # holds no blocks
-    FOLLOWING = auto()  # holds none: another one computes what it would compute, and it takes that up
-    ARRIVING = auto()  # holds blocks on a replica, some of which are on their way from the host
+    WAITING_FOR_PREFIX = auto()  # holds none: another one computes what it would compute, and it takes that up
+    SWAPPING_IN = auto()  # holds blocks on a replica, some of which are on their way from the host
     RUNNING = auto()  # holds blocks on a replica
     PREEMPTED = auto()  # is to give up its blocks, but a step in flight still names them
     SWAPPED = auto()  # has an image, and waits for room on its replica
     ENDED = auto()
 
 
-_MOVES = {
-    Phase.QUEUED: {Phase.FOLLOWING, Phase.ARRIVING, Phase.RUNNING, Phase.ENDED},
-    Phase.FOLLOWING: {Phase.QUEUED, Phase.ENDED},
-    Phase.ARRIVING: {Phase.RUNNING, Phase.QUEUED, Phase.PREEMPTED, Phase.ENDED},
+_TRANSITIONS = {
+    Phase.QUEUED: {Phase.WAITING_FOR_PREFIX, Phase.SWAPPING_IN, Phase.RUNNING, Phase.ENDED},
+    Phase.WAITING_FOR_PREFIX: {Phase.QUEUED, Phase.ENDED},
+    Phase.SWAPPING_IN: {Phase.RUNNING, Phase.QUEUED, Phase.PREEMPTED, Phase.ENDED},
     Phase.RUNNING: {Phase.QUEUED, Phase.PREEMPTED, Phase.ENDED},
     Phase.PREEMPTED: {Phase.QUEUED, Phase.SWAPPED, Phase.ENDED},
-    Phase.SWAPPED: {Phase.ARRIVING, Phase.RUNNING, Phase.QUEUED, Phase.ENDED},
+    Phase.SWAPPED: {Phase.SWAPPING_IN, Phase.RUNNING, Phase.QUEUED, Phase.ENDED},
     Phase.ENDED: set[Phase](),
 }
 
 
 @dataclass(slots=True)
-class Image:
+class SwappedKV:
     """Where the keys and values of a swapped sequence are: in blocks of the device that it shares with others, and
     keeps, and behind these in blocks of the host. They are of its first `num_tokens` tokens; those in shared blocks may
     go on to the first `num_stored`.
     """
 
-    kept_ids: list[int]
+    kept_block_ids: list[int]
     host_ids: list[int]
     num_tokens: int
     num_stored: int
-    num_moving: int = 0  # blocks that are not known to be there yet
+    num_swapping: int = 0  # blocks that are not known to be there yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredSequence:
     """What is known already of a request's sequence: its output tokens, and whether it ended with them."""
 
     token_ids: list[int]
@@ -96,8 +96,8 @@ class Sequence:
     arrival: int
     tokens: list[int]
     phase: Phase = Phase.QUEUED
-    family: "list[Sequence]" = field(default_factory=list)  # all of its request, itself included
-    home: "Replica | None" = None  # where it has blocks or an image
+    siblings: "list[Sequence]" = field(default_factory=list)  # all of its request, itself included
+    replica: "Replica | None" = None  # where it has blocks or an image
     num_promised: int = 0
     num_computed: int = 0
     num_committed: int = 0
@@ -110,13 +110,13 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were needed
     num_published: int = 0  # leading blocks that the prefix index has been told of
     num_stored: int = 0  # leading tokens whose keys and values were in its blocks when it was admitted
-    num_told: int | None = None  # blocks of its table that the worker knows; None: the worker does not know it
-    image: Image | None = None
-    last_preemption: Preemption | None = None
+    num_sent_blocks: int | None = None  # blocks of its table that the worker knows; None: the worker does not know it
+    swapped_kv: SwappedKV | None = None
+    last_preemption: PreemptionRecord | None = None
 
-    def move(self, phase: Phase) -> None:
+    def set_phase(self, phase: Phase) -> None:
         """Go on to another phase."""
-        if phase not in _MOVES[self.phase]:
+        if phase not in _TRANSITIONS[self.phase]:
             raise AssertionError(f"sequence {self.id} cannot go from {self.phase} to {phase}")
         self.phase = phase
 
@@ -146,20 +146,20 @@ class Sequence:
         return self.num_known - self.num_computed
 
     @property
-    def decodes(self) -> bool:
+    def is_decode(self) -> bool:
         """Whether it runs and has one token to compute."""
         return self.phase is Phase.RUNNING and len(self.tokens) + self.num_promised - self.num_computed == 1
 
     @property
-    def is_prompt(self) -> bool:
+    def is_prefill(self) -> bool:
         """Whether it runs and has several tokens to compute."""
         return self.phase is Phase.RUNNING and len(self.tokens) + self.num_promised - self.num_computed > 1
 
-    def restore(self, known: Restored) -> None:
+    def restore(self, known: RestoredSequence) -> None:
         """Begin behind tokens that are known, or with the end."""
         request, num_output = self.request, len(known.token_ids)
         if known.ended:
-            self.move(Phase.ENDED)
+            self.set_phase(Phase.ENDED)
         else:
             assert request.beam is None or not known.token_ids, "a search begins anew"
             assert num_output < request.max_tokens, "a sequence that has all its tokens has ended"
@@ -175,7 +175,7 @@ class Sequence:
             self.tokens = list(self.tokens)  # shared by all sequences of the request until they differ
         self.tokens.extend(token_ids)
 
-    def is_plannable(self, stop_lead: int) -> bool:
+    def is_plannable(self, stop_string_lead: int) -> bool:
         """Whether another step makes sense: not when the tokens promised end it, nor too far beyond the gateway."""
         request, num_known = self.request, len(self.tokens) + self.num_promised
         num_output, num_uncomputed = num_known - len(request.prompt), num_known - self.num_computed
@@ -184,7 +184,9 @@ class Sequence:
         if request.beam is not None:
             return not self.num_promised  # what comes next is chosen among all beams
         # One that comes back computes what others may wait for, however far ahead it is.
-        return not request.has_stop_strings or num_uncomputed > 1 or num_output < self.num_acknowledged + stop_lead
+        return (
+            not request.has_stop_strings or num_uncomputed > 1 or num_output < self.num_acknowledged + stop_string_lead
+        )
 
     def forget_blocks(self) -> None:
         """Start over with nothing computed; called when its blocks are gone."""

@@ -20,9 +20,9 @@ class StaleEpoch(Exception):  # noqa: N818
 class Write:
     """New tokens of one sequence of a submission, from `offset` on, and its end where it has ended.
 
-    Writing what stands there already changes nothing, and another submission's record is left alone. With `cuts` what
-    stands beyond these tokens goes, an end included. `logprobs`, one for each token or None where they were not asked
-    for, and `end` are serialized messages. A `fingerprint` becomes the record's, unless it is empty.
+    Writing the same tokens again changes nothing, and another submission's record is left alone. With `truncates`
+    everything beyond these tokens is removed, an end included. `logprobs`, one for each token or None where they were
+    not asked for, and `end` are serialized messages. A `fingerprint` becomes the record's, unless it is empty.
     """
 
     key: str
@@ -34,7 +34,7 @@ class Write:
     cached_tokens: int | None = None
     end: bytes | None = None
     score: float | None = None
-    cuts: bool = False
+    truncates: bool = False
     fingerprint: bytes = b""
 
 
@@ -64,7 +64,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class KeyTaken:
     """A submission of which nothing of the batch was done: its key is another submission's, which stands."""
 
     key: str
@@ -110,7 +110,7 @@ class Store(Protocol):
         """
         ...
 
-    async def write(self, batch: Batch, epoch: int) -> list[Gap | Taken]:
+    async def write(self, batch: Batch, epoch: int) -> list[Gap | KeyTaken]:
         """Take in a batch, in one call; returns what could not be done. Not to be called concurrently."""
         ...
 

@@ -7,7 +7,7 @@ from typing import cast
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.request_log import RequestLog, SequenceLog, State
-from scheduler_svc.store.base import Ending, Gap, Taken, Write
+from scheduler_svc.store.base import Ending, Gap, KeyTaken, Write
 from scheduler_svc.store.client import Argument
 
 Reply = tuple[Sequence[bytes], Sequence[bytes], Sequence[Sequence[bytes]]]
@@ -49,7 +49,7 @@ def pack_writes(writes: Sequence[Write]) -> bytes:
         score = b"" if write.score is None else _SCORE.pack(write.score)
         parts += (
             _HEADER.pack(
-                write.cuts,
+                write.truncates,
                 len(key),
                 len(submission),
                 write.index,
@@ -73,14 +73,14 @@ def pack_writes(writes: Sequence[Write]) -> bytes:
     return b"".join(parts)
 
 
-def unpack_written(reply: tuple[Sequence[int], Sequence[bytes]]) -> list[Gap | Taken]:
+def unpack_written(reply: tuple[Sequence[int], Sequence[bytes]]) -> list[Gap | KeyTaken]:
     """Gaps, of places and counts by turns, a count of -1 for no record; and keys and submissions by turns."""
     counts, names = reply
     gaps = [
         Gap(place, None if num_tokens < 0 else num_tokens)
         for place, num_tokens in zip(counts[::2], counts[1::2], strict=True)
     ]
-    taken = [Taken(key.decode(), by.decode()) for key, by in zip(names[::2], names[1::2], strict=True)]
+    taken = [KeyTaken(key.decode(), by.decode()) for key, by in zip(names[::2], names[1::2], strict=True)]
     return [*gaps, *taken]
 
 

@@ -203,7 +203,7 @@ end
 
 -- Whether a record makes room for a submission that ran while the store was away: not where it has finished, or is live
 -- and has tokens, since its answer is what clients were promised. Else the one that was accepted later has the key.
-local function gives_way(name, newer, state, accepted_at, count)
+local function preemption_key(name, newer, state, accepted_at, count)
   if state == 'finished' or (state == 'accepted' and has_gone_on(name, tonumber(count))) then return false end
   return tonumber(accepted_at) <= tonumber(newer)
 end
@@ -227,7 +227,7 @@ function ops.write(_, epoch, epoch_ttl, ttl, number, num_records, blob, ...)
     local key, submission, submit, accepted_at, deadline, count, fingerprint = unpack(rest, at, at + 6)
     at = at + 7
     local there = call('HMGET', PREFIX .. key, 'submission_id', 'state', 'accepted_at', 'count')
-    if not there[1] or (there[1] ~= submission and gives_way(PREFIX .. key, accepted_at, unpack(there, 2))) then
+    if not there[1] or (there[1] ~= submission and preemption_key(PREFIX .. key, accepted_at, unpack(there, 2))) then
       record(key, submission, submit, accepted_at, deadline, count, fingerprint, ttl)
     else
       is_taken(key, submission, there[1])

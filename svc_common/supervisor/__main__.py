@@ -10,11 +10,11 @@ from svc_common.server import CannotListen
 from svc_common.settings import read_settings
 from svc_common.supervisor.addresses import Addresses, assign, free_port
 from svc_common.supervisor.console import Console
-from svc_common.supervisor.embedded_redis import EmbeddedRedis, NoRedis
-from svc_common.supervisor.group import Group
+from svc_common.supervisor.embedded_redis import EmbeddedRedis, RedisNotFound
+from svc_common.supervisor.group import RoleGroup
 from svc_common.supervisor.prepare import PrepareFailed, prepare_model
 from svc_common.supervisor.roles import redis_role, service_roles
-from svc_common.supervisor.runner import RestartPolicy, RoleGivenUp
+from svc_common.supervisor.runner import RestartPolicy, RoleFailed
 from svc_common.supervisor.settings import SupervisorSettings
 from svc_common.supervisor.state import StateFile
 
@@ -30,7 +30,7 @@ async def supervise(settings: SupervisorSettings, console: Console) -> None:
         redis = EmbeddedRedis.prepare(settings.run_dir, free_port())
         redis_url, stores = redis.url, [redis_role(redis)]
     state = StateFile(settings.state_file, describe(addresses, redis_url)) if settings.state_file else None
-    group = Group(
+    group = RoleGroup(
         [*stores, *service_roles(settings, addresses, redis_url)],
         console,
         policy=RestartPolicy(),
@@ -52,13 +52,13 @@ def describe(addresses: Addresses, redis_url: str) -> dict[str, Any]:
     """What the state file tells of addresses, as `host:port`; element i of a list is gateway, scheduler or worker i."""
     return {
         "supervisor": os.getpid(),
-        "http": [listener.reached_at for listener in addresses.http],
-        "grpc": [listener.reached_at for listener in addresses.grpc],
-        "schedulers": [listener.reached_at for listener in addresses.schedulers],
-        "scheduler_admin": [listener.reached_at for listener in addresses.scheduler_admin],
-        "scheduler_metrics": [listener.reached_at for listener in addresses.scheduler_metrics],
-        "workers": [listener.reached_at for listener in addresses.workers],
-        "worker_metrics": [listener.reached_at for listener in addresses.worker_metrics],
+        "http": [listener.dial_address for listener in addresses.http],
+        "grpc": [listener.dial_address for listener in addresses.grpc],
+        "schedulers": [listener.dial_address for listener in addresses.schedulers],
+        "scheduler_admin": [listener.dial_address for listener in addresses.scheduler_admin],
+        "scheduler_metrics": [listener.dial_address for listener in addresses.scheduler_metrics],
+        "workers": [listener.dial_address for listener in addresses.workers],
+        "worker_metrics": [listener.dial_address for listener in addresses.worker_metrics],
         "redis_url": redis_url,
     }
 
@@ -66,8 +66,8 @@ def describe(addresses: Addresses, redis_url: str) -> dict[str, Any]:
 def ready_lines(settings: SupervisorSettings, addresses: Addresses) -> list[str]:
     """One line that says where everything is, and a call to try."""
     model = find_source(settings.model).name
-    http = ", ".join(f"http://{listener.reached_at}" for listener in addresses.http)
-    grpc = ", ".join(listener.reached_at for listener in addresses.grpc)
+    http = ", ".join(f"http://{listener.dial_address}" for listener in addresses.http)
+    grpc = ", ".join(listener.dial_address for listener in addresses.grpc)
     body = {
         "model": model,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -77,7 +77,7 @@ def ready_lines(settings: SupervisorSettings, addresses: Addresses) -> list[str]
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_keys else ""
     return [
         f"quire is ready: {model} on {http} (OpenAI API) and {grpc} (gRPC)",
-        f"  curl -N http://{addresses.http[0].reached_at}/v1/chat/completions"
+        f"  curl -N http://{addresses.http[0].dial_address}/v1/chat/completions"
         f" -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'",
     ]
 
@@ -88,13 +88,13 @@ def main() -> None:
     console = Console()
     try:
         asyncio.run(supervise(settings, console))
-    except RoleGivenUp as error:
-        console.say(f"{error}; its last lines:")
+    except RoleFailed as error:
+        console.write_line(f"{error}; its last lines:")
         for line in error.last_lines:
             console.relay(error.role, line)
         raise SystemExit(1) from None
-    except (CannotListen, ModelNotFound, NoRedis, PrepareFailed) as error:
-        console.say(str(error))
+    except (CannotListen, ModelNotFound, RedisNotFound, PrepareFailed) as error:
+        console.write_line(str(error))
         raise SystemExit(1) from None
 
 

@@ -11,7 +11,7 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class Listener:
+class ListenAddress:
     """An address of a role, and the variable that it came from."""
 
     host: str
@@ -19,7 +19,7 @@ class Listener:
     variable: str
 
     @property
-    def reached_at(self) -> str:
+    def dial_address(self) -> str:
         """`host:port` for whoever calls from this machine."""
         everywhere = {"0.0.0.0": LOOPBACK, "::": "::1", "": LOOPBACK}
         return join_host_port(everywhere.get(self.host, self.host), self.port)
@@ -29,22 +29,22 @@ class Listener:
 class Addresses:
     """Where everything listens; element i of a list belongs to gateway, scheduler or worker i."""
 
-    http: list[Listener]
-    grpc: list[Listener]
-    schedulers: list[Listener]
-    scheduler_admin: list[Listener]
-    scheduler_metrics: list[Listener]
-    workers: list[Listener]
-    worker_metrics: list[Listener]
+    http: list[ListenAddress]
+    grpc: list[ListenAddress]
+    schedulers: list[ListenAddress]
+    scheduler_admin: list[ListenAddress]
+    scheduler_metrics: list[ListenAddress]
+    workers: list[ListenAddress]
+    worker_metrics: list[ListenAddress]
 
-    def __iter__(self) -> Iterator[Listener]:
+    def __iter__(self) -> Iterator[ListenAddress]:
         yield from (*self.http, *self.grpc)
         yield from (*self.schedulers, *self.scheduler_admin, *self.scheduler_metrics)
         yield from (*self.workers, *self.worker_metrics)
 
     def check(self) -> None:
         """Raises CannotListen, naming the variable, where two are the same or one is not free."""
-        taken: dict[int, Listener] = {}
+        taken: dict[int, ListenAddress] = {}
         for listener in self:
             other = taken.setdefault(listener.port, listener)
             if other is not listener:
@@ -64,7 +64,7 @@ def assign(settings: SupervisorSettings) -> Addresses:
     """The addresses that the settings come to."""
     gateways, schedulers, workers = range(settings.gateways), range(settings.schedulers), range(settings.workers)
 
-    def inner(port: int, variable: str, roles: range) -> list[Listener]:
+    def inner(port: int, variable: str, roles: range) -> list[ListenAddress]:
         return [_listener(LOOPBACK, port, i, variable) for i in roles]
 
     return Addresses(
@@ -78,8 +78,8 @@ def assign(settings: SupervisorSettings) -> Addresses:
     )
 
 
-def _listener(host: str, port: int, index: int, variable: str) -> Listener:
-    return Listener(host, port + index if port else free_port(), variable)
+def _listener(host: str, port: int, index: int, variable: str) -> ListenAddress:
+    return ListenAddress(host, port + index if port else free_port(), variable)
 
 
 def free_port() -> int:

@@ -14,7 +14,7 @@ _REPEATED_AFTER = 15.0
 _CLEAR_LINE = "\r\x1b[K"
 
 
-class Waiting:
+class WaitStatus:
     """Something that may take long: shown after two seconds, then each second on a terminal, or now and then."""
 
     def __init__(self, console: "Console") -> None:
@@ -32,7 +32,7 @@ class Waiting:
             self._console.set_status(f"{what} ({seconds:.0f} s)")
         elif what != self._said_what or seconds - self._said >= _REPEATED_AFTER:
             self._said, self._said_what = seconds, what
-            self._console.say(f"{what} ({seconds:.0f} s)")
+            self._console.write_line(f"{what} ({seconds:.0f} s)")
 
 
 class Console:
@@ -43,7 +43,7 @@ class Console:
         self.is_terminal = self._stream.isatty()
         self._status = ""
 
-    def say(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """A line of the supervisor's own."""
         self._write(f"quire: {line}")
 
@@ -61,10 +61,10 @@ class Console:
             print("\n".join(lines), flush=True)
 
     @contextmanager
-    def waiting(self) -> Iterator[Waiting]:
+    def waiting(self) -> Iterator[WaitStatus]:
         """A wait that begins now; the line that changes is gone after it."""
         try:
-            yield Waiting(self)
+            yield WaitStatus(self)
         finally:
             self.set_status("")
 

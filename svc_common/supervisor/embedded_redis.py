@@ -21,7 +21,7 @@ loglevel warning
 """
 
 
-class NoRedis(Exception):  # noqa: N818
+class RedisNotFound(Exception):  # noqa: N818
     """Redis cannot be started. The text says what to do."""
 
 
@@ -35,7 +35,7 @@ class EmbeddedRedis:
 
     @classmethod
     def prepare(cls, run_dir: Path, port: int) -> Self:
-        """Writes its configuration below `run_dir`, which no other supervisor may be using. Raises NoRedis."""
+        """Writes its configuration below `run_dir`, which no other supervisor may be using. Raises RedisNotFound."""
         executable = _executable()
         directory = run_dir.resolve() / "redis"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ class EmbeddedRedis:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            raise NoRedis(
+            raise RedisNotFound(
                 f"another Quire keeps its data in {run_dir}; stop it, or set QUIRE_RUN_DIR to another directory"
             ) from None
         # Every user of the machine reaches the loopback, and whoever may command a Redis may write its owner's files.
@@ -67,5 +67,7 @@ def _executable() -> str:
             return carried
     installed = shutil.which("redis-server")
     if installed is None:
-        raise NoRedis("there is no redis-server; install Redis 6.2 or later, or set QUIRE_REDIS_URL to one that runs")
+        raise RedisNotFound(
+            "there is no redis-server; install Redis 6.2 or later, or set QUIRE_REDIS_URL to one that runs"
+        )
     return installed

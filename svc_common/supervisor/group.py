@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from svc_common.supervisor.console import Console
-from svc_common.supervisor.roles import Role, Tier
+from svc_common.supervisor.roles import Role, StartTier
 from svc_common.supervisor.runner import RestartPolicy, RoleRunner
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -17,7 +17,7 @@ _ONE_SIGNAL_SECONDS = 1.0
 Step = Callable[[], Awaitable[None]]
 
 
-class Group:
+class RoleGroup:
     """The roles of one Quire."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Group:
     async def run(self, *, prepare: Step, announce: Callable[[], None]) -> None:
         """Prepares, brings every role up, announces that, and returns when a signal has taken all down again.
 
-        Whatever `prepare` raises, and RoleGivenUp, is raised when all is down.
+        Whatever `prepare` raises, and RoleFailed, is raised when all is down.
         """
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for number in _SIGNALS:
@@ -70,8 +70,8 @@ class Group:
 
     async def _bring_up(self, prepare: Step, announce: Callable[[], None]) -> None:
         await prepare()
-        stores = [runner for runner in self._runners if runner.role.tier is Tier.STORE]
-        services = [runner for runner in self._runners if runner.role.tier is not Tier.STORE]
+        stores = [runner for runner in self._runners if runner.role.tier is StartTier.STORE]
+        services = [runner for runner in self._runners if runner.role.tier is not StartTier.STORE]
         with self._console.waiting() as waiting:
             for together in (stores, services):
                 for runner in together:
@@ -90,7 +90,7 @@ class Group:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with self._console.waiting() as waiting:
-            for tier in sorted(Tier, reverse=True):
+            for tier in sorted(StartTier, reverse=True):
                 stopping = {
                     asyncio.create_task(runner.stop(self._stop_seconds)): runner.role.name
                     for runner in self._runners
@@ -115,7 +115,7 @@ class Group:
         now = monotonic()
         if self._signalled_at is None:
             self._signalled_at = now
-            self._console.say("stopping; a second signal kills")
+            self._console.write_line("stopping; a second signal kills")
             if not self._end.done():
                 self._end.set_result(None)
         elif now - self._signalled_at >= _ONE_SIGNAL_SECONDS:

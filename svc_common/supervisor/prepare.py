@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-from svc_common.supervisor.launch import launched
+from svc_common.supervisor.launch import launch_command
 
 PREPARE_COMMAND = (sys.executable, "-m", "worker_svc.prepare")
 
@@ -18,7 +18,7 @@ class PrepareFailed(Exception):  # noqa: N818
 async def prepare_model(environment: Mapping[str, str], command: Sequence[str] = PREPARE_COMMAND) -> None:
     """Runs the command to its end. Raises PrepareFailed; kills it when cancelled."""
     process = await asyncio.create_subprocess_exec(
-        *launched(command),
+        *launch_command(command),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,  # where the model is; how it goes comes on stderr
         env=os.environ | dict(environment),

@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from svc_common.channels import inner_channel
+from svc_common.channels import internal_channel
 
 Probe = Callable[[], Awaitable[bool]]
 
@@ -22,7 +22,7 @@ def answers_grpc(address: str, service: str = "") -> Probe:
     """A server that says of itself, or of one of its health services, that it is SERVING."""
 
     async def probe() -> bool:
-        async with inner_channel(address) as channel:
+        async with internal_channel(address) as channel:
             check = health_pb2_grpc.HealthStub(channel).Check
             try:
                 response = await check(health_pb2.HealthCheckRequest(service=service), timeout=_TIMEOUT)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from svc_common.supervisor.console import Console
-from svc_common.supervisor.launch import launched
-from svc_common.supervisor.roles import Output, Role
+from svc_common.supervisor.launch import launch_command
+from svc_common.supervisor.roles import OutputMode, Role
 
 _NUM_LAST_LINES = 20
-_LAST_WORDS_SECONDS = 1.0
+_OUTPUT_DRAIN_SECONDS = 1.0
 """How long to read on after a process ended: a child of its own may hold the pipe open."""
 _BAD_SETTINGS = 2
 """The exit status of a role that was told something wrong: it will not get better by starting again."""
@@ -34,20 +34,20 @@ class RoleState(StrEnum):
 class RestartPolicy:
     """When a dead role starts again: at once the first time, then after waits that double. Seconds all."""
 
-    first_wait: float = 0.5
-    longest_wait: float = 10.0
-    settled_after: float = 30.0
+    initial_backoff: float = 0.5
+    max_backoff: float = 10.0
+    stable_after: float = 30.0
     """A role that was up for so long starts again at once, as if it had never died."""
     attempts: int = 3
     """Deaths of a role that never answered, until it is given up."""
     probe_interval: float = 0.2
 
-    def wait(self, num_deaths: int) -> float:
+    def wait(self, num_exits: int) -> float:
         """Seconds until the start that follows the death of this number, from 1."""
-        return 0.0 if num_deaths == 1 else min(self.first_wait * 2 ** (num_deaths - 2), self.longest_wait)
+        return 0.0 if num_exits == 1 else min(self.initial_backoff * 2 ** (num_exits - 2), self.max_backoff)
 
 
-class RoleGivenUp(Exception):  # noqa: N818
+class RoleFailed(Exception):  # noqa: N818
     """A role died again and again before it ever answered, or was told something wrong."""
 
     def __init__(self, role: str, why: str, last_lines: list[str]) -> None:
@@ -57,7 +57,7 @@ class RoleGivenUp(Exception):  # noqa: N818
 
 
 class RoleRunner:
-    """One role. `run` ends by cancellation, by `stop`, or by RoleGivenUp; `on_change` is called at each change."""
+    """One role. `run` ends by cancellation, by `stop`, or by RoleFailed; `on_change` is called at each change."""
 
     def __init__(self, role: Role, policy: RestartPolicy, console: Console, on_change: Callable[[], None]) -> None:
         self.role = role
@@ -78,20 +78,20 @@ class RoleRunner:
         return self._process.pid if self._process else None
 
     async def run(self) -> None:
-        """Starts the role, and again whenever it dies. Raises RoleGivenUp."""
-        num_deaths = 0
+        """Starts the role, and again whenever it dies. Raises RoleFailed."""
+        num_exits = 0
         while True:
             started = time.monotonic()
             status = await self._run_once()
-            if time.monotonic() - started >= self._policy.settled_after:
-                num_deaths = 0
-            num_deaths += 1
+            if time.monotonic() - started >= self._policy.stable_after:
+                num_exits = 0
+            num_exits += 1
             died = f"died ({_describe(status)})"
-            if not self.ready.is_set() and (status == _BAD_SETTINGS or num_deaths >= self._policy.attempts):
-                raise RoleGivenUp(self.role.name, f"{died} and never answered", list(self._last_lines))
-            wait = self._policy.wait(num_deaths)
+            if not self.ready.is_set() and (status == _BAD_SETTINGS or num_exits >= self._policy.attempts):
+                raise RoleFailed(self.role.name, f"{died} and never answered", list(self._last_lines))
+            wait = self._policy.wait(num_exits)
             when = f"in {wait:g} s" if wait else "at once"
-            self._console.say(f"{self.role.name} {died}; starting it again {when}")
+            self._console.write_line(f"{self.role.name} {died}; starting it again {when}")
             self.num_restarts += 1
             self._change(RoleState.WAITING)
             await asyncio.sleep(wait)
@@ -107,12 +107,12 @@ class RoleRunner:
             try:
                 await asyncio.wait_for(self._process.wait(), seconds)
             except TimeoutError:
-                self._console.say(f"{self.role.name} did not end in {seconds:g} s and is killed")
+                self._console.write_line(f"{self.role.name} did not end in {seconds:g} s and is killed")
                 self.kill()
                 await self._process.wait()
         self._process = None
         if self._relaying is not None:
-            await asyncio.wait([self._relaying], timeout=_LAST_WORDS_SECONDS)
+            await asyncio.wait([self._relaying], timeout=_OUTPUT_DRAIN_SECONDS)
             self._relaying.cancel()
         self._change(RoleState.ENDED)
 
@@ -125,7 +125,7 @@ class RoleRunner:
     async def _run_once(self) -> int:
         """Starts the process and returns its status when it has died."""
         process = await asyncio.create_subprocess_exec(
-            *launched(self.role.command, self.role.manners),
+            *launch_command(self.role.command, self.role.sched_policy),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -141,7 +141,7 @@ class RoleRunner:
         try:
             status = await process.wait()
             # What it wrote last is what it died of.
-            await asyncio.wait([self._relaying], timeout=_LAST_WORDS_SECONDS)
+            await asyncio.wait([self._relaying], timeout=_OUTPUT_DRAIN_SECONDS)
         finally:
             probing.cancel()
         self._process = None
@@ -152,7 +152,7 @@ class RoleRunner:
         while not await self.role.probe():  # noqa: ASYNC110 (another process cannot set an event)
             await asyncio.sleep(self._policy.probe_interval)
         if self.ready.is_set():
-            self._console.say(f"{self.role.name} answers again after {time.monotonic() - started:.1f} s")
+            self._console.write_line(f"{self.role.name} answers again after {time.monotonic() - started:.1f} s")
         self.ready.set()
         self._change(RoleState.READY)
 
@@ -168,7 +168,7 @@ class RoleRunner:
     def _take(self, data: bytes) -> None:
         line = data.decode(errors="replace").rstrip()
         self._last_lines.append(line)
-        if self.role.output is Output.SHOWN:
+        if self.role.output is OutputMode.SHOWN:
             self._console.relay(self.role.name, line)
 
     def _change(self, state: RoleState) -> None:

@@ -106,7 +106,7 @@ def _draw(rng: random.Random, number: int, action: Action, place: Place, is_earl
             # Around what each service takes for the death of another: a lease of 2 s, 5 s for a worker.
             seconds = between(0.2, 8.0)
         case Action.CUT:
-            seconds, trouble = between(0.02, 5.0), Trouble(is_cut=True)
+            seconds, trouble = between(0.02, 5.0), Trouble(is_truncated=True)
         case Action.HOLD:
             seconds, trouble = between(0.1, 8.0), Trouble(is_held=True)
         case Action.DELAY:

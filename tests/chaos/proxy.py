@@ -20,7 +20,7 @@ _RESET = struct.pack("ii", 1, 0)
 class Trouble:
     """What is wrong with a link. `delay` is in seconds each way."""
 
-    is_cut: bool = False
+    is_truncated: bool = False
     """Connections are reset, and new ones as soon as they are made."""
     is_held: bool = False
     """Nothing comes through, and nobody is told: a cable that was pulled."""
@@ -62,7 +62,7 @@ class Link:
         self._trouble = trouble
         self._changed.set()
         self._changed = asyncio.Event()
-        if trouble.is_cut:
+        if trouble.is_truncated:
             for connection in self._connections:
                 connection.cancel()
 
@@ -97,7 +97,7 @@ class Link:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers = [writer]
         try:
-            if self._trouble.is_cut:
+            if self._trouble.is_truncated:
                 return
             far_reader, far_writer = await asyncio.open_connection(*self._target)
             writers.append(far_writer)

@@ -29,7 +29,7 @@ ENVIRONMENT = {
     "QUIRE_DRAIN_GRACE": "3",
 }
 # A role that dies every few seconds is what is wanted here, and no reason to wait for long.
-_POLICY = RestartPolicy(longest_wait=1.0, settled_after=5.0)
+_POLICY = RestartPolicy(max_backoff=1.0, stable_after=5.0)
 _HTTP_SHARE = 3  # every third client speaks HTTP
 _REST_SECONDS = 60.0
 
@@ -119,7 +119,7 @@ class Run:
         listeners = addresses.http if protocol is Protocol.HTTP else addresses.grpc
         # Each begins with another gateway.
         turned = listeners[i % len(listeners) :] + listeners[: i % len(listeners)]
-        links = [await self._stack.connect(name, listener.reached_at) for listener in turned]
+        links = [await self._stack.connect(name, listener.dial_address) for listener in turned]
         self._clients[name] = protocol, (HttpClient if protocol is Protocol.HTTP else GrpcClient)(links)
 
     async def _ask_undisturbed(self) -> None:

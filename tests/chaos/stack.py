@@ -17,7 +17,7 @@ import redis
 from svc_common.supervisor.addresses import Addresses, assign, free_port
 from svc_common.supervisor.console import Console
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
-from svc_common.supervisor.group import Group
+from svc_common.supervisor.group import RoleGroup
 from svc_common.supervisor.prepare import prepare_model
 from svc_common.supervisor.probes import answers_grpc
 from svc_common.supervisor.roles import Role, redis_role, service_roles
@@ -62,7 +62,7 @@ class Stack:
         roles = [redis_role(store), *service_roles(settings, addresses, store.url, self._reach)]
         self._stopped: set[int] = set()
         self._output = log.open("w")
-        self._group = Group(
+        self._group = RoleGroup(
             [changed(role) for role in roles],
             Console(self._output),
             policy=policy,
@@ -148,7 +148,7 @@ class Stack:
     async def leader(self) -> str | None:
         """The scheduler that serves; None while there is none."""
         running = {
-            name: each.reached_at
+            name: each.dial_address
             for name, each in zip(self.instances("scheduler"), self.addresses.schedulers, strict=True)
             if self.is_running(name)
         }
@@ -180,7 +180,7 @@ class Stack:
             "scheduler": self.addresses.scheduler_metrics,
             "worker": self.addresses.worker_metrics,
         }
-        address = listeners[role][self.instances(role).index(name)].reached_at
+        address = listeners[role][self.instances(role).index(name)].dial_address
 
         def read() -> dict[str, float]:
             try:
@@ -207,7 +207,7 @@ class Stack:
         ):
             for index, listener in enumerate(listeners):
                 name = role if len(listeners) == 1 else f"{role}-{index}"
-                self._listening[listener.reached_at] = name
+                self._listening[listener.dial_address] = name
         self._listening[urlsplit(self.redis_url).netloc.rpartition("@")[2]] = "redis"
 
     def _reach(self, role: str, address: str) -> str:

@@ -71,7 +71,7 @@ def live(*fed_at: float) -> dict[str, History]:
 
 
 def fault(action: Action, place: Place, pick: float = 0.0) -> Fault:
-    return Fault(1, action, place, 0.0, Trouble(is_cut=action is Action.CUT), pick, 0.0, is_early=True)
+    return Fault(1, action, place, 0.0, Trouble(is_truncated=action is Action.CUT), pick, 0.0, is_early=True)
 
 
 def injector(stack: ScriptedStack, streams: dict[str, History]) -> Injector:

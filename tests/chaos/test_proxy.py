@@ -54,7 +54,7 @@ async def test_all_comes_through_in_order_to_the_end(link: Link) -> None:
 async def test_a_cut_resets_what_is_open_and_what_is_tried(link: Link) -> None:
     before = await dial(link)
     assert await say(before, b"one") == b"one"
-    link.trouble = Trouble(is_cut=True)
+    link.trouble = Trouble(is_truncated=True)
     with pytest.raises(ConnectionResetError):
         await before[0].read(1)
     with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):

@@ -52,7 +52,7 @@ async def test_a_stream_goes_on_with_no_gap_and_no_duplicate(
     assert isinstance(chunk, api.StreamGenerateResponse)
     assert list(chunk.chunk.token_ids) == HELLO[:2]
     await take_over(quire.scheduler, standby)
-    (tail,) = (await standby.next("attach")).tails
+    (tail,) = (await standby.next("attach")).unflushed
     assert (tail.offset, list(tail.token_ids)) == (0, HELLO[:2])
     standby.session.attached(submit, scheduler_v1.Tokens(token_ids=HELLO[:3]))
     standby.session.tokens(submit.key, HELLO[3:], 3, end=length_end())
@@ -73,7 +73,7 @@ async def test_log_probabilities_go_along(pair: tuple[Harness, ScriptedScheduler
     await call.read()
     await call.read()
     await take_over(quire.scheduler, standby)
-    (tail,) = (await standby.next("attach")).tails
+    (tail,) = (await standby.next("attach")).unflushed
     assert list(tail.logprobs) == logprobs
     call.cancel()
 

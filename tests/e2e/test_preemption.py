@@ -14,9 +14,9 @@ from benchmarks.serving.loads import PREFIX_WORDS, shared_prefix_requests
 from core_runner import CoreRunner, Served, num_blocks_for, submission
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from reference import MAX_TIES, NEW_TOKENS, Reference
-from scheduler_svc.core.explain import Preemption, Return
+from scheduler_svc.core.explain import PreemptionMethod, PreemptionRecord
 from svc_common.settings import read_settings
-from worker_svc.replica import Replica, load_replica
+from worker_svc.instance import ModelInstance, load_instance
 from worker_svc.settings import WorkerSettings
 
 pytestmark = pytest.mark.timeout(600)
@@ -34,13 +34,13 @@ EARLY_STOPPINGS = {
 
 
 @pytest.fixture(scope="module")
-def worker(model: Path) -> Replica:
+def worker(model: Path) -> ModelInstance:
     flags = ["--device=cpu", "--dtype=float32", "--kernels=compiled", f"--num-blocks={PLENTY}", "--swap-space=0.2"]
-    return load_replica(read_settings(WorkerSettings, flags), lambda line: None)
+    return load_instance(read_settings(WorkerSettings, flags), lambda line: None)
 
 
 def serve_until_all_gave_way(
-    worker: Replica, judged: list[Reference], preemption: str, rate: float | None = None
+    worker: ModelInstance, judged: list[Reference], preemption: str, rate: float | None = None
 ) -> list[Served]:
     """What became of each of eight prompts of 1 to 33 tokens as it gave way.
 
@@ -60,37 +60,39 @@ def serve_until_all_gave_way(
     raise AssertionError(f"{len(order) - len(gave_way)} requests never gave way")
 
 
-def weighed(served: list[Served]) -> list[Preemption]:
+def weighed(served: list[Served]) -> list[PreemptionRecord]:
     """What was chosen for each as it gave way last, and why."""
     return [one.sequence.last_preemption for one in served if one.sequence.last_preemption is not None]
 
 
-def test_every_request_is_swapped(worker: Replica, judged: list[Reference]) -> None:
+def test_every_request_is_swapped(worker: ModelInstance, judged: list[Reference]) -> None:
     served = serve_until_all_gave_way(worker, judged, "swap")
-    assert {one.choice for one in weighed(served)} == {Return.SWAP}
+    assert {one.choice for one in weighed(served)} == {PreemptionMethod.SWAP}
     assert all(one.num_returns for one in served)
 
 
-def test_every_request_is_computed_again(worker: Replica, judged: list[Reference]) -> None:
+def test_every_request_is_computed_again(worker: ModelInstance, judged: list[Reference]) -> None:
     served = serve_until_all_gave_way(worker, judged, "recompute")
-    assert {one.choice for one in weighed(served)} == {Return.RECOMPUTE}
+    assert {one.choice for one in weighed(served)} == {PreemptionMethod.RECOMPUTE}
     assert not any(one.num_returns for one in served)
 
 
-@pytest.mark.parametrize(("rate", "choice"), [(None, Return.SWAP), (SLOW, Return.RECOMPUTE)], ids=["fast", "slow"])
+@pytest.mark.parametrize(
+    ("rate", "choice"), [(None, PreemptionMethod.SWAP), (SLOW, PreemptionMethod.RECOMPUTE)], ids=["fast", "slow"]
+)
 def test_every_request_comes_back_by_what_costs_less(
-    worker: Replica, judged: list[Reference], rate: float | None, choice: Return
+    worker: ModelInstance, judged: list[Reference], rate: float | None, choice: PreemptionMethod
 ) -> None:
     served = serve_until_all_gave_way(worker, judged, "auto", rate)
     assert len(weighed(served)) == len(served)
     for one in weighed(served):
         assert one.choice is choice
-        assert (one.swap_seconds <= one.recompute_seconds) == (choice is Return.SWAP)
+        assert (one.swap_seconds <= one.recompute_seconds) == (choice is PreemptionMethod.SWAP)
 
 
 @pytest.mark.parametrize("num_blocks", [PLENTY, SCARCE], ids=["plenty", "scarce"])
 def test_sequences_of_one_request_are_those_of_lone_requests(
-    worker: Replica, judged: list[Reference], num_blocks: int
+    worker: ModelInstance, judged: list[Reference], num_blocks: int
 ) -> None:
     prompt = judged[14].prompt  # of 33 tokens: two full blocks, and the beginning of one
     lone = []
@@ -109,7 +111,7 @@ def test_sequences_of_one_request_are_those_of_lone_requests(
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_beams_that_give_way_are_transformers_beams(
-    worker: Replica, model: Path, judged: list[Reference], preemption: str
+    worker: ModelInstance, model: Path, judged: list[Reference], preemption: str
 ) -> None:
     judge = BeamJudge(model)
     searches = [
@@ -136,7 +138,7 @@ def _submission(key: str, search: Search, eos_token_id: int) -> scheduler_v1.Sub
     return submit
 
 
-def test_prefix_of_48_requests_is_computed_and_kept_once(worker: Replica, model: Path) -> None:
+def test_prefix_of_48_requests_is_computed_and_kept_once(worker: ModelInstance, model: Path) -> None:
     requests = shared_prefix_requests(Tokenizer.from_file(str(model / "tokenizer.json")), 48)
     prompts = [request.prompt_token_ids for request in requests]
     num_shared = next(place for place, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1)
@@ -151,7 +153,7 @@ def test_prefix_of_48_requests_is_computed_and_kept_once(worker: Replica, model:
     assert runner.peak_blocks == pytest.approx(num_blocks_for(num_shared, BLOCK) + sum(tails), rel=0.05)
 
 
-def test_prompt_of_four_sequences_is_computed_and_kept_once(worker: Replica, judged: list[Reference]) -> None:
+def test_prompt_of_four_sequences_is_computed_and_kept_once(worker: ModelInstance, judged: list[Reference]) -> None:
     prompt = judged[28].prompt
     num_full, rest = divmod(len(prompt), BLOCK)
     assert rest == 1

@@ -8,7 +8,7 @@ import torch
 
 import llama_models
 from runner_driver import Driver, make_runner
-from worker_svc.gpu.graphs import ladder
+from worker_svc.gpu.graphs import capture_sizes
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -52,7 +52,7 @@ def test_graphs_and_steps_launched_ahead_draw_what_eager_steps_draw(ahead: int, 
             assert dict(told.top) == pytest.approx(dict(by_eager.top), abs=1e-4)
 
 
-@pytest.mark.parametrize("num_sequences", [*ladder(12), 3, 5, 7, 9, 11])
+@pytest.mark.parametrize("num_sequences", [*capture_sizes(12), 3, 5, 7, 9, 11])
 def test_every_batch_size_decodes_as_transformers_does(num_sequences: int, directory: Path) -> None:
     asked = llama_models.prompts(*range(2, 2 + num_sequences))
     driver = _driver(directory, cuda_graphs=True, ahead=1)
@@ -63,13 +63,13 @@ def test_rows_that_only_fill_up_write_nothing(directory: Path) -> None:
     runner = make_runner(directory, "fused", device="cuda", cuda_graphs=True, max_sequences=8, num_blocks=16)
     asked = llama_models.prompts(1, 1, 1)
     new = [NewSequence(row, prompt, 1, 0, SamplingParams()) for row, prompt in enumerate(asked)]
-    drawn: list[list[int]] = [[], [], []]
+    sampled: list[list[int]] = [[], [], []]
     for start in range(6):
         scheduled = [ScheduledSequence(row, start, 1, [row] if start == 0 else []) for row in range(3)]
         for row, result in enumerate(runner.step(Step([], new, scheduled)).sequences):
-            drawn[row] += result.token_ids
+            sampled[row] += result.token_ids
         new = []
-    assert drawn == llama_models.generate(directory, asked, 6, "cuda")
+    assert sampled == llama_models.generate(directory, asked, 6, "cuda")
 
 
 def test_a_launch_returns_before_the_step_before_it_is_done(directory: Path) -> None:

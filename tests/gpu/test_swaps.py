@@ -8,12 +8,12 @@ import torch
 
 import llama_models
 from runner_driver import Driver, make_runner
+from worker_svc.block_copier import RateLimiter
 from worker_svc.cache import CacheShape
-from worker_svc.gpu.mover import CudaSideStream, StreamMover
+from worker_svc.gpu.block_copier import CudaCopyStream, StreamBlockCopier
 from worker_svc.gpu.staging import pin
-from worker_svc.mover import Pace
 from worker_svc.runner import Runner
-from worker_svc.step import Direction, Moves, NewSequence, SamplingParams, ScheduledSequence, Step
+from worker_svc.step import BlockOps, Direction, NewSequence, SamplingParams, ScheduledSequence, Step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -44,37 +44,37 @@ def test_a_sequence_goes_on_from_blocks_that_were_elsewhere(cache_dtype: torch.d
     runner = _runner(directory, cache_dtype)
     # Both are on their way at once: the swap begins behind the forward pass that fills the blocks.
     prefill = runner.launch(Step([], [_new(1, prompt)], [ScheduledSequence(1, 0, 40, [3, 9, 4])], step_id=1))
-    out = runner.launch(Step([1], [], [], Moves(swap_out=[(3, 0), (9, 1), (4, 2)]), step_id=2))
+    out = runner.launch(Step([1], [], [], BlockOps(swap_out=[(3, 0), (9, 1), (4, 2)]), step_id=2))
     (first,) = runner.finish(prefill).sequences
-    (told,) = runner.finish(out).transfers
+    (told,) = runner.finish(out).swap_results
     assert told.failure is None
     assert told.seconds > 0
     runner.step(Step([], [_new(2, prompt[::-1])], [ScheduledSequence(2, 0, 40, [3, 9, 4])]))
-    (back,) = runner.step(Step([2], [], [], Moves(swap_in=[(0, 7), (1, 11), (2, 5)]), step_id=3)).transfers
+    (back,) = runner.step(Step([2], [], [], BlockOps(swap_in=[(0, 7), (1, 11), (2, 5)]), step_id=3)).swap_results
     assert back.failure is None
     # The last block, which is written on, is a copy.
     tokens = [*prompt, *first.token_ids]
-    step = Step([], [_new(3, tokens)], [ScheduledSequence(3, 40, 1, [7, 11, 0])], Moves(copies=[(5, 0)]))
-    drawn = [*first.token_ids, *runner.step(step).sequences[0].token_ids]
+    step = Step([], [_new(3, tokens)], [ScheduledSequence(3, 40, 1, [7, 11, 0])], BlockOps(copies=[(5, 0)]))
+    sampled = [*first.token_ids, *runner.step(step).sequences[0].token_ids]
     for start in (41, 42):
-        drawn += runner.step(Step([], [], [ScheduledSequence(3, start, 1, [])])).sequences[0].token_ids
-    assert drawn == expected
+        sampled += runner.step(Step([], [], [ScheduledSequence(3, start, 1, [])])).sequences[0].token_ids
+    assert sampled == expected
 
 
 def test_neither_a_launch_nor_the_stream_that_computes_waits_for_a_swap(directory: Path) -> None:
     runner = _runner(directory)
     (prompt,) = llama_models.prompts(20)
     runner.step(Step([], [_new(1, prompt)], [ScheduledSequence(1, 0, 20, [0, 1])]))
-    runner.step(Step([], [], [], Moves(swap_out=[(0, 7), (5, 6)])))  # compiles what is compiled late
+    runner.step(Step([], [], [], BlockOps(swap_out=[(0, 7), (5, 6)])))  # compiles what is compiled late
     torch.cuda._sleep(LONG)  # type: ignore[no-untyped-call]
-    moves = Moves(swap_out=[(0, 0), (1, 1)])
-    first = runner.launch(Step([], [], [ScheduledSequence(1, 20, 1, [])], moves, step_id=1))
+    block_ops = BlockOps(swap_out=[(0, 0), (1, 1)])
+    first = runner.launch(Step([], [], [ScheduledSequence(1, 20, 1, [])], block_ops, step_id=1))
     assert not first.is_done()
     second = runner.launch(Step([], [], [ScheduledSequence(1, 21, 1, [])], step_id=2))
     results = [runner.finish(step) for step in (first, second)]
-    told = [*(told for result in results for told in result.transfers)]
-    told += runner.step(Step([], [], [], step_id=3)).transfers
-    assert [(transfer.step_id, transfer.failure) for transfer in told] == [(1, None)]
+    told = [*(told for result in results for told in result.swap_results)]
+    told += runner.step(Step([], [], [], step_id=3)).swap_results
+    assert [(swap_result.step_id, swap_result.failure) for swap_result in told] == [(1, None)]
     # What it took is without what it waited for.
     assert told[0].seconds < 0.5
 
@@ -83,11 +83,11 @@ def test_a_swap_out_waits_for_the_writes_before_it_and_none_behind() -> None:
     device = torch.device("cuda")
     blocks = torch.zeros(4, 1 << 20, dtype=torch.uint8, device=device)
     host_blocks = torch.zeros(4, 1 << 20, dtype=torch.uint8).pin_memory()
-    mover = StreamMover(blocks, host_blocks, CudaSideStream(device), Pace(None))
-    mover.swap(0, Direction.OUT, [(3, 3)]).result(60)
+    block_copier = StreamBlockCopier(blocks, host_blocks, CudaCopyStream(device), RateLimiter(None))
+    block_copier.swap(0, Direction.OUT, [(3, 3)]).result(60)
     torch.cuda._sleep(LONG // 4)  # type: ignore[no-untyped-call]
     blocks.fill_(5)
-    swapped = mover.swap(1, Direction.OUT, [(0, 0), (2, 1)])
+    swapped = block_copier.swap(1, Direction.OUT, [(0, 0), (2, 1)])
     torch.cuda._sleep(LONG)  # type: ignore[no-untyped-call]
     behind: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     behind.record()

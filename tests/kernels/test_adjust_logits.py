@@ -15,7 +15,7 @@ from quire_kernels.adjust_logits import (
     Penalties,
     adjust_logits,
     adjust_logits_reference,
-    remember,
+    fill_token_counts,
 )
 from worker_svc.penalties import Adjustments
 from worker_svc.penalties import adjust_logits as adjust_on_processor
@@ -65,7 +65,7 @@ def test_as_the_processors_path_has_it(vocab_size: int, device: str) -> None:
     for slot, known in zip(penalties.slots.tolist(), tokens, strict=True):
         if slot >= 0:
             ids = torch.from_numpy(known).long().to(device)
-            remember(penalties.token_counts, slot, ids[:40], ids[40:])
+            fill_token_counts(penalties.token_counts, slot, ids[:40], ids[40:])
     entries = [(row, token, bias) for row, p in enumerate(params) for token, bias in p.logit_bias.items()]
     entries += [(row, token, -math.inf) for row, p in enumerate(params) for token in p.suppressed_token_ids]
     entries += [(-1, 5, 3.0), (-1, 2**31 - 1, -math.inf)]
@@ -88,7 +88,9 @@ def test_what_is_no_number_stays(device: str) -> None:
     before = logits.clone()
     penalties = make_penalties([SamplingParams(repetition_penalty=2.0, presence_penalty=1.0)] * 2, 4, device, [0, 1])
     for slot in (0, 1):
-        remember(penalties.token_counts, slot, torch.tensor([0, 1, 2], device=device), torch.tensor([0], device=device))
+        fill_token_counts(
+            penalties.token_counts, slot, torch.tensor([0, 1, 2], device=device), torch.tensor([0], device=device)
+        )
     entries = [(0, 0, 1.0), (0, 1, 1.0), (0, 2, 1.0), (1, 0, -math.inf), (1, 1, -math.inf), (1, 2, -math.inf)]
     adjust_logits(logits, make_entries(entries, device), penalties)
     torch.testing.assert_close(logits, before, rtol=0, atol=0, equal_nan=True)
@@ -96,7 +98,7 @@ def test_what_is_no_number_stays(device: str) -> None:
 
 def test_a_slot_remembers_its_own_sequence_alone(device: str) -> None:
     counts = torch.full((3, 6), 9, dtype=torch.int32, device=device)
-    remember(counts, 1, torch.tensor([1, 1, 2], device=device), torch.tensor([2, 3, 3], device=device))
+    fill_token_counts(counts, 1, torch.tensor([1, 1, 2], device=device), torch.tensor([2, 3, 3], device=device))
     assert bool((counts[[0, 2]] == 9).all())
     assert (counts[1] & 0x7FFFFFFF).tolist() == [0, 0, 1, 2, 0, 0]
     assert (counts[1] < 0).tolist() == [False, True, True, False, False, False]

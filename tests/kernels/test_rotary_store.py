@@ -40,7 +40,7 @@ def make_arguments(device: str) -> Callable[..., Arguments]:
         slots[1::3] = -1
         rotary_dim = rotary_dim or head_dim
         exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
-        drawn = torch.randint(131_072, (num_tokens,)) if positions is None else torch.tensor(positions)
+        sampled = torch.randint(131_072, (num_tokens,)) if positions is None else torch.tensor(positions)
         # A part of a wider row
         qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads + 1) * head_dim)[:, head_dim:]
         scales = {}
@@ -49,7 +49,7 @@ def make_arguments(device: str) -> Callable[..., Arguments]:
             scales = {"key_scales": both[:, 1, 0], "value_scales": both[:, 1, 1]}
         return {
             "qkv": qkv.to(device, dtype),
-            "positions": drawn.to(device),
+            "positions": sampled.to(device),
             "frequencies": (1.0 / 500_000.0**exponents).to(device),
             "key_cache": cache[:, 1, 0],
             "value_cache": cache[:, 1, 1],

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from quire_kernels.adjust_logits import SUPPRESSED, Penalties, remember
+from quire_kernels.adjust_logits import SUPPRESSED, Penalties, fill_token_counts
 from quire_kernels.sample import sample, sample_reference, uniform
 from sampling_rows import make_states, make_tensors
 from worker_svc.philox import uniforms
-from worker_svc.sampler import draw_tokens
+from worker_svc.sampler import sample_tokens
 from worker_svc.step import SamplingParams
 
 KINDS = [
@@ -45,7 +45,7 @@ def random_logits(rows: int, vocab_size: int, spread: float = 3.0) -> torch.Tens
 def test_draws_are_the_processors(vocab_size: int, spread: float, device: str) -> None:
     params = [replace(kind, seed=seed - 2**63) for seed, kind in enumerate(KINDS)]
     logits = random_logits(len(params), vocab_size + 3, spread)[:, :vocab_size]
-    expected = draw_tokens(logits.clone(), make_states(params)).tokens
+    expected = sample_tokens(logits.clone(), make_states(params)).tokens
     sampling = make_tensors(params, device)
     assert sample(logits.to(device), sampling).tolist() == expected
     assert sample_reference(logits.to(device), sampling).tolist() == expected
@@ -66,9 +66,9 @@ def test_many_draws_of_one_row_are_the_references(device: str) -> None:
     params = [SamplingParams(temperature=0.8, top_k=20, top_p=0.95, seed=seed) for seed in range(8)]
     logits = random_logits(1, 500).repeat(len(params), 1).to(device)
     sampling = make_tensors(params, device, index=3, position=77)
-    drawn = sample(logits, sampling).tolist()
-    assert drawn == sample_reference(logits, sampling).tolist()
-    assert len(set(drawn)) > 3
+    sampled = sample(logits, sampling).tolist()
+    assert sampled == sample_reference(logits, sampling).tolist()
+    assert len(set(sampled)) > 3
 
 
 @pytest.mark.parametrize("limit", [{"top_k": 2}, {"top_p": 0.51}])
@@ -78,9 +78,9 @@ def test_ties_at_a_limit_are_all_kept(limit: dict[str, Any], device: str) -> Non
     logits[:, 7] = math.log(16.0)
     logits[:, 30:286:16] = 0.0
     params = [SamplingParams(temperature=1.0, seed=seed, **limit) for seed in range(10)]
-    drawn = sample(logits.to(device), make_tensors(params, device)).tolist()
-    assert set(drawn) <= {7, *range(30, 286, 16)}
-    assert len(set(drawn)) > 3
+    sampled = sample(logits.to(device), make_tensors(params, device)).tolist()
+    assert set(sampled) <= {7, *range(30, 286, 16)}
+    assert len(set(sampled)) > 3
 
 
 def test_greedy_takes_the_first_of_the_likeliest(device: str) -> None:
@@ -104,8 +104,8 @@ def test_index_and_position_change_the_draw(device: str) -> None:
     params = [SamplingParams(temperature=1.0, seed=seed) for seed in range(4)]
     logits = torch.zeros(4, 3000, device=device)
     places = [(0, 1), (1, 1), (0, 2)]
-    drawn = [sample(logits, make_tensors(params, device, index, position)).tolist() for index, position in places]
-    assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
+    sampled = [sample(logits, make_tensors(params, device, index, position)).tolist() for index, position in places]
+    assert sampled[0] != sampled[1] != sampled[2] != sampled[0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -137,7 +137,7 @@ def test_logits_are_left_as_they_are(device: str) -> None:
 def test_the_drawn_token_is_counted_in_its_slot(device: str) -> None:
     ones = torch.ones(3, device=device)
     counts = torch.zeros((4, 5), dtype=torch.int32, device=device)
-    remember(counts, 2, torch.tensor([1], device=device), torch.tensor([1, 1], device=device))
+    fill_token_counts(counts, 2, torch.tensor([1], device=device), torch.tensor([1, 1], device=device))
     penalties = Penalties(torch.tensor([2, -1, 0], device=device), ones, ones, ones, counts)
     logits = torch.tensor([[0.0, 9.0, 0.0, 0.0, 0.0]], device=device).repeat(3, 1)
     logits[2] = math.nan
@@ -158,8 +158,8 @@ def test_uniform_numbers_are_the_processors() -> None:
 def test_tokens_lie_in_vocabulary_order_along_the_uniform_numbers(device: str) -> None:
     params = [SamplingParams(temperature=1.0, seed=seed) for seed in range(-8, 8)]
     size = 4096
-    drawn = sample(torch.zeros(16, size, device=device), make_tensors(params, device)).tolist()
-    assert drawn == [int(uniform(p.seed, 0, 1) * size) for p in params]
+    sampled = sample(torch.zeros(16, size, device=device), make_tensors(params, device)).tolist()
+    assert sampled == [int(uniform(p.seed, 0, 1) * size) for p in params]
 
 
 def test_no_rows(device: str) -> None:

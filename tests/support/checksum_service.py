@@ -42,18 +42,20 @@ class ChecksumService(WorkerServiceServicer):
         self.seconds = 0.0  # that a step takes
         self.spoil: dict[str, list[int]] = {}  # fields of one result, and what they hold instead
         self.failing_token: int | None = None  # rows fail of sequences that begin with it
-        self.labels: dict[int, bytes] = {}  # of the device
-        self.host_labels: dict[int, bytes] = {}
+        self.block_hashes: dict[int, bytes] = {}  # of the device
+        self.host_block_hashes: dict[int, bytes] = {}
 
     async def Describe(self, request: worker_v1.DescribeRequest, context: Any) -> worker_v1.DescribeResponse:
         return self.about
 
-    async def Inventory(self, request: worker_v1.InventoryRequest, context: Any) -> worker_v1.InventoryResponse:
+    async def ReportBlockHashes(
+        self, request: worker_v1.ReportBlockHashesRequest, context: Any
+    ) -> worker_v1.ReportBlockHashesResponse:
         device, host = (
-            worker_v1.BlockLabels(block_ids=labels.keys(), hashes=labels.values())
-            for labels in (self.labels, self.host_labels)
+            worker_v1.BlockHashes(block_ids=block_hashes.keys(), hashes=block_hashes.values())
+            for block_hashes in (self.block_hashes, self.host_block_hashes)
         )
-        return worker_v1.InventoryResponse(device=device, host=host)
+        return worker_v1.ReportBlockHashesResponse(device=device, host=host)
 
     async def Step(
         self, requests: AsyncIterator[worker_v1.StepRequest], context: Any
@@ -74,13 +76,16 @@ class ChecksumService(WorkerServiceServicer):
             yield response
 
     def _label(self, request: worker_v1.StepRequest) -> None:
-        for labels, given in ((self.labels, request.labels), (self.host_labels, request.host_labels)):
-            labels.update(zip(given.block_ids, given.hashes, strict=True))
+        for block_hashes, given in (
+            (self.block_hashes, request.block_hashes),
+            (self.host_block_hashes, request.host_block_hashes),
+        ):
+            block_hashes.update(zip(given.block_ids, given.hashes, strict=True))
         # Blocks that a step adds count as written, though those of a prefix that is there are only read.
         for block in (*request.scheduled.new_block_ids, *request.swap_in.destinations, *request.copies.destinations):
-            self.labels.pop(block, None)
+            self.block_hashes.pop(block, None)
         for block in request.swap_out.destinations:
-            self.host_labels.pop(block, None)
+            self.host_block_hashes.pop(block, None)
 
     def _run(self, request: worker_v1.StepRequest, known: dict[int, list[int]]) -> worker_v1.StepResult:
         self._label(request)
@@ -95,15 +100,15 @@ class ChecksumService(WorkerServiceServicer):
             (request.swap_in, worker_v1.DIRECTION_IN),
         ):
             if moved.sources:
-                result.transfers.add(step_id=request.step_id, direction=direction, duration_us=1)
-        for place, sequence_id in enumerate(schedule.sequence_ids):
+                result.swaps.add(step_id=request.step_id, direction=direction, duration_us=1)
+        for schedule_index, sequence_id in enumerate(schedule.sequence_ids):
             tokens = known[sequence_id]
-            draws = schedule.starts[place] + schedule.num_tokens[place] == len(tokens)
+            samples = schedule.starts[schedule_index] + schedule.num_tokens[schedule_index] == len(tokens)
             if tokens[0] == self.failing_token:
-                result.failures.add(place=place, message="told to fail")
-                draws = False
-            result.num_tokens.append(int(draws))
-            if draws:
+                result.failures.add(schedule_index=schedule_index, message="told to fail")
+                samples = False
+            result.num_tokens.append(int(samples))
+            if samples:
                 tokens.append(next_token(tokens, VOCAB))
                 result.token_ids.append(tokens[-1])
         for name, values in self.spoil.items():

@@ -5,9 +5,9 @@ from enum import Enum, auto
 from typing import Any
 
 from memory_worker import Drawn
-from scheduler_svc.core.limits import Limits
-from scheduler_svc.core.plan import Direction, Event, FailedEvent, StepOutcome, StepPlan, TransferDone
-from scheduler_svc.core.pressure import PreemptionMode
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.plan import Direction, Event, FailedEvent, StepOutcome, StepPlan, SwapDone
+from scheduler_svc.core.preemption import PreemptionMode
 from scheduler_svc.core.replica import Replica, ReplicaShape
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Request, Sequence
@@ -30,7 +30,7 @@ SHAPE = ReplicaShape(
 """Swapping a block costs 0.01 ms each way, computing one 4 ms."""
 
 
-class Copies(Enum):
+class CopyMode(Enum):
     """What an answer says of the copies that are under way."""
 
     DONE = auto()
@@ -49,10 +49,10 @@ class CoreBench:
         *,
         policy: str = "fcfs",
         preemption: PreemptionMode = PreemptionMode.AUTO,
-        limits: Limits | None = None,
+        limits: SchedulerLimits | None = None,
         **shape: Any,
     ) -> None:
-        self.scheduler = Scheduler(limits or Limits(policy=policy, preemption=preemption))
+        self.scheduler = Scheduler(limits or SchedulerLimits(policy=policy, preemption=preemption))
         self.now = 0.0
         self.num_computed = 0  # tokens
         self._copies: dict[Replica, list[tuple[int, Direction]]] = {}  # under way
@@ -90,23 +90,23 @@ class CoreBench:
         return plan
 
     def commit(
-        self, copies: Copies = Copies.DONE, busy_seconds: float | None = None, at: Replica | None = None
+        self, copies: CopyMode = CopyMode.DONE, busy_seconds: float | None = None, at: Replica | None = None
     ) -> list[Event]:
         """Answer the oldest step in flight, and with it the copies of all steps up to it."""
         replica = at or self.replica
         step = replica.in_flight[0]
-        results = [Drawn([TOKEN] if part.draws else []) for part in step.scheduled]
-        under_way = self._copies[replica]
-        over = [copy for copy in under_way if copy[0] <= step.step_id and copies is not Copies.LATE]
-        self._copies[replica] = [copy for copy in under_way if copy not in over]
-        failure = "broken" if copies is Copies.FAILED else None
-        transfers = [TransferDone(step_id, direction, 1e-4, failure) for step_id, direction in over]
-        events = self.scheduler.commit(replica, StepOutcome(results, transfers, busy_seconds), self.now)
+        results = [Drawn([TOKEN] if part.samples else []) for part in step.scheduled]
+        in_progress = self._copies[replica]
+        over = [copy for copy in in_progress if copy[0] <= step.step_id and copies is not CopyMode.LATE]
+        self._copies[replica] = [copy for copy in in_progress if copy not in over]
+        failure = "broken" if copies is CopyMode.FAILED else None
+        swaps = [SwapDone(step_id, direction, 1e-4, failure) for step_id, direction in over]
+        events = self.scheduler.commit(replica, StepOutcome(results, swaps, busy_seconds), self.now)
         replica.check_integrity()
         return events
 
     def step(
-        self, copies: Copies = Copies.DONE, busy_seconds: float | None = None, at: Replica | None = None
+        self, copies: CopyMode = CopyMode.DONE, busy_seconds: float | None = None, at: Replica | None = None
     ) -> StepPlan:
         """Make a step and answer it at once."""
         plan = self.plan(at)

@@ -14,17 +14,17 @@ from unittest.mock import patch
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
-from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.plan import FailedEvent, StepPlan, TokensEvent
-from scheduler_svc.core.policies import POLICIES, FcfsPolicy, Standing
-from scheduler_svc.core.pressure import PreemptionMode
+from scheduler_svc.core.policies import POLICIES, FcfsPolicy, OrderKey
+from scheduler_svc.core.preemption import PreemptionMode
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Phase, Sequence
 from scheduler_svc.wire import event_to_proto, outcome_from_proto, plan_to_proto, request_from_proto, shape_from_proto
-from worker_svc.replica import Replica as Worker
+from worker_svc.instance import ModelInstance as Worker
 from worker_svc.runner import InFlight
-from worker_svc.wire import identity_to_proto, outcome_to_proto, step_from_proto
+from worker_svc.wire import description_to_proto, outcome_to_proto, step_from_proto
 
 Told = tuple[float, tuple[tuple[int, float], ...]]
 """A token's log-probability, and the likeliest tokens at its place with theirs."""
@@ -35,11 +35,11 @@ class TurnTaking(FcfsPolicy):
 
     def add(self, sequence: Sequence, now: float) -> None:
         """See Policy."""
-        self._waiting.put(sequence, super().gives_way(sequence))
+        self._waiting.put(sequence, super().preemption_key(sequence))
 
-    def gives_way(self, sequence: Sequence) -> Standing:
+    def preemption_key(self, sequence: Sequence) -> OrderKey:
         """See Policy."""
-        return (-sequence.num_preemptions, -sequence.arrival, *super().gives_way(sequence)[2:])
+        return (-sequence.num_preemptions, -sequence.arrival, *super().preemption_key(sequence)[2:])
 
 
 @dataclass
@@ -74,7 +74,7 @@ class CoreRunner:
         num_host_blocks: int | None = None,
         swap_bytes_per_second: float | None = None,
     ) -> None:
-        told = identity_to_proto(worker.identity, 0, is_draining=False)
+        told = description_to_proto(worker.description, 0, is_draining=False)
         about = worker_v1.DescribeResponse.FromString(told.SerializeToString())
         shape = shape_from_proto(about)
         assert num_blocks <= shape.num_blocks, "the worker has not so many"
@@ -85,7 +85,7 @@ class CoreRunner:
             swap_bytes_per_second=swap_bytes_per_second or shape.swap_bytes_per_second,
         )
         with patch.dict(cast(dict[str, Any], POLICIES), turns=TurnTaking):
-            self.core = Scheduler(Limits(policy="turns", preemption=PreemptionMode(preemption)))
+            self.core = Scheduler(SchedulerLimits(policy="turns", preemption=PreemptionMode(preemption)))
         self.replica = Replica(shape)
         self.core.add_replica(self.replica)
         self.peak_blocks = 0  # of the device, that were in use at once
@@ -115,7 +115,7 @@ class CoreRunner:
                 alive[request.key][0].index = indices[request.key]
         while self.core.num_running or self.core.num_queued:
             self._step()
-        while self.replica.has_news or self.replica.transfers or self._in_flight:
+        while self.replica.has_pending_updates or self.replica.swaps or self._in_flight:
             self._step()
         assert not self.replica.device.pool.counts.used, "blocks are left"
         for (key, index), served in self._served.items():
@@ -136,7 +136,7 @@ class CoreRunner:
         outcome = self._runner.finish(launched)
         done = time.perf_counter()
         result = outcome_to_proto(outcome)
-        busy = done - max(self._last_done, launched.started) - outcome.held_up_seconds
+        busy = done - max(self._last_done, launched.started) - outcome.stall_seconds
         result.busy_us = max(0, round(busy * 1e6))
         self._last_done = done
         result = worker_v1.StepResult.FromString(result.SerializeToString())
@@ -149,7 +149,7 @@ class CoreRunner:
     def _schedule(self) -> StepPlan | None:
         swapped = list(self.replica.swapped)
         plan = self.core.schedule(self.replica, time.monotonic())
-        self._returns.update(id(s) for s in swapped if s.phase in (Phase.ARRIVING, Phase.RUNNING))
+        self._returns.update(id(s) for s in swapped if s.phase in (Phase.SWAPPING_IN, Phase.RUNNING))
         return plan
 
     def _count(self, plan: StepPlan) -> None:

@@ -5,75 +5,75 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gateway_svc.fields import Field
-from gateway_svc.generation import ModelFacts
-from gateway_svc.routes import Attachment
+from gateway_svc.field_paths import Field
 from gateway_svc.session import SchedulerSession
+from gateway_svc.subscriptions import Attachment
+from gateway_svc.validated_request import ModelInfo
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import ScriptedScheduler
 from svc_common.errors import QuireError
 
 FINGERPRINT = b"\x01" * 32
 MODEL = scheduler_v1.Model(name="tiny", tokenizer_fingerprint=FINGERPRINT, context_length=64, vocab_size=100)
-FACTS = ModelFacts("tiny", 64, 100)
+MODEL_INFO = ModelInfo("tiny", 64, 100)
 
 
-class NotingReader:
+class RecordingObserver:
     """Notes what it is told, as (what, value), and holds the tokens of its sequences."""
 
     def __init__(self) -> None:
-        self.told: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        self.events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self.attachment: Attachment | None = None
         self.sequences: dict[int, list[int]] = {}
-        self.cuts: set[int] = set()
+        self.stop_matches: set[int] = set()
 
-    def spell(self, which: Field, place: int | None = None) -> str:
+    def field_path(self, which: Field, item_index: int | None = None) -> str:
         return f"my {which}"
 
     def on_accepted(self, is_durable: bool) -> None:
-        self.told.put_nowait(("accepted", is_durable))
+        self.events.put_nowait(("accepted", is_durable))
 
     def on_attached(self, attached: scheduler_v1.Attached) -> None:
         for tokens in attached.sequences:
             self._extend(tokens)
-        self.told.put_nowait(("attached", {one.index: list(one.token_ids) for one in attached.sequences}))
+        self.events.put_nowait(("attached", {one.index: list(one.token_ids) for one in attached.sequences}))
 
     def on_tokens(self, tokens: scheduler_v1.Tokens) -> None:
         if tokens.index == 99:
             raise RuntimeError("secret")
         self._extend(tokens)
-        self.told.put_nowait(("tokens", list(tokens.token_ids)))
+        self.events.put_nowait(("tokens", list(tokens.token_ids)))
 
     def on_failed(self, error: QuireError) -> None:
-        self.told.put_nowait(("failed", error))
+        self.events.put_nowait(("failed", error))
 
-    def tails(self, offsets: Mapping[int, int]) -> list[scheduler_v1.Tail]:
+    def unflushed(self, offsets: Mapping[int, int]) -> list[scheduler_v1.UnflushedTokens]:
         return [
-            scheduler_v1.Tail(
+            scheduler_v1.UnflushedTokens(
                 index=index,
                 offset=(offset := min(offsets.get(index, 0), len(token_ids))),
                 token_ids=token_ids[offset:],
-                is_cut=index in self.cuts,
+                is_truncated=index in self.stop_matches,
             )
             for index, token_ids in self.sequences.items()
         ]
 
-    def cut(self, index: int, num_tokens: int) -> None:
+    def match_stop(self, index: int, num_tokens: int) -> None:
         """Finds a stop string."""
         assert self.attachment is not None
         del self.sequences[index][num_tokens:]
-        self.cuts.add(index)
+        self.stop_matches.add(index)
         self.attachment.finish(index, num_tokens)
 
-    def leave(self, on_leave: Any) -> None:
+    def disconnect(self, on_disconnect: Any) -> None:
         """Has its client leave."""
         assert self.attachment is not None
-        self.attachment.release(on_leave)
+        self.attachment.release(on_disconnect)
 
     async def next(self) -> tuple[str, Any]:
         """What it is told next."""
         async with asyncio.timeout(10):
-            return await self.told.get()
+            return await self.events.get()
 
     async def failure(self) -> QuireError:
         """The error that it is told next."""
@@ -90,33 +90,33 @@ class NotingReader:
 class SessionClient:
     """A session that is kept up, and a way to wait for its readiness."""
 
-    def __init__(self, addresses: Sequence[str], patience: float) -> None:
+    def __init__(self, addresses: Sequence[str], reconnect_timeout: float) -> None:
         self._changed = asyncio.Condition()
-        self.session = SchedulerSession(addresses, "tiny", FINGERPRINT, self._on_change, patience)
+        self.session = SchedulerSession(addresses, "tiny", FINGERPRINT, self._on_change, reconnect_timeout)
         self._notes: set[asyncio.Task[None]] = set()
 
-    def submit(self, key: str, deadline: float | None = None, body_digest: bytes = b"") -> NotingReader:
+    def submit(self, key: str, deadline: float | None = None, body_digest: bytes = b"") -> RecordingObserver:
         """Has a request run."""
         submit = scheduler_v1.Submit(key=key, n=1, prompt_token_ids=[1, 2], body_digest=body_digest)
-        reader = NotingReader()
-        reader.attachment = self.session.ask(key, submit, reader, deadline)
-        return reader
+        observer = RecordingObserver()
+        observer.attachment = self.session.subscribe(key, submit, observer, deadline)
+        return observer
 
-    def attach(self, key: str) -> NotingReader:
+    def attach(self, key: str) -> RecordingObserver:
         """Takes part in a request that must be there."""
-        reader = NotingReader()
-        reader.attachment = self.session.ask(key, None, reader, None)
-        return reader
+        observer = RecordingObserver()
+        observer.attachment = self.session.subscribe(key, None, observer, None)
+        return observer
 
-    async def running(self, scheduler: ScriptedScheduler, key: str = "k") -> NotingReader:
+    async def running(self, scheduler: ScriptedScheduler, key: str = "k") -> RecordingObserver:
         """A request that is accepted."""
-        reader = self.submit(key)
+        observer = self.submit(key)
         await scheduler.next("submit")
         scheduler.session.accept(key)
-        assert await reader.next() == ("accepted", True)
-        return reader
+        assert await observer.next() == ("accepted", True)
+        return observer
 
-    async def wait_for(self, model: ModelFacts | None) -> None:
+    async def wait_for(self, model: ModelInfo | None) -> None:
         """Waits until the session has this model."""
         async with asyncio.timeout(15), self._changed:
             await self._changed.wait_for(lambda: self.session.model == model)
@@ -130,9 +130,9 @@ class SessionClient:
 
 
 @asynccontextmanager
-async def dialling(*addresses: str, patience: float = 60.0) -> AsyncIterator[SessionClient]:
+async def dialling(*addresses: str, reconnect_timeout: float = 60.0) -> AsyncIterator[SessionClient]:
     """A session that dials."""
-    client = SessionClient(addresses, patience)
+    client = SessionClient(addresses, reconnect_timeout)
     task = asyncio.create_task(client.session.run())
     try:
         yield client
@@ -154,7 +154,7 @@ def sequence(*token_ids: int, index: int = 0, end: scheduler_v1.SequenceEnd | No
     return scheduler_v1.Tokens(index=index, token_ids=token_ids, end=end)
 
 
-async def grown(scheduler: ScriptedScheduler, request: NotingReader, *token_ids: int, key: str = "k") -> None:
+async def grown(scheduler: ScriptedScheduler, request: RecordingObserver, *token_ids: int, key: str = "k") -> None:
     """Has a request draw tokens, one by one."""
     for token_id in token_ids:
         scheduler.session.tokens(key, [token_id], len(request.sequences.get(0, [])))

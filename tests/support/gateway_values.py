@@ -6,9 +6,17 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from gateway_svc.generation import BeamSearch, Generation, OnLeave, Sampling, SpecialTokens, Stopping, StopText
 from gateway_svc.rendering import Rendering
 from gateway_svc.stop_strings import StopString
+from gateway_svc.validated_request import (
+    BeamSearchParams,
+    OnDisconnect,
+    Sampling,
+    SpecialTokens,
+    Stopping,
+    StopText,
+    ValidatedRequest,
+)
 from gateway_svc.vocabulary import Vocabulary
 from tiny_model import tiny_tokenizer
 
@@ -85,23 +93,23 @@ def make_generation(
     min_tokens: int = 0,
     stop_text: StopText = StopText.EXCLUDED,
     special_tokens: SpecialTokens = SpecialTokens.HIDDEN,
-    on_leave: OnLeave = OnLeave.CANCEL,
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL,
     n: int = 1,
     best_of: int | None = None,
-    beam_search: BeamSearch | None = None,
+    beam_search: BeamSearchParams | None = None,
     logprobs: int | None = None,
     seed: int = 7,
     stop_token_ids: tuple[int, ...] = (),
     request_id: str = "some-id",
-) -> Generation:
+) -> ValidatedRequest:
     """A request, with what a test does not care about filled in."""
     sampling = Sampling(1.0, 1.0, 0, 0.0, 0.0, 0.0, 1.0, seed, {})
     stops = tuple(StopString.compile(text) for text in stop)
     stopping = Stopping(100, min_tokens, stops, stop_token_ids, (2,), stop_text)
     prompt = [5] if prompt_token_ids is None else prompt_token_ids
-    return Generation(
+    return ValidatedRequest(
         request_id=request_id,
-        on_leave=on_leave,
+        on_disconnect=on_disconnect,
         model="tiny",
         prompt_token_ids=prompt,
         sampling=sampling,

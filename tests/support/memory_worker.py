@@ -14,8 +14,8 @@ from array import array
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.beam_search import num_candidates
-from scheduler_svc.core.inventory import Inventory
-from scheduler_svc.core.plan import BlockPair, Direction, Scheduled, StepOutcome, StepPlan, TransferDone
+from scheduler_svc.core.block_hash_report import BlockHashReport
+from scheduler_svc.core.plan import BlockPair, Direction, ScheduledSequence, StepOutcome, StepPlan, SwapDone
 
 Slot = tuple[int, int] | None  # position and token
 Block = tuple[list[Slot], list[int]]  # what is in a block, and which steps put it there
@@ -77,7 +77,7 @@ class Memory:
         self.block_size = block_size
         self.slots: list[Slot] = [None] * (num_blocks * block_size)
         self.filled_by = [0] * (num_blocks * block_size)
-        self.labels: dict[int, bytes] = {}
+        self.block_hashes: dict[int, bytes] = {}
 
     def read(self, block_id: int) -> Block:
         place = self._place(block_id)
@@ -86,7 +86,7 @@ class Memory:
     def write(self, block_id: int, slots: list[Slot], step_id: int) -> None:
         place = self._place(block_id)
         self.slots[place], self.filled_by[place] = slots, [step_id] * self.block_size
-        self.labels.pop(block_id, None)
+        self.block_hashes.pop(block_id, None)
 
     def wipe(self, block_id: int) -> None:
         self.write(block_id, [None] * self.block_size, 0)
@@ -123,21 +123,21 @@ class MemoryWorker:
         self.host = Memory(num_host_blocks, block_size)
         self.known: dict[int, Known] = {}
         self.num_computed = 0
-        self.under_way: list[UnderWay] = []
+        self.in_progress: list[UnderWay] = []
         self._rng = rng
 
-    def restart(self) -> Inventory:
+    def restart(self) -> BlockHashReport:
         """Another scheduler comes: forget all sequences and transfers, and say what the blocks hold."""
         self.known.clear()
-        self.under_way.clear()
+        self.in_progress.clear()
         for memory in (self.device, self.host):
             memory.filled_by = [0] * len(memory.filled_by)
-        return Inventory(dict(self.device.labels), dict(self.host.labels))
+        return BlockHashReport(dict(self.device.block_hashes), dict(self.host.block_hashes))
 
     def step(self, plan: StepPlan) -> StepOutcome:
-        self.device.labels.update(plan.labels)
-        self.host.labels.update(plan.host_labels)
-        for sequence_id in plan.departed_ids:
+        self.device.block_hashes.update(plan.block_hashes)
+        self.host.block_hashes.update(plan.host_block_hashes)
+        for sequence_id in plan.finished_ids:
             self.known.pop(sequence_id, None)
         for direction, pairs in ((Direction.OUT, plan.swap_out), (Direction.IN, plan.swap_in)):
             if pairs:
@@ -145,13 +145,13 @@ class MemoryWorker:
         for copy in plan.copies:
             self._check_not_under_way(copy.destination)
             self.device.write(copy.destination, self.device.read(copy.source)[0], plan.step_id)
-        for change in plan.table_changes:
+        for change in plan.block_table_updates:
             known, size = self.known[change.sequence_id], self.block_size
             positions = range(change.index * size, (change.index + 1) * size)
             same = [(position, known.tokens[position]) for position in positions]
             assert self.device.read(change.block_id)[0] == same, "a block is replaced by one that holds something else"
             known.table[change.index] = change.block_id
-        for new in plan.introductions:
+        for new in plan.new_sequences:
             assert new.sequence.id not in self.known, "introduced twice"
             self.known[new.sequence.id] = Known(list(new.tokens))
         for part in plan.scheduled:
@@ -171,15 +171,15 @@ class MemoryWorker:
         else:
             for pair in pairs:
                 self.device.wipe(pair.device)
-        self.under_way.append(UnderWay(step_id, direction, pairs, early))
+        self.in_progress.append(UnderWay(step_id, direction, pairs, early))
 
-    def _store(self, part: Scheduled, step_id: int) -> None:
+    def _store(self, part: ScheduledSequence, step_id: int) -> None:
         known = self.known[part.sequence.id]
-        first, end = max(part.start, part.store_start), part.start + part.num_tokens
+        first, end = max(part.start, part.num_cached_tokens), part.start + part.num_tokens
         written = set(known.table[first // self.block_size : -(-end // self.block_size)])
         for block_id in written:
             self._check_not_under_way(block_id)
-            self.device.labels.pop(block_id, None)
+            self.device.block_hashes.pop(block_id, None)
         for sequence_id, other in self.known.items():
             if sequence_id != part.sequence.id:
                 assert written.isdisjoint(other.table), "a step writes a block that another sequence reads"
@@ -189,15 +189,15 @@ class MemoryWorker:
             self.device.filled_by[slot] = step_id
         self.num_computed += part.num_tokens
 
-    def _finish_transfers(self, step_id: int, *, wait: bool) -> list[TransferDone]:
+    def _finish_transfers(self, step_id: int, *, wait: bool) -> list[SwapDone]:
         done = []
-        for transfer in list(self.under_way):
+        for transfer in list(self.in_progress):
             if self._rng is None or wait or self._rng.random() < 0.5:
-                self.under_way.remove(transfer)
+                self.in_progress.remove(transfer)
                 failure = "broken" if self._rng is not None and self._rng.random() < 0.05 else None
                 if failure is None:
                     self._move(transfer, step_id)
-                done.append(TransferDone(transfer.step_id, transfer.direction, 0.001, failure))
+                done.append(SwapDone(transfer.step_id, transfer.direction, 0.001, failure))
         return done
 
     def _move(self, transfer: UnderWay, step_id: int) -> None:
@@ -210,15 +210,15 @@ class MemoryWorker:
                 self.host.write(pair.host, self.device.read(pair.device)[0], step_id)
 
     def _check_not_under_way(self, block_id: int) -> None:
-        for transfer in self.under_way:
+        for transfer in self.in_progress:
             for pair in transfer.pairs:
                 assert pair.device != block_id, "a step writes a block that a transfer names"
 
-    def _draw(self, part: Scheduled, end: int) -> Drawn:
+    def _draw(self, part: ScheduledSequence, end: int) -> Drawn:
         sequence_id, beam = part.sequence.id, part.sequence.request.beam
         known = self.known[sequence_id]
         context = [self.device.slots[self._slot(known, position)] for position in range(end)]
-        in_transit = {pair.device for t in self.under_way if t.direction is Direction.IN for pair in t.pairs}
+        in_transit = {pair.device for t in self.in_progress if t.direction is Direction.IN for pair in t.pairs}
         assert in_transit.isdisjoint(known.table), f"sequence {sequence_id} reads blocks that are not there yet"
         assert context == list(enumerate(known.tokens[:end])), f"sequence {sequence_id} reads a wrong context"
         if end < len(known.tokens):

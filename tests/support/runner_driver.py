@@ -15,13 +15,13 @@ import torch
 
 import compiled
 from worker_svc.attention import AttentionKind, CompiledKernels
+from worker_svc.block_copier import RateLimiter, make_block_copier
 from worker_svc.cache import CacheShape, KVCache
-from worker_svc.executor import Graphs
-from worker_svc.identity import Limits
+from worker_svc.description import WorkerLimits
+from worker_svc.executor import CudaGraphOptions
 from worker_svc.model.config import native_config, read_config
 from worker_svc.model.layout import ModelLayout
 from worker_svc.model.loading import load
-from worker_svc.mover import Pace, make_mover
 from worker_svc.runner import InFlight, Runner
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step, TokenLogprobs
 
@@ -54,7 +54,7 @@ def make_runner(
     shape = CacheShape.of(layout, block_size, cache_dtype or dtype)
     cache, host_blocks = shape.allocate(num_blocks, where), shape.allocate_host(num_host_blocks)
     _fill_with_garbage(cache)
-    limits = Limits(
+    limits = WorkerLimits(
         layout.vocab_size,
         layout.context_length,
         block_size,
@@ -63,9 +63,9 @@ def make_runner(
         max_sequences,
         num_host_blocks,
     )
-    executor = model.executor(cache, limits, Graphs(cuda_graphs))
+    executor = model.executor(cache, limits, CudaGraphOptions(cuda_graphs))
     pinned = host_blocks.pin_memory() if device == "cuda" else host_blocks
-    return Runner(executor, limits, make_mover(executor, cache, pinned, Pace(None)))
+    return Runner(executor, limits, make_block_copier(executor, cache, pinned, RateLimiter(None)))
 
 
 def _fill_with_garbage(cache: KVCache) -> None:
@@ -80,7 +80,7 @@ def _load(
     directory: Path, kernels: str, int8: bool, dtype: torch.dtype, device: torch.device, deterministic: bool
 ) -> Any:
     if kernels != "fused":
-        chosen = CompiledKernels(compiled.team(), int8) if kernels == "compiled" else AttentionKind(kernels)
+        chosen = CompiledKernels(compiled.thread_pool(), int8) if kernels == "compiled" else AttentionKind(kernels)
         return load(directory, native_config(read_config(directory)), dtype, device, chosen)
     # Triton is for those who ask for it.
     from worker_svc.model.triton_llama import load_triton_llama
@@ -116,7 +116,7 @@ class Driver:
         ]
         self._next_id += len(running)
         new = [sequence.new for sequence in running]
-        drawn: dict[int, list[int]] = {sequence.new.sequence_id: [] for sequence in running}
+        sampled: dict[int, list[int]] = {sequence.new.sequence_id: [] for sequence in running}
         in_flight: deque[InFlight] = deque()
         while True:
             scheduled = [self._schedule(sequence) for sequence in running if sequence.num_due]
@@ -128,11 +128,11 @@ class Driver:
             if len(in_flight) > self._ahead or not scheduled:
                 for result in self._runner.finish(in_flight.popleft()).sequences:
                     assert result.failure is None, result.failure
-                    drawn[result.sequence_id] += result.token_ids
+                    sampled[result.sequence_id] += result.token_ids
                     self.logprobs.setdefault(result.sequence_id, []).extend(result.logprobs)
-        self._runner.step(Step(list(drawn), [], []))
+        self._runner.step(Step(list(sampled), [], []))
         self._free += [block for sequence in running for block in sequence.blocks]
-        return list(drawn.values())
+        return list(sampled.values())
 
     def _schedule(self, sequence: "_Running") -> ScheduledSequence:
         start, count = sequence.num_computed, min(self._chunk, sequence.num_known - sequence.num_computed)

@@ -14,14 +14,14 @@ from memory_worker import continuation
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_SchedulerServiceServicer_to_server
 from quire.worker.v1 import worker_pb2 as worker_v1
-from scheduler_svc.engine import Engine, EngineSettings
+from scheduler_svc.engine import EngineSettings, SchedulerEngine
 from scheduler_svc.leader import Leader
 from scheduler_svc.live_requests import Graces
 from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.sessions import SchedulerServicer
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.store.redis import RedisStore
-from svc_common.server import INNER_MESSAGE_BYTES, bind, create_server
+from svc_common.server import INTERNAL_MESSAGE_BYTES, bind, create_server
 
 PROMPT = list(range(10))
 Kind = Literal["accepted", "attached", "tokens", "failed"]
@@ -72,10 +72,10 @@ class SessionClient:
         await self.send(submit=submit)
         return submit
 
-    async def attach(self, key: str, *tails: scheduler_v1.Tail) -> scheduler_v1.Event:
+    async def attach(self, key: str, *unflushed: scheduler_v1.UnflushedTokens) -> scheduler_v1.Event:
         """Attach to a request; the answer, Attached or Failed."""
         attachment_id = self._next()
-        await self.send(attach=scheduler_v1.Attach(key=key, attachment_id=attachment_id, tails=tails))
+        await self.send(attach=scheduler_v1.Attach(key=key, attachment_id=attachment_id, unflushed=unflushed))
         return await self.answer(attachment_id)
 
     async def answer(self, attachment_id: int) -> scheduler_v1.Event:
@@ -148,15 +148,15 @@ class Deployment:
     def __init__(self, settings: SchedulerSettings) -> None:
         self.store = RedisStore(settings.redis_url, settings.record_ttl)
         self.servicer = SchedulerServicer()
-        self.server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
+        self.server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES)
         add_SchedulerServiceServicer_to_server(self.servicer, self.server)
         self.port = bind(self.server, settings.host, 0)
         self.leader = Leader(settings, self.store, uuid.uuid4().hex, self._on_lead)
         self.leads = asyncio.Event()
-        self.engine: Engine
+        self.engine: SchedulerEngine
         self.leading: asyncio.Task[None]
 
-    async def _on_lead(self, engine: Engine) -> None:
+    async def _on_lead(self, engine: SchedulerEngine) -> None:
         self.engine = engine
         self.servicer.lead(engine)
         self.leads.set()
@@ -258,14 +258,14 @@ async def until_recorded(store: RedisStore, key: str, state: State) -> RequestLo
     return log
 
 
-async def until_over(engine: Engine, key: str) -> None:
+async def until_over(engine: SchedulerEngine, key: str) -> None:
     """Wait until a request is not live any more."""
     async with asyncio.timeout(PATIENCE):
         while engine.is_live(key):
             await asyncio.sleep(0.01)
 
 
-async def idle(engine: Engine) -> None:
+async def idle(engine: SchedulerEngine) -> None:
     """Wait until no sequence runs, no step is in flight and no block is used."""
     async with asyncio.timeout(PATIENCE):
         while engine.core.num_queued or any(

@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass, replace
 
 from memory_worker import Drawn, Memory, MemoryWorker, continuation, options
 from scheduler_svc.core.beam_search import BeamParams, BeamSearch, num_candidates
-from scheduler_svc.core.inventory import Chain
-from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.block_hash_report import TokenChain
+from scheduler_svc.core.block_tier import BlockTier
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.plan import BlockPair, Direction, Event, FailedEvent, Failure, StepOutcome, StepPlan
-from scheduler_svc.core.prefix import Content
+from scheduler_svc.core.prefix import BlockContent
 from scheduler_svc.core.replica import Replica, ReplicaShape
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Request, Restored
-from scheduler_svc.core.tier import Tier
+from scheduler_svc.core.sequence import Request, RestoredSequence
 
 VOCAB_SIZE = 2
 REFUSALS = {
@@ -38,7 +38,7 @@ class Answer:
     named: set[int]
 
 
-class AuditedTier(Tier):
+class AuditedTier(BlockTier):
     """A tier that does not hand out what is still named, nor publish what is not committed."""
 
     def __init__(self, site: "Site", memory: Memory, num_blocks: int, block_size: int) -> None:
@@ -53,16 +53,16 @@ class AuditedTier(Tier):
             assert named.isdisjoint(block_ids), "a block is handed out that a step or a copy under way names"
         return block_ids
 
-    def publish(self, block_id: int, content: Content) -> int:
+    def publish(self, block_id: int, content: BlockContent) -> int:
         self._check(block_id, content)
         return super().publish(block_id, content)
 
-    def adopt(self, found: dict[int, Content]) -> None:
+    def restore_cached_blocks(self, found: dict[int, BlockContent]) -> None:
         for block_id, content in found.items():
             self._check(block_id, content)
-        super().adopt(found)
+        super().restore_cached_blocks(found)
 
-    def _check(self, block_id: int, content: Content) -> None:
+    def _check(self, block_id: int, content: BlockContent) -> None:
         slots, filled_by = self._memory.read(block_id)
         assert max(filled_by) <= self._site.num_committed, "a block is published before its step is committed"
         tokens = [slot[1] for slot in slots if slot is not None]
@@ -79,14 +79,14 @@ class Site:
         self.worker = worker
         self.answers: deque[Answer] = deque()
         self.num_committed = 0  # steps
-        self._under_way: dict[tuple[int, Direction], list[BlockPair]] = {}  # as far as the scheduler knows
+        self._in_progress: dict[tuple[int, Direction], list[BlockPair]] = {}  # as far as the scheduler knows
         self.replica.device = AuditedTier(self, self.worker.device, shape.num_blocks, shape.block_size)
         self.replica.host = AuditedTier(self, self.worker.host, shape.num_host_blocks, shape.block_size)
-        self.replica.transfers._tiers = (self.replica.device, self.replica.host)
+        self.replica.swaps._tiers = (self.replica.device, self.replica.host)
 
     def named(self, memory: Memory) -> set[int]:
         """Blocks of a memory that steps name of which the scheduler has not heard, or copies under way."""
-        pairs = [pair for pairs in self._under_way.values() for pair in pairs]
+        pairs = [pair for pairs in self._in_progress.values() for pair in pairs]
         if memory is self.worker.host:
             return {pair.host for pair in pairs}
         return {pair.device for pair in pairs}.union(*(answer.named for answer in self.answers))
@@ -96,7 +96,7 @@ class Site:
         self._check_writes(plan)
         for direction, pairs in ((Direction.OUT, plan.swap_out), (Direction.IN, plan.swap_in)):
             if pairs:
-                self._under_way[plan.step_id, direction] = pairs
+                self._in_progress[plan.step_id, direction] = pairs
         outcome = self.worker.step(plan)
         for part in plan.scheduled:
             assert self.worker.known[part.sequence.id].table == part.sequence.block_ids, "tables differ"
@@ -112,16 +112,16 @@ class Site:
         """The oldest answer, which the scheduler now hears of."""
         outcome = self.answers.popleft().outcome
         self.num_committed += 1
-        for done in outcome.transfers:
-            del self._under_way[done.step_id, done.direction]
+        for done in outcome.swaps:
+            del self._in_progress[done.step_id, done.direction]
         return outcome
 
     def _check_writes(self, plan: StepPlan) -> None:
         pool, index = self.replica.device.pool, self.replica.device.index
-        held = Counter(block_id for step in self.replica.in_flight for block_id in step.held_ids)
+        held = Counter(block_id for step in self.replica.in_flight for block_id in step.held_block_ids)
         size = self.replica.shape.block_size
         for part in plan.scheduled:
-            first, end = max(part.start, part.store_start), part.start + part.num_tokens
+            first, end = max(part.start, part.num_cached_tokens), part.start + part.num_tokens
             for block_id in part.sequence.block_ids[first // size : -(-end // size)]:
                 assert pool.num_owners(block_id) - held[block_id] == 1, "a shared block is written"
                 assert block_id not in index, "a block is written that can be found"
@@ -131,7 +131,7 @@ class Site:
 class World:
     """A scheduler, its replicas, and all that anybody was told of any request."""
 
-    def __init__(self, limits: Limits, rng: random.Random) -> None:
+    def __init__(self, limits: SchedulerLimits, rng: random.Random) -> None:
         self.limits = limits
         self.scheduler = Scheduler(limits)
         self._met: Counter[str] = Counter()
@@ -177,7 +177,7 @@ class World:
         """The scheduler dies; another one goes on behind what was told, with what the workers' blocks still hold."""
         live = list(self.scheduler.keys)
         chains = [
-            Chain(request.salt, [*request.prompt, *self.outputs[key, index]])
+            TokenChain(request.salt, [*request.prompt, *self.outputs[key, index]])
             for key in live
             for request in [self.requests[key]]
             for index in range(request.n if request.beam is None else 0)
@@ -187,7 +187,7 @@ class World:
         old, self.sites = self.sites, []
         for site in old:
             new = Site(site.replica.shape, site.worker)
-            self._met["adopted"] += new.replica.adopt(site.worker.restart(), chains)
+            self._met["adopted"] += new.replica.restore_cached_blocks(site.worker.restart(), chains)
             new.replica.check_integrity()
             self._add(new)
         for key in live:
@@ -195,11 +195,11 @@ class World:
             assert refused is None, refused
         assert list(self.scheduler.keys) == live
 
-    def _restored(self, request: Request) -> list[Restored]:
+    def _restored(self, request: Request) -> list[RestoredSequence]:
         if request.beam is not None:
-            return [Restored([], False)]
+            return [RestoredSequence([], False)]
         places = [(request.key, index) for index in range(request.n)]
-        return [Restored(list(self.outputs[place]), place in self.ended) for place in places]
+        return [RestoredSequence(list(self.outputs[place]), place in self.ended) for place in places]
 
     def lose(self, site: Site) -> None:
         self.sites.remove(site)
@@ -272,7 +272,7 @@ class World:
 
     @property
     def is_idle(self) -> bool:
-        return not list(self.scheduler.keys) and not any(site.answers or site.worker.under_way for site in self.sites)
+        return not list(self.scheduler.keys) and not any(site.answers or site.worker.in_progress for site in self.sites)
 
     def drain(self) -> None:
         """Go on until nobody has anything to do. Nobody may be left by then."""

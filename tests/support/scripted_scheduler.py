@@ -11,7 +11,7 @@ from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from quire.worker.v1 import worker_pb2 as worker_v1
 from svc_common.errors import QuireError, Reason
-from svc_common.server import INNER_MESSAGE_BYTES, bind, create_server
+from svc_common.server import INTERNAL_MESSAGE_BYTES, bind, create_server
 
 Script = Callable[["ScriptedSession", scheduler_v1.Submit], None]
 AttachScript = Callable[["ScriptedSession", scheduler_v1.Attach], None]
@@ -182,7 +182,7 @@ class ScriptedScheduler(SchedulerServiceServicer):
 @asynccontextmanager
 async def serving(scheduler: ScriptedScheduler, port: int = 0) -> AsyncIterator[ScriptedScheduler]:
     """Serves it at `scheduler.address`."""
-    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
+    server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES)
     add_SchedulerServiceServicer_to_server(scheduler, server)
     scheduler.address = f"127.0.0.1:{bind(server, '127.0.0.1', port)}"
     await server.start()

@@ -10,9 +10,9 @@ from checksum_service import VOCAB, ChecksumService, serve
 from memory_worker import continuation
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
-from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.engine import Engine, EngineSettings
+from scheduler_svc.engine import EngineSettings, SchedulerEngine
 from scheduler_svc.leadership import Fenced
 from scheduler_svc.store.redis import RedisStore
 from scheduler_svc.worker_link import WorkerPool
@@ -59,24 +59,24 @@ class ScriptedWorker(ChecksumService):
 
 def _tell_logprobs(result: worker_v1.StepResult) -> None:
     drawn = iter(result.token_ids)
-    for place, count in enumerate(result.num_tokens):
+    for schedule_index, count in enumerate(result.num_tokens):
         for _ in range(count):
             token = next(drawn)
             tokens = [worker_v1.TokenLogprobs(logprob=-1, top=[worker_v1.Logprob(token_id=token, logprob=-1)])]
-            result.logprobs.add(place=place, tokens=tokens)
+            result.logprobs.add(schedule_index=schedule_index, tokens=tokens)
 
 
 class Gateway:
     """A session: what it was told of its requests."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SchedulerEngine) -> None:
         self._engine = engine
         self._num_submitted = 0
         self.tokens: dict[str, list[int]] = {}
         self.ended: set[str] = set()
         self.failed: set[str] = set()
 
-    def tell(self, message: scheduler_v1.SessionResponse) -> None:
+    def send(self, message: scheduler_v1.SessionResponse) -> None:
         for event in message.events:
             if event.HasField("failed"):
                 self.failed.add(event.key)
@@ -87,7 +87,7 @@ class Gateway:
                 if event.tokens.HasField("end"):
                     self.ended.add(event.key)
 
-    def tell_status(self, status: scheduler_v1.Status) -> None:
+    def send_status(self, status: scheduler_v1.Status) -> None:
         pass
 
     def submit(self, max_tokens: int = 24, prompt: list[int] = PROMPT) -> str:
@@ -112,8 +112,13 @@ class Deployment:
     def __init__(self, store: RedisStore) -> None:
         self.num_fenced = 0
         self.leads = True
-        self.engine = Engine(
-            Scheduler(Limits(64, 16)), store, time.time_ns() // 1000, EngineSettings(), self._raise_epoch, self._fence
+        self.engine = SchedulerEngine(
+            Scheduler(SchedulerLimits(64, 16)),
+            store,
+            time.time_ns() // 1000,
+            EngineSettings(),
+            self._raise_epoch,
+            self._fence,
         )
         self.gateway = Gateway(self.engine)
         self.engine.join(self.gateway)

@@ -10,11 +10,11 @@ import pytest
 
 from quire.worker.v1 import worker_pb2 as pb
 from quire.worker.v1 import worker_pb2_grpc
-from svc_common.channels import inner_channel
-from svc_common.server import INNER_MESSAGE_BYTES, bind, create_server
+from svc_common.channels import internal_channel
+from svc_common.server import INTERNAL_MESSAGE_BYTES, bind, create_server
 from svc_common.settings import read_settings
 from worker_svc.device_thread import DeviceThread
-from worker_svc.replica import Replica, load_replica
+from worker_svc.instance import ModelInstance, load_instance
 from worker_svc.service import WorkerService
 from worker_svc.settings import WorkerSettings
 
@@ -99,19 +99,19 @@ def scheduled(*items: tuple[int, ...]) -> pb.Schedule:
 async def serving() -> AsyncIterator[Worker]:
     """A worker's server with no replica yet, and a channel to it."""
     device = DeviceThread()
-    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
+    server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES)
     service = WorkerService(device)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
     port = bind(server, "127.0.0.1", 0)
     await server.start()
-    async with inner_channel(f"127.0.0.1:{port}") as channel:
+    async with internal_channel(f"127.0.0.1:{port}") as channel:
         yield Worker(service, channel)
     await server.stop(0)
     device.close()
 
 
-def small_replica(directory: Path) -> Replica:
+def small_replica(directory: Path) -> ModelInstance:
     """A replica of the model in a directory, with 32 blocks on the device and as many or more on its host."""
     args = ["--model", str(directory), "--dtype", "float32", "--num-blocks", "32", "--num-threads", "1"]
     args += ["--swap-space", "0.001"]
-    return load_replica(read_settings(WorkerSettings, args), print)
+    return load_instance(read_settings(WorkerSettings, args), print)

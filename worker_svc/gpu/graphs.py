@@ -9,14 +9,14 @@ Work = Callable[[], None]
 _DENSE, _SPACING = (1, 2, 4), 8
 
 
-def ladder(max_rows: int) -> list[int]:
+def capture_sizes(max_rows: int) -> list[int]:
     """The batch sizes that graphs are captured for, in rising order: 1, 2, 4, 8, 16, 24 and so on, and the largest.
 
     A batch is filled up to the next of them: by less than 8 rows, which cost next to nothing where reading the weights
     takes the time.
     """
-    rungs = [*_DENSE, *range(_SPACING, max_rows, _SPACING), max_rows]
-    return sorted({rung for rung in rungs if rung <= max_rows})
+    sizes = [*_DENSE, *range(_SPACING, max_rows, _SPACING), max_rows]
+    return sorted({size for size in sizes if size <= max_rows})
 
 
 class GraphCapture:
@@ -47,7 +47,7 @@ class GraphCapture:
         return graph.replay
 
 
-def run_again(work: Work) -> Work:
+def run_without_capture(work: Work) -> Work:
     """In place of a capture where there are no graphs: a processor, in tests."""
     work()
     return work

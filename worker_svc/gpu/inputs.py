@@ -15,8 +15,8 @@ from worker_svc.batch import Batch
 class ForwardInputs:
     """A batch on the device, as `worker_svc.batch.Batch` has it.
 
-    `token_ids` may hold -1 - row for the token that the last step drew at that row. `draw_rows` is None where every
-    token is followed by a draw. The first `num_single` sequences have one token each.
+    `token_ids` may hold -1 - row for the token that the last step drew at that row. `logits_indices` is None where
+    every token is followed by a draw. The first `num_single` sequences have one token each.
     """
 
     token_ids: Tensor
@@ -25,14 +25,14 @@ class ForwardInputs:
     block_tables: Tensor
     query_starts: Tensor
     context_lens: Tensor
-    draw_rows: Tensor | None
+    logits_indices: Tensor | None
     num_single: int
     max_query_len: int
 
 
 def decodes_only(batch: Batch) -> bool:
     """Whether each sequence has one token, and a draw behind it."""
-    return batch.max_query_len == 1 and len(batch.draw_rows) == len(batch.context_lens)
+    return batch.max_query_len == 1 and len(batch.logits_indices) == len(batch.context_lens)
 
 
 def count_single(batch: Batch) -> int:
@@ -49,10 +49,10 @@ def token_arrays(batch: Batch) -> list[NDArray[Any]]:
 
 def layout_arrays(batch: Batch) -> list[NDArray[Any]]:
     """How a batch of any kind is laid out."""
-    return [batch.query_starts, batch.draw_rows, batch.block_tables]
+    return [batch.query_starts, batch.logits_indices, batch.block_tables]
 
 
-def filled(values: NDArray[Any], length: int, fill: float) -> NDArray[Any]:
+def padded(values: NDArray[Any], length: int, fill: float) -> NDArray[Any]:
     """The values [n, at most length], and behind them `fill`."""
     array = np.full(length, fill, values.dtype)
     array[: len(values)] = values
@@ -62,7 +62,7 @@ def filled(values: NDArray[Any], length: int, fill: float) -> NDArray[Any]:
 def forward_inputs(batch: Batch, tokens: Sequence[Tensor], layout: Sequence[Tensor]) -> ForwardInputs:
     """The inputs of any batch, from its `token_arrays` and `layout_arrays` on the device."""
     token_ids, positions, slots, context_lens = tokens
-    query_starts, draw_rows, block_tables = layout
+    query_starts, logits_indices, block_tables = layout
     return ForwardInputs(
         token_ids,
         positions,
@@ -70,7 +70,7 @@ def forward_inputs(batch: Batch, tokens: Sequence[Tensor], layout: Sequence[Tens
         block_tables,
         query_starts,
         context_lens,
-        None if decodes_only(batch) else draw_rows,
+        None if decodes_only(batch) else logits_indices,
         count_single(batch),
         batch.max_query_len,
     )

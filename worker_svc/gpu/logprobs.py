@@ -8,7 +8,7 @@ from quire_kernels.log_norms import log_norms
 _LOW = 2**32 - 1
 
 
-def measure_logprobs(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def compute_logprobs(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Of each row of the model's own logits [rows, vocab_size]: of its token [rows], and of its `count` likeliest.
 
     Returns float32 [rows, 1 + count], the token's first, and int32 [rows, count], which the likeliest are: of equally

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_kernels.adjust_logits import remember
+from quire_kernels.adjust_logits import fill_token_counts
 from worker_svc.sequences import Sequence
 from worker_svc.step import SamplingParams
 
@@ -31,13 +31,13 @@ class PenaltySlots:
         self._slots: OrderedDict[Sequence, int] = OrderedDict()
         self._upload = upload
 
-    def of(self, drawing: Items[Sequence]) -> NDArray[np.int64]:
+    def of(self, sequences: Items[Sequence]) -> NDArray[np.int64]:
         """The slot of each sequence that is about to draw, at most `num_slots` of them; -1 for one without penalties.
 
         What fills a slot is enqueued on the device, behind the step that may still use it.
         """
-        slots = np.full(len(drawing), -1, np.int64)
-        penalized = [(row, sequence) for row, sequence in enumerate(drawing) if _has_penalties(sequence.params)]
+        slots = np.full(len(sequences), -1, np.int64)
+        penalized = [(row, sequence) for row, sequence in enumerate(sequences) if _has_penalties(sequence.params)]
         for _, sequence in penalized:
             if sequence in self._slots:
                 self._slots.move_to_end(sequence)
@@ -53,7 +53,7 @@ class PenaltySlots:
         prompt, generated = tokens[: sequence.prompt_length], tokens[sequence.prompt_length :]
         if (generated < 0).any():
             raise RuntimeError("a sequence lost its token counts while it was promised a token")
-        remember(self.token_counts, slot, self._upload(prompt), self._upload(generated))
+        fill_token_counts(self.token_counts, slot, self._upload(prompt), self._upload(generated))
         return slot
 
 

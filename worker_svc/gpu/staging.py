@@ -11,10 +11,10 @@ from torch import Tensor
 
 # Where each array begins: Triton reads from such addresses in its widest loads, and compiles one kernel for all.
 ALIGNMENT = 16
-_NUM_LANES = 2
+_NUM_BUFFERS = 2
 
 
-class Completion(Protocol):
+class StreamEvent(Protocol):
     """A place in a stream, as torch.cuda.Event is one."""
 
     def query(self) -> bool:
@@ -24,7 +24,7 @@ class Completion(Protocol):
         """Return when it has."""
 
 
-class _Reached:
+class _CompletedEvent:
     """Where all work is done at once, as on a processor."""
 
     def query(self) -> bool:
@@ -34,10 +34,10 @@ class _Reached:
         return
 
 
-def record(device: torch.device) -> Completion:
+def record(device: torch.device) -> StreamEvent:
     """The place in the device's current stream that is now its end."""
     if device.type != "cuda":
-        return _Reached()
+        return _CompletedEvent()
     # Whoever waits for it sleeps, instead of spinning on a core that others need.
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record()
@@ -60,12 +60,12 @@ def pin(memory: Tensor) -> None:
 
 
 @dataclass(slots=True)
-class Lane:
+class StagingBuffer:
     """The host's memory of one step in flight. It is taken again only when the device is done with that step."""
 
     inputs: Tensor
     outputs: Tensor
-    done: Completion
+    done: StreamEvent
 
 
 class Staging:
@@ -78,24 +78,24 @@ class Staging:
     def __init__(self, num_input_bytes: int, num_output_bytes: int, device: torch.device) -> None:
         self._device = device
         self._on_device = torch.empty(num_input_bytes, dtype=torch.uint8, device=device)
-        self._lanes = [
-            Lane(pinned(num_input_bytes, device), pinned(num_output_bytes, device), _Reached())
-            for _ in range(_NUM_LANES)
+        self._buffers = [
+            StagingBuffer(pinned(num_input_bytes, device), pinned(num_output_bytes, device), _CompletedEvent())
+            for _ in range(_NUM_BUFFERS)
         ]
 
-    def take_lane(self) -> Lane:
+    def next_buffer(self) -> StagingBuffer:
         """The lane for the next step. It waits only where the caller has more than one step in flight."""
-        lane = self._lanes.pop(0)
-        self._lanes.append(lane)
-        lane.done.synchronize()
-        return lane
+        buffer = self._buffers.pop(0)
+        self._buffers.append(buffer)
+        buffer.done.synchronize()
+        return buffer
 
-    def send(self, lane: Lane, groups: Sequence[Sequence[NDArray[Any]]]) -> list[list[Tensor]]:
+    def send(self, buffer: StagingBuffer, groups: Sequence[Sequence[NDArray[Any]]]) -> list[list[Tensor]]:
         """Copy groups of contiguous arrays to the device, in one piece; the same groups of tensors there.
 
         Each lies where the sizes of those before it put it, on a multiple of ALIGNMENT.
         """
-        memory = lane.inputs.numpy()
+        memory = buffer.inputs.numpy()
         end = 0
         tensors: list[list[Tensor]] = []
         for group in groups:
@@ -106,21 +106,21 @@ class Staging:
                 memory[start:end] = array.reshape(-1).view(np.uint8)
                 dtype = _TORCH_DTYPES[array.dtype.name]
                 tensors[-1].append(self._on_device[start:end].view(dtype).view(array.shape))
-        self._on_device[:end].copy_(lane.inputs[:end], non_blocking=True)
+        self._on_device[:end].copy_(buffer.inputs[:end], non_blocking=True)
         return tensors
 
-    def fetch(self, lane: Lane, tensors: Sequence[Tensor]) -> Tensor:
+    def fetch(self, buffer: StagingBuffer, tensors: Sequence[Tensor]) -> Tensor:
         """Begin to copy tensors back, which ends the lane's step. Their bytes on the host, one after another.
 
         They are there when `lane.done` is reached, until the lane is taken again.
         """
         flat = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
         packed = flat[0] if len(flat) == 1 else torch.cat(flat)
-        if len(lane.outputs) < len(packed):
-            lane.outputs = pinned(len(packed), self._device)
-        outputs = lane.outputs[: len(packed)]
+        if len(buffer.outputs) < len(packed):
+            buffer.outputs = pinned(len(packed), self._device)
+        outputs = buffer.outputs[: len(packed)]
         outputs.copy_(packed, non_blocking=True)
-        lane.done = record(self._device)
+        buffer.done = record(self._device)
         return outputs
 
     def upload(self, array: NDArray[Any]) -> Tensor:

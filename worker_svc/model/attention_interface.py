@@ -38,12 +38,14 @@ class AttentionHook(Protocol):
 _hook: ContextVar[AttentionHook] = ContextVar("attention hook")
 
 
-def run(model: Any, token_ids: Tensor, positions: Tensor, draw_rows: Tensor, hook: AttentionHook) -> Tensor:
-    """Logits float32 [num_draws, vocab_size] after the tokens [num_tokens] at `draw_rows`; attention goes to `hook`."""
+def run(model: Any, token_ids: Tensor, positions: Tensor, logits_indices: Tensor, hook: AttentionHook) -> Tensor:
+    """Logits float32 [num_draws, vocab_size] after the tokens [num_tokens] at `logits_indices`; attention goes to
+    `hook`.
+    """
     before = _hook.set(hook)
     try:
         output = model(
-            input_ids=token_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=draw_rows
+            input_ids=token_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=logits_indices
         )
     finally:
         _hook.reset(before)
@@ -51,7 +53,7 @@ def run(model: Any, token_ids: Tensor, positions: Tensor, draw_rows: Tensor, hoo
     return logits
 
 
-def hand_over(
+def attention_forward(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """An attention function as transformers calls it, of heads [1, num_heads, num_tokens, head_dim]."""
@@ -66,4 +68,4 @@ def _by_token(heads: Tensor) -> Tensor:
     return by_token if by_token.stride(2) == 1 else by_token.contiguous()
 
 
-AttentionInterface.register(PAGED, hand_over)
+AttentionInterface.register(PAGED, attention_forward)

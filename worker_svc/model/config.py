@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from worker_svc.errors import CannotServe
+from worker_svc.errors import StartupFailed
 from worker_svc.model.layout import LayerAttention, ModelLayout
 
 _FAMILY = {
@@ -18,7 +18,7 @@ _FAMILY = {
 }
 
 
-class UnsupportedModel(CannotServe):
+class UnsupportedModel(StartupFailed):
     """A model that cannot be served. The text is for the operator and says what can."""
 
 

@@ -9,9 +9,9 @@ from worker_svc.model.linear import make_linear
 
 # A 16-bit score is off by up to half a unit in its last place: 2**-8 of it in bfloat16, less in float16. What is best
 # may come out below another score by both their errors.
-_CLOSE = 2.0**-7
+_TOLERANCE = 2.0**-7
 # A row with more scores than this so close to its best has no clear best one.
-_MAX_CLOSE = 64
+_MAX_NEAR = 64
 # Close scores are looked for only in groups that hold one.
 _GROUP = 64
 
@@ -33,21 +33,21 @@ class Head:
             return self._linear(hidden)
         if hidden.is_cuda:
             return torch.mm(hidden, self._weight.t(), out_dtype=torch.float32)
-        scores = self._linear(hidden).float()
-        rows, tokens = _close_to_best(scores)
-        scores[rows, tokens] = (hidden[rows].float() * self._weight[tokens].float()).sum(-1)
-        return scores
+        logits = self._linear(hidden).float()
+        rows, tokens = _near_argmax(logits)
+        logits[rows, tokens] = (hidden[rows].float() * self._weight[tokens].float()).sum(-1)
+        return logits
 
 
-def _close_to_best(scores: Tensor) -> tuple[Tensor, Tensor]:
+def _near_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Rows and tokens of the scores [rows, vocab_size] that may be the best ones of their rows."""
-    width = math.gcd(scores.shape[1], _GROUP)
-    groups = scores.view(len(scores), -1, width)
+    width = math.gcd(logits.shape[1], _GROUP)
+    groups = logits.view(len(logits), -1, width)
     tops = groups.amax(-1)
     best = tops.amax(-1, keepdim=True)
-    limits = best - best.abs() * _CLOSE
+    limits = best - best.abs() * _TOLERANCE
     row_of, group_of = (tops >= limits).nonzero(as_tuple=True)
     place, member = (groups[row_of, group_of] >= limits[row_of]).nonzero(as_tuple=True)
     rows, tokens = row_of[place], group_of[place] * width + member
-    few = (rows.bincount(minlength=len(scores)) <= _MAX_CLOSE)[rows]
+    few = (rows.bincount(minlength=len(logits)) <= _MAX_NEAR)[rows]
     return rows[few], tokens[few]

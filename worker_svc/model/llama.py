@@ -117,13 +117,13 @@ class LlamaModel:
         """In what it computes, and what the KV cache holds."""
         return self._embedding.dtype
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: StepAttention, draw_rows: Tensor) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: StepAttention, logits_indices: Tensor) -> Tensor:
         """Compute a step's tokens.
 
         Args:
             token_ids, positions: int64 [num_tokens], the sequences one after another.
             attention: stores keys and values of these tokens, and attends over the cache.
-            draw_rows: int64 [num_draws], places in `token_ids` whose next token is wanted.
+            logits_indices: int64 [num_draws], places in `token_ids` whose next token is wanted.
 
         Returns:
             Logits float32 [num_draws, vocab_size].
@@ -134,9 +134,9 @@ class LlamaModel:
             gathered = layer.attention.attend(layer.attention_norm(hidden), rotation, attention)
             if layer is self._layers[-1]:
                 # Beyond the last layer's keys and values, only tokens whose successor is drawn matter.
-                if not len(draw_rows):
+                if not len(logits_indices):
                     return hidden.new_empty(0, self.config.vocab_size)
-                gathered, hidden = gathered[draw_rows], hidden[draw_rows]
+                gathered, hidden = gathered[logits_indices], hidden[logits_indices]
             hidden = layer.attention.add_output(gathered, hidden)
             hidden = layer.mlp.add_output(layer.mlp_norm(hidden), hidden)
         return self._head(self._norm(hidden))

@@ -7,9 +7,9 @@ import torch
 
 from worker_svc.attention import AttentionKind, CompiledKernels, Kernels, make_attention
 from worker_svc.cache import KVCache
-from worker_svc.executor import Executor, Graphs, HostExecutor
+from worker_svc.description import WorkerLimits
+from worker_svc.executor import CudaGraphOptions, Executor, HostExecutor
 from worker_svc.forward import EagerForward
-from worker_svc.identity import Limits
 from worker_svc.model.compiled import load_compiled
 from worker_svc.model.config import ModelConfig, read_config
 from worker_svc.model.layout import ModelLayout
@@ -23,7 +23,7 @@ class LoadedModel(Protocol):
     def layout(self) -> ModelLayout:
         """What the cache and the limits of a worker follow from."""
 
-    def executor(self, cache: KVCache, limits: Limits, graphs: Graphs) -> Executor:
+    def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
         """What computes steps over a cache of its layout."""
 
 
@@ -34,7 +34,7 @@ class NativeModel:
         self._model, self._kind = model, kind
         self.layout = model.config.layout
 
-    def executor(self, cache: KVCache, limits: Limits, graphs: Graphs) -> Executor:
+    def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
         """As `LoadedModel` has it."""
         return HostExecutor(EagerForward(self._model, make_attention(self._kind, cache, self.layout.layers)))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 
-from worker_svc.model.attention_interface import PAGED, AttentionCall, hand_over, run
+from worker_svc.model.attention_interface import PAGED, AttentionCall, attention_forward, run
 from worker_svc.model.layout import LayerAttention, ModelLayout
 
 _DESCRIBED = "quire_described"
@@ -25,7 +25,7 @@ _NEAR = {torch.float32: 1e-3}
 _NEAR_16_BITS = 5e-2
 
 
-class Unfit(Exception):  # noqa: N818
+class IncompatibleModel(Exception):  # noqa: N818
     """Why a model cannot be run over a paged cache: what follows on "the model"."""
 
 
@@ -37,7 +37,7 @@ def _context_length(config: Any) -> int:
     """
     length = getattr(config, "max_position_embeddings", None)
     if length is None:
-        raise Unfit("does not say how long its context may be")
+        raise IncompatibleModel("does not say how long its context may be")
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
     originals = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
@@ -66,7 +66,7 @@ def _describe_mask(*, mask_function: Callable[..., Tensor], config: Any, device:
     return torch.full((1, 1, 1, 1), kind, dtype=torch.float64, device=device)
 
 
-AttentionInterface.register(_DESCRIBED, hand_over)
+AttentionInterface.register(_DESCRIBED, attention_forward)
 AttentionMaskInterface.register(_DESCRIBED, _describe_mask)
 
 
@@ -78,15 +78,17 @@ class _Recorder:
 
     def __call__(self, call: AttentionCall) -> Tensor:
         if call.key.shape != call.value.shape:
-            raise Unfit(f"has keys of {call.key.shape[2]} dimensions and values of {call.value.shape[2]}")
+            raise IncompatibleModel(f"has keys of {call.key.shape[2]} dimensions and values of {call.value.shape[2]}")
         if call.query.shape[2] != call.key.shape[2] or call.query.shape[1] % call.key.shape[1]:
-            raise Unfit(f"has queries of the shape {list(call.query.shape)} and keys of {list(call.key.shape)}")
+            raise IncompatibleModel(
+                f"has queries of the shape {list(call.query.shape)} and keys of {list(call.key.shape)}"
+            )
         self.calls.append(call)
         return call.value.repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1)
 
 
 def probe(model: Any) -> tuple[ModelLayout, dict[int, int]]:
-    """The layout of a model, and the place in it of each of the model's own layer numbers. Raises Unfit."""
+    """The layout of a model, and the place in it of each of the model's own layer numbers. Raises IncompatibleModel."""
     config = model.config.get_text_config()
     length = _context_length(config)
     model.set_attn_implementation(_DESCRIBED)
@@ -95,10 +97,12 @@ def probe(model: Any) -> tuple[ModelLayout, dict[int, int]]:
     model.set_attn_implementation(PAGED)
     _check_isolation(model, length)
     if logits.shape[1] != config.vocab_size:
-        raise Unfit(f"has {logits.shape[1]} scores for a vocabulary of {config.vocab_size}")
+        raise IncompatibleModel(f"has {logits.shape[1]} scores for a vocabulary of {config.vocab_size}")
     shapes = {tuple(call.key.shape[1:]) for call in recorded}
     if len(shapes) > 1:
-        raise Unfit(f"has layers of different shapes (KV heads, dimensions): {', '.join(map(str, sorted(shapes)))}")
+        raise IncompatibleModel(
+            f"has layers of different shapes (KV heads, dimensions): {', '.join(map(str, sorted(shapes)))}"
+        )
     ((num_kv_heads, head_dim),) = shapes
     layers = tuple(_layer_attention(call) for call in recorded)
     _check_cache(config, recorded, layers, length)
@@ -113,15 +117,15 @@ def _run(model: Any, token_ids: list[int], positions: list[int]) -> tuple[list[A
     try:
         with torch.inference_mode():
             logits = run(model, tokens, places, torch.arange(len(tokens), device=model.device), recorder)
-    except Unfit:
+    except IncompatibleModel:
         raise
     except Exception as error:  # whatever an architecture does with what it does not expect
-        raise Unfit(f"does not run without a cache of its own: {type(error).__name__}: {error}") from error
+        raise IncompatibleModel(f"does not run without a cache of its own: {type(error).__name__}: {error}") from error
     calls = recorder.calls
     if not calls:
-        raise Unfit("does not hand over its attention")
+        raise IncompatibleModel("does not hand over its attention")
     if len({call.layer for call in calls}) < len(calls):
-        raise Unfit("attends more than once in a layer")
+        raise IncompatibleModel("attends more than once in a layer")
     return calls, logits
 
 
@@ -137,7 +141,7 @@ def _check_isolation(model: Any, length: int) -> None:
         expected, actual = one_rows[2].float(), other_rows[0].float()
         near = _NEAR.get(one_rows.dtype, _NEAR_16_BITS)
         if not (expected - actual).norm() <= near * expected.norm():
-            raise Unfit(
+            raise IncompatibleModel(
                 "lets tokens know of each other, or of their order, by other means than attention and positions: by "
                 "states, convolutions, or positions of its own"
             )
@@ -149,7 +153,9 @@ def _check_cache(config: Any, calls: list[AttentionCall], layers: tuple[LayerAtt
     for call, layer in zip(calls, layers, strict=True):
         window = getattr(kept[call.layer], "sliding_window", None) if call.layer < len(kept) else None
         if (length if window is None else min(window, length)) != (layer.window or length):
-            raise Unfit(f"has a layer that keeps {window or 'all'} tokens, and attends to {layer.window or 'all'}")
+            raise IncompatibleModel(
+                f"has a layer that keeps {window or 'all'} tokens, and attends to {layer.window or 'all'}"
+            )
 
 
 def _layer_attention(call: AttentionCall) -> LayerAttention:
@@ -160,12 +166,12 @@ def _layer_attention(call: AttentionCall) -> LayerAttention:
     options.pop("sliding_window", None)
     unknown = {name for name, value in options.items() if value is not None and value is not False} - _HARMLESS
     if unknown:
-        raise Unfit(f"attends by means that are not supported: {', '.join(sorted(unknown))}")
+        raise IncompatibleModel(f"attends by means that are not supported: {', '.join(sorted(unknown))}")
     if call.mask is None or call.mask.shape != (1, 1, 1, 1):
-        raise Unfit("does not say which tokens a token attends to")
+        raise IncompatibleModel("does not say which tokens a token attends to")
     window = int(call.mask)
     if window == _OTHER:
-        raise Unfit("attends to other tokens than those before, or a window of them")
+        raise IncompatibleModel("attends to other tokens than those before, or a window of them")
     return LayerAttention(
         scale=call.query.shape[2] ** -0.5 if scale is None else float(scale),
         window=None if window == _NO_WINDOW else window,

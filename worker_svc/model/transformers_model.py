@@ -13,13 +13,13 @@ from worker_svc.attention import AttentionBackend, CompiledKernels, Kernels, mak
 from worker_svc.batch import Batch
 from worker_svc.cache import KVCache
 from worker_svc.compiled_sampler import CompiledSampler
-from worker_svc.executor import Executor, Graphs, HostExecutor
-from worker_svc.identity import Limits
+from worker_svc.description import WorkerLimits
+from worker_svc.executor import CudaGraphOptions, Executor, HostExecutor
 from worker_svc.model.attention_interface import PAGED, AttentionCall, run
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.head import Head
 from worker_svc.model.layout import ModelLayout
-from worker_svc.model.probe import Unfit, probe
+from worker_svc.model.probe import IncompatibleModel, probe
 from worker_svc.model.weights import weight_files
 
 
@@ -27,17 +27,17 @@ class TransformersModel:
     """A causal language model of transformers, found fit to run over a paged cache."""
 
     def __init__(self, model: Any, kernels: Kernels) -> None:
-        """Raises Unfit."""
+        """Raises IncompatibleModel."""
         self._model, self._kernels = model, kernels
         self.layout: ModelLayout
         self.layout, self._places = probe(model)
 
-    def executor(self, cache: KVCache, limits: Limits, graphs: Graphs) -> Executor:
+    def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
         """As `LoadedModel` has it."""
         attention = make_attention(self._kernels, cache, self.layout.layers)
         forward = TransformersForward(self._model, attention, self._places)
         if isinstance(self._kernels, CompiledKernels):
-            return HostExecutor(forward, CompiledSampler(self._kernels.team))
+            return HostExecutor(forward, CompiledSampler(self._kernels.thread_pool))
         return HostExecutor(forward)
 
 
@@ -53,14 +53,14 @@ class TransformersForward:
         def attend(call: AttentionCall) -> Tensor:
             return attention(self._places[call.layer], call.query, call.key, call.value)
 
-        token_ids, positions, draw_rows = (
+        token_ids, positions, logits_indices = (
             torch.from_numpy(values).to(self._model.device)
-            for values in (batch.token_ids, batch.positions, batch.draw_rows)
+            for values in (batch.token_ids, batch.positions, batch.logits_indices)
         )
-        return run(self._model, token_ids, positions, draw_rows, attend)
+        return run(self._model, token_ids, positions, logits_indices, attend)
 
 
-class _ExactScores:
+class _Float32Logits:
     """An output product whose scores are float32, though its weights are not."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -71,10 +71,10 @@ class _ExactScores:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Scores [..., vocab_size] of hidden states [..., hidden_size]."""
         rows = hidden.flatten(0, -2)
-        scores = self._head(rows) if len(rows) else rows.new_empty(0, self._width, dtype=torch.float32)
+        logits = self._head(rows) if len(rows) else rows.new_empty(0, self._width, dtype=torch.float32)
         if self._bias is not None:
-            scores += self._bias
-        return scores.view(*hidden.shape[:-1], self._width)
+            logits += self._bias
+        return logits.view(*hidden.shape[:-1], self._width)
 
 
 def load_transformers_model(
@@ -84,20 +84,22 @@ def load_transformers_model(
     try:
         _check_class(config)
         return TransformersModel(_load(config, directory, dtype, device), kernels)
-    except Unfit as unfit:
-        raise UnsupportedModel(f"the model in {directory} {unfit}") from None
+    except IncompatibleModel as error:
+        raise UnsupportedModel(f"the model in {directory} {error}") from None
 
 
 def _check_class(config: Any) -> None:
     named = ", ".join(config.architectures or [config.model_type])
     if getattr(config, "is_encoder_decoder", False):
-        raise Unfit(f"is of the architecture {named}, which has an encoder")
+        raise IncompatibleModel(f"is of the architecture {named}, which has an encoder")
     model_class: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if model_class is None or config.architectures not in (None, [model_class.__name__]):
-        raise Unfit(f"is of the architecture {named}, which is no causal language model of transformers'")
+        raise IncompatibleModel(f"is of the architecture {named}, which is no causal language model of transformers'")
     takes = inspect.signature(model_class.forward).parameters
     if not model_class._supports_attention_backend or not {"position_ids", "logits_to_keep"} <= set(takes):
-        raise Unfit(f"is of the architecture {named}, whose attention transformers does not let others compute")
+        raise IncompatibleModel(
+            f"is of the architecture {named}, whose attention transformers does not let others compute"
+        )
 
 
 def _load(config: Any, directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
@@ -107,7 +109,7 @@ def _load(config: Any, directory: Path, dtype: torch.dtype, device: torch.device
     log: Any = logging
     # The worker says itself what it is waiting for.
     log.disable_progress_bar()
-    model, told = auto.from_pretrained(
+    model, loading_info = auto.from_pretrained(
         directory,
         config=config,
         dtype=dtype,
@@ -119,13 +121,13 @@ def _load(config: Any, directory: Path, dtype: torch.dtype, device: torch.device
         output_loading_info=True,
     )
     for what, fault in (("missing_keys", "has no tensors"), ("unexpected_keys", "has tensors that it does not use:")):
-        names = sorted(told[what])
+        names = sorted(loading_info[what])
         if names:
-            raise Unfit(f"{fault} {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}")
-    if told["mismatched_keys"]:
-        raise Unfit(f"has tensors of the wrong shape: {sorted(told['mismatched_keys'])[0][0]}")
+            raise IncompatibleModel(f"{fault} {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}")
+    if loading_info["mismatched_keys"]:
+        raise IncompatibleModel(f"has tensors of the wrong shape: {sorted(loading_info['mismatched_keys'])[0][0]}")
     output = model.get_output_embeddings()
     if dtype != torch.float32 and type(output) is nn.Linear:
         # An attribute of its own: what else asks the module for its weights goes on finding them.
-        vars(output)["forward"] = _ExactScores(output)
+        vars(output)["forward"] = _Float32Logits(output)
     return model.to(device).eval()

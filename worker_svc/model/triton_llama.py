@@ -21,10 +21,10 @@ from quire_kernels.paged_decode import paged_decode
 from quire_kernels.rms_norm import add_rms_norm
 from quire_kernels.rotary_store import HeadNorm, rotary_store
 from worker_svc.cache import KVCache, LayerCache
-from worker_svc.executor import Executor, Graphs
+from worker_svc.description import WorkerLimits
+from worker_svc.executor import CudaGraphOptions, Executor
 from worker_svc.gpu.executor import DeviceExecutor
 from worker_svc.gpu.inputs import ForwardInputs
-from worker_svc.identity import Limits
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.layout import LayerAttention, ModelLayout
 from worker_svc.model.rope import inverse_frequencies
@@ -81,10 +81,10 @@ class TritonLlama:
         """What the cache and the limits of a worker follow from."""
         return self.config.layout
 
-    def executor(self, cache: KVCache, limits: Limits, graphs: Graphs) -> Executor:
+    def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
         """As `LoadedModel` has it."""
         forward = TritonForward(self, cache)
-        return DeviceExecutor(forward, limits, cache.device, cuda_graphs=graphs.wanted, report=graphs.report)
+        return DeviceExecutor(forward, limits, cache.device, cuda_graphs=graphs.enabled, report=graphs.report)
 
 
 def load_triton_llama(
@@ -107,10 +107,10 @@ class TritonForward:
         self._layers = list(zip(model.layers, layout.layers, caches, strict=True))
         self._context_length = layout.context_length
 
-    def __call__(self, inputs: ForwardInputs, drawn: Tensor, logits: Tensor) -> None:
+    def __call__(self, inputs: ForwardInputs, sampled: Tensor, logits: Tensor) -> None:
         """Enqueue a step, as `DeviceForward` has it."""
         model = self._model
-        hidden = embed_tokens(inputs.token_ids, drawn, model.embedding)
+        hidden = embed_tokens(inputs.token_ids, sampled, model.embedding)
         # What is to be added to `hidden` by the norm that comes next
         update: Tensor | None = None
         for number, (layer, attention, cache) in enumerate(self._layers, start=1):
@@ -121,15 +121,15 @@ class TritonForward:
             if is_last and not len(logits):
                 return
             gathered = _attend(query, cache, attention, inputs, self._context_length, model.deterministic)
-            if is_last and inputs.draw_rows is not None:
-                gathered, hidden = (rows.index_select(0, inputs.draw_rows) for rows in (gathered, hidden))
+            if is_last and inputs.logits_indices is not None:
+                gathered, hidden = (rows.index_select(0, inputs.logits_indices) for rows in (gathered, hidden))
             normed = add_rms_norm(hidden, layer.output(gathered.flatten(1)), layer.mlp_norm, self._epsilon)
             update = layer.down(gated_activation(layer.gate_up(normed), Activation.SILU))
         normed = add_rms_norm(hidden, update, model.norm, self._epsilon)
         if model.deterministic:
             invariant_linear(normed, model.head, out=logits)
         else:
-            _score(normed, model.head, logits)
+            _compute_logits(normed, model.head, logits)
 
     def _rotate_and_store(self, layer: _Layer, normed: Tensor, cache: LayerCache, inputs: ForwardInputs) -> Tensor:
         """The queries [num_tokens, num_heads, head_dim] of a layer, whose keys and values go into its cache."""
@@ -197,7 +197,7 @@ def _attend(
     return gathered
 
 
-def _score(hidden: Tensor, head: Tensor, logits: Tensor) -> None:
+def _compute_logits(hidden: Tensor, head: Tensor, logits: Tensor) -> None:
     """The last product, given out in float32: scores of about 25 are 0.125 apart in bfloat16, which makes many ties."""
     if hidden.dtype == torch.float32:
         torch.mm(hidden, head.t(), out=logits)

@@ -7,11 +7,11 @@ from typing import Any
 from benchmarks.simulator.arrivals import OpenLoop, merged
 from benchmarks.simulator.driver import Setup
 from benchmarks.simulator.figures import run_figures
-from benchmarks.simulator.life import Life
 from benchmarks.simulator.presets import GPU_8B
+from benchmarks.simulator.request_record import RequestRecord
 from benchmarks.simulator.scenarios.scenario import Scenario, Sense, Target, outcome
 from benchmarks.simulator.simulation import Simulation
-from benchmarks.simulator.synthetic import Lengths, Stream
+from benchmarks.simulator.synthetic import ArrivalStream, Lengths
 from benchmarks.tables import Cells
 
 POLICIES = ("fcfs", "priority", "fair")
@@ -23,14 +23,14 @@ RATE = 300.0  # requests a second, of all tenants; about 240 are served
 
 
 def measure(
-    say: Callable[[str], None], num_requests: int = NUM_REQUESTS, ageing_seconds: float = AGEING_SECONDS
+    report: Callable[[str], None], num_requests: int = NUM_REQUESTS, ageing_seconds: float = AGEING_SECONDS
 ) -> dict[str, Any]:
     """Waiting by priority under each policy, and how close the ageing bound was."""
     rows = []
     for policy in POLICIES:
-        say(f"{policy}, {num_requests:,} requests")
+        report(f"{policy}, {num_requests:,} requests")
         streams = [
-            Stream(
+            ArrivalStream(
                 RATE / NUM_TENANTS, Lengths(16, 256), Lengths(16, 128), tenant=f"tenant {number}", priorities=PRIORITIES
             )
             for number in range(NUM_TENANTS)
@@ -38,17 +38,17 @@ def measure(
         arrivals = merged(*(stream.arrivals(0, num_requests // NUM_TENANTS) for stream in streams))
         simulation = Simulation(Setup(GPU_8B, policy=policy, ageing_seconds=ageing_seconds), OpenLoop(arrivals))
         simulation.run()
-        lives = simulation.watch.lives
+        records = simulation.recorder.records
         figures = run_figures(simulation)
         rows.append(
             {
                 "policy": policy,
-                "num_requests": len(lives),
+                "num_requests": len(records),
                 "seconds": figures.seconds,
                 "most_waiting": max(sample.num_waiting for sample in figures.samples),
                 "classes": figures.to_json()["classes"],
                 # Between tenants `fair` goes by what they were served.
-                "beyond_bound": max(0.0, worst_overtaking(lives, ageing_seconds, of_all=policy != "fair")),
+                "beyond_bound": max(0.0, worst_overtaking(records, ageing_seconds, of_all=policy != "fair")),
             }
         )
     targets = [
@@ -64,7 +64,7 @@ def measure(
     return {**outcome(rows, targets), "ageing_seconds": ageing_seconds}
 
 
-def worst_overtaking(lives: Sequence[Life], ageing_seconds: float, *, of_all: bool = False) -> float:
+def worst_overtaking(records: Sequence[RequestRecord], ageing_seconds: float, *, of_all: bool = False) -> float:
     """The most, in seconds, by which a request that was admitted before another of its tenant came later than it may.
 
     It may come `ageing_seconds` later for each class that it is above the other one, and not at all where it is not.
@@ -72,8 +72,10 @@ def worst_overtaking(lives: Sequence[Life], ageing_seconds: float, *, of_all: bo
     """
     latest: dict[str, dict[int, float]] = {}  # arrival of those admitted until now, by tenant and priority
     worst = -math.inf
-    for life in sorted((life for life in lives if life.admission is not None), key=lambda life: life.admission or 0):
-        arrival = life.arrival
+    for record in sorted(
+        (record for record in records if record.admission is not None), key=lambda record: record.admission or 0
+    ):
+        arrival = record.arrival
         of_tenant = latest.setdefault("" if of_all else arrival.tenant, {})
         for priority, at in of_tenant.items():
             worst = max(worst, at - arrival.at - max(0, priority - arrival.priority) * ageing_seconds)

@@ -10,7 +10,7 @@ from benchmarks.simulator.figures import ServedTokens
 from benchmarks.simulator.presets import GPU_8B
 from benchmarks.simulator.scenarios.scenario import Scenario, Sense, Target, outcome
 from benchmarks.simulator.simulation import Simulation
-from benchmarks.simulator.synthetic import Lengths, Stream
+from benchmarks.simulator.synthetic import ArrivalStream, Lengths
 from benchmarks.tables import Cells
 
 POLICIES = ("fcfs", "priority", "fair")
@@ -22,7 +22,7 @@ WARM_UP, WINDOW = 15.0, 45.0  # seconds before tokens count, and while they do
 
 
 def measure(
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     rates: tuple[float, ...] = RATES,
     factors: tuple[int, ...] = FACTORS,
     warm_up: float = WARM_UP,
@@ -34,7 +34,7 @@ def measure(
         for rate in rates:
             alike: dict[str, int] = {}
             for factor in factors:
-                say(f"{policy}, {rate:g} requests/s each, one {factor} times that")
+                report(f"{policy}, {rate:g} requests/s each, one {factor} times that")
                 served = served_tokens(policy, rate, factor, warm_up, window)
                 heavy = served.pop("tenant 0")
                 alike = alike or served
@@ -65,7 +65,9 @@ def measure(
 def served_tokens(policy: str, rate: float, factor: int, warm_up: float, window: float) -> dict[str, int]:
     """What each of ten tenants is served from `warm_up` on for `window` seconds. Factors begin with 1, all alike."""
     streams = [
-        Stream(rate * (factor if number == 0 else 1), Lengths(16, 512), Lengths(16, 256), tenant=f"tenant {number}")
+        ArrivalStream(
+            rate * (factor if number == 0 else 1), Lengths(16, 512), Lengths(16, 256), tenant=f"tenant {number}"
+        )
         for number in range(10)
     ]
     traffic = OpenLoop(merged(*(stream.arrivals(seed=0) for stream in streams)))

@@ -12,7 +12,7 @@ from benchmarks.simulator.machine import Machine
 from benchmarks.simulator.presets import CPU_SMOLLM, GPU_8B, SLOW_BUS
 from benchmarks.simulator.scenarios.scenario import Scenario, Sense, Target, outcome
 from benchmarks.simulator.simulation import Simulation
-from benchmarks.simulator.synthetic import Lengths, Prefixes, Process, Stream
+from benchmarks.simulator.synthetic import ArrivalProcess, ArrivalStream, Lengths, Prefixes
 from benchmarks.tables import Cells
 
 CHOICES = {
@@ -22,10 +22,10 @@ CHOICES = {
 }
 MACHINES = (GPU_8B, SLOW_BUS, CPU_SMOLLM)
 REGIMES = {
-    "short prompts": Stream(1.0, Lengths(16, 64), Lengths(128, 512), process=Process.AT_ONCE),
-    "long prompts": Stream(1.0, Lengths(1_024, 4_096), Lengths(256, 1_024), process=Process.AT_ONCE),
-    "shared prefixes": Stream(
-        1.0, Lengths(16, 256), Lengths(128, 512), process=Process.AT_ONCE, prefixes=Prefixes(4, 1_024)
+    "short prompts": ArrivalStream(1.0, Lengths(16, 64), Lengths(128, 512), process=ArrivalProcess.AT_ONCE),
+    "long prompts": ArrivalStream(1.0, Lengths(1_024, 4_096), Lengths(256, 1_024), process=ArrivalProcess.AT_ONCE),
+    "shared prefixes": ArrivalStream(
+        1.0, Lengths(16, 256), Lengths(128, 512), process=ArrivalProcess.AT_ONCE, prefixes=Prefixes(4, 1_024)
     ),
 }
 NUM_CLIENTS = 64  # the load: so many requests at a time
@@ -36,24 +36,24 @@ BUSES = (0.5, 1, 2, 4, 8, 16, 32, 64)  # GB/s
 
 
 def measure(
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     num_requests: int = NUM_REQUESTS,
     num_seeds: int = NUM_SEEDS,
     machines: tuple[Machine, ...] = MACHINES,
-    regimes: Mapping[str, Stream] = REGIMES,
+    regimes: Mapping[str, ArrivalStream] = REGIMES,
     buses: tuple[float, ...] = BUSES,
 ) -> dict[str, Any]:
     """Modelled seconds for the same requests under each choice, in each regime on each machine, and over the bus."""
     rows = []
     for machine in machines:
         for regime, stream in regimes.items():
-            say(f"{machine.name}, {regime}")
+            report(f"{machine.name}, {regime}")
             rows.append(
                 {"machine": machine.name, "regime": regime, **_compare(machine, stream, num_requests, num_seeds)}
             )
     over_bus = []
     for bus in buses:
-        say(f"a bus of {bus:g} GB/s")
+        report(f"a bus of {bus:g} GB/s")
         machine = replace(GPU_8B, bytes_per_second=bus * 1e9)
         over_bus.append({"bus": bus, **_compare(machine, REGIMES["long prompts"], num_requests, 1)})
     worst = max(rows, key=lambda row: float(row["behind"]))
@@ -72,7 +72,7 @@ def measure(
     return {**outcome(rows, targets), "over_bus": over_bus, "num_requests": num_requests * num_seeds}
 
 
-def _compare(machine: Machine, stream: Stream, num_requests: int, num_seeds: int) -> dict[str, Any]:
+def _compare(machine: Machine, stream: ArrivalStream, num_requests: int, num_seeds: int) -> dict[str, Any]:
     choices = {}
     for choice, mode in CHOICES.items():
         runs = [run(machine, stream, mode, num_requests, seed) for seed in range(num_seeds)]
@@ -85,7 +85,7 @@ def _compare(machine: Machine, stream: Stream, num_requests: int, num_seeds: int
     return {"choices": choices, "behind": choices["auto"]["seconds"] / better - 1}
 
 
-def run(machine: Machine, stream: Stream, mode: PreemptionMode, num_requests: int, seed: int) -> RunFigures:
+def run(machine: Machine, stream: ArrivalStream, mode: PreemptionMode, num_requests: int, seed: int) -> RunFigures:
     """One run on a machine whose blocks hold a quarter of what its clients would fill."""
     per_request = stream.prompt.mean + stream.output.mean
     prefixes = stream.prefixes

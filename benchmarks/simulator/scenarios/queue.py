@@ -10,16 +10,16 @@ from typing import Any
 
 from benchmarks.plot import Chart, Series
 from benchmarks.simulator.arrivals import Arrival
-from benchmarks.simulator.device import Device, Done
-from benchmarks.simulator.driver import DEPTH, Driver, Setup, Step, outcome_of
-from benchmarks.simulator.garbage import settled_garbage
-from benchmarks.simulator.life import Account, Life
+from benchmarks.simulator.device import Device, StepCompletion
+from benchmarks.simulator.driver import MAX_STEPS_IN_FLIGHT, CoreDriver, Setup, SimulatedStep, outcome_of
+from benchmarks.simulator.gc_tuning import frozen_gc
 from benchmarks.simulator.machine import Machine
 from benchmarks.simulator.presets import GPU_8B
 from benchmarks.simulator.prompts import Tokens
+from benchmarks.simulator.request_record import RequestRecord, TenantUsage
 from benchmarks.simulator.scenarios.scenario import Scenario, Sense, Target, outcome
-from benchmarks.simulator.synthetic import Lengths, Stream
-from benchmarks.steps.figures import Spread
+from benchmarks.simulator.synthetic import ArrivalStream, Lengths
+from benchmarks.steps.figures import DurationPercentiles
 from benchmarks.tables import Cells
 from scheduler_svc.core.plan import TokensEvent
 
@@ -31,19 +31,19 @@ WARM_UP_STEPS, NUM_STEPS = 40, 200
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class QueueCase:
     """Steps at a length of the queue. Milliseconds; `num_ended` sequences end in a step on average, and others come."""
 
     policy: str
     num_queued: int
-    schedule: Spread
-    commit: Spread
-    both: Spread
+    schedule: DurationPercentiles
+    commit: DurationPercentiles
+    both: DurationPercentiles
     num_ended: float
 
 
 def measure(
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     queued: tuple[int, ...] = QUEUED,
     num_running: int = NUM_RUNNING,
     num_steps: int = NUM_STEPS,
@@ -52,7 +52,7 @@ def measure(
     cases = []
     for policy in POLICIES:
         for num_queued in queued:
-            say(f"{policy}, {num_queued:,} queued")
+            report(f"{policy}, {num_queued:,} queued")
             cases.append(measure_steps(policy, num_queued, num_running, num_steps))
     targets = []
     for policy in POLICIES:
@@ -73,32 +73,39 @@ def measure(
     return {**outcome([asdict(case) for case in cases], targets), "num_running": num_running, "num_steps": num_steps}
 
 
-def measure_steps(policy: str, num_queued: int, num_running: int, num_steps: int) -> Case:
+def measure_steps(policy: str, num_queued: int, num_running: int, num_steps: int) -> QueueCase:
     """Keep `num_running` sequences decoding and `num_queued` waiting; whoever ends makes room for one that waits."""
     machine = replace(
         GPU_8B, num_blocks=32 * num_running, num_host_blocks=0, max_sequences=num_running, max_step_tokens=8_192
     )
-    line = _Line(machine, policy)
+    line = _QueueRun(machine, policy)
     for _ in range(num_running + num_queued):
         line.submit()
-    with settled_garbage():
-        for _ in range(DEPTH - 1 + WARM_UP_STEPS + num_steps):
+    with frozen_gc():
+        for _ in range(MAX_STEPS_IN_FLIGHT - 1 + WARM_UP_STEPS + num_steps):
             line.step()
     schedule, commit = line.schedule_seconds[-num_steps:], line.commit_seconds[-num_steps:]
     both = [sum(seconds) for seconds in zip(schedule, commit, strict=True)]
     num_ended = line.num_ended / len(line.commit_seconds)
-    return Case(policy, num_queued, Spread.of(schedule), Spread.of(commit), Spread.of(both), num_ended)
+    return QueueCase(
+        policy,
+        num_queued,
+        DurationPercentiles.of(schedule),
+        DurationPercentiles.of(commit),
+        DurationPercentiles.of(both),
+        num_ended,
+    )
 
 
-class _Line:
+class _QueueRun:
     """One replica, stepped by hand. For whoever ends another request comes."""
 
     def __init__(self, machine: Machine, policy: str) -> None:
         self._tokens = Tokens(seed=0)
-        self._driver = Driver(Setup(machine, policy=policy), self._tokens)
+        self._driver = CoreDriver(Setup(machine, policy=policy), self._tokens)
         self._device = Device(machine)
         self._arrivals = _arrivals()
-        self._flights: list[tuple[Step, Done]] = []
+        self._flights: list[tuple[SimulatedStep, StepCompletion]] = []
         self._num_submitted = 0
         self._now = 0.0
         self.schedule_seconds: list[float] = []
@@ -110,8 +117,8 @@ class _Line:
         arrival, number = next(self._arrivals), self._num_submitted
         self._num_submitted += 1
         prompt = self._tokens.prompt(arrival, number)
-        life = Life(number, arrival, self._tokens.script(arrival, len(prompt)), len(prompt), Account())
-        refusal = self._driver.submit(life, prompt, self._now)
+        record = RequestRecord(number, arrival, self._tokens.script(arrival, len(prompt)), len(prompt), TenantUsage())
+        refusal = self._driver.submit(record, prompt, self._now)
         assert refusal is None, refusal
 
     def step(self) -> None:
@@ -123,7 +130,7 @@ class _Line:
         assert plan is not None, "there is nothing to do"
         step = self._driver.read(plan)
         self._flights.append((step, self._device.run(step.plan.step_id, step.work, self._now)))
-        if len(self._flights) < DEPTH:
+        if len(self._flights) < MAX_STEPS_IN_FLIGHT:
             return
         step, done = self._flights.pop(0)
         self._now, outcome = done.at, outcome_of(step, done)
@@ -139,7 +146,7 @@ class _Line:
 def _arrivals() -> Iterator[Arrival]:
     """Requests of many tenants and four priorities, one after the other; their outputs end at different steps."""
     streams = [
-        Stream(
+        ArrivalStream(
             1.0,
             Lengths(16, 16),
             Lengths(20, 400),

@@ -8,11 +8,11 @@ from typing import Any
 from benchmarks.plot import Chart, Series
 from benchmarks.simulator.arrivals import OpenLoop
 from benchmarks.simulator.driver import Setup
-from benchmarks.simulator.garbage import settled_garbage
+from benchmarks.simulator.gc_tuning import frozen_gc
 from benchmarks.simulator.presets import GPU_8B
 from benchmarks.simulator.scenarios.scenario import Scenario, Sense, Target, outcome
 from benchmarks.simulator.simulation import Simulation
-from benchmarks.simulator.synthetic import Lengths, Stream
+from benchmarks.simulator.synthetic import ArrivalStream, Lengths
 from benchmarks.tables import Cells
 
 NUM_REQUESTS = (10_000, 100_000)
@@ -24,7 +24,7 @@ _BOUNDS = {10_000: 30.0, 100_000: 600.0}  # seconds
 
 
 def measure(
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     num_requests: tuple[int, ...] = NUM_REQUESTS,
     num_replicas: tuple[int, ...] = NUM_REPLICAS,
 ) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def measure(
     rows = []
     for requests in num_requests:
         for replicas in num_replicas:
-            say(f"{requests:,} requests, {replicas:,} replicas")
+            report(f"{requests:,} requests, {replicas:,} replicas")
             rows.append(_measure(requests, replicas))
     targets = [
         Target(
@@ -49,8 +49,8 @@ def measure(
 
 
 def _measure(num_requests: int, num_replicas: int) -> dict[str, Any]:
-    stream = Stream(RATE * num_replicas, Lengths(16, 512), Lengths(16, 256))
-    with settled_garbage():
+    stream = ArrivalStream(RATE * num_replicas, Lengths(16, 512), Lengths(16, 256))
+    with frozen_gc():
         began = perf_counter()
         simulation = Simulation(Setup(MACHINE, num_replicas), OpenLoop(stream.arrivals(0, num_requests)))
         simulation.run()
@@ -61,7 +61,7 @@ def _measure(num_requests: int, num_replicas: int) -> dict[str, Any]:
         "took_seconds": took,
         "seconds": simulation.now,
         "num_steps": simulation.num_steps,
-        "generated_tokens": simulation.watch.num_generated,
+        "generated_tokens": simulation.recorder.num_generated,
     }
 
 

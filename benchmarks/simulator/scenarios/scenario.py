@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.plot import Chart
 from benchmarks.record import RESULTS, ROOT
+from benchmarks.result_text import mark_missed
 from benchmarks.tables import Cells
-from benchmarks.told import judged
 
 
 class Sense(Enum):
@@ -73,4 +73,4 @@ def outcome(rows: Sequence[dict[str, Any]], targets: Sequence[Target]) -> dict[s
 
 def target_lines(result: dict[str, Any]) -> list[str]:
     """What was asked, and whether it holds; Markdown."""
-    return [judged(target["text"], holds=target["holds"]) for target in result["targets"]]
+    return [mark_missed(target["text"], holds=target["holds"]) for target in result["targets"]]

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TokenArrival:
     """Tokens that came together. `at` is in seconds of the clock that the request was sent by."""
 
     at: float
@@ -21,11 +21,11 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class RequestTimings:
     """When one request was sent and when its tokens came, in order; at least one arrival, none of them empty."""
 
     sent: float
-    arrivals: tuple[Arrival, ...]
+    arrivals: tuple[TokenArrival, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -64,7 +64,7 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class BenchSummary:
     """What a load came to. `inter_token` is None where no stream had two arrivals."""
 
     num_requests: int
@@ -77,7 +77,7 @@ class Summary:
     inter_token: Distribution | None
 
 
-def summarize(timelines: Sequence[Timeline], prompt_tokens: int) -> Summary:
+def summarize(timelines: Sequence[RequestTimings], prompt_tokens: int) -> BenchSummary:
     """The figures of requests that ended well, whose prompts had `prompt_tokens` tokens in all.
 
     Raises ValueError where there are none.
@@ -87,7 +87,7 @@ def summarize(timelines: Sequence[Timeline], prompt_tokens: int) -> Summary:
         raise ValueError("there is nothing to summarize")
     wall = max(t.arrivals[-1].at for t in timelines) - min(t.sent for t in timelines)
     output_tokens = sum(timeline.num_tokens for timeline in timelines)
-    return Summary(
+    return BenchSummary(
         num_requests=len(timelines),
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
@@ -107,11 +107,11 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def spread(times: Sequence[float], num_tokens: int) -> tuple[Arrival, ...]:
+def spread_evenly(times: Sequence[float], num_tokens: int) -> tuple[TokenArrival, ...]:
     """Arrivals at `times` of a stream that tells only how many tokens it had in all: evenly, as whole tokens.
 
     Where there are fewer tokens than times, the times that get none are left out.
     """
     shares = [num_tokens * i // len(times) for i in range(len(times) + 1)]
     counts = [high - low for low, high in pairwise(shares)]
-    return tuple(Arrival(at, count) for at, count in zip(times, counts, strict=True) if count)
+    return tuple(TokenArrival(at, count) for at, count in zip(times, counts, strict=True) if count)

@@ -5,40 +5,40 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire_client.bench.latency import Summary, Timeline, summarize
+from quire_client.bench.latency import BenchSummary, RequestTimings, summarize
 from quire_client.bench.mix import MixRequest
-from quire_client.bench.targets import OnTokens, Target, TargetError
+from quire_client.bench.targets import BenchTarget, OnTokens, TargetError
 from quire_client.errors import QuireError
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadResult:
     """What became of each request. `failures` counts requests by what their server said.
 
     `num_short` counts requests with fewer or more tokens than they asked for: their server does not ignore end-of-text,
     and its figures compare with nobody's.
     """
 
-    timelines: list[Timeline]
+    timelines: list[RequestTimings]
     prompt_tokens: int
     failures: Counter[str]
     num_short: int
 
     @property
-    def summary(self) -> Summary | None:
+    def summary(self) -> BenchSummary | None:
         """Figures over the requests that were answered; None where there are none."""
         return summarize(self.timelines, self.prompt_tokens) if self.timelines else None
 
 
 async def run_load(
-    target: Target,
+    target: BenchTarget,
     requests: Sequence[MixRequest],
     concurrency: int,
     on_tokens: OnTokens = lambda count: None,
     on_end: Callable[[], None] = lambda: None,
-) -> Load:
+) -> LoadResult:
     """Sends `requests` in their order, at most `concurrency` at a time. `on_end` is called at each request's end."""
-    timelines: list[Timeline] = []
+    timelines: list[RequestTimings] = []
     failures: Counter[str] = Counter()
     prompt_tokens = 0
     num_short = 0
@@ -60,4 +60,4 @@ async def run_load(
     async with asyncio.TaskGroup() as group:
         for _ in range(min(concurrency, len(requests))):
             group.create_task(send_one_after_another())
-    return Load(timelines, prompt_tokens, failures, num_short)
+    return LoadResult(timelines, prompt_tokens, failures, num_short)

@@ -35,20 +35,20 @@ def log_uniform(rng: random.Random, low: int, high: int) -> int:
     return round(math.exp(rng.uniform(math.log(low), math.log(high))))
 
 
-def draw_lengths(seed: int, count: int) -> list[tuple[int, int]]:
+def sample_lengths(seed: int, count: int) -> list[tuple[int, int]]:
     """Prompt and output lengths in tokens, log-uniform within PROMPT_TOKENS and OUTPUT_TOKENS."""
     rng = random.Random(seed)
     return [(log_uniform(rng, *PROMPT_TOKENS), log_uniform(rng, *OUTPUT_TOKENS)) for _ in range(count)]
 
 
-def draw_mix(seed: int, count: int, vocab_size: int | None) -> list[MixRequest]:
+def sample_mix(seed: int, count: int, vocab_size: int | None) -> list[MixRequest]:
     """Requests of draw_lengths' lengths, of random tokens of any model whose vocabulary is not told."""
     size = vocab_size or _COMMON_VOCAB_SIZE
     ids = range(_FIRST_ORDINARY_ID if size > 2 * _FIRST_ORDINARY_ID else 0, size)
     rng = random.Random(f"{seed} tokens")
     return [
         MixRequest(tuple(rng.choices(ids, k=prompt_tokens)), output_tokens)
-        for prompt_tokens, output_tokens in draw_lengths(seed, count)
+        for prompt_tokens, output_tokens in sample_lengths(seed, count)
     ]
 
 

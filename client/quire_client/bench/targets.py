@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from quire_client.aio import AsyncClient
-from quire_client.bench.latency import Arrival, Timeline, spread
+from quire_client.bench.latency import RequestTimings, TokenArrival, spread_evenly
 from quire_client.bench.mix import MixRequest
 from quire_client.connection import is_loopback
 
@@ -31,13 +31,13 @@ class TargetModel:
     vocab_size: int | None
 
 
-class Target(Protocol):
+class BenchTarget(Protocol):
     """A server under load. Raises TargetError or QuireError."""
 
     async def model(self) -> TargetModel:
         """The model that is measured."""
 
-    async def run(self, request: MixRequest, on_tokens: OnTokens) -> Timeline:
+    async def run(self, request: MixRequest, on_tokens: OnTokens) -> RequestTimings:
         """Sends a request, greedy and with end-of-text ignored, and reads its stream to the end."""
 
 
@@ -55,7 +55,7 @@ class QuireTarget:
                 return TargetModel(model.name, model.vocab_size)
         raise TargetError(f"the server has no model {self._model or 'yet'}")
 
-    async def run(self, request: MixRequest, on_tokens: OnTokens) -> Timeline:
+    async def run(self, request: MixRequest, on_tokens: OnTokens) -> RequestTimings:
         """Sends a request and reads its stream."""
         arrivals = []
         stream = self._client.stream(
@@ -69,7 +69,7 @@ class QuireTarget:
         sent = perf_counter()
         async for chunk in stream:
             if chunk.token_ids:
-                arrivals.append(Arrival(perf_counter(), len(chunk.token_ids)))
+                arrivals.append(TokenArrival(perf_counter(), len(chunk.token_ids)))
                 on_tokens(len(chunk.token_ids))
         return _timeline(sent, tuple(arrivals))
 
@@ -88,7 +88,7 @@ class OpenAITarget:
     async def model(self) -> TargetModel:
         """The model that was named, or the first one that is served."""
         if self._model is None:
-            with self._told(f"{self._url}/v1/models does not answer as OpenAI's does"):
+            with self._wrap_errors(f"{self._url}/v1/models does not answer as OpenAI's does"):
                 async with self._http.get(f"{self._url}/v1/models") as response:
                     body = await response.read()
                 if not response.ok:
@@ -96,7 +96,7 @@ class OpenAITarget:
                 self._model = str(json.loads(body)["data"][0]["id"])
         return TargetModel(self._model, None)
 
-    async def run(self, request: MixRequest, on_tokens: OnTokens) -> Timeline:
+    async def run(self, request: MixRequest, on_tokens: OnTokens) -> RequestTimings:
         """Sends a request and reads its stream."""
         body = {
             "model": (await self.model()).name,
@@ -110,7 +110,7 @@ class OpenAITarget:
         times = []
         num_tokens = None
         sent = perf_counter()
-        with self._told(f"{self._url}/v1/completions does not stream as OpenAI's does"):
+        with self._wrap_errors(f"{self._url}/v1/completions does not stream as OpenAI's does"):
             async with self._http.post(f"{self._url}/v1/completions", json=body) as response:
                 if not response.ok:
                     raise _refusal(response.status, await response.read())
@@ -122,10 +122,10 @@ class OpenAITarget:
                         num_tokens = int(event["usage"]["completion_tokens"])
         if num_tokens is None:
             raise TargetError("the stream ended without usage")
-        return _timeline(sent, spread(times, num_tokens) if times else ())
+        return _timeline(sent, spread_evenly(times, num_tokens) if times else ())
 
     @contextmanager
-    def _told(self, otherwise: str) -> Iterator[None]:
+    def _wrap_errors(self, otherwise: str) -> Iterator[None]:
         """Turns what goes wrong within into TargetError; `otherwise` is said of an answer that is not understood."""
         try:
             yield
@@ -163,10 +163,10 @@ def http_client(url: str, api_key: str | None, timeout: float | None) -> aiohttp
     )
 
 
-def _timeline(sent: float, arrivals: tuple[Arrival, ...]) -> Timeline:
+def _timeline(sent: float, arrivals: tuple[TokenArrival, ...]) -> RequestTimings:
     if not arrivals:
         raise TargetError("the stream ended without a token")
-    return Timeline(sent, arrivals)
+    return RequestTimings(sent, arrivals)
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ from quire_client.cli.chat import chat
 from quire_client.cli.explain import explain
 from quire_client.cli.generate import generate
 from quire_client.cli.models import models
-from quire_client.cli.output import in_words
+from quire_client.cli.output import describe_error
 from quire_client.cli.resume import resume
 from quire_client.connection import __version__
 from quire_client.errors import QuireError
@@ -61,7 +61,7 @@ def run(args: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         return _fail(f"{error.format_message()} (quire --help lists what there is)", error.exit_code)
     except QuireError as error:
-        return _fail(in_words(error))
+        return _fail(describe_error(error))
     except (MixError, TargetError) as error:
         return _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):

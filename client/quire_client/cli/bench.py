@@ -15,9 +15,9 @@ from rich.table import Table
 
 from quire_client.aio import AsyncClient
 from quire_client.bench.latency import Distribution
-from quire_client.bench.load import Load, run_load
-from quire_client.bench.mix import MixRequest, draw_mix, read_mix, take
-from quire_client.bench.targets import OpenAITarget, QuireTarget, Target, TargetModel, http_client, is_http_url
+from quire_client.bench.load import LoadResult, run_load
+from quire_client.bench.mix import MixRequest, read_mix, sample_mix, take
+from quire_client.bench.targets import BenchTarget, OpenAITarget, QuireTarget, TargetModel, http_client, is_http_url
 from quire_client.cli import options as opt
 from quire_client.cli.output import print_json
 
@@ -75,11 +75,11 @@ def bench(
     """
     given = read_mix(mix) if mix else None
 
-    async def measure() -> tuple[TargetModel, Load]:
+    async def measure() -> tuple[TargetModel, LoadResult]:
         async with _target(url, address, model, api_key, timeout) as target:
             served = await target.model()
-            mix = given or draw_mix(seed, requests or _DEFAULT_REQUESTS, served.vocab_size)
-            for request in draw_mix(seed + 1, warm_up, served.vocab_size):
+            mix = given or sample_mix(seed, requests or _DEFAULT_REQUESTS, served.vocab_size)
+            for request in sample_mix(seed + 1, warm_up, served.vocab_size):
                 await target.run(replace(request, output_tokens=_WARM_UP_TOKENS), lambda count: None)
             return served, await _run_with_progress(target, take(mix, requests), concurrency)
 
@@ -96,7 +96,7 @@ def bench(
 @asynccontextmanager
 async def _target(
     url: str | None, address: str, model: str | None, api_key: str | None, timeout: float | None
-) -> AsyncIterator[Target]:
+) -> AsyncIterator[BenchTarget]:
     if url is None:
         async with AsyncClient(address, api_key=api_key, timeout=timeout) as client:
             yield QuireTarget(client, model)
@@ -105,7 +105,7 @@ async def _target(
             yield OpenAITarget(url, http, model)
 
 
-async def _run_with_progress(target: Target, requests: Sequence[MixRequest], concurrency: int) -> Load:
+async def _run_with_progress(target: BenchTarget, requests: Sequence[MixRequest], concurrency: int) -> LoadResult:
     console = Console(stderr=True)
     num_tokens = num_ended = 0
     progress = Progress(
@@ -136,7 +136,7 @@ async def _run_with_progress(target: Target, requests: Sequence[MixRequest], con
         return await run_load(target, requests, concurrency, on_tokens, on_end)
 
 
-def _print_json(served: TargetModel, address: str, concurrency: int, load: Load) -> None:
+def _print_json(served: TargetModel, address: str, concurrency: int, load: LoadResult) -> None:
     print_json(
         {
             "model": served.name,
@@ -149,7 +149,7 @@ def _print_json(served: TargetModel, address: str, concurrency: int, load: Load)
     )
 
 
-def _print_table(title: str, load: Load) -> None:
+def _print_table(title: str, load: LoadResult) -> None:
     summary = load.summary
     if summary is None:
         return
@@ -173,7 +173,7 @@ def _milliseconds(latency: Distribution | None) -> Sequence[str]:
     return [f"{seconds * 1e3:,.1f}" for seconds in (latency.p50, latency.p90, latency.p99)]
 
 
-def _print_failures(load: Load) -> None:
+def _print_failures(load: LoadResult) -> None:
     for reason, count in load.failures.most_common(3):
         print(f"quire: {count} requests failed: {reason}", file=sys.stderr)
     if load.num_short:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from quire_client.cli import options as opt
-from quire_client.cli.output import in_words, say_going_on, write_text
+from quire_client.cli.output import describe_error, print_resuming, write_text
 from quire_client.errors import QuireError
 from quire_client.requests import GenerationOptions, Message
 from quire_client.sync import Client
@@ -34,7 +34,7 @@ class Conversation:
         asked = [*self.messages, Message("user", question)]
         answer = ""
         try:
-            for chunk in self._client.stream_chat(asked, on_resume=say_going_on, **self._options):
+            for chunk in self._client.stream_chat(asked, on_resume=print_resuming, **self._options):
                 answer += chunk.text
                 self.messages = [*asked, Message("assistant", answer)]
                 yield chunk.text
@@ -74,7 +74,7 @@ def chat(
     with Client(address, api_key=api_key, timeout=timeout) as client:
         conversation = Conversation(client, system, wanted)
         if sys.stdin.isatty():
-            _talk(conversation, client, model)
+            _run_chat(conversation, client, model)
         else:
             _answer_lines(conversation)
 
@@ -85,7 +85,7 @@ def _answer_lines(conversation: Conversation) -> None:
             write_text(conversation.ask(line.rstrip("\n")))
 
 
-def _talk(conversation: Conversation, client: Client, model: str | None) -> None:
+def _run_chat(conversation: Conversation, client: Client, model: str | None) -> None:
     with suppress(ImportError):
         import readline  # noqa: F401  (line editing and history in input())
     served = ", ".join(model.name for model in client.models())  # also tells at once where no server is
@@ -120,4 +120,4 @@ def _answer_in_terminal(conversation: Conversation, question: str) -> None:
     except KeyboardInterrupt:
         print()
     except QuireError as error:
-        print(f"quire: {in_words(error)}", file=sys.stderr)
+        print(f"quire: {describe_error(error)}", file=sys.stderr)

@@ -12,17 +12,17 @@ from quire_client.admin import (
     DEFAULT_ADMIN_ADDRESS,
     AdminClient,
     Explanation,
+    PreemptionMethod,
     RequestList,
-    Return,
     SequenceExplanation,
-    State,
+    SequenceState,
 )
 from quire_client.cli import options as opt
 from quire_client.cli.output import ADMIN_UNREACHABLE, NO_ADMIN_SERVICE, REQUEST_NOT_LIVE, print_json
 from quire_client.errors import UNREACHABLE, QuireError
 
 _SHORT_KEY = 12
-_MOST_PROMPTS = 1_024  # of one HTTP call
+_MAX_PROMPTS = 1_024  # of one HTTP call
 _NUM_LISTED = 20
 _REASONS = {UNREACHABLE: ADMIN_UNREACHABLE, "NOT_FOUND": REQUEST_NOT_LIVE}
 _FAIR = "fair"  # the policy that counts what tenants were served
@@ -42,7 +42,7 @@ def explain(
     prompt: Annotated[
         int | None,
         typer.Option(
-            min=0, max=_MOST_PROMPTS - 1, help="Which prompt of an HTTP call that carried several.", show_default="0"
+            min=0, max=_MAX_PROMPTS - 1, help="Which prompt of an HTTP call that carried several.", show_default="0"
         ),
     ] = None,
     key: Annotated[str | None, typer.Option(help="Its key, as it is listed, instead of its name.")] = None,
@@ -58,27 +58,27 @@ def explain(
     ] = DEFAULT_ADMIN_ADDRESS,
 ) -> None:
     """Tell why a request waits, what it holds, and when it is predicted to run."""
-    _refuse_what_would_be_ignored(request, key, tenant, prompt, limit)
-    told: Explanation | RequestList
+    _reject_ignored_options(request, key, tenant, prompt, limit)
+    response: Explanation | RequestList
     try:
         with AdminClient(admin, timeout=timeout) as client:
             if key is not None:
-                told = client.explain_key(key)
+                response = client.explain_key(key)
             elif request is not None:
-                told = client.explain(request, tenant=tenant, prompt=prompt or 0)
+                response = client.explain(request, tenant=tenant, prompt=prompt or 0)
             else:
-                told = client.requests(tenant=tenant, limit=_NUM_LISTED if limit is None else limit)
+                response = client.requests(tenant=tenant, limit=_NUM_LISTED if limit is None else limit)
     except QuireError as error:
-        raise _of_admin(error, admin) from error
+        raise _admin_error(error, admin) from error
     if as_json or output is opt.OutputFormat.JSON:
-        print_json(told)
-    elif isinstance(told, RequestList):
-        _print_list(told)
+        print_json(response)
+    elif isinstance(response, RequestList):
+        _print_list(response)
     else:
-        print("\n".join(_lines(told)))
+        print("\n".join(_lines(response)))
 
 
-def _refuse_what_would_be_ignored(
+def _reject_ignored_options(
     request: str | None, key: str | None, tenant: str | None, prompt: int | None, limit: int | None
 ) -> None:
     if key is not None:
@@ -93,7 +93,7 @@ def _refuse_what_would_be_ignored(
         raise typer.BadParameter("goes with a list, not with one request", param_hint="--limit")
 
 
-def _of_admin(error: QuireError, address: str) -> QuireError:
+def _admin_error(error: QuireError, address: str) -> QuireError:
     """The error with its cause as it is here, for what to do about it."""
     if error.reason == "UNIMPLEMENTED":  # says grpc itself, in words about methods
         message = f"no scheduler tells of its requests at {address}"
@@ -101,59 +101,61 @@ def _of_admin(error: QuireError, address: str) -> QuireError:
     return dataclasses.replace(error, reason=_REASONS.get(error.reason, error.reason))
 
 
-def _print_list(told: RequestList) -> None:
+def _print_list(response: RequestList) -> None:
     table = Table(box=None)
     for name in ("state", "age", "class", "prompt", "generated"):
         table.add_column(name, no_wrap=True, justify="left" if name == "state" else "right")
     table.add_column("tenant", overflow="fold")
     table.add_column("key", overflow="fold")
-    for one in told.requests:
+    for one in response.requests:
         tokens = (f"{one.num_prompt_tokens:,}", f"{one.num_generated_tokens:,}")
         table.add_row(one.state, _time(one.age), str(one.priority), *tokens, one.tenant, one.key)
     console = Console(markup=False, highlight=False)
     console.print(table)
-    console.print(f"{len(told.requests)} of {told.num_live:,} live requests, the oldest")
+    console.print(f"{len(response.requests)} of {response.num_live:,} live requests, the oldest")
 
 
-def _lines(told: Explanation) -> Iterator[str]:
-    several = len(told.sequences) > 1
-    for sequence in told.sequences:
+def _lines(response: Explanation) -> Iterator[str]:
+    several = len(response.sequences) > 1
+    for sequence in response.sequences:
         sentence = _sentence(sequence)
         yield f"[{sequence.index}] {sentence}" if several else sentence[0].upper() + sentence[1:]
         for name, fact in _facts(sequence):
             yield f"  {name:<12} {fact}"
-    came = f"came {_time(told.age)} ago"
-    if told.time_left is not None:
-        came += f", and has {_time(max(told.time_left, 0.0))} until its deadline"
-    counted = f", counts as {told.effective_priority} by now" if told.effective_priority != told.priority else ""
-    yield f"The request {came}; {told.num_prompt_tokens:,} tokens of prompt, at most {told.max_tokens:,} more."
-    yield f"  {'class':<12} {told.priority}{counted}"
+    came = f"came {_time(response.age)} ago"
+    if response.time_left is not None:
+        came += f", and has {_time(max(response.time_left, 0.0))} until its deadline"
+    counted = (
+        f", counts as {response.effective_priority} by now" if response.effective_priority != response.priority else ""
+    )
+    yield f"The request {came}; {response.num_prompt_tokens:,} tokens of prompt, at most {response.max_tokens:,} more."
+    yield f"  {'class':<12} {response.priority}{counted}"
     served = ""
-    if told.policy == _FAIR:
-        served = f", {told.tenant_debt:,.0f} tokens ahead of the least served of its class"
-    yield f"  {'tenant':<12} {told.tenant}{served}"
-    yield f"  {'queue':<12} {_counted(told.num_waiting, 'request')} waiting, policy {told.policy}"
-    yield f"  {'key':<12} {told.key}"
+    if response.policy == _FAIR:
+        served = f", {response.tenant_debt:,.0f} tokens ahead of the least served of its class"
+    yield f"  {'tenant':<12} {response.tenant}{served}"
+    yield f"  {'queue':<12} {_pluralize(response.num_waiting, 'request')} waiting, policy {response.policy}"
+    yield f"  {'key':<12} {response.key}"
 
 
 def _sentence(sequence: SequenceExplanation) -> str:
     match sequence.state:
-        case State.QUEUED:
+        case SequenceState.QUEUED:
             return f"waits for its turn{_place(sequence)}"
-        case State.AWAITING_PREFIX:
+        case SequenceState.WAITING_FOR_PREFIX:
             other = f"request {sequence.awaits_key[:_SHORT_KEY]}" if sequence.awaits_key else "another request"
             return f"waits while {other} computes what its prompt begins with"
-        case State.ARRIVING:
+        case SequenceState.SWAPPING_IN:
             return "waits for its blocks, which are on their way from host memory"
-        case State.RUNNING:
+        case SequenceState.RUNNING:
             return "runs"
-        case State.PAUSED:
+        case SequenceState.PAUSED:
             return "pauses until its gateway has searched more of its text for stop strings"
-        case State.SWAPPED:
+        case SequenceState.SWAPPED:
             return f"gave way, and waits with its blocks in host memory{_place(sequence)}"
-        case State.PREEMPTED:
+        case SequenceState.PREEMPTED:
             return f"gave way, and waits to compute its tokens again{_place(sequence)}"
-        case State.ENDED:
+        case SequenceState.ENDED:
             return "has ended"
     return "stands where this version of the client does not know"
 
@@ -163,11 +165,11 @@ def _place(sequence: SequenceExplanation) -> str:
         return ""
     if sequence.num_ahead == 0:
         return ", which is next" if not sequence.num_missing_blocks else "; it is next, once there are blocks"
-    return f", behind {_counted(sequence.num_ahead, 'sequence')}"
+    return f", behind {_pluralize(sequence.num_ahead, 'sequence')}"
 
 
 def _facts(sequence: SequenceExplanation) -> Iterator[tuple[str, str]]:
-    if sequence.state is State.ENDED:
+    if sequence.state is SequenceState.ENDED:
         yield "tokens", f"{sequence.num_generated_tokens:,} generated"
         return
     if sequence.predicted_start is not None:
@@ -180,20 +182,20 @@ def _facts(sequence: SequenceExplanation) -> Iterator[tuple[str, str]]:
     missing = f", {sequence.num_missing_blocks:,} missing" if sequence.num_missing_blocks else ""
     yield "blocks", f"{sequence.num_device_blocks:,} on the device, {sequence.num_host_blocks:,} on the host{missing}"
     if sequence.num_preemptions:
-        yield "gave way", f"{_counted(sequence.num_preemptions, 'time')}{_choice(sequence)}"
+        yield "gave way", f"{_pluralize(sequence.num_preemptions, 'time')}{_choice(sequence)}"
 
 
 def _choice(sequence: SequenceExplanation) -> str:
     last = sequence.last_preemption
-    if last is None or last.choice is Return.OTHER:
+    if last is None or last.choice is PreemptionMethod.OTHER:
         return ""
     swap, recompute = _time(last.swap_seconds), _time(last.recompute_seconds)
-    if last.choice is Return.SWAP:
+    if last.choice is PreemptionMethod.SWAP:
         return f", the last by swapping: {swap} by estimate, computing again {recompute}"
     return f", the last to compute again: {recompute} by estimate, swapping {swap}"
 
 
-def _counted(number: int, noun: str) -> str:
+def _pluralize(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from quire_client.cli import options as opt
-from quire_client.cli.output import print_json, say_going_on, write_text
+from quire_client.cli.output import print_json, print_resuming, write_text
 from quire_client.requests import GenerationOptions
 from quire_client.sync import Client
 
@@ -76,12 +76,12 @@ def generate(
         # What is ranked is known at its end alone, and asked for as a whole.
         is_ranked = any(option is not None for option in (best_of, beam_width, length_penalty, early_stopping))
         if output is opt.OutputFormat.TEXT and n == 1 and not is_ranked:
-            write_text(chunk.text for chunk in client.stream(prompt, on_resume=say_going_on, **wanted))
+            write_text(chunk.text for chunk in client.stream(prompt, on_resume=print_resuming, **wanted))
             return
         whole = (
-            client.generate(prompt, on_resume=say_going_on, **wanted)
+            client.generate(prompt, on_resume=print_resuming, **wanted)
             if is_ranked
-            else client.stream(prompt, on_resume=say_going_on, **wanted).collect()
+            else client.stream(prompt, on_resume=print_resuming, **wanted).collect()
         )
     if output is opt.OutputFormat.JSON:
         print_json(whole)

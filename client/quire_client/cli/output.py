@@ -67,14 +67,14 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"JSON has nothing for a {type(value).__name__}")
 
 
-def say_going_on(error: QuireError) -> None:
+def print_resuming(error: QuireError) -> None:
     """Tells a person that a call broke and its request goes on; what is written to standard output is not changed."""
     line = f"quire: {error}; going on"
     # A terminal shows both, and the text may stand in the middle of a line.
     Console(stderr=True).print(Text("\n" * sys.stdout.isatty() + line), style="dim", soft_wrap=True)
 
 
-def in_words(error: QuireError) -> str:
+def describe_error(error: QuireError) -> str:
     """What went wrong, where, and what to do about it, in one line."""
     parts = [str(error)]
     if error.reason in _NEXT_STEPS:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from quire_client.cli import options as opt
-from quire_client.cli.output import print_json, say_going_on, write_text
+from quire_client.cli.output import print_json, print_resuming, write_text
 from quire_client.sync import Client, Stream
 
 
@@ -23,7 +23,7 @@ def resume(
     It is known for as long as it runs, and for an hour once it has ended.
     """
     with Client(address, api_key=api_key, timeout=timeout) as client:
-        stream = client.resume(request_id, on_resume=say_going_on)
+        stream = client.resume(request_id, on_resume=print_resuming)
         if output is opt.OutputFormat.JSON:
             print_json(stream.collect())
         else:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels._checks import require
-from quire_kernels.cpu.team import Team, type_of
+from quire_kernels.cpu.thread_pool import ThreadPool, type_of
 
 
 class CacheArgs(Structure):
@@ -49,7 +49,7 @@ class RuleArgs(Structure):
 _LANES = 16
 
 
-def why_not_compiled(head_dim: int, block_size: int, dtype: torch.dtype) -> str | None:
+def check_compiled_support(head_dim: int, block_size: int, dtype: torch.dtype) -> str | None:
     """What of a cache the compiled kernels do not take, or None."""
     if dtype not in (torch.float32, torch.bfloat16):
         return f"they compute in float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
@@ -74,15 +74,15 @@ class CacheLayer:
     def args(self) -> CacheArgs:
         """What the library is told. Valid as long as this lives."""
         _, _, _, num_kv_heads, block_size, head_dim = self.cache.shape
-        why_not = why_not_compiled(head_dim, block_size, self.cache.dtype)
-        require(why_not is None, "cache", f"be one that the compiled kernels take: {why_not}")
+        unsupported_reason = check_compiled_support(head_dim, block_size, self.cache.dtype)
+        require(unsupported_reason is None, "cache", f"be one that the compiled kernels take: {unsupported_reason}")
         require(self.cache.is_contiguous(), "cache", "be contiguous")
         half = num_kv_heads * block_size * head_dim
         data = self.cache.data_ptr() + self.layer * 2 * half * self.cache.element_size()
         return CacheArgs(data, self.cache.stride(0), half, num_kv_heads, block_size, head_dim)
 
 
-def store(team: Team, key: Tensor, value: Tensor, layer: CacheLayer, slots: Tensor) -> None:
+def store(thread_pool: ThreadPool, key: Tensor, value: Tensor, layer: CacheLayer, slots: Tensor) -> None:
     """Write each token's key and value [num_tokens, num_kv_heads, head_dim] to its slot.
 
     Each token's heads are contiguous; `slots` int64 [num_tokens], -1 for a token that is not stored.
@@ -93,8 +93,8 @@ def store(team: Team, key: Tensor, value: Tensor, layer: CacheLayer, slots: Tens
     require(len(value) == len(key), "value", "be of as many tokens as key")
     is_list = slots.dtype == torch.int64 and slots.shape == (len(key),) and slots.is_contiguous()
     require(is_list, "slots", "be int64 [num_tokens], contiguous")
-    team.library.quire_store(
-        team.handle,
+    thread_pool.library.quire_store(
+        thread_pool.handle,
         kind,
         byref(layer.args()),
         key.data_ptr(),
@@ -107,7 +107,7 @@ def store(team: Team, key: Tensor, value: Tensor, layer: CacheLayer, slots: Tens
 
 
 def attend(
-    team: Team,
+    thread_pool: ThreadPool,
     query: Tensor,
     layer: CacheLayer,
     block_tables: Tensor,
@@ -154,8 +154,8 @@ def attend(
         query_starts.data_ptr(),
         context_lens.data_ptr(),
     )
-    team.library.quire_attend(
-        team.handle,
+    thread_pool.library.quire_attend(
+        thread_pool.handle,
         type_of(layer.cache.dtype),
         byref(layer.args()),
         byref(sequences),

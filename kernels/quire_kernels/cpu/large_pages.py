@@ -28,13 +28,13 @@ class LargePages:
     """Memory for many tensors that live together, side by side in mappings far larger than a page."""
 
     def __init__(self) -> None:
-        self._rest = torch.empty(0, dtype=torch.uint8)
+        self._free_memory = torch.empty(0, dtype=torch.uint8)
 
     def empty(self, size: int, dtype: torch.dtype) -> Tensor:
         """A vector of `size` numbers, at the beginning of a line of the processor's caches."""
         num_bytes = size * dtype.itemsize
         taken = -(-num_bytes // _LINE) * _LINE
-        if taken > len(self._rest):
-            self._rest = zeros_in_large_pages(max(taken, _MAPPING))
-        memory, self._rest = self._rest[:num_bytes], self._rest[taken:]
+        if taken > len(self._free_memory):
+            self._free_memory = zeros_in_large_pages(max(taken, _MAPPING))
+        memory, self._free_memory = self._free_memory[:num_bytes], self._free_memory[taken:]
         return memory.view(dtype)

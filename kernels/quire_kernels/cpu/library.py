@@ -19,7 +19,7 @@ _FLAGS = (
 )
 
 
-class CannotBuild(Exception):  # noqa: N818
+class BuildFailed(Exception):  # noqa: N818
     """There is no library for this machine. The text is for the operator, and says what to install."""
 
 
@@ -29,13 +29,13 @@ def load_library(directory: Path, report: Callable[[str], None] = lambda line: N
     It is built anew for other sources, another compiler or another processor. Several processes may do so at once.
 
     Raises:
-        CannotBuild: there is no C++ compiler, or it failed.
+        BuildFailed: there is no C++ compiler, or it failed.
     """
     named = shlex.split(os.environ.get("CXX", ""))
     found = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     compiler = tuple(named) or ((found,) if found else ())
     if not compiler:
-        raise CannotBuild("no C++ compiler is found: install g++ 12 or later, or name one in CXX")
+        raise BuildFailed("no C++ compiler is found: install g++ 12 or later, or name one in CXX")
     path = directory / f"quire-{_key(compiler)}.so"
     if path.exists():
         with suppress(OSError):  # whatever it is: made anew
@@ -45,7 +45,7 @@ def load_library(directory: Path, report: Callable[[str], None] = lambda line: N
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise CannotBuild(f"the processor's kernels were compiled, and cannot be loaded: {error}") from error
+        raise BuildFailed(f"the processor's kernels were compiled, and cannot be loaded: {error}") from error
 
 
 @functools.cache
@@ -68,14 +68,14 @@ def _build(compiler: tuple[str, ...], path: Path) -> None:
             _run(*compiler, *_FLAGS, str(_SOURCES / "library.cpp"), "-o", str(built))
             built.rename(path)
     except OSError as error:
-        raise CannotBuild(f"the processor's kernels cannot be kept in {path.parent}: {error}") from error
+        raise BuildFailed(f"the processor's kernels cannot be kept in {path.parent}: {error}") from error
 
 
 def _run(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise CannotBuild(f"the C++ compiler {command[0]} cannot be run: {error}") from error
+        raise BuildFailed(f"the C++ compiler {command[0]} cannot be run: {error}") from error
     if done.returncode != 0:
-        raise CannotBuild(f"the C++ compiler {command[0]} failed:\n{done.stderr.strip()[-2000:]}")
+        raise BuildFailed(f"the C++ compiler {command[0]} failed:\n{done.stderr.strip()[-2000:]}")
     return done.stdout

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quire_kernels._checks import require
 from quire_kernels.cpu.large_pages import LargePages
-from quire_kernels.cpu.team import Team, type_of
+from quire_kernels.cpu.thread_pool import ThreadPool, type_of
 
 PANEL = 32
 
@@ -50,7 +50,7 @@ class PackedMatrix:
 
 
 def pack_matrix(
-    team: Team,
+    thread_pool: ThreadPool,
     weight: Tensor,
     bias: Tensor | None = None,
     *,
@@ -74,19 +74,25 @@ def pack_matrix(
     steps = -(-inputs // values)
     size = -(-outputs // PANEL) * steps * PANEL * values
     panels = torch.empty(size, dtype=weight.dtype) if memory is None else memory.empty(size, weight.dtype)
-    team.library.quire_pack(weight.data_ptr(), outputs, inputs, weight.element_size(), values, panels.data_ptr())
+    thread_pool.library.quire_pack(weight.data_ptr(), outputs, inputs, weight.element_size(), values, panels.data_ptr())
     return PackedMatrix(outputs, inputs, dtype, panels, scales, None if bias is None else _padded(bias.float()))
 
 
-def linear(team: Team, inputs: Tensor, matrix: PackedMatrix) -> Tensor:
+def linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Tensor:
     """The float32 images [rows, outputs] of `inputs` [rows, inputs], float32 or bfloat16."""
     kind = type_of(matrix.dtype)
     require(inputs.dtype == matrix.dtype, "inputs", "have the dtype that the matrix is packed for")
     require(inputs.ndim == 2 and inputs.shape[1] == matrix.inputs, "inputs", f"be [rows, {matrix.inputs}]")
     padded = torch.nn.functional.pad(inputs, (0, inputs.shape[1] % 2)).contiguous()
     output = torch.empty(len(inputs), matrix.outputs)
-    team.library.quire_linear(
-        team.handle, kind, byref(matrix.args()), padded.data_ptr(), len(inputs), padded.shape[1], output.data_ptr()
+    thread_pool.library.quire_linear(
+        thread_pool.handle,
+        kind,
+        byref(matrix.args()),
+        padded.data_ptr(),
+        len(inputs),
+        padded.shape[1],
+        output.data_ptr(),
     )
     return output
 

@@ -54,9 +54,9 @@ class StepArgs(Structure):
         ("slots", c_void_p),
         ("positions", c_void_p),
         ("sequences", SequencesArgs),
-        ("num_draws", c_int64),
-        ("draw_rows", c_void_p),
+        ("num_samples", c_int64),
+        ("logits_indices", c_void_p),
         ("logits", c_void_p),
         ("logits_stride", c_int64),
-        ("likeliest", c_void_p),
+        ("argmax", c_void_p),
     )

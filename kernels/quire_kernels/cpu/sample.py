@@ -6,10 +6,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_kernels._checks import require
-from quire_kernels.cpu.team import Team
+from quire_kernels.cpu.thread_pool import ThreadPool
 
 # `Draw` of sample.h, a row each.
-DRAW = np.dtype(
+SAMPLING_PARAMS_DTYPE = np.dtype(
     [
         ("number", np.float64),
         ("top_p", np.float64),
@@ -20,15 +20,15 @@ DRAW = np.dtype(
 )
 
 
-def likeliest(team: Team, logits: Tensor, *, suppressed: bool = False) -> NDArray[np.int64]:
+def argmax(thread_pool: ThreadPool, logits: Tensor, *, suppressed: bool = False) -> NDArray[np.int64]:
     """The first of the likeliest tokens of each row of float32 logits [rows, vocab].
 
     -1 where a logit is no finite number. With `suppressed` logits may be minus infinity, but not all of a row.
     """
     _check_logits(logits)
     tokens = np.empty(len(logits), np.int64)
-    team.library.quire_likeliest(
-        team.handle,
+    thread_pool.library.quire_argmax(
+        thread_pool.handle,
         logits.data_ptr(),
         len(logits),
         logits.stride(0),
@@ -39,8 +39,11 @@ def likeliest(team: Team, logits: Tensor, *, suppressed: bool = False) -> NDArra
     return tokens
 
 
-def draw(team: Team, logits: Tensor, rows: NDArray[np.int64], draws: NDArray[np.void]) -> NDArray[np.int64]:
-    """A token for each of `rows` of float32 logits [rows, vocab], drawn as `draws` (of DRAW) says at the same place.
+def sample(
+    thread_pool: ThreadPool, logits: Tensor, rows: NDArray[np.int64], params: NDArray[np.void]
+) -> NDArray[np.int64]:
+    """A token for each of `rows` of float32 logits [rows, vocab], drawn as `draws` (of SAMPLING_PARAMS_DTYPE) says at
+    the same place.
 
     Weights are those of a softmax at the temperature, which is above 0. min_p and top_k (0: all) keep tokens each on
     its own, top_p of what they keep; of tokens that are equally likely at a limit, all are kept. The number's share of
@@ -49,29 +52,29 @@ def draw(team: Team, logits: Tensor, rows: NDArray[np.int64], draws: NDArray[np.
     """
     _check_logits(logits)
     require(
-        rows.dtype == np.int64 and draws.dtype == DRAW and len(rows) == len(draws),
-        "draws",
-        "be of DRAW, as many as rows",
+        rows.dtype == np.int64 and params.dtype == SAMPLING_PARAMS_DTYPE and len(rows) == len(params),
+        "params",
+        "be of SAMPLING_PARAMS_DTYPE, as many as rows",
     )
-    require(rows.flags.c_contiguous and draws.flags.c_contiguous, "draws", "be contiguous, as rows must be")
+    require(rows.flags.c_contiguous and params.flags.c_contiguous, "params", "be contiguous, as rows must be")
     is_within = not len(rows) or (rows.min() >= 0 and rows.max() < len(logits))
     require(bool(is_within), "rows", "be rows of logits")
     tokens = np.empty(len(rows), np.int64)
-    team.library.quire_draw(
-        team.handle,
+    thread_pool.library.quire_sample(
+        thread_pool.handle,
         logits.data_ptr(),
         logits.stride(0),
         logits.shape[1],
         rows.ctypes.data,
-        draws.ctypes.data,
+        params.ctypes.data,
         len(rows),
         tokens.ctypes.data,
     )
     return tokens
 
 
-def rank(
-    team: Team, logits: Tensor, tokens: NDArray[np.int64], count: int
+def top_logprobs(
+    thread_pool: ThreadPool, logits: Tensor, tokens: NDArray[np.int64], count: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Log-probabilities of a token of each row of float32 logits [rows, vocab], and of the row's `count` likeliest.
 
@@ -86,8 +89,8 @@ def rank(
     require(bool(is_within), "tokens", "be of the vocabulary")
     require(0 <= count <= logits.shape[1], "count", "be at most the vocabulary's size")
     logprobs, ids = np.empty((len(logits), 1 + count), np.float32), np.empty((len(logits), count), np.int64)
-    team.library.quire_rank(
-        team.handle,
+    thread_pool.library.quire_top_logprobs(
+        thread_pool.handle,
         logits.data_ptr(),
         len(logits),
         logits.stride(0),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from scheduler_svc.core.policies.base import Policy, PolicySettings, Standing
+from scheduler_svc.core.policies.base import OrderKey, Policy, PolicySettings
 from scheduler_svc.core.policies.fair import FairPolicy
 from scheduler_svc.core.policies.fcfs import FcfsPolicy
 from scheduler_svc.core.policies.priority import PriorityPolicy
@@ -13,4 +13,4 @@ POLICIES: Mapping[str, Callable[[PolicySettings], Policy]] = {
     "fair": FairPolicy,
 }
 
-__all__ = ["POLICIES", "FairPolicy", "FcfsPolicy", "Policy", "PolicySettings", "PriorityPolicy", "Standing"]
+__all__ = ["POLICIES", "FairPolicy", "FcfsPolicy", "OrderKey", "Policy", "PolicySettings", "PriorityPolicy"]

@@ -7,7 +7,7 @@ from scheduler_svc.core.sequence import Sequence
 
 # Among running sequences the largest gives way first: class (negated: a lower one is larger), debt of its tenant in
 # weighted tokens, arrival in monotonic seconds, number of its request, index within it.
-Standing = tuple[float, float, float, int, int]
+OrderKey = tuple[float, float, float, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Policy(Protocol):
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Its tenant was served so many tokens, computed ones of a prompt or generated ones."""
 
-    def gives_way(self, sequence: Sequence) -> Standing:
+    def preemption_key(self, sequence: Sequence) -> OrderKey:
         """A key among running sequences: the largest is the first victim."""
 
     def effective_priority(self, sequence: Sequence, now: float) -> int:

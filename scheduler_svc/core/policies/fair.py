@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right, insort
 from operator import attrgetter
 
-from scheduler_svc.core.policies.base import PolicySettings, Standing, arrival_order
+from scheduler_svc.core.policies.base import OrderKey, PolicySettings, arrival_order
 from scheduler_svc.core.policies.fair_class import FairClass, Turn
 from scheduler_svc.core.policies.tenants import Tenant, Urgency
 from scheduler_svc.core.sequence import Sequence
@@ -92,7 +92,7 @@ class FairPolicy:
         tenant = self._tenant(request.tenant)
         tenant.served += num_tokens / max(request.weight, _MIN_WEIGHT)
 
-    def gives_way(self, sequence: Sequence) -> Standing:
+    def preemption_key(self, sequence: Sequence) -> OrderKey:
         """See Policy. A sequence counts as the class that it has risen to, also while it runs."""
         own = self._risen(sequence)
         if own is None:

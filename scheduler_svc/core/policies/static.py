@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from scheduler_svc.core.policies.base import Standing, arrival_order
+from scheduler_svc.core.policies.base import OrderKey, arrival_order
 from scheduler_svc.core.policies.lazy_heap import LazyHeap
 from scheduler_svc.core.sequence import Sequence
 
@@ -12,14 +12,14 @@ class StaticPolicy:
 
     def __init__(self, rank: Callable[[Sequence], float]) -> None:
         self._rank = rank
-        self._waiting: LazyHeap[Sequence, Standing] = LazyHeap()
+        self._waiting: LazyHeap[Sequence, OrderKey] = LazyHeap()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, sequence: Sequence, now: float) -> None:
         """See Policy."""
-        self._waiting.put(sequence, self.gives_way(sequence))
+        self._waiting.put(sequence, self.preemption_key(sequence))
 
     def remove(self, sequence: Sequence) -> None:
         """See Policy."""
@@ -33,7 +33,7 @@ class StaticPolicy:
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """See Policy; nobody's tokens are counted."""
 
-    def gives_way(self, sequence: Sequence) -> Standing:
+    def preemption_key(self, sequence: Sequence) -> OrderKey:
         """See Policy. The order of the queue turned round: who would go last gives way first."""
         return (self._rank(sequence), 0.0, *arrival_order(sequence))
 
@@ -49,5 +49,5 @@ class StaticPolicy:
         """See Policy. O(n)."""
         if sequence not in self._waiting:
             raise KeyError(sequence.id)
-        mine = self.gives_way(sequence)
-        return sum(self.gives_way(other) < mine for other in self._waiting)
+        mine = self.preemption_key(sequence)
+        return sum(self.preemption_key(other) < mine for other in self._waiting)

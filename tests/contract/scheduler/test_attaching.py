@@ -20,8 +20,10 @@ from scheduler_svc.request_log import State
 from scheduler_svc.store.redis import RedisStore
 
 
-def tail(offset: int, token_ids: list[int], index: int = 0, is_cut: bool = False) -> scheduler_v1.Tail:
-    return scheduler_v1.Tail(index=index, offset=offset, token_ids=token_ids, is_cut=is_cut)
+def unflushed(
+    offset: int, token_ids: list[int], index: int = 0, is_truncated: bool = False
+) -> scheduler_v1.UnflushedTokens:
+    return scheduler_v1.UnflushedTokens(index=index, offset=offset, token_ids=token_ids, is_truncated=is_truncated)
 
 
 async def test_a_second_session_gets_everything_and_both_go_on(running: Deployment) -> None:
@@ -213,13 +215,13 @@ async def test_a_request_that_no_scheduler_knows_starts_from_what_its_gateway_ho
     async with running.session() as session:
         await session.ready()
         other = [7, 8, 9]
-        submit = submit_of(max_tokens=20, n=2, attachment_id=1, tails=[tail(0, other, index=1)])
+        submit = submit_of(max_tokens=20, n=2, attachment_id=1, unflushed=[unflushed(0, other, index=1)])
         await session.send(submit=submit)
         answer = await session.answer(1)
         assert [list(part.token_ids) for part in answer.attached.sequences] == [[], other]
         assert await session.until_tokens(submit.key, 20) == expected(20)
         live = running.engine.requests.get(submit.key)
-        assert live is None or not live.log.submit.tails
+        assert live is None or not live.log.submit.unflushed
         assert await session.until_tokens(submit.key, 20, 1) == other + expected(17, [*PROMPT, *other])
 
 
@@ -228,7 +230,7 @@ async def test_a_gateway_that_holds_something_else_than_others_were_given_is_ref
         await session.ready()
         submit = await session.submit(max_tokens=200, detachable=True)
         await session.until_tokens(submit.key, 20)
-        answer = await other.attach(submit.key, tail(10, [7, 8, 9]))
+        answer = await other.attach(submit.key, unflushed(10, [7, 8, 9]))
         assert answer.failed.reason == scheduler_v1.FAILURE_REASON_DIVERGED
         assert await session.until_tokens(submit.key, 200) == expected(200)
 
@@ -238,7 +240,7 @@ async def test_a_stop_string_that_one_gateway_found_ends_the_sequence_for_all(ru
         await session.ready()
         submit = await session.submit(max_tokens=200, detachable=True, has_stop_strings=True)
         held = await session.until_tokens(submit.key, 64)
-        answer = await other.attach(submit.key, tail(40, held[40:50], is_cut=True))
+        answer = await other.attach(submit.key, unflushed(40, held[40:50], is_truncated=True))
         assert list(answer.attached.sequences[0].token_ids) == expected(50)
         assert answer.attached.sequences[0].end.HasField("stop_string")
         await until_over(running.engine, submit.key)

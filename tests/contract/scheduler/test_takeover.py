@@ -29,8 +29,10 @@ from scheduler_svc.store.base import Batch, Write
 from scheduler_svc.store.redis import RedisStore
 
 
-def tail(offset: int, token_ids: list[int], index: int = 0, is_cut: bool = False) -> scheduler_v1.Tail:
-    return scheduler_v1.Tail(index=index, offset=offset, token_ids=token_ids, is_cut=is_cut)
+def unflushed(
+    offset: int, token_ids: list[int], index: int = 0, is_truncated: bool = False
+) -> scheduler_v1.UnflushedTokens:
+    return scheduler_v1.UnflushedTokens(index=index, offset=offset, token_ids=token_ids, is_truncated=is_truncated)
 
 
 async def left_behind(
@@ -51,7 +53,7 @@ async def left_behind(
     return submit
 
 
-AT_ONCE = Graces(held=0.05)
+AT_ONCE = Graces(recovering=0.05)
 
 
 @asynccontextmanager
@@ -73,7 +75,7 @@ async def test_a_request_goes_on_after_a_crash_from_what_the_client_has(redis_ur
             worker.gate.set()
             async with taken_over(redis_url, worker) as second, second.session() as anew:
                 assert second.engine.epoch > epoch
-                answer = await anew.attach(submit.key, *(tail(0, tokens, i) for i, tokens in enumerate(held)))
+                answer = await anew.attach(submit.key, *(unflushed(0, tokens, i) for i, tokens in enumerate(held)))
                 for index, sequence in enumerate(answer.attached.sequences):
                     assert list(sequence.token_ids)[: len(held[index])] == held[index]
                     assert await anew.until_tokens(submit.key, 200, index) == expected(200)
@@ -87,7 +89,7 @@ async def test_nothing_runs_before_its_gateway_comes(redis_url: str, worker: Wor
         await session.until(other.key, "tokens")
         assert running.engine.is_live(submit.key)
         assert not running.engine.core.is_live(submit.key)
-        answer = await session.attach(submit.key, tail(3, expected(9)[3:]))
+        answer = await session.attach(submit.key, unflushed(3, expected(9)[3:]))
         assert [list(part.token_ids) for part in answer.attached.sequences] == [expected(9), []]
         for index in range(2):
             assert await session.until_tokens(submit.key, 20, index) == expected(20)
@@ -100,7 +102,7 @@ async def test_what_a_gateway_holds_wins_over_the_store(
     submit = await left_behind(store, known)
     given = [*expected(3), 8, 8]
     async with taken_over(redis_url, worker) as running, running.session() as session:
-        answer = await session.attach(submit.key, tail(2, given[2:]))
+        answer = await session.attach(submit.key, unflushed(2, given[2:]))
         assert list(answer.attached.sequences[0].token_ids) == given
         whole = given + expected(15, [*PROMPT, *given])
         assert await session.until_tokens(submit.key, 20) == whole
@@ -111,7 +113,7 @@ async def test_what_a_gateway_holds_wins_over_the_store(
 async def test_a_tail_behind_a_hole_is_refused(redis_url: str, worker: Worker, store: RedisStore) -> None:
     submit = await left_behind(store, expected(5))
     async with taken_over(redis_url, worker) as running, running.session() as session:
-        answer = await session.attach(submit.key, tail(8, [1, 2]))
+        answer = await session.attach(submit.key, unflushed(8, [1, 2]))
         assert answer.failed.reason == scheduler_v1.FAILURE_REASON_DIVERGED
         assert (await session.attach(submit.key)).HasField("attached")
 
@@ -129,7 +131,7 @@ async def test_a_request_that_runs_again_goes_back_to_what_a_late_gateway_holds(
         worker.gate.clear()
         given = [*expected(10), 8, 8]
         async with running.session() as session:
-            answer = await session.attach(submit.key, tail(5, given[5:]))
+            answer = await session.attach(submit.key, unflushed(5, given[5:]))
             assert list(answer.attached.sequences[0].token_ids) == given
             worker.gate.set()
             assert await session.until_tokens(submit.key, 200) == given + expected(188, [*PROMPT, *given])
@@ -141,7 +143,7 @@ async def test_a_request_that_runs_again_goes_back_to_what_a_late_gateway_holds(
 async def test_a_tail_that_ends_the_request_ends_it(redis_url: str, worker: Worker, store: RedisStore) -> None:
     submit = await left_behind(store, expected(5), has_stop_strings=True)
     async with taken_over(redis_url, worker) as running, running.session() as session:
-        answer = await session.attach(submit.key, tail(5, expected(7)[5:], is_cut=True))
+        answer = await session.attach(submit.key, unflushed(5, expected(7)[5:], is_truncated=True))
         [tokens] = answer.attached.sequences
         assert (list(tokens.token_ids), tokens.end.WhichOneof("cause")) == (expected(7), "stop_string")
         log = await until_recorded(store, submit.key, State.FINISHED)
@@ -171,7 +173,7 @@ async def test_unnamed_requests_wait_for_their_gateway_and_are_given_up(
     redis_url: str, worker: Worker, store: RedisStore
 ) -> None:
     submit = await left_behind(store, expected(5))
-    async with taken_over(redis_url, worker, graces=Graces(held=0.05, unclaimed=0.1)) as running:
+    async with taken_over(redis_url, worker, graces=Graces(recovering=0.05, unclaimed=0.1)) as running:
         await until_over(running.engine, submit.key)
         await until_recorded(store, submit.key, State.CANCELLED)
         assert worker.steps == []
@@ -204,7 +206,7 @@ async def test_blocks_that_the_worker_kept_are_not_computed_again(redis_url: str
             await first.crash()
         num_steps = len(worker.steps)
         async with taken_over(redis_url, worker) as second, second.session() as session:
-            await session.attach(submit.key, tail(0, held))
+            await session.attach(submit.key, unflushed(0, held))
             assert await session.until_tokens(submit.key, 200) == expected(200)
     anew = next(step for step in worker.steps[num_steps:] if step.new_sequences)
     assert anew.scheduled.starts[0] >= 40

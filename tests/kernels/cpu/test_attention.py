@@ -29,13 +29,13 @@ def compiled_cache(batch: Any) -> CacheLayer:
         position = torch.arange(context)
         blocks, offsets = table[position // block_size].long(), position % block_size
         key, value = batch.key_cache[blocks, :, offsets], batch.value_cache[blocks, :, offsets]
-        store(compiled.team(), key, value, layer, blocks * block_size + offsets)
+        store(compiled.thread_pool(), key, value, layer, blocks * block_size + offsets)
     return layer
 
 
 def attention(batch: Any, **options: Any) -> Tensor:
     return attend(
-        compiled.team(),
+        compiled.thread_pool(),
         batch.query.contiguous(),
         compiled_cache(batch),
         batch.block_tables,
@@ -106,7 +106,7 @@ def test_a_query_gathers_the_same_bits_however_its_sequence_is_cut(
     together = attention(batch)
     for first, last in ((0, 1), (1, 60), (60, 130)):
         alone = attend(
-            compiled.team(),
+            compiled.thread_pool(),
             query[first:last],
             layer,
             batch.block_tables[:1],
@@ -122,12 +122,20 @@ def test_the_number_of_threads_changes_nothing(make_batch: Callable[..., Any], s
     batch = make_batch([(130, 333), (1, 700), (64, 64)], (2, 3))
     arguments = (compiled_cache(batch), batch.block_tables, batch.query_starts, batch.context_lens, batch.scale)
     query = batch.query.contiguous()
-    assert torch.equal(attend(compiled.team(size), query, *arguments), attend(compiled.team(), query, *arguments))
+    assert torch.equal(
+        attend(compiled.thread_pool(size), query, *arguments), attend(compiled.thread_pool(), query, *arguments)
+    )
 
 
 def test_tokens_without_a_slot_are_not_stored() -> None:
     cache = torch.zeros(2, 1, 2, 3, 16, 64)
-    store(compiled.team(), torch.ones(3, 3, 64), torch.ones(3, 3, 64), CacheLayer(cache, 0), torch.tensor([-1, 17, -1]))
+    store(
+        compiled.thread_pool(),
+        torch.ones(3, 3, 64),
+        torch.ones(3, 3, 64),
+        CacheLayer(cache, 0),
+        torch.tensor([-1, 17, -1]),
+    )
     assert cache[0].count_nonzero() == 0
     assert cache[1].count_nonzero() == 2 * 3 * 64
 
@@ -150,4 +158,4 @@ def test_arguments_of_a_wrong_kind_are_refused_by_name() -> None:
         "slots": (key, key, layer, slots.int()),
     }.items():
         with pytest.raises(ValueError, match=name):
-            store(compiled.team(), *arguments)
+            store(compiled.thread_pool(), *arguments)

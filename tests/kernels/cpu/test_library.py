@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire_kernels.cpu.library import CannotBuild, load_library
+from quire_kernels.cpu.library import BuildFailed, load_library
 
 
 def test_a_library_is_built_once_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,12 +34,12 @@ def test_a_library_that_cannot_be_loaded_is_built_anew(tmp_path: Path) -> None:
 
 def test_a_compiler_that_is_missing_or_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
-    with pytest.raises(CannotBuild, match="nothing"):
+    with pytest.raises(BuildFailed, match="nothing"):
         load_library(tmp_path)
     monkeypatch.setenv("CXX", "/bin/false")
-    with pytest.raises(CannotBuild, match="failed"):
+    with pytest.raises(BuildFailed, match="failed"):
         load_library(tmp_path)
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", os.devnull)
-    with pytest.raises(CannotBuild, match="install g"):
+    with pytest.raises(BuildFailed, match="install g"):
         load_library(tmp_path)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import compiled
-from quire_kernels.cpu.sample import DRAW, draw, likeliest, rank
+from quire_kernels.cpu.sample import SAMPLING_PARAMS_DTYPE, argmax, sample, top_logprobs
 from worker_svc.philox import uniforms
-from worker_svc.sampler import SamplingState, draw_tokens
+from worker_svc.sampler import SamplingState, sample_tokens
 from worker_svc.step import SamplingParams
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -38,22 +38,22 @@ def test_draws_are_the_samplers(kind: dict[str, Any], vocab: int) -> None:
         for row in range(len(logits))
     ]
     numbers = uniforms(np.arange(24, dtype=np.uint64), np.zeros(24, np.uint32), np.full(24, 3, np.uint32))
-    draws = np.zeros(24, DRAW)
+    params = np.zeros(24, SAMPLING_PARAMS_DTYPE)
     for name, value in ({"temperature": 1.0, "top_p": 1.0} | kind).items():
-        draws[name] = value
-    draws["number"] = numbers
-    drawn = draw(compiled.team(), logits, np.arange(24), draws)
-    assert drawn.tolist() == draw_tokens(logits.clone(), states).tokens
+        params[name] = value
+    params["number"] = numbers
+    sampled = sample(compiled.thread_pool(), logits, np.arange(24), params)
+    assert sampled.tolist() == sample_tokens(logits.clone(), states).tokens
 
 
 def test_draws_follow_the_weights() -> None:
     weights = torch.tensor([0.5, 0.0, 0.3, 0.2])
-    draws = np.zeros(2000, DRAW)
-    draws["temperature"] = draws["top_p"] = 1.0
-    draws["number"] = (np.arange(2000) + 0.5) / 2000
-    drawn = draw(compiled.team(), weights.log()[None], np.zeros(2000, np.int64), draws)
-    assert np.bincount(drawn, minlength=4).tolist() == [1000, 0, 600, 400]
-    assert drawn.tolist() == sorted(drawn)
+    params = np.zeros(2000, SAMPLING_PARAMS_DTYPE)
+    params["temperature"] = params["top_p"] = 1.0
+    params["number"] = (np.arange(2000) + 0.5) / 2000
+    sampled = sample(compiled.thread_pool(), weights.log()[None], np.zeros(2000, np.int64), params)
+    assert np.bincount(sampled, minlength=4).tolist() == [1000, 0, 600, 400]
+    assert sampled.tolist() == sorted(sampled)
 
 
 @pytest.mark.parametrize("place", [0, 40, 96])
@@ -62,29 +62,29 @@ def test_a_row_with_a_fault_draws_nothing(fault: float, place: int) -> None:
     logits = torch.zeros(3, 97)
     logits[:, 50] = 1.0
     logits[1, place] = fault
-    draws = np.zeros(3, DRAW)
-    draws["temperature"] = draws["top_p"] = 1.0
-    assert likeliest(compiled.team(), logits).tolist() == [50, -1, 50]
-    assert (draw(compiled.team(), logits, np.arange(3), draws) < 0).tolist() == [False, True, False]
+    params = np.zeros(3, SAMPLING_PARAMS_DTYPE)
+    params["temperature"] = params["top_p"] = 1.0
+    assert argmax(compiled.thread_pool(), logits).tolist() == [50, -1, 50]
+    assert (sample(compiled.thread_pool(), logits, np.arange(3), params) < 0).tolist() == [False, True, False]
 
 
 def test_the_first_of_the_likeliest_is_taken() -> None:
     logits = torch.zeros(4, 97)
     for row, token in enumerate((0, 15, 16, 96)):
         logits[row, token:] = 2.5
-    assert likeliest(compiled.team(), logits).tolist() == [0, 15, 16, 96]
+    assert argmax(compiled.thread_pool(), logits).tolist() == [0, 15, 16, 96]
     logits[2, 3] = float("-inf")
-    assert likeliest(compiled.team(), logits).tolist() == [0, 15, -1, 96]
+    assert argmax(compiled.thread_pool(), logits).tolist() == [0, 15, -1, 96]
 
 
 def test_suppressed_tokens_are_never_drawn() -> None:
     logits = torch.full((2, 97), float("-inf"))
     logits[0, 33] = -5.0
-    draws = np.zeros(2, DRAW)
-    draws["temperature"], draws["top_p"], draws["number"] = 1.0, 0.5, 0.999
-    assert draw(compiled.team(), logits, np.arange(2), draws).tolist() == [33, -1]
-    assert likeliest(compiled.team(), logits, suppressed=True).tolist() == [33, -1]
-    assert likeliest(compiled.team(), logits).tolist() == [-1, -1]
+    params = np.zeros(2, SAMPLING_PARAMS_DTYPE)
+    params["temperature"], params["top_p"], params["number"] = 1.0, 0.5, 0.999
+    assert sample(compiled.thread_pool(), logits, np.arange(2), params).tolist() == [33, -1]
+    assert argmax(compiled.thread_pool(), logits, suppressed=True).tolist() == [33, -1]
+    assert argmax(compiled.thread_pool(), logits).tolist() == [-1, -1]
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 63, 97, 1000, 5003])
@@ -92,7 +92,7 @@ def test_ranks_are_the_log_probabilities(vocab: int) -> None:
     torch.manual_seed(vocab)
     logits, tokens = torch.randn(24, vocab).mul_(3), torch.randint(vocab, (24,))
     count = min(vocab, 20)
-    logprobs, ids = rank(compiled.team(), logits, tokens.numpy(), count)
+    logprobs, ids = top_logprobs(compiled.thread_pool(), logits, tokens.numpy(), count)
     expected = logits.double().log_softmax(-1)
     values, order = expected.sort(dim=-1, descending=True, stable=True)
     assert ids.tolist() == order[:, :count].tolist()
@@ -105,19 +105,19 @@ def test_of_equally_likely_tokens_the_first_rank_first_however_many_are_asked_fo
     logits[1, 500:] = 1.0
     logits[2] = -torch.arange(1000.0).div(2, rounding_mode="floor")
     tokens = np.zeros(3, np.int64)
-    logprobs, ids = rank(compiled.team(), logits, tokens, 20)
+    logprobs, ids = top_logprobs(compiled.thread_pool(), logits, tokens, 20)
     assert ids.tolist() == [list(range(20)), list(range(500, 520)), list(range(20))]
     for count in (0, 1, 5):
-        fewer, first = rank(compiled.team(), logits, tokens, count)
+        fewer, first = top_logprobs(compiled.thread_pool(), logits, tokens, count)
         assert first.tolist() == ids[:, :count].tolist()
         assert fewer.tolist() == logprobs[:, : 1 + count].tolist()
 
 
 def test_a_row_of_no_numbers_leaves_the_ranks_of_others_alone() -> None:
     logits = torch.randn(3, 100)
-    expected = rank(compiled.team(), logits, np.zeros(3, np.int64), 3)[0]
+    expected = top_logprobs(compiled.thread_pool(), logits, np.zeros(3, np.int64), 3)[0]
     logits[1] = float("nan")
-    told = rank(compiled.team(), logits, np.zeros(3, np.int64), 3)[0]
+    told = top_logprobs(compiled.thread_pool(), logits, np.zeros(3, np.int64), 3)[0]
     assert told[::2].tolist() == expected[::2].tolist()
 
 
@@ -126,4 +126,4 @@ def test_a_row_of_no_numbers_leaves_the_ranks_of_others_alone() -> None:
 )
 def test_ranks_that_do_not_exist_are_refused_by_name(tokens: list[int], count: int, name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}: "):
-        rank(compiled.team(), torch.zeros(2, 100), np.array(tokens, np.int64), count)
+        top_logprobs(compiled.thread_pool(), torch.zeros(2, 100), np.array(tokens, np.int64), count)

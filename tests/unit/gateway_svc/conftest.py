@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway_sessions import FACTS, MODEL, SessionClient, dialling
+from gateway_sessions import MODEL, MODEL_INFO, SessionClient, dialling
 from gateway_svc.tokenizer import ModelTokenizer
 from scripted_scheduler import ScriptedScheduler, serving
 from tiny_model import make_model_directory
@@ -36,5 +36,5 @@ async def scheduler() -> AsyncIterator[ScriptedScheduler]:
 async def client(scheduler: ScriptedScheduler) -> AsyncIterator[SessionClient]:
     """A gateway's session with it."""
     async with dialling(scheduler.address) as client:
-        await client.wait_for(FACTS)
+        await client.wait_for(MODEL_INFO)
         yield client

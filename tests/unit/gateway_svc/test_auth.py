@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway_svc.auth import DEFAULT_TENANT, Authenticator, BadKeyFile, Tenant
+from gateway_svc.auth import DEFAULT_TENANT, Authenticator, InvalidKeyFile, Tenant
 from svc_common.errors import QuireError, Reason
 
 
@@ -71,12 +71,12 @@ def test_without_a_file_everyone_is_the_default_tenant() -> None:
 def test_a_bad_file_is_told_without_its_keys(text: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(text)
-    with pytest.raises(BadKeyFile) as error:
+    with pytest.raises(InvalidKeyFile) as error:
         Authenticator.from_file(path)
     assert told in str(error.value)
     assert "secret" not in str(error.value)
 
 
 def test_a_file_that_is_not_there_is_told() -> None:
-    with pytest.raises(BadKeyFile, match="no-such-file"):
+    with pytest.raises(InvalidKeyFile, match="no-such-file"):
         Authenticator.from_file(Path("no-such-file"))

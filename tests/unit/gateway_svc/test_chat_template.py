@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway_svc.chat_template import ChatRefused, ChatTemplate, load_chat_template
+from gateway_svc.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
 
 CHAT = [{"role": "user", "content": "<b>hi</b>"}]
 
@@ -49,7 +49,7 @@ def test_the_time_can_be_asked_for() -> None:
     ids=["raises", "undefined", "writes", "escapes", "fails"],
 )
 def test_whatever_goes_wrong_is_a_refusal_without_text(source: str) -> None:
-    with pytest.raises(ChatRefused) as refusal:
+    with pytest.raises(ChatTemplateError) as refusal:
         render(source)
     assert str(refusal.value) == ""
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from gateway_svc.detokenizer import Detokenizer, SequenceText
-from gateway_svc.generation import SpecialTokens, StopText
+from gateway_svc.validated_request import SpecialTokens, StopText
 from gateway_svc.vocabulary import Vocabulary
 from gateway_values import KINDS, id_of, make_rendering, sentencepiece_tokenizer, vocabulary_of
 
@@ -141,11 +141,11 @@ def test_a_stop_string_may_end_in_a_character_of_several_tokens() -> None:
     output=st.lists(st.sampled_from(FRAGMENTS), max_size=25),
     stop=st.lists(st.text("aß你😀helo\ufffd", min_size=1, max_size=4), max_size=3, unique=True).map(tuple),
     min_tokens=st.integers(0, 5),
-    cut=st.integers(0, 25),
+    match_stop=st.integers(0, 25),
 )
-@example(output=TINY.encode("hello").ids, stop=("llo", "e"), min_tokens=0, cut=0)
+@example(output=TINY.encode("hello").ids, stop=("llo", "e"), min_tokens=0, match_stop=0)
 def test_text_after_k_tokens_depends_on_those_tokens_alone(
-    output: list[int], stop: tuple[str, ...], min_tokens: int, cut: int
+    output: list[int], stop: tuple[str, ...], min_tokens: int, match_stop: int
 ) -> None:
     def after(num_tokens: int) -> tuple[str, str | None]:
         text = SequenceText(TINY_VOCABULARY, make_rendering(TINY_VOCABULARY, stop=stop, min_tokens=min_tokens))
@@ -156,7 +156,7 @@ def test_text_after_k_tokens_depends_on_those_tokens_alone(
                 break
         return due, text.matched
 
-    early, early_match = after(cut)
+    early, early_match = after(match_stop)
     whole, match = after(len(output))
     assert whole.startswith(early)
     if early_match is not None:

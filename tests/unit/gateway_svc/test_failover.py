@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway_sessions import FACTS, MODEL, NotingReader, SessionClient, dialling, grown, sequence, there
-from gateway_svc.generation import OnLeave
+from gateway_sessions import MODEL, MODEL_INFO, RecordingObserver, SessionClient, dialling, grown, sequence, there
+from gateway_svc.validated_request import OnDisconnect
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import ScriptedScheduler, cut_end, length_end, serving
 from svc_common.errors import Reason
@@ -26,7 +26,7 @@ async def successor() -> AsyncIterator[ScriptedScheduler]:
 @pytest.fixture
 async def client(scheduler: ScriptedScheduler, successor: ScriptedScheduler) -> AsyncIterator[SessionClient]:
     async with dialling(scheduler.address, successor.address) as client:
-        await client.wait_for(FACTS)
+        await client.wait_for(MODEL_INFO)
         yield client
 
 
@@ -37,7 +37,7 @@ async def take_over(scheduler: ScriptedScheduler, successor: ScriptedScheduler) 
     await successor.joined(1)
 
 
-async def settled(scheduler: ScriptedScheduler, request: NotingReader) -> None:
+async def settled(scheduler: ScriptedScheduler, request: RecordingObserver) -> None:
     """Waits until the gateway has read all that the scheduler sent."""
     scheduler.session.tokens("k", [], len(request.sequences[0]))
     assert await request.next() == ("tokens", [])
@@ -45,7 +45,7 @@ async def settled(scheduler: ScriptedScheduler, request: NotingReader) -> None:
 
 async def taken_over(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler, num_durable: int
-) -> NotingReader:
+) -> RecordingObserver:
     """A request with the tokens 5 and 6, so many of them in the store, at its second scheduler."""
     request = await client.running(scheduler)
     await grown(scheduler, request, 5, 6)
@@ -80,7 +80,7 @@ async def test_exactly_what_the_store_may_lack_is_brought(
     scheduler.session.durable("k", 3)
     await settled(scheduler, request)
     await take_over(scheduler, successor)
-    tails = {tail.index: tail for tail in (await successor.next("attach")).tails}
+    tails = {unflushed.index: unflushed for unflushed in (await successor.next("attach")).unflushed}
     assert (tails[0].offset, list(tails[0].token_ids)) == (3, [8])
     assert (tails[1].offset, list(tails[1].token_ids)) == (0, [9])
 
@@ -98,8 +98,8 @@ async def test_a_request_that_no_scheduler_knows_starts_anew_from_what_was_given
     successor.session.fail("k", UNKNOWN)
     again = await successor.next("submit")
     assert again.submission_id == first.submission_id
-    (tail,) = again.tails
-    assert (tail.index, tail.offset, list(tail.token_ids)) == (0, 0, [5, 6])
+    (unflushed,) = again.unflushed
+    assert (unflushed.index, unflushed.offset, list(unflushed.token_ids)) == (0, 0, [5, 6])
     successor.session.accept("k")
     successor.session.tokens("k", [7], 2)
     assert await request.next() == ("tokens", [7])
@@ -183,11 +183,11 @@ async def test_a_stop_string_that_was_found_goes_along(
     await grown(scheduler, request, 5, 6, 7)
     scheduler.session.durable("k", 3)
     await settled(scheduler, request)
-    request.cut(0, 2)
+    request.match_stop(0, 2)
     assert (await scheduler.next("finish")).num_tokens == 2
     await take_over(scheduler, successor)
-    (tail,) = (await successor.next("attach")).tails
-    assert (tail.offset, list(tail.token_ids), tail.is_cut) == (2, [], True)
+    (unflushed,) = (await successor.next("attach")).unflushed
+    assert (unflushed.offset, list(unflushed.token_ids), unflushed.is_truncated) == (2, [], True)
     successor.session.attached(there(), sequence(5, 6, 7))
     assert await request.next() == ("attached", {0: [5, 6, 7]})
     finish = await successor.next("finish")
@@ -199,12 +199,12 @@ async def test_a_stop_string_that_the_scheduler_knows_of_is_not_told_again(
 ) -> None:
     request = await client.running(scheduler)
     await grown(scheduler, request, 5, 6)
-    request.cut(0, 2)
+    request.match_stop(0, 2)
     await take_over(scheduler, successor)
     await successor.next("attach")
     successor.session.attached(there(), sequence(5, 6, end=cut_end()))
     await request.next()
-    request.leave(None)
+    request.disconnect(None)
     client.session.cancel("other")
     await successor.next("cancel")
     assert not successor.all("finish")
@@ -215,8 +215,8 @@ async def test_a_stop_string_of_a_request_that_is_over_here_is_told_again(
 ) -> None:
     request = await client.running(scheduler)
     await grown(scheduler, request, 5, 6)
-    request.cut(0, 2)
-    request.leave(None)
+    request.match_stop(0, 2)
+    request.disconnect(None)
     await take_over(scheduler, successor)
     finish = await successor.next("finish")
     assert (finish.key, finish.index, finish.num_tokens) == ("k", 0, 2)
@@ -230,12 +230,12 @@ async def test_a_stop_string_of_a_request_that_did_not_finish_is_not_told_again(
 ) -> None:
     request = await client.running(scheduler)
     await grown(scheduler, request, 5, 6)
-    request.cut(0, 2)
+    request.match_stop(0, 2)
     if has_failed:
         scheduler.session.fail("k", scheduler_v1.FAILURE_REASON_CANCELLED)
         await request.failure()
     else:
-        request.leave(OnLeave.CANCEL)
+        request.disconnect(OnDisconnect.CANCEL)
     await client.running(scheduler, "other")
     await take_over(scheduler, successor)
     await successor.next("attach")
@@ -247,8 +247,8 @@ async def test_a_stop_string_that_the_store_has_is_not_told_again(
 ) -> None:
     request = await client.running(scheduler)
     await grown(scheduler, request, 5, 6)
-    request.cut(0, 2)
-    request.leave(None)
+    request.match_stop(0, 2)
+    request.disconnect(None)
     other = await client.running(scheduler, "other")
     scheduler.session.durable("k", 2)
     scheduler.session.tokens("other", [1], 0)
@@ -263,7 +263,7 @@ async def test_who_left_meanwhile_is_not_attached(
 ) -> None:
     left, stays = await client.running(scheduler, "left"), await client.running(scheduler, "stays")
     await scheduler.lost()
-    left.leave(OnLeave.CANCEL)
+    left.disconnect(OnDisconnect.CANCEL)
     successor.is_leader = True
     assert (await successor.next("attach")).key == "stays"
     assert (await successor.next("cancel")).key == "left"
@@ -296,8 +296,8 @@ async def test_a_watermark_of_the_request_before_is_not_this_ones(
     assert await request.next() == ("accepted", True)
     await grown(scheduler, request, 5, 6, 7)
     await take_over(scheduler, successor)
-    (tail,) = (await successor.next("attach")).tails
-    assert (tail.offset, list(tail.token_ids)) == (0, [5, 6, 7])
+    (unflushed,) = (await successor.next("attach")).unflushed
+    assert (unflushed.offset, list(unflushed.token_ids)) == (0, [5, 6, 7])
 
 
 async def test_what_starts_anew_has_nothing_in_the_store(
@@ -311,18 +311,18 @@ async def test_what_starts_anew_has_nothing_in_the_store(
     await settled(successor, request)
     successor.session.close()
     await successor.next("attach")
-    (tail,) = successor.all("attach")[-1].tails
-    assert (tail.offset, list(tail.token_ids)) == (0, [5, 6])
+    (unflushed,) = successor.all("attach")[-1].unflushed
+    assert (unflushed.offset, list(unflushed.token_ids)) == (0, [5, 6])
 
 
 async def test_where_the_store_lost_what_it_had_all_is_brought(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = await taken_over(client, scheduler, successor, num_durable=2)
-    assert not (await successor.next("attach")).tails[0].token_ids
+    assert not (await successor.next("attach")).unflushed[0].token_ids
     successor.session.fail("k", DIVERGED)
-    (tail,) = (await successor.next("attach")).tails
-    assert (tail.offset, list(tail.token_ids)) == (0, [5, 6])
+    (unflushed,) = (await successor.next("attach")).unflushed
+    assert (unflushed.offset, list(unflushed.token_ids)) == (0, [5, 6])
     successor.session.attached(there(), sequence(5, 6))
     assert await request.next() == ("attached", {0: [5, 6]})
 
@@ -343,7 +343,7 @@ async def test_what_no_scheduler_knows_waits_for_a_worker_only_so_long(
     successor: ScriptedScheduler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client.session._routes, "_patience", 0.01)
+    monkeypatch.setattr(client.session._subscriptions, "_reconnect_timeout", 0.01)
     request = await client.running(scheduler)
     successor.model = None
     await take_over(scheduler, successor)
@@ -359,7 +359,7 @@ async def test_who_left_before_a_scheduler_died_is_told_of_to_the_next(
     request = await client.running(scheduler)
     client.submit("k", body_digest=b"other")
     await scheduler.next("submit")
-    request.leave(OnLeave.CANCEL)
+    request.disconnect(OnDisconnect.CANCEL)
     await take_over(scheduler, successor)
     assert (await successor.next("cancel")).submission_id == scheduler.all("submit")[0].submission_id
     await successor.next("submit")

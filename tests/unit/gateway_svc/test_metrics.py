@@ -15,14 +15,14 @@ def scraped(metrics: GatewayMetrics) -> dict[str, float]:
 def test_tokens_are_counted() -> None:
     metrics = GatewayMetrics()
     for num_tokens in (1, 3):
-        metrics.tokens.came(num_tokens)
+        metrics.tokens.add_tokens(num_tokens)
     assert scraped(metrics)["quire_gateway_generation_tokens_total"] == 4
 
 
 def test_times_between_tokens_are_a_histogram_whose_buckets_hold_their_bounds() -> None:
     metrics = GatewayMetrics()
     for seconds in (0.0, 0.01, 0.0100001, 0.03, 80.0, 81.0):
-        metrics.tokens.waited(seconds)
+        metrics.tokens.observe_gap(seconds)
     samples = scraped(metrics)
     name = "quire_gateway_inter_token_latency_seconds"
     counts = {bound: samples[f"{name}_bucket{bound}"] for bound in ("0.01", "0.025", "0.05", "40.0", "80.0", "+Inf")}

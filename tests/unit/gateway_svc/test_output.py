@@ -1,6 +1,6 @@
 """What a request yields."""
 
-from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, Usage, joined
+from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, Usage, merge_chunks
 from gateway_values import vocabulary_of
 from quire.inference.v1 import inference_pb2 as api
 from tiny_model import tiny_tokenizer
@@ -17,7 +17,7 @@ def test_chunks_of_a_sequence_join_in_their_order() -> None:
         Chunk(1, 1, "", [8]),
         Chunk(0, 1, "c", [6], [two], END),
     ]
-    assert joined(chunks) == [Chunk(0, 0, "ac", [5, 6], [one, two], END), Chunk(1, 0, "b", [7, 8])]
+    assert merge_chunks(chunks) == [Chunk(0, 0, "ac", [5, 6], [one, two], END), Chunk(1, 0, "b", [7, 8])]
 
 
 def test_an_end_tells_what_it_matched() -> None:

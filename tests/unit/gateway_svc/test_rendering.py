@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway_svc.generation import BeamSearch, EarlyStopping, OnLeave, SpecialTokens, StopText
 from gateway_svc.rendering import Rendering
+from gateway_svc.validated_request import BeamSearchParams, EarlyStopping, OnDisconnect, SpecialTokens, StopText
 from gateway_values import make_generation, make_rendering, vocabulary_of
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from tiny_model import EOS, tiny_tokenizer
@@ -18,7 +18,7 @@ CASES: list[dict[str, Any]] = [
     {"special_tokens": SpecialTokens.KEPT, "prompt_token_ids": [5, 6, EOS, 7, 8, 9]},
     {"n": 2, "best_of": 5, "seed": -4},
     {"logprobs": 0},
-    {"logprobs": 3, "on_leave": OnLeave.DETACH, "request_id": "mine"},
+    {"logprobs": 3, "on_disconnect": OnDisconnect.DETACH, "request_id": "mine"},
 ]
 
 
@@ -51,7 +51,7 @@ def digest(**fields: Any) -> bytes:
 
 
 def test_a_request_is_told_from_another_by_what_it_asks_for() -> None:
-    search = BeamSearch(2, 1.0, EarlyStopping.HEURISTIC)
+    search = BeamSearchParams(2, 1.0, EarlyStopping.HEURISTIC)
     others = [*CASES[1:5], {"seed": 8}, {"prompt_token_ids": [6]}, {"beam_search": search, "n": 2}, {"logprobs": 1}]
     assert len({digest(**fields) for fields in [{}, *others]}) == len(others) + 1
     assert len(digest()) == 32

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway_svc.generation import BeamSearch, EarlyStopping, SpecialTokens, StopText
-from gateway_svc.output import Chunk, Finish, FinishReason, joined
-from gateway_svc.ranking import completed
+from gateway_svc.output import Chunk, Finish, FinishReason, merge_chunks
+from gateway_svc.ranking import completed_sequences
 from gateway_svc.rendering import Rendering
-from gateway_svc.sequence_output import Ending, SequenceOutput, Start, remainder
+from gateway_svc.sequence_output import EndDelivery, ResumePosition, SequenceOutput, remainder
+from gateway_svc.validated_request import BeamSearchParams, EarlyStopping, SpecialTokens, StopText
 from gateway_values import id_of, make_rendering, vocabulary_of
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
@@ -52,14 +52,17 @@ def steps(token_ids: list[int], sizes: list[int], end: scheduler_v1.SequenceEnd)
     return tokens
 
 
-def given_out(rendering: Rendering, tokens: list[scheduler_v1.Tokens], start: Start = Start()) -> list[Chunk]:  # noqa: B008
+_START = ResumePosition()
+
+
+def given_out(rendering: Rendering, tokens: list[scheduler_v1.Tokens], start: ResumePosition = _START) -> list[Chunk]:
     """The chunks of a sequence of which a client is told after each step."""
     sequence = SequenceOutput(0, VOCABULARY, rendering, start)
     chunks = []
     for one in tokens:
         if sequence.finish is None:
             sequence.extend(one)
-            if (chunk := sequence.take()) is not None:
+            if (chunk := sequence.pop_pending()) is not None:
                 chunks.append(chunk)
     return chunks
 
@@ -83,14 +86,14 @@ def test_what_is_given_from_any_token_on_is_the_rest_of_the_whole(
 ) -> None:
     end = stop_end(output[-1]) if is_stopped else length_end()
     tokens = steps(output, sizes, end)
-    (whole,) = joined(given_out(rendering, tokens))
+    (whole,) = merge_chunks(given_out(rendering, tokens))
     num_tokens = len(whole.token_ids)
     record = tokens if kept_alive else [scheduler_v1.Tokens(token_ids=whole.token_ids, end=end)]
     if not kept_alive and isinstance(whole.finish, Finish) and isinstance(whole.finish.matched, str):
         record[0].end.CopyFrom(cut_end())
-    before = [Start(offset, Ending.UNKNOWN, "where") for offset in range(num_tokens + 1)]
+    before = [ResumePosition(offset, EndDelivery.UNKNOWN, "where") for offset in range(num_tokens + 1)]
     for start in before:
-        (rest,) = joined(given_out(rendering, record, start))
+        (rest,) = merge_chunks(given_out(rendering, record, start))
         assert rest.offset == start.num_tokens
         assert rest.token_ids == whole.token_ids[start.num_tokens :]
         assert whole.text.endswith(rest.text)
@@ -100,7 +103,7 @@ def test_what_is_given_from_any_token_on_is_the_rest_of_the_whole(
         given_before = text_before(rendering, output, start.num_tokens, whole)
         assert given_before + rest.text == whole.text
     with pytest.raises(QuireError) as beyond:
-        given_out(rendering, record, Start(num_tokens + 1, Ending.UNKNOWN, "where"))
+        given_out(rendering, record, ResumePosition(num_tokens + 1, EndDelivery.UNKNOWN, "where"))
     assert (beyond.value.reason, beyond.value.field) == (Reason.RESUME_OFFSET_INVALID, "where")
 
 
@@ -119,29 +122,29 @@ def ended(*token_ids: int) -> list[scheduler_v1.Tokens]:
 
 
 def test_an_end_is_told_again_where_nobody_knows_whether_it_was() -> None:
-    (chunk,) = given_out(make_rendering(), ended(*HELLO), Start(len(HELLO), Ending.UNKNOWN))
+    (chunk,) = given_out(make_rendering(), ended(*HELLO), ResumePosition(len(HELLO), EndDelivery.UNKNOWN))
     assert chunk == Chunk(0, len(HELLO), finish=Finish(FinishReason.LENGTH))
 
 
 def test_an_end_that_was_given_is_not_told_again() -> None:
-    assert given_out(make_rendering(), ended(*HELLO), Start(len(HELLO), Ending.GIVEN)) == []
+    assert given_out(make_rendering(), ended(*HELLO), ResumePosition(len(HELLO), EndDelivery.GIVEN)) == []
 
 
 def test_an_end_that_is_missing_comes_with_the_text_that_was_held_back() -> None:
     first = TINY.encode("😀").ids[0]
-    (chunk,) = given_out(make_rendering(), ended(first), Start(1, Ending.MISSING))
+    (chunk,) = given_out(make_rendering(), ended(first), ResumePosition(1, EndDelivery.MISSING))
     assert (chunk.text, chunk.token_ids) == ("\ufffd", [])
 
 
 @pytest.mark.parametrize("num_tokens", [1, 4])
 def test_an_end_that_was_given_elsewhere_is_refused(num_tokens: int) -> None:
     with pytest.raises(QuireError):
-        given_out(make_rendering(), ended(5, 6), Start(num_tokens, Ending.GIVEN))
+        given_out(make_rendering(), ended(5, 6), ResumePosition(num_tokens, EndDelivery.GIVEN))
 
 
 def test_a_sequence_that_is_not_there_yet_is_waited_for() -> None:
     tokens = [scheduler_v1.Tokens(offset=offset, token_ids=HELLO) for offset in range(3)]
-    (chunk,) = given_out(make_rendering(), tokens, Start(2))
+    (chunk,) = given_out(make_rendering(), tokens, ResumePosition(2))
     assert (chunk.offset, chunk.token_ids) == (2, HELLO)
 
 
@@ -161,7 +164,7 @@ def test_a_cut_where_no_stop_string_is_is_a_fault() -> None:
 
 
 def test_tokens_that_changed_are_a_fault() -> None:
-    sequence = SequenceOutput(0, VOCABULARY, make_rendering(), Start())
+    sequence = SequenceOutput(0, VOCABULARY, make_rendering(), ResumePosition())
     sequence.extend(scheduler_v1.Tokens(token_ids=[5, 6]))
     for same in ([5], [5, 6], [5, 6, 7], []):
         sequence.check(scheduler_v1.Tokens(token_ids=same))
@@ -170,28 +173,32 @@ def test_tokens_that_changed_are_a_fault() -> None:
 
 
 def test_a_tail_is_what_lies_beyond_an_offset() -> None:
-    sequence = SequenceOutput(1, VOCABULARY, make_rendering(logprobs=1), Start(1))
+    sequence = SequenceOutput(1, VOCABULARY, make_rendering(logprobs=1), ResumePosition(1))
     top = [worker_v1.Logprob(token_id=9, logprob=-0.25)]
     logprobs = [worker_v1.TokenLogprobs(logprob=-place, top=top) for place in (1, 2)]
     sequence.extend(scheduler_v1.Tokens(index=1, token_ids=[5, 6], logprobs=logprobs))
-    assert sequence.tail(1) == scheduler_v1.Tail(index=1, offset=1, token_ids=[6], logprobs=logprobs[1:])
-    assert sequence.tail(0) == scheduler_v1.Tail(index=1, token_ids=[5, 6], logprobs=logprobs)
-    assert sequence.tail(2) is None
+    assert sequence.unflushed(1) == scheduler_v1.UnflushedTokens(
+        index=1, offset=1, token_ids=[6], logprobs=logprobs[1:]
+    )
+    assert sequence.unflushed(0) == scheduler_v1.UnflushedTokens(index=1, token_ids=[5, 6], logprobs=logprobs)
+    assert sequence.unflushed(2) is None
 
 
 def test_a_tail_tells_of_a_stop_string_and_of_nothing_behind_it() -> None:
-    sequence = SequenceOutput(0, VOCABULARY, make_rendering(stop=("b",)), Start())
+    sequence = SequenceOutput(0, VOCABULARY, make_rendering(stop=("b",)), ResumePosition())
     sequence.extend(scheduler_v1.Tokens(token_ids=TINY.encode("abc").ids))
-    assert sequence.tail(1) == scheduler_v1.Tail(offset=1, token_ids=TINY.encode("b").ids, is_cut=True)
-    assert sequence.tail(3) == scheduler_v1.Tail(offset=2, is_cut=True)
+    assert sequence.unflushed(1) == scheduler_v1.UnflushedTokens(
+        offset=1, token_ids=TINY.encode("b").ids, is_truncated=True
+    )
+    assert sequence.unflushed(3) == scheduler_v1.UnflushedTokens(offset=2, is_truncated=True)
 
 
 def test_beams_lose_what_only_their_search_needed() -> None:
-    search = BeamSearch(3, 1.0, EarlyStopping.HEURISTIC)
+    search = BeamSearchParams(3, 1.0, EarlyStopping.HEURISTIC)
     top = [worker_v1.Logprob(token_id=token_id, logprob=-1.0) for token_id in (5, 6, 7)]
     logprobs = [worker_v1.TokenLogprobs(logprob=-1.0, top=top)]
     tokens = [scheduler_v1.Tokens(token_ids=[5], logprobs=logprobs, end=length_end(), score=-1.0)]
     for asked, expected in ((None, []), (1, [((5, -1.0),)])):
         rendering = make_rendering(beam_search=search, logprobs=asked)
-        (beam,) = completed(given_out(rendering, tokens), rendering)
+        (beam,) = completed_sequences(given_out(rendering, tokens), rendering)
         assert (beam.score, [one.top for one in beam.logprobs]) == (-1.0, expected)

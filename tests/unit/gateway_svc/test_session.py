@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway_sessions import FACTS, FINGERPRINT, MODEL, SessionClient, dialling
+from gateway_sessions import FINGERPRINT, MODEL, MODEL_INFO, SessionClient, dialling
 from gateway_svc import session as session_module
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -23,12 +23,12 @@ async def test_the_status_tells_what_is_ready(client: SessionClient, scheduler: 
     scheduler.session.status(None)
     await client.wait_for(None)
     scheduler.session.status(MODEL)
-    await client.wait_for(FACTS)
+    await client.wait_for(MODEL_INFO)
 
 
 async def test_the_first_scheduler_that_answers_is_used(scheduler: ScriptedScheduler) -> None:
     async with dialling("127.0.0.1:1", scheduler.address, "127.0.0.1:2") as client:
-        await client.wait_for(FACTS)
+        await client.wait_for(MODEL_INFO)
 
 
 @pytest.mark.parametrize("change", [{"tokenizer_fingerprint": b"\x02" * 32}, {"name": "other"}])
@@ -62,7 +62,7 @@ async def test_events_of_an_older_term_are_dropped(client: SessionClient, schedu
 async def test_a_request_that_no_scheduler_takes_fails_in_time(
     client: SessionClient, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "_SUBMIT_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(session_module, "_SUBMIT_TIMEOUT_SECONDS", 0.01)
     request = client.submit("k")
     await scheduler.next("submit")
     scheduler.session.status(None)
@@ -75,7 +75,7 @@ async def test_a_scheduler_of_an_older_term_is_left_for_the_next(scheduler: Scri
         serving(ScriptedScheduler(MODEL, epoch=7)) as newer,
         dialling(scheduler.address, newer.address) as client,
     ):
-        await client.wait_for(FACTS)
+        await client.wait_for(MODEL_INFO)
         request = await client.running(newer)
         scheduler.is_leader = True
         newer.session.close()
@@ -89,7 +89,7 @@ async def test_a_scheduler_that_does_not_lead_is_passed_over(scheduler: Scripted
     async with serving(ScriptedScheduler(MODEL)) as standby:
         standby.is_leader = False
         async with dialling(standby.address, scheduler.address) as client:
-            await client.wait_for(FACTS)
+            await client.wait_for(MODEL_INFO)
             request = await client.running(scheduler)
             scheduler.is_leader, standby.is_leader = False, True
             scheduler.session.close()
@@ -104,7 +104,7 @@ async def test_a_scheduler_that_says_nothing_at_all_does_not_hold_up_the_search(
         port = stopped.getsockname()[1]
         async with dialling(f"127.0.0.1:{port}", scheduler.address) as client:
             async with asyncio.timeout(session_module._DIAL_SECONDS):
-                await client.wait_for(FACTS)
+                await client.wait_for(MODEL_INFO)
 
 
 async def test_a_dial_that_fails_as_it_is_given_up_does_not_hold_up_the_search(
@@ -130,7 +130,7 @@ async def test_a_dial_that_fails_as_it_is_given_up_does_not_hold_up_the_search(
     monkeypatch.setattr(session_module, "SchedulerServiceStub", failing)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         async with dialling(f"127.0.0.1:{stopped.getsockname()[1]}", scheduler.address) as client:
-            await client.wait_for(FACTS)
+            await client.wait_for(MODEL_INFO)
 
 
 async def test_a_scheduler_that_falls_silent_is_left(client: SessionClient, scheduler: ScriptedScheduler) -> None:
@@ -155,7 +155,7 @@ async def test_the_model_outlasts_its_session_for_a_while(client: SessionClient,
 async def test_without_a_scheduler_for_long_nothing_is_ready(
     client: SessionClient, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "_SUBMIT_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(session_module, "_SUBMIT_TIMEOUT_SECONDS", 0.05)
     scheduler.is_leader = False
     scheduler.session.close()
     await client.wait_for(None)
@@ -165,8 +165,8 @@ async def test_without_a_scheduler_for_long_nothing_is_ready(
 
 
 async def test_what_runs_waits_for_the_next_scheduler_only_so_long(scheduler: ScriptedScheduler) -> None:
-    async with dialling(scheduler.address, patience=0.05) as client:
-        await client.wait_for(FACTS)
+    async with dialling(scheduler.address, reconnect_timeout=0.05) as client:
+        await client.wait_for(MODEL_INFO)
         request = await client.running(scheduler)
         scheduler.is_leader = False
         scheduler.session.close()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from gateway_svc.generation import SpecialTokens
-from gateway_svc.tokenizer import BadModelFiles, ModelTokenizer, PromptTooLong
+from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer, PromptTooLong
+from gateway_svc.validated_request import SpecialTokens
 
 
 async def test_text_becomes_tokens_and_text_again(tokenizer: ModelTokenizer) -> None:
@@ -87,5 +87,5 @@ def test_files_that_cannot_be_used_are_told_by_directory(
         (tmp_path / name).unlink()
     else:
         (tmp_path / name).write_text(content)
-    with pytest.raises(BadModelFiles, match=str(tmp_path)):
+    with pytest.raises(InvalidModelFiles, match=str(tmp_path)):
         ModelTokenizer.load(tmp_path)

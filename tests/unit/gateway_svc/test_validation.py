@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway_drafts import VOCAB_SIZE, over_grpc, over_http, refused, sampling, stopping
-from gateway_svc.generation import OnLeave, SpecialTokens, StopText
+from gateway_requests import VOCAB_SIZE, over_grpc, over_http, refused, sampling, stopping
 from gateway_svc.tokenizer import ModelTokenizer
+from gateway_svc.validated_request import OnDisconnect, SpecialTokens, StopText
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1.scheduler_pb2 import RenderOptions
 from svc_common.errors import Reason
@@ -219,9 +219,9 @@ async def test_names_of_requests(request_id: str, tokenizer: ModelTokenizer) -> 
 
 async def test_a_named_request_is_detached_and_another_cancelled(tokenizer: ModelTokenizer) -> None:
     named = await over_grpc(tokenizer, text="a", request_id="My.id_1:2-3")
-    assert (named.request_id, named.on_leave) == ("My.id_1:2-3", OnLeave.DETACH)
+    assert (named.request_id, named.on_disconnect) == ("My.id_1:2-3", OnDisconnect.DETACH)
     own = await over_grpc(tokenizer, text="a")
-    assert (own.request_id, own.on_leave) == ("own-id", OnLeave.CANCEL)
+    assert (own.request_id, own.on_disconnect) == ("own-id", OnDisconnect.CANCEL)
 
 
 @pytest.mark.parametrize("half", ["\ud800", "a\udfff"])

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gateway_drafts import over_grpc, over_http, refused, sampling, stopping
-from gateway_svc.draft import Reply
-from gateway_svc.generation import BeamSearch, EarlyStopping
+from gateway_requests import over_grpc, over_http, refused, sampling, stopping
 from gateway_svc.tokenizer import ModelTokenizer
+from gateway_svc.unvalidated_request import ResponseMode
+from gateway_svc.validated_request import BeamSearchParams, EarlyStopping
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2 import RenderOptions
@@ -35,7 +35,7 @@ async def test_best_of_is_at_least_n(tokenizer: ModelTokenizer) -> None:
 
 
 async def test_only_what_is_not_ranked_can_be_streamed(tokenizer: ModelTokenizer) -> None:
-    streamed = Reply.STREAMED
+    streamed = ResponseMode.STREAMED
     assert await refused(over_grpc(tokenizer, streamed, text="a", best_of=2)) == (INVALID, "generation.best_of")
     assert await refused(over_http(tokenizer, prompt="a", stream=True, best_of=2)) == (INVALID, "best_of")
     assert (await over_grpc(tokenizer, streamed, text="a", n=2, best_of=2)).best_of == 2
@@ -54,7 +54,7 @@ async def test_a_beam_search_over_both_protocols(tokenizer: ModelTokenizer) -> N
         await over_grpc(tokenizer, text="a", n=2, beam_search=search),
         await over_http(tokenizer, prompt="a", n=2, use_beam_search=True, **over),
     ):
-        assert one.beam_search == BeamSearch(4, 0.5, EarlyStopping.NEVER)
+        assert one.beam_search == BeamSearchParams(4, 0.5, EarlyStopping.NEVER)
         assert (one.n, one.sampling.temperature) == (2, 0.0)
         submit = one.to_proto(RenderOptions())
         assert (submit.n, submit.beam_search.width, submit.beam_search.length_penalty) == (2, 4, 0.5)
@@ -63,7 +63,7 @@ async def test_a_beam_search_over_both_protocols(tokenizer: ModelTokenizer) -> N
 
 
 async def test_defaults_of_a_beam_search(tokenizer: ModelTokenizer) -> None:
-    expected = BeamSearch(3, 1.0, EarlyStopping.HEURISTIC)
+    expected = BeamSearchParams(3, 1.0, EarlyStopping.HEURISTIC)
     assert (await over_grpc(tokenizer, text="a", beam_search=api.BeamSearch(width=3))).beam_search == expected
     assert (await over_http(tokenizer, prompt="a", use_beam_search=True, n=3)).beam_search == expected
     assert not (await over_grpc(tokenizer, text="a")).to_proto(RenderOptions()).HasField("beam_search")

@@ -7,7 +7,7 @@ from google.protobuf.json_format import MessageToDict
 
 from quire.inference.v1 import inference_pb2 as pb
 from quire_client import GenerationOptions, QuireError
-from quire_client.requests import chat_of, completion_of, detokenize_of, tokenize_of
+from quire_client.requests import chat_request, completion_request, detokenize_request, tokenize_request
 
 EVERY_OPTION: GenerationOptions = {
     "model": "tiny",
@@ -39,7 +39,7 @@ EVERY_OPTION: GenerationOptions = {
 
 
 def test_every_option_has_its_place_in_the_message() -> None:
-    message = MessageToDict(completion_of("x", EVERY_OPTION), preserving_proto_field_name=True)
+    message = MessageToDict(completion_request("x", EVERY_OPTION), preserving_proto_field_name=True)
 
     assert message == {
         "model": "tiny",
@@ -81,11 +81,11 @@ def test_every_option_there_is_was_tried() -> None:
 def test_none_is_absent(name: str) -> None:
     options: Any = {name: None}
 
-    assert completion_of("x", options) == completion_of("x", {})
+    assert completion_request("x", options) == completion_request("x", {})
 
 
 def test_zero_is_not_absent() -> None:
-    generation = completion_of("x", {"temperature": 0, "seed": 0, "max_tokens": 0})
+    generation = completion_request("x", {"temperature": 0, "seed": 0, "max_tokens": 0})
 
     assert generation.sampling.HasField("temperature")
     assert generation.sampling.HasField("seed")
@@ -94,19 +94,19 @@ def test_zero_is_not_absent() -> None:
 
 
 def test_one_stop_string_needs_no_list() -> None:
-    assert list(completion_of("x", {"stop": "###"}).stopping.stop) == ["###"]
+    assert list(completion_request("x", {"stop": "###"}).stopping.stop) == ["###"]
 
 
 @pytest.mark.parametrize("ids", [[], [0, 5], (0, 5), range(3)])
 def test_token_ids_are_a_prompt_even_where_there_are_none(ids: Any) -> None:
-    generation = completion_of(ids, {})
+    generation = completion_request(ids, {})
 
     assert generation.WhichOneof("prompt") == "token_ids"
     assert list(generation.token_ids.ids) == list(ids)
 
 
 def test_an_empty_chat_is_a_chat() -> None:
-    assert chat_of([], {}).WhichOneof("prompt") == "chat"
+    assert chat_request([], {}).WhichOneof("prompt") == "chat"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_an_empty_chat_is_a_chat() -> None:
 )
 def test_what_the_message_cannot_hold_is_refused_as_by_the_server(options: Any, field: str) -> None:
     with pytest.raises(QuireError) as caught:
-        completion_of("x", options)
+        completion_request("x", options)
 
     assert (caught.value.reason, caught.value.field) == ("INVALID_FIELD", f"generation.{field}")
 
@@ -130,11 +130,11 @@ def test_what_the_message_cannot_hold_is_refused_as_by_the_server(options: Any, 
 @pytest.mark.parametrize(
     ("build", "field"),
     [
-        (lambda: completion_of("\ud800", {}), "generation.text"),
-        (lambda: completion_of([2**32], {}), "generation.token_ids.ids"),
-        (lambda: chat_of([{"role": "user", "content": "\ud800"}], {}), "generation.chat.messages[0].content"),
-        (lambda: tokenize_of("\ud800", None), "text"),
-        (lambda: detokenize_of([-1], None, False), "token_ids"),
+        (lambda: completion_request("\ud800", {}), "generation.text"),
+        (lambda: completion_request([2**32], {}), "generation.token_ids.ids"),
+        (lambda: chat_request([{"role": "user", "content": "\ud800"}], {}), "generation.chat.messages[0].content"),
+        (lambda: tokenize_request("\ud800", None), "text"),
+        (lambda: detokenize_request([-1], None, False), "token_ids"),
     ],
 )
 def test_a_prompt_that_the_message_cannot_hold_is_named(build: Any, field: str) -> None:
@@ -153,7 +153,7 @@ def test_a_prompt_that_the_message_cannot_hold_is_named(build: Any, field: str) 
     ],
 )
 def test_early_stopping_is_spelled_as_in_transformers(value: Any, name: str) -> None:
-    search = completion_of("x", {"beam_width": 2, "early_stopping": value}).beam_search
+    search = completion_request("x", {"beam_width": 2, "early_stopping": value}).beam_search
 
     assert pb.EarlyStopping.Name(search.early_stopping) == name
 
@@ -171,16 +171,16 @@ def test_early_stopping_is_spelled_as_in_transformers(value: Any, name: str) -> 
 )
 def test_a_value_of_the_wrong_type_is_a_type_error(options: Any) -> None:
     with pytest.raises(TypeError, match=next(iter(options))):
-        completion_of("x", options)
+        completion_request("x", options)
 
 
 def test_an_option_that_does_not_exist_is_a_type_error_with_the_nearest_name() -> None:
     options: Any = {"temprature": 1}
 
     with pytest.raises(TypeError, match="did you mean temperature"):
-        completion_of("x", options)
+        completion_request("x", options)
 
 
 def test_a_message_with_more_than_role_and_content_is_refused() -> None:
     with pytest.raises(TypeError, match=r"messages\[0\]"):
-        chat_of([{"role": "user", "content": "x", "name": "me"}], {})
+        chat_request([{"role": "user", "content": "x", "name": "me"}], {})

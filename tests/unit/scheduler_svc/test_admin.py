@@ -14,11 +14,17 @@ from quire.admin.v1 import admin_pb2 as admin_v1
 from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_svc.admin import AdminServicer, admin_server
-from scheduler_svc.core.explain import Explanation, Preemption, Return, SequenceExplanation, Standing, Summary
-from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.explain import (
+    Explanation,
+    PreemptionMethod,
+    PreemptionRecord,
+    SequenceExplanation,
+    SequenceStatus,
+    Summary,
+)
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.engine import Engine as SchedulerEngine
-from scheduler_svc.engine import EngineSettings
+from scheduler_svc.engine import EngineSettings, SchedulerEngine
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.store.redis import RedisStore
 from svc_common.keys import request_key
@@ -44,12 +50,12 @@ def explanation(*sequences: SequenceExplanation, time_left: float | None = None)
     )
 
 
-def sequence(index: int = 0, standing: Standing = Standing.QUEUED) -> SequenceExplanation:
-    return SequenceExplanation(index, standing, 10, 4, 0, 3, 2)
+def sequence(index: int = 0, status: SequenceStatus = SequenceStatus.QUEUED) -> SequenceExplanation:
+    return SequenceExplanation(index, status, 10, 4, 0, 3, 2)
 
 
 def summary(place: int, tenant: str = "a") -> Summary:
-    return Summary(f"{place:04}", tenant, place, Standing.RUNNING, 60.0 - place / 100, 5, place)
+    return Summary(f"{place:04}", tenant, place, SequenceStatus.RUNNING, 60.0 - place / 100, 5, place)
 
 
 class Engine:
@@ -141,18 +147,18 @@ async def test_a_request_must_be_named(channel: grpc.aio.Channel) -> None:
     assert answer == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "request")
 
 
-@pytest.mark.parametrize("standing", Standing)
-async def test_every_standing_is_told(standing: Standing, engine: Engine, channel: grpc.aio.Channel) -> None:
-    engine.known[KEY] = explanation(sequence(standing=standing))
+@pytest.mark.parametrize("status", SequenceStatus)
+async def test_every_standing_is_told(status: SequenceStatus, engine: Engine, channel: grpc.aio.Channel) -> None:
+    engine.known[KEY] = explanation(sequence(status=status))
     told = await AdminServiceStub(channel).Explain(named())
-    assert admin_v1.SequenceState.Name(told.sequences[0].state) == f"SEQUENCE_STATE_{standing.name}"
+    assert admin_v1.SequenceState.Name(told.sequences[0].state) == f"SEQUENCE_STATE_{status.name}"
 
 
 async def test_what_a_sequence_holds_and_waits_for(engine: Engine, channel: grpc.aio.Channel) -> None:
-    preemption = Preemption(Return.RECOMPUTE, swap_seconds=0.25, recompute_seconds=0.125)
+    preemption = PreemptionRecord(PreemptionMethod.RECOMPUTE, swap_seconds=0.25, recompute_seconds=0.125)
     waiting = SequenceExplanation(
         index=1,
-        standing=Standing.AWAITING_PREFIX,
+        status=SequenceStatus.WAITING_FOR_PREFIX,
         num_known=30,
         num_computed=16,
         num_generated=5,
@@ -165,7 +171,7 @@ async def test_what_a_sequence_holds_and_waits_for(engine: Engine, channel: grpc
         last_preemption=preemption,
         predicted_start=0.0,
     )
-    engine.known[KEY] = explanation(sequence(0, Standing.RUNNING), waiting)
+    engine.known[KEY] = explanation(sequence(0, SequenceStatus.RUNNING), waiting)
     running, told = (await AdminServiceStub(channel).Explain(named())).sequences
     assert (told.index, told.num_known_tokens, told.num_computed_tokens, told.num_generated_tokens) == (1, 30, 16, 5)
     assert (told.num_device_blocks, told.num_host_blocks, told.num_missing_blocks) == (1, 2, 3)
@@ -204,7 +210,7 @@ async def test_one_tenants_requests_are_listed(engine: Engine, channel: grpc.aio
 
 async def test_the_engine_counts_what_is_live_in_all_and_by_tenant() -> None:
     store = RedisStore("redis://127.0.0.1:1/0")
-    real = SchedulerEngine(Scheduler(Limits()), store, 1, EngineSettings(), no_later_term, no_later_term)
+    real = SchedulerEngine(Scheduler(SchedulerLimits()), store, 1, EngineSettings(), no_later_term, no_later_term)
     real.restore(
         RequestLog(scheduler_v1.Submit(key=str(place), tenant=tenant, prompt_token_ids=[5], n=1, max_tokens=1), 1.0)
         for place, tenant in enumerate("aab")

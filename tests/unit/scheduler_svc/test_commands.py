@@ -12,13 +12,13 @@ from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from redis_server import redis_server
 from scheduler_svc.commands import Commands
 from scheduler_svc.core.admission import AdmissionLimits
-from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.plan import FailedEvent, Failure
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal import Journal
 from scheduler_svc.live_requests import Graces, LiveRequests
 from scheduler_svc.request_log import State
-from scheduler_svc.store.base import Batch, Gap, Taken
+from scheduler_svc.store.base import Batch, Gap, KeyTaken
 from scheduler_svc.store.redis import RedisStore
 
 
@@ -30,7 +30,7 @@ class HeldUpStore(RedisStore):
         self.goes_on = asyncio.Event()
         self.goes_on.set()
 
-    async def write(self, batch: Batch, epoch: int) -> list[Gap | Taken]:
+    async def write(self, batch: Batch, epoch: int) -> list[Gap | KeyTaken]:
         await self.goes_on.wait()
         return await super().write(batch, epoch)
 
@@ -46,17 +46,17 @@ class Bench:
     commands: Commands
     answers: dict[int, scheduler_v1.Event] = field(default_factory=dict)
 
-    def tell(self, message: scheduler_v1.SessionResponse) -> None:
+    def send(self, message: scheduler_v1.SessionResponse) -> None:
         self.answers |= {event.attachment_id: event for event in message.events if event.attachment_id}
 
-    def tell_status(self, status: scheduler_v1.Status) -> None: ...
+    def send_status(self, status: scheduler_v1.Status) -> None: ...
 
-    def send(self, **command: scheduler_v1.Submit | scheduler_v1.Attach | scheduler_v1.Cancel) -> None:
+    def ask(self, **command: scheduler_v1.Submit | scheduler_v1.Attach | scheduler_v1.Cancel) -> None:
         self.commands.take(scheduler_v1.SessionRequest(**command), self)  # type: ignore[arg-type]
 
     async def submit(self, submission_id: str, key: str = "k") -> scheduler_v1.Event:
         attachment_id = len(self.answers) + 1
-        self.send(
+        self.ask(
             submit=scheduler_v1.Submit(
                 key=key,
                 submission_id=submission_id,
@@ -75,12 +75,12 @@ class Bench:
 
     async def attach(self, key: str = "k") -> scheduler_v1.Event:
         attachment_id = len(self.answers) + 1
-        self.send(attach=scheduler_v1.Attach(key=key, attachment_id=attachment_id))
+        self.ask(attach=scheduler_v1.Attach(key=key, attachment_id=attachment_id))
         await until(lambda: attachment_id in self.answers)
         return self.answers[attachment_id]
 
     def cancel(self) -> None:
-        self.send(cancel=scheduler_v1.Cancel(key="k"))
+        self.ask(cancel=scheduler_v1.Cancel(key="k"))
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -90,11 +90,11 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def bench(url: str, limits: Limits | None = None) -> AsyncIterator[Bench]:
+async def bench(url: str, limits: SchedulerLimits | None = None) -> AsyncIterator[Bench]:
     store = HeldUpStore(url)
     epoch = await store.take_lease("bench", 60)
     assert epoch is not None
-    core = Scheduler(limits or Limits())
+    core = Scheduler(limits or SchedulerLimits())
     journal = Journal(store, epoch, lambda: None, lambda log, index: None)
     requests = LiveRequests(core, journal, Graces(), lambda: None)
     commands = Commands(requests, store, journal, lambda listener: True, needs_store=False)
@@ -157,12 +157,12 @@ async def test_why_a_request_failed_is_told_to_who_comes_later(failure: Failure,
 
 
 async def test_a_full_queue_refuses_without_a_record_and_gives_again_what_has_finished(url: str) -> None:
-    limits = Limits(queue=AdmissionLimits(max_requests=1))
+    limits = SchedulerLimits(queue=AdmissionLimits(max_requests=1))
     async with bench(url, limits) as on:
         await on.submit("first")
         live = on.requests.get("k")
         assert live is not None
-        on.requests.cut(live, 0, 0)
+        on.requests.truncate(live, 0, 0)
         assert (await on.submit("waits", key="waiting")).HasField("accepted")
         refused = await on.submit("refused", key="refused")
         assert refused.failed.reason == scheduler_v1.FAILURE_REASON_UNAVAILABLE

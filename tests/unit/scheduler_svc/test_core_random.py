@@ -8,9 +8,9 @@ import pytest
 
 from scheduler_svc.core.admission import AdmissionLimits
 from scheduler_svc.core.beam_search import BeamParams, EarlyStopping
-from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.plan import Failure
-from scheduler_svc.core.pressure import PreemptionMode
+from scheduler_svc.core.preemption import PreemptionMode
 from scheduler_svc.core.replica import ReplicaShape
 from scheduler_svc.core.sequence import Request
 from scheduler_world import World
@@ -39,7 +39,7 @@ class Life:
         self.beginnings = [[rng.randint(0, 1) for _ in range(200)] for _ in range(rng.choice([2, 8]))]
         self.share_of_common = rng.choice([0.1, 0.9])  # of the requests
         self.share_of_beams = rng.choice([0.02, 0.4])
-        limits = Limits(
+        limits = SchedulerLimits(
             max_step_tokens=rng.choice([8, 32]),
             max_sequences=12,
             queue=AdmissionLimits(max_requests=rng.choice([8, 30]), max_tenant_requests=rng.choice([5, 30])),

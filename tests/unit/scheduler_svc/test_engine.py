@@ -6,16 +6,16 @@ from contextlib import asynccontextmanager
 
 from checksum_service import ChecksumService
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scheduler_svc.core.inventory import Inventory
+from scheduler_svc.core.block_hash_report import BlockHashReport
 from scheduler_svc.core.replica import Replica
-from scheduler_svc.engine import Engine
+from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.wire import shape_from_proto
 from worker_links import Deployment, deployment
 
 
 @asynccontextmanager
-async def two_workers() -> AsyncIterator[tuple[Engine, list[tuple[Replica, asyncio.Event]]]]:
+async def two_workers() -> AsyncIterator[tuple[SchedulerEngine, list[tuple[Replica, asyncio.Event]]]]:
     async with deployment() as running:
         yield running.engine, [joined(running) for _ in range(2)]
 
@@ -23,11 +23,11 @@ async def two_workers() -> AsyncIterator[tuple[Engine, list[tuple[Replica, async
 def joined(running: Deployment) -> tuple[Replica, asyncio.Event]:
     about, wake = ChecksumService().about, asyncio.Event()
     replica = Replica(shape_from_proto(about))
-    running.engine.add_worker(replica, about, wake, Inventory({}, {}))
+    running.engine.add_worker(replica, about, wake, BlockHashReport({}, {}))
     return replica, wake
 
 
-def started(engine: Engine, key: str, deadline: float | None = None) -> None:
+def started(engine: SchedulerEngine, key: str, deadline: float | None = None) -> None:
     submit = scheduler_v1.Submit(key=key, prompt_token_ids=[1, 2], n=1, max_tokens=8, tenant="t", weight=1)
     engine.restore([RequestLog(submit, accepted_at=1.0, deadline=deadline)])
     live = engine.requests.get(key)

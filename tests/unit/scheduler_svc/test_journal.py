@@ -26,7 +26,7 @@ async def test_what_is_noted_comes_to_be_in_the_store_and_is_told(
         log.sequences[1].token_ids += [1, 2, 3]
         log.sequences[1].cached_tokens = 16
         for one in (log, other):
-            journal.note(one)
+            journal.mark_changed(one)
         assert journal.lag > 0
         await whole(journal, log, other)
     assert told.durable == [(log, 1)]
@@ -41,7 +41,7 @@ async def test_only_what_is_new_is_written(store: RedisStore, journal: Journal, 
     for number in range(5):
         log.sequences[number % 2].token_ids.append(number)
         log.sequences[number % 2].logprobs += logprobs(-number)
-        journal.note(log)
+        journal.mark_changed(log)
         assert await journal.flush(30)
     assert told.durable == [(log, number % 2) for number in range(5)]
     found = await read(store, log)
@@ -53,12 +53,12 @@ async def test_ends_and_endings_are_written(store: RedisStore, journal: Journal,
     log, cancelled = request_log(), request_log()
     log.sequences[0].token_ids = [1]
     for one in (log, cancelled):
-        journal.note(one)
+        journal.mark_changed(one)
     assert await journal.flush(30)
     end(log)
     end(cancelled, State.CANCELLED)
     for one in (log, cancelled):
-        journal.note(one)
+        journal.mark_changed(one)
     assert await journal.flush(30)
     assert log.is_durable
     assert cancelled.is_durable
@@ -73,14 +73,14 @@ async def test_sequences_of_a_search_come_with_its_end(store: RedisStore, journa
     log = request_log(n=2)
     log.submit.beam_search.width = 2
     finished, log.sequences = log.sequences, []
-    journal.note(log)
+    journal.mark_changed(log)
     assert await journal.flush(30)
     assert (await read(store, log)).sequences == []
     log.sequences = finished
     for index, sequence in enumerate(log.sequences):
         sequence.token_ids, sequence.score = [index], -1.5 * index
     end(log)
-    journal.note(log)
+    journal.mark_changed(log)
     assert await journal.flush(30)
     assert [(one.token_ids, one.score) for one in (await read(store, log)).sequences] == [([0], 0.0), ([1], -1.5)]
 
@@ -89,11 +89,11 @@ async def test_a_cut_sequence_goes_on_with_other_tokens(store: RedisStore, journ
     log = request_log()
     (sequence,) = log.sequences
     sequence.token_ids, sequence.end = [1, 2, 3, 4], length_end()
-    journal.note(log)
+    journal.mark_changed(log)
     assert await journal.flush(30)
     del sequence.token_ids[2:]
     sequence.end = None
-    journal.cut(log, 0)
+    journal.truncate(log, 0)
     assert (sequence.num_durable, sequence.is_end_durable) == (2, False)
     sequence.token_ids += [8]
     assert await journal.flush(30)
@@ -105,16 +105,16 @@ async def test_a_cut_while_its_tokens_are_on_their_way_holds(lasting: RedisServe
     async with store_at(lasting) as store:
         journal, log = journal_of(store, told), request_log()
         (sequence,) = log.sequences
-        journal.note(log)
+        journal.mark_changed(log)
         assert await journal.flush(30)
         sequence.token_ids = [1, 2, 3, 4]
-        journal.note(log)
+        journal.mark_changed(log)
         lasting.pause()
         try:
             writing = asyncio.create_task(journal.flush(30))
             await asyncio.sleep(0.05)
             del sequence.token_ids[1:]
-            journal.cut(log, 0)
+            journal.truncate(log, 0)
             sequence.token_ids += [7]
         finally:
             lasting.resume()
@@ -128,13 +128,13 @@ async def test_tokens_that_the_store_lost_are_written_again(
 ) -> None:
     log = request_log()
     log.sequences[0].token_ids = [1, 2, 3]
-    journal.note(log)
+    journal.mark_changed(log)
     assert await journal.flush(30)
     name = "{quire}:request:" + log.key + ":tokens:0"
     keys.set(name, keys.getrange(name, 0, 3))
     log.sequences[0].token_ids.append(4)
     end(log)
-    journal.note(log)
+    journal.mark_changed(log)
     assert await journal.flush(30)
     found = await read(store, log)
     assert (found.sequences[0].token_ids, found.state) == ([1, 2, 3, 4], State.FINISHED)
@@ -145,11 +145,11 @@ async def test_a_record_that_the_store_lost_is_written_again_with_all_its_tokens
 ) -> None:
     log = request_log(n=2)
     log.sequences[0].token_ids, log.sequences[1].token_ids = [1, 2], [5]
-    journal.note(log)
+    journal.mark_changed(log)
     assert await journal.flush(30)
     keys.flushall()
     log.sequences[0].token_ids.append(3)
-    journal.note(log)
+    journal.mark_changed(log)
     assert await journal.flush(30)
     assert [one.token_ids for one in (await read(store, log)).sequences] == [[1, 2, 3], [5]]
     assert log.is_durable
@@ -163,14 +163,14 @@ async def test_what_gathers_while_the_store_is_away_is_written_when_it_is_back(t
             logs = [request_log() for _ in range(600)]  # more than one call takes
             for log in logs:
                 log.sequences[0].token_ids.append(1)
-                journal.note(log)
+                journal.mark_changed(log)
             async with asyncio.timeout(30):
                 while not journal.is_degraded:
                     await asyncio.sleep(0.01)
             assert not told.durable
             for log in logs:
                 log.sequences[0].token_ids.append(2)
-                journal.note(log)
+                journal.mark_changed(log)
             server.start()
             try:
                 await whole(journal, *logs)
@@ -189,7 +189,7 @@ async def test_what_a_restarted_store_forgot_is_written_again_unasked(tmp_path: 
             running, over = request_log(), request_log()
             for log in (running, over):
                 log.sequences[0].token_ids = [1, 2]
-                journal.note(log)
+                journal.mark_changed(log)
             end(over)
             assert await journal.flush(30)
             server.kill()
@@ -217,7 +217,7 @@ async def test_of_what_is_over_and_cannot_be_written_the_latest_are_kept(
         journal = journal_of(store, told)
         running, over = request_log(), [request_log() for _ in range(5)]
         for log in (running, *over):
-            journal.note(log)
+            journal.mark_changed(log)
         for log in over:
             end(log, State.FAILED)
         assert not await journal.flush(0.05)
@@ -233,12 +233,12 @@ async def test_of_what_is_over_and_cannot_be_written_the_latest_are_kept(
 async def test_a_later_term_ends_the_journal(store: RedisStore, journal: Journal, told: Told) -> None:
     await store.write(Batch(), EPOCH + 1)
     log = request_log()
-    journal.note(log)
+    journal.mark_changed(log)
     async with asyncio.timeout(30):
         await journal.run()
     assert told.num_stale == 1
     assert await store.read(log.key) is None
-    journal.note(log)
+    journal.mark_changed(log)
     assert not await journal.flush(30)
     assert told.num_stale == 1
 
@@ -250,7 +250,7 @@ async def test_an_epoch_that_is_raised_between_two_calls_is_not_stale(
     async with at_work(journal):
         async with journal.paused():
             await store.write(Batch(), EPOCH + 1)
-            journal.note(log)
+            journal.mark_changed(log)
             await asyncio.sleep(0)
             journal.epoch = EPOCH + 1
         await whole(journal, log)
@@ -261,7 +261,7 @@ async def test_a_flush_ends_in_time_and_another_one_goes_on(lasting: RedisServer
     async with store_at(lasting) as store:
         journal, log = journal_of(store, told), request_log()
         log.sequences[0].token_ids = [1]
-        journal.note(log)
+        journal.mark_changed(log)
         lasting.pause()
         try:
             assert not await journal.flush(0.05)
@@ -276,9 +276,9 @@ async def test_a_flush_ends_in_time_and_another_one_goes_on(lasting: RedisServer
 async def test_a_lag_of_seconds_is_degraded(
     journal: Journal, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "_LAG", 0.02)
+    monkeypatch.setattr(journal_module, "_MAX_LAG", 0.02)
     assert not journal.is_degraded
-    journal.note(request_log())
+    journal.mark_changed(request_log())
     await asyncio.sleep(0.03)
     assert journal.is_degraded
     assert await journal.flush(30)
@@ -288,13 +288,13 @@ async def test_a_lag_of_seconds_is_degraded(
 async def test_a_log_that_was_read_back_goes_on(store: RedisStore, journal: Journal, told: Told) -> None:
     log = request_log()
     log.sequences[0].token_ids = [1, 2]
-    journal.note(log)
+    journal.mark_changed(log)
     assert await journal.flush(30)
     successor = journal_of(store, told)
     restored = await read(store, log)
     restored.sequences[0].token_ids.append(3)
     end(restored)
-    successor.note(restored)
+    successor.mark_changed(restored)
     assert await successor.flush(30)
     found = await read(store, log)
     assert (found.sequences[0].token_ids, found.state) == ([1, 2, 3], State.FINISHED)

@@ -11,7 +11,7 @@ from redis_server import RedisServer
 from request_logs import end, logprobs, request_log
 from scheduler_svc.journal import Journal
 from scheduler_svc.request_log import RequestLog, State
-from scheduler_svc.store.base import Batch, Gap, StoreUnavailable, Taken
+from scheduler_svc.store.base import Batch, Gap, KeyTaken, StoreUnavailable
 from scheduler_svc.store.redis import RedisStore
 
 
@@ -23,7 +23,7 @@ class Batches(RedisStore):
         self.sizes: list[tuple[int, int]] = []  # prompt tokens, and output tokens
         self.num_failures = 0
 
-    async def write(self, batch: Batch, epoch: int) -> list[Gap | Taken]:
+    async def write(self, batch: Batch, epoch: int) -> list[Gap | KeyTaken]:
         prompts = sum(len(log.submit.prompt_token_ids) for log in batch.records)
         self.sizes.append((prompts, sum(len(write.token_ids) for write in batch.writes)))
         if self.num_failures:
@@ -49,7 +49,7 @@ async def test_what_gathered_is_written_in_calls_of_bounded_size(batches: Batche
         sequence.score = -1.0
     for log in (plain, scored):
         end(log)
-        journal.note(log)
+        journal.mark_changed(log)
     assert await journal.flush(30)
     assert max(size for _, size in batches.sizes) <= 16384
     assert len(batches.sizes) == 6  # 40,000 tokens of one weight, 18,000 of three, and two logs
@@ -63,13 +63,13 @@ async def test_what_gathered_is_written_in_calls_of_bounded_size(batches: Batche
 def gain(journal: Journal, log: RequestLog, num_tokens: int = 1) -> None:
     """A step brings a request's first sequence tokens."""
     log.sequences[0].token_ids.extend(range(num_tokens))
-    journal.note(log)
+    journal.mark_changed(log)
 
 
 async def test_steps_that_follow_each_other_quickly_share_a_call(
     batches: Batches, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler_svc.journal._PACE", 0.5)
+    monkeypatch.setattr("scheduler_svc.journal._MIN_INTERVAL", 0.5)
     journal, log = journal_of(batches, told), request_log()
     async with at_work(journal):
         for _ in range(6):
@@ -83,7 +83,7 @@ async def test_steps_that_follow_each_other_quickly_share_a_call(
 @pytest.fixture
 def endless_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """No second call is made for a step's sake."""
-    monkeypatch.setattr("scheduler_svc.journal._PACE", 3600.0)
+    monkeypatch.setattr("scheduler_svc.journal._MIN_INTERVAL", 3600.0)
 
 
 @pytest.mark.usefixtures("endless_pace")
@@ -105,7 +105,7 @@ async def test_the_end_of_a_request_does_not_wait(batches: Batches, told: Told) 
         await whole(journal, log)
         gain(journal, log)
         end(log)
-        journal.note(log)
+        journal.mark_changed(log)
         await whole(journal, log)
 
 
@@ -125,7 +125,7 @@ async def test_prompts_of_records_count(batches: Batches, told: Told) -> None:
     logs = [request_log() for _ in range(10)]
     for log in logs:
         log.submit.prompt_token_ids.extend(range(9000))
-        journal.note(log)
+        journal.mark_changed(log)
     assert await journal.flush(30)
     assert max(size for size, _ in batches.sizes) < 20_000
     assert all(log.is_durable for log in logs)
@@ -136,7 +136,7 @@ async def test_a_call_that_failed_is_followed_by_smaller_ones_until_they_are_ans
 ) -> None:
     journal, log = journal_of(batches, told), request_log()
     log.sequences[0].token_ids = [*range(60_000)]
-    journal.note(log)
+    journal.mark_changed(log)
     batches.num_failures = 2
     assert await journal.flush(30)
     sizes = [size for _, size in batches.sizes]
@@ -152,12 +152,12 @@ async def test_a_request_whose_name_has_an_answer_in_the_store_is_left_alone(
     first, later = request_log("a", accepted_at=10), request_log("a", accepted_at=11)
     first.sequences[0].token_ids = [1]
     end(first)
-    journal.note(first)
+    journal.mark_changed(first)
     assert await journal.flush(30)
     told.durable.clear()
     for step in range(2):
         later.sequences[0].token_ids.append(step)
-        journal.note(later)
+        journal.mark_changed(later)
         assert await journal.flush(30)
     assert journal.lag == 0
     assert (later.is_displaced, later.is_recorded, later.is_durable) == (True, False, False)
@@ -170,12 +170,12 @@ async def test_a_cancelled_request_and_the_next_of_its_name_may_wait_for_the_sto
 ) -> None:
     cancelled, later = request_log("a", accepted_at=10), request_log("a", accepted_at=11)
     cancelled.sequences[0].token_ids = [1]
-    journal.note(cancelled)
+    journal.mark_changed(cancelled)
     assert await journal.flush(30)
     end(cancelled, State.CANCELLED)
     later.sequences[0].token_ids = [7]
     for log in (cancelled, later):
-        journal.note(log)
+        journal.mark_changed(log)
     assert await journal.flush(30)
     found = await read(store, later)
     assert (found.submit, found.state, found.sequences[0].token_ids) == (later.submit, State.ACCEPTED, [7])
@@ -184,12 +184,12 @@ async def test_a_cancelled_request_and_the_next_of_its_name_may_wait_for_the_sto
 
 async def test_why_a_request_failed_and_which_model_began_it_are_written(store: RedisStore, journal: Journal) -> None:
     log = request_log()
-    journal.note(log)
+    journal.mark_changed(log)
     assert await journal.flush(30)
     log.fingerprint, log.sequences[0].token_ids = b"f" * 32, [1]
     end(log, State.FAILED)
     log.failure = scheduler_v1.FAILURE_REASON_QUARANTINED
-    journal.note(log)
+    journal.mark_changed(log)
     assert await journal.flush(30)
     found = await read(store, log)
     assert (found.state, found.failure, found.fingerprint) == (State.FAILED, log.failure, log.fingerprint)

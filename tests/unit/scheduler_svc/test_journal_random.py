@@ -43,12 +43,12 @@ class Logs:
                 length = self._rng.randrange(len(sequence.token_ids))
                 del sequence.token_ids[length:], sequence.logprobs[length:]
                 sequence.end = self._rng.choice([None, length_end()])
-                self._journal.cut(log, index)
+                self._journal.truncate(log, index)
             case "end":
                 sequence.end = length_end()
             case "over":
                 end(log, self._rng.choice([State.FINISHED, State.FAILED]))
-        self._journal.note(log)
+        self._journal.mark_changed(log)
 
     def _grow(self, log: RequestLog) -> None:
         for sequence in log.sequences:
@@ -57,7 +57,7 @@ class Logs:
                 sequence.token_ids.append(self._num_tokens)
                 if len(log.sequences) == 2:
                     sequence.logprobs += logprobs(-self._num_tokens)
-        self._journal.note(log)
+        self._journal.mark_changed(log)
 
 
 def disturb(keys: "redis.Redis", server: RedisServer, rng: random.Random) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from environments import scheduler_environment
 from redis_server import RedisServer, running_server
-from scheduler_svc.engine import Engine
+from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.leader import Leader
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.settings import SchedulerSettings
@@ -53,7 +53,7 @@ class Held(RedisStore):
 async def test_a_leader_that_hands_over_while_it_begins_does_not_begin(server: RedisServer) -> None:
     store, opened = Held(server.url), asyncio.Event()
 
-    async def on_lead(_: Engine) -> None:
+    async def on_lead(_: SchedulerEngine) -> None:
         opened.set()
 
     settings = SchedulerSettings.model_validate({"redis_url": server.url, "workers_at": "127.0.0.1:1"})

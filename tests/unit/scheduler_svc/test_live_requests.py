@@ -5,7 +5,7 @@ import pytest
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.beam_search import Choice
-from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.plan import MaxTokens, StopToken, TokensEvent
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
@@ -14,7 +14,7 @@ from scheduler_svc.live_request import LiveRequest
 from scheduler_svc.live_requests import Graces, LiveRequests
 from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.store.redis import RedisStore
-from scheduler_svc.tails import complete
+from scheduler_svc.unflushed_tokens import complete
 from scheduler_svc.wire import attached_to_proto
 
 
@@ -24,15 +24,15 @@ class Gateway:
     def __init__(self) -> None:
         self.events: list[scheduler_v1.Event] = []
 
-    def tell(self, message: scheduler_v1.SessionResponse) -> None:
+    def send(self, message: scheduler_v1.SessionResponse) -> None:
         self.events += message.events
 
-    def tell_status(self, status: scheduler_v1.Status) -> None: ...
+    def send_status(self, status: scheduler_v1.Status) -> None: ...
 
 
 @pytest.fixture
 def core() -> Scheduler:
-    return Scheduler(Limits())
+    return Scheduler(SchedulerLimits())
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from prometheus_client import REGISTRY
 
 from checksum_service import VOCAB
 from quire.worker.v1 import worker_pb2 as worker_v1
-from scheduler_svc.core.plan import Introduction, Scheduled, StepPlan
+from scheduler_svc.core.plan import NewSequence, ScheduledSequence, StepPlan
 from scheduler_svc.core.replica import Replica, ReplicaShape
 from scheduler_svc.core.sequence import Request, Sequence
-from scheduler_svc.responses import Answers, Refusal, ResponseRefused
+from scheduler_svc.responses import InvalidPart, InvalidResponse, ResponseValidator
 from worker_links import Change, ScriptedWorker, deployment, of_response, served, until
 
 
@@ -35,7 +35,7 @@ def not_a_result(response: worker_v1.StepResponse) -> None:
 
 
 def told(*tokens: worker_v1.TokenLogprobs) -> Change:
-    return of_result(logprobs=[worker_v1.SequenceLogprobs(place=0, tokens=tokens)])
+    return of_result(logprobs=[worker_v1.SequenceLogprobs(schedule_index=0, tokens=tokens)])
 
 
 ONE = [worker_v1.Logprob(token_id=1, logprob=-1)]
@@ -47,14 +47,17 @@ BAD = {
     "ready": ("malformed", not_a_result),
     "columns of different lengths": ("malformed", of_result(num_tokens=[1, 1])),
     "more tokens than rows": ("malformed", of_result(token_ids=[1, 2])),
-    "a failure of no row": ("malformed", of_result(failures=[worker_v1.SequenceFailure(place=1)])),
-    "a transfer in no direction": ("malformed", of_result(transfers=[worker_v1.Transfer(step_id=1)])),
+    "a failure of no row": ("malformed", of_result(failures=[worker_v1.SequenceFailure(schedule_index=1)])),
+    "a transfer in no direction": ("malformed", of_result(swaps=[worker_v1.SwapResult(step_id=1)])),
     "another sequence": ("sequences", of_result(sequence_ids=[99])),
     "no sequence": ("sequences", of_result(sequence_ids=[], num_tokens=[], token_ids=[], logprobs=[])),
     "a token beyond the vocabulary": ("tokens", of_result(token_ids=[VOCAB])),
     "no token": ("tokens", of_result(num_tokens=[0], token_ids=[])),
     "two tokens": ("tokens", of_result(num_tokens=[2], token_ids=[1, 2])),
-    "a failure with a token": ("tokens", of_result(failures=[worker_v1.SequenceFailure(place=0, message="bad")])),
+    "a failure with a token": (
+        "tokens",
+        of_result(failures=[worker_v1.SequenceFailure(schedule_index=0, message="bad")]),
+    ),
     "no log-probabilities": ("logprobs", of_result(logprobs=[])),
     "a log-probability that is no number": ("logprobs", told(worker_v1.TokenLogprobs(logprob=math.nan, top=ONE))),
     "likeliest tokens left out": ("logprobs", told(worker_v1.TokenLogprobs(logprob=-1))),
@@ -68,8 +71,8 @@ BAD = {
     ),
     "log-probabilities of two tokens": ("logprobs", told(*[worker_v1.TokenLogprobs(logprob=-1, top=ONE)] * 2)),
     "a transfer that is not under way": (
-        "transfers",
-        of_result(transfers=[worker_v1.Transfer(step_id=1, direction=worker_v1.DIRECTION_OUT)]),
+        "swaps",
+        of_result(swaps=[worker_v1.SwapResult(step_id=1, direction=worker_v1.DIRECTION_OUT)]),
     ),
 }
 
@@ -105,9 +108,9 @@ async def test_a_failed_row_is_no_refusal() -> None:
 def plan_of(replica: Replica, sequence: Sequence, *, is_new: bool = False, departed: bool = False) -> StepPlan:
     """A step that is put in flight, in which a sequence draws."""
     replica.num_steps += 1
-    introductions = [Introduction(sequence, [1])] if is_new else []
+    new_sequences = [NewSequence(sequence, [1])] if is_new else []
     plan = StepPlan(
-        replica.num_steps, [sequence.id] * departed, introductions, [Scheduled(sequence, 0, 1, [], 0, True)]
+        replica.num_steps, [sequence.id] * departed, new_sequences, [ScheduledSequence(sequence, 0, 1, [], 0, True)]
     )
     replica.in_flight.append(plan)
     return plan
@@ -119,7 +122,7 @@ def answer_to(plan: StepPlan, *logprobs: worker_v1.TokenLogprobs) -> worker_v1.S
     response.result.num_tokens.append(1)
     response.result.token_ids.append(1)
     if logprobs:
-        response.result.logprobs.add(place=0, tokens=logprobs)
+        response.result.logprobs.add(schedule_index=0, tokens=logprobs)
     return response
 
 
@@ -129,27 +132,27 @@ def test_log_probabilities_are_due_in_every_step_of_one_who_asked(refused: int) 
     replica = Replica(ReplicaShape(b"", 16, 8, 64, 64, 8))
     sampling = worker_v1.SamplingParams(logprobs=1)
     sequence = Sequence(7, Request("k", [1], 1, 8, sampling=sampling), 0, 0, [1])
-    answers = Answers(worker_v1.StepRequest(epoch=1, generation=1), VOCAB)
+    validator = ResponseValidator(worker_v1.StepRequest(epoch=1, generation=1), VOCAB)
     plans = [plan_of(replica, sequence, is_new=True), plan_of(replica, sequence)]
     for plan in plans:
-        answers.expect(plan)
+        validator.expect(plan)
     plans.append(plan_of(replica, sequence, is_new=True, departed=True))
-    answers.expect(plans[-1])
+    validator.expect(plans[-1])
     for plan in plans:
         if plan.step_id == refused:
-            with pytest.raises(ResponseRefused) as refusal:
-                answers.outcome_of(answer_to(plan), replica)
-            assert refusal.value.refusal is Refusal.LOGPROBS
+            with pytest.raises(InvalidResponse) as refusal:
+                validator.outcome_of(answer_to(plan), replica)
+            assert refusal.value.part is InvalidPart.LOGPROBS
             return
-        answers.outcome_of(answer_to(plan, worker_v1.TokenLogprobs(logprob=-1, top=ONE)), replica)
-        replica.take()
+        validator.outcome_of(answer_to(plan, worker_v1.TokenLogprobs(logprob=-1, top=ONE)), replica)
+        replica.finish_step()
 
 
 def test_log_probabilities_are_not_due_of_one_who_did_not_ask() -> None:
     replica = Replica(ReplicaShape(b"", 16, 8, 64, 64, 8))
     sequence = Sequence(7, Request("k", [1], 1, 8, sampling=worker_v1.SamplingParams()), 0, 0, [1])
-    answers = Answers(worker_v1.StepRequest(epoch=1, generation=1), VOCAB)
+    validator = ResponseValidator(worker_v1.StepRequest(epoch=1, generation=1), VOCAB)
     plan = plan_of(replica, sequence, is_new=True)
-    answers.expect(plan)
-    (row,) = answers.outcome_of(answer_to(plan), replica).results
+    validator.expect(plan)
+    (row,) = validator.outcome_of(answer_to(plan), replica).results
     assert (list(row.token_ids), row.failure) == ([1], None)

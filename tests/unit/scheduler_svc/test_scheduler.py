@@ -4,9 +4,9 @@ import pytest
 
 from memory_worker import Drawn, MemoryWorker, continuation
 from scheduler_svc.core.admission import AdmissionLimits
-from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.plan import Event, FailedEvent, Failure, MaxTokens, StepOutcome, StopToken, TokensEvent
-from scheduler_svc.core.planner import STOP_LEAD
+from scheduler_svc.core.planner import STOP_STRING_LEAD
 from scheduler_svc.core.replica import Replica, ReplicaShape
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Request
@@ -23,7 +23,7 @@ class Bench:
         shape = ReplicaShape(b"model", block_size, num_blocks, 1000, max_step_tokens, max_sequences)
         self.replica = Replica(shape)
         self.worker = MemoryWorker(num_blocks, block_size, VOCAB)
-        self.scheduler = Scheduler(Limits(max_step_tokens, max_sequences))
+        self.scheduler = Scheduler(SchedulerLimits(max_step_tokens, max_sequences))
         self.scheduler.add_replica(self.replica)
 
     def step(self) -> list[Event]:
@@ -131,7 +131,7 @@ def test_full_hit_computes_the_last_token_without_storing_it() -> None:
     plan = bench.scheduler.schedule(bench.replica, 0.0)
     assert plan is not None
     [part] = plan.scheduled
-    assert (part.start, part.num_tokens, part.store_start) == (7, 1, 8)
+    assert (part.start, part.num_tokens, part.num_cached_tokens) == (7, 1, 8)
     bench.scheduler.commit(bench.replica, bench.worker.step(plan), 0.0)
     assert bench.run() == {("b", 0): expected[1:]}
 
@@ -193,7 +193,7 @@ def test_higher_priority_is_admitted_first() -> None:
 def test_stop_strings_hold_a_sequence_near_what_was_acknowledged() -> None:
     bench = Bench()
     bench.scheduler.submit(Request("a", prompt(4), 1, 200, has_stop_strings=True), 0.0)
-    for _ in range(STOP_LEAD):
+    for _ in range(STOP_STRING_LEAD):
         bench.step()
     assert bench.scheduler.schedule(bench.replica, 0.0) is None
     bench.scheduler.acknowledge("a", 0, 1)
@@ -276,7 +276,7 @@ def test_another_model_does_not_go_on_with_what_was_begun() -> None:
 
 
 def test_queue_is_bounded() -> None:
-    scheduler = Scheduler(Limits(32, 8, AdmissionLimits(max_requests=1)))
+    scheduler = Scheduler(SchedulerLimits(32, 8, AdmissionLimits(max_requests=1)))
     assert scheduler.submit(Request("a", prompt(4), 3, 5), 0.0) is None
     refused = scheduler.submit(Request("b", prompt(4), 1, 5), 0.0)
     assert refused is not None

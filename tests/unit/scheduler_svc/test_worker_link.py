@@ -238,10 +238,12 @@ async def test_a_worker_that_is_never_ready_is_dialled_again(monkeypatch: pytest
 
 async def test_a_worker_whose_inventory_is_malformed_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     class Confused(ScriptedWorker):
-        async def Inventory(self, request: worker_v1.InventoryRequest, context: Any) -> worker_v1.InventoryResponse:
-            return worker_v1.InventoryResponse(device=worker_v1.BlockLabels(block_ids=[1]))
+        async def ReportBlockHashes(
+            self, request: worker_v1.ReportBlockHashesRequest, context: Any
+        ) -> worker_v1.ReportBlockHashesResponse:
+            return worker_v1.ReportBlockHashesResponse(device=worker_v1.BlockHashes(block_ids=[1]))
 
     caplog.set_level(logging.INFO, "quire.scheduler")
     async with served(Confused()) as addresses, deployment(*addresses) as running:
-        await until(lambda: any("inventory" in str(vars(record).get("why")) for record in caplog.records))
+        await until(lambda: any("block-hash report" in str(vars(record).get("why")) for record in caplog.records))
         assert not running.engine.core.replicas

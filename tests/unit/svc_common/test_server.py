@@ -14,9 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from quire.inference.v1 import inference_pb2
-from svc_common.channels import inner_channel
+from svc_common.channels import internal_channel
 from svc_common.server import (
-    INNER_MESSAGE_BYTES,
+    INTERNAL_MESSAGE_BYTES,
     LIVENESS,
     AddressInUse,
     HealthReporter,
@@ -32,7 +32,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 @pytest.fixture
 async def server() -> AsyncIterator[grpc.aio.Server]:
-    server = create_server(max_message_bytes=INNER_MESSAGE_BYTES)
+    server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES)
     yield server
     await server.stop(None)
 
@@ -75,7 +75,7 @@ async def test_inner_channels_carry_large_messages_past_any_proxy(
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test.Service", {"Echo": handler})])
     port = bind(server, "127.0.0.1", 0)
     await server.start()
-    async with inner_channel(f"127.0.0.1:{port}") as channel:
+    async with internal_channel(f"127.0.0.1:{port}") as channel:
         echo: Any = channel.unary_unary("/test.Service/Echo")
         assert len(await echo(bytes(size), timeout=20)) == size
 
@@ -84,7 +84,7 @@ async def test_health_follows_the_service_and_liveness_does_not(server: grpc.aio
     reporter = HealthReporter(server, [SERVICE])
     port = bind(server, "127.0.0.1", 0)
     await server.start()
-    async with inner_channel(f"127.0.0.1:{port}") as channel:
+    async with internal_channel(f"127.0.0.1:{port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
 
         async def statuses() -> list[int]:
@@ -105,7 +105,7 @@ async def test_health_can_be_watched(server: grpc.aio.Server) -> None:
     reporter = HealthReporter(server, [SERVICE])
     port = bind(server, "127.0.0.1", 0)
     await server.start()
-    async with inner_channel(f"127.0.0.1:{port}") as channel:
+    async with internal_channel(f"127.0.0.1:{port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         watch: Any = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert (await watch.read()).status == NOT_SERVING
@@ -120,7 +120,7 @@ async def test_reflection_tells_services_and_contracts(server: grpc.aio.Server, 
     enable_reflection(server, [SERVICE])
     port = bind(server, "127.0.0.1", 0)
     await server.start()
-    async with inner_channel(f"127.0.0.1:{port}") as channel:
+    async with internal_channel(f"127.0.0.1:{port}") as channel:
         ask: Any = channel.stream_stream(
             f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
             request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,

@@ -9,7 +9,7 @@ import torch
 
 import llama_models
 from worker_service import Worker, serving, small_replica
-from worker_svc.replica import Replica
+from worker_svc.instance import ModelInstance
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +43,7 @@ def reference() -> Callable[[Path, list[list[int]], int], list[list[int]]]:
 
 
 @pytest.fixture(scope="module")
-def replica(tiny_llama: Path) -> Replica:
+def replica(tiny_llama: Path) -> ModelInstance:
     return small_replica(tiny_llama)
 
 
@@ -55,7 +55,7 @@ async def loading_worker() -> AsyncIterator[Worker]:
 
 
 @pytest.fixture
-def worker(loading_worker: Worker, replica: Replica) -> Worker:
+def worker(loading_worker: Worker, replica: ModelInstance) -> Worker:
     """A worker that is ready."""
     loading_worker.service.serve(replica)
     return loading_worker

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire_kernels.paged_attention import paged_attention_reference
 from worker_svc.attention import AttentionKind, make_attention
-from worker_svc.batch import Batch, Chunk, make_batch
+from worker_svc.batch import Batch, SequenceChunk, make_batch
 from worker_svc.cache import CacheShape, KVCache
 from worker_svc.model.layout import LayerAttention
 
@@ -28,7 +28,7 @@ def _step(cache: Tensor) -> Batch:
     """A decode after 29 tokens, a chunk of a prompt, and a whole one, over scattered blocks."""
     blocks = np.random.default_rng(0).permutation(cache.shape[0]).astype(np.int32)
     chunks = [
-        Chunk(np.zeros(length, np.int32), start, blocks[place * 5 : place * 5 + 5], start, draws=True)
+        SequenceChunk(np.zeros(length, np.int32), start, blocks[place * 5 : place * 5 + 5], start, samples=True)
         for place, (start, length) in enumerate([(29, 1), (13, 20), (0, 11)])
     ]
     return make_batch(chunks, BLOCK_SIZE)

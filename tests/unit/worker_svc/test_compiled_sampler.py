@@ -26,10 +26,10 @@ def test_a_row_comes_to_the_same_bits_alone_and_in_a_crowd() -> None:
     torch.manual_seed(0)
     logits = torch.randn(33, VOCAB) * 4
     logits[:, 1000:1040] = logits[:, :1].clone() + 20  # ties among the likeliest
-    draw = CompiledSampler(compiled.team())
-    crowd = draw(logits.clone(), [state(row) for row in range(len(logits))])
+    sampler = CompiledSampler(compiled.thread_pool())
+    crowd = sampler(logits.clone(), [state(row) for row in range(len(logits))])
     for row in range(len(logits)):
-        alone = draw(logits[row : row + 1].clone(), [state(row)])
+        alone = sampler(logits[row : row + 1].clone(), [state(row)])
         assert alone.tokens == [crowd.tokens[row]]
         assert alone.logprobs == [crowd.logprobs[row]]
 
@@ -37,9 +37,9 @@ def test_a_row_comes_to_the_same_bits_alone_and_in_a_crowd() -> None:
 def test_log_probabilities_are_those_of_the_logits_as_they_came() -> None:
     torch.manual_seed(1)
     logits = torch.randn(10, VOCAB) * 4
-    drawn = CompiledSampler(compiled.team())(logits.clone(), [state(row) for row in range(len(logits))])
+    sampled = CompiledSampler(compiled.thread_pool())(logits.clone(), [state(row) for row in range(len(logits))])
     expected = logits.double().log_softmax(-1)
-    for row, (token, told) in enumerate(zip(drawn.tokens, drawn.logprobs, strict=True)):
+    for row, (token, told) in enumerate(zip(sampled.tokens, sampled.logprobs, strict=True)):
         count = state(row).params.logprobs
         if count is None:
             assert told is None

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from worker_svc.batch import Batch, Chunk, make_batch
+from worker_svc.batch import Batch, SequenceChunk, make_batch
 from worker_svc.host_thread import HostThreadExecutor
-from worker_svc.sampler import Draws, draw_tokens
+from worker_svc.sampler import SamplerOutput, sample_tokens
 from worker_svc.sequences import Sequence
 from worker_svc.step import NewSequence, SamplingParams
 
@@ -28,14 +28,14 @@ class Successor:
         assert self.let_go.wait(30)
         if 99 in batch.token_ids:
             raise RuntimeError("broken")
-        last = torch.from_numpy(batch.token_ids[batch.draw_rows])
+        last = torch.from_numpy(batch.token_ids[batch.logits_indices])
         logits = torch.nn.functional.one_hot((last + 1) % VOCAB, VOCAB).float()
         logits[last == 4] = float("nan")
         return logits
 
 
 def _batch(*tokens: int) -> Batch:
-    chunks = [Chunk(np.array([token], np.int32), 0, np.zeros(1, np.int32), 0, True) for token in tokens]
+    chunks = [SequenceChunk(np.array([token], np.int32), 0, np.zeros(1, np.int32), 0, True) for token in tokens]
     return make_batch(chunks, 8)
 
 
@@ -45,9 +45,9 @@ def _sequences(count: int) -> list[Sequence]:
 
 def test_stand_ins_become_the_tokens_of_the_launch_before() -> None:
     model, sequences = Successor(), _sequences(3)
-    executor = HostThreadExecutor(model, draw_tokens)
+    executor = HostThreadExecutor(model, sample_tokens)
     first = executor.launch(_batch(0, 1, 2), sequences)
-    second = executor.launch(_batch(first.stand_ins[2], 3, first.stand_ins[0]), sequences)
+    second = executor.launch(_batch(first.placeholder_tokens[2], 3, first.placeholder_tokens[0]), sequences)
     assert not first.is_done()
     model.let_go.set()
     second.wait()
@@ -59,17 +59,17 @@ def test_stand_ins_become_the_tokens_of_the_launch_before() -> None:
 def test_what_could_not_be_drawn_harms_no_other() -> None:
     model, sequences = Successor(), _sequences(2)
     model.let_go.set()
-    executor = HostThreadExecutor(model, draw_tokens)
+    executor = HostThreadExecutor(model, sample_tokens)
     first = executor.launch(_batch(4, 0), sequences)
-    second = executor.launch(_batch(*first.stand_ins), sequences)
-    assert first.result() == Draws([None, 1], [None, None])
+    second = executor.launch(_batch(*first.placeholder_tokens), sequences)
+    assert first.result() == SamplerOutput([None, 1], [None, None])
     assert second.result().tokens[1] == 2
 
 
 def test_what_a_step_raises_is_told_by_its_result_and_the_next_one_runs() -> None:
     model, sequences = Successor(), _sequences(1)
     model.let_go.set()
-    executor = HostThreadExecutor(model, draw_tokens)
+    executor = HostThreadExecutor(model, sample_tokens)
     broken = executor.launch(_batch(99), sequences)
     fine = executor.launch(_batch(1), sequences)
     broken.wait()
@@ -80,7 +80,7 @@ def test_what_a_step_raises_is_told_by_its_result_and_the_next_one_runs() -> Non
 
 def test_other_work_is_done_between_the_steps_that_it_was_asked_for_between() -> None:
     model, sequences = Successor(), _sequences(1)
-    executor = HostThreadExecutor(model, draw_tokens)
+    executor = HostThreadExecutor(model, sample_tokens)
     seen: list[bool] = []
     first = executor.launch(_batch(0), sequences)
     between = executor.submit(lambda: seen.append(first.is_done()))

@@ -11,7 +11,7 @@ import torch
 from llama_models import VARIANTS, VOCAB
 from runner_driver import Driver, make_runner
 from worker_svc.runner import Runner
-from worker_svc.step import Moves, NewSequence, SamplingParams, ScheduledSequence, Step, TokenLogprobs
+from worker_svc.step import BlockOps, NewSequence, SamplingParams, ScheduledSequence, Step, TokenLogprobs
 
 _rng = random.Random(6)
 PROMPTS = [[_rng.randrange(VOCAB) for _ in range(length)] for length in (3, 21)]
@@ -49,11 +49,11 @@ def test_a_block_takes_its_scales_along(cache_dtype: torch.dtype, tiny_llama: Pa
     )
     prompt = PROMPTS[1]
     stayed = _token(runner, Step([], [_new(1, prompt)], [ScheduledSequence(1, 0, 21, [0, 1])]))
-    runner.step(Step([], [], [], Moves(swap_out=[(0, 3), (1, 1)])))
+    runner.step(Step([], [], [], BlockOps(swap_out=[(0, 3), (1, 1)])))
     # Through another block of the device, and over others' codes and scales
     _token(runner, Step([], [_new(2, prompt[::-1])], [ScheduledSequence(2, 0, 21, [4, 5])]))
-    runner.step(Step([], [], [], Moves(swap_in=[(3, 7), (1, 5)])))
-    runner.step(Step([], [], [], Moves(copies=[(7, 4)])))
+    runner.step(Step([], [], [], BlockOps(swap_in=[(3, 7), (1, 5)])))
+    runner.step(Step([], [], [], BlockOps(copies=[(7, 4)])))
     again = [*prompt, stayed]
     moved = _token(runner, Step([], [_new(3, again)], [ScheduledSequence(3, 21, 1, [4, 5])]))
     assert moved == _token(runner, Step([], [], [ScheduledSequence(1, 21, 1, [])]))

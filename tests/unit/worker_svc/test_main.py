@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.worker.v1 import worker_pb2 as pb
 from quire.worker.v1 import worker_pb2_grpc
-from svc_common.channels import inner_channel
+from svc_common.channels import internal_channel
 from worker_service import Worker, new_sequence, scheduled
 
 
@@ -53,7 +53,7 @@ async def test_a_worker_serves_once_it_is_ready_and_stops_on_a_signal(tiny_llama
     async with _worker("--model", str(tiny_llama), "--num-blocks", "8", *ports) as process:
         ready = await _logged(process, "ready")
         assert (ready["model"], ready["device"], ready["blocks"]) == (tiny_llama.name, "cpu", 8)
-        async with inner_channel(f"127.0.0.1:{ready['port']}") as channel:
+        async with internal_channel(f"127.0.0.1:{ready['port']}") as channel:
             health: Callable[..., Any] = health_pb2_grpc.HealthStub(channel).Check
             for service in ("", "quire.worker.v1.WorkerService", "liveness"):
                 response = await health(health_pb2.HealthCheckRequest(service=service))
@@ -68,7 +68,7 @@ async def test_on_a_signal_it_turns_work_away_and_lets_its_stream_go_on(tiny_lla
     ports = ("--worker-port", "0", "--worker-metrics-port", "0")
     async with _worker("--model", str(tiny_llama), "--num-blocks", "8", *ports) as process:
         ready = await _logged(process, "ready")
-        async with inner_channel(f"127.0.0.1:{ready['port']}") as channel:
+        async with internal_channel(f"127.0.0.1:{ready['port']}") as channel:
             stream = await Worker(None, channel).open()
             process.send_signal(signal.SIGTERM)
             await _logged(process, "draining")
@@ -85,7 +85,7 @@ async def test_a_stream_that_does_not_end_is_left_when_the_grace_is_over(tiny_ll
     args = ("--worker-port", "0", "--worker-metrics-port", "0", "--drain-grace", "0.2")
     async with _worker("--model", str(tiny_llama), "--num-blocks", "8", *args) as process:
         ready = await _logged(process, "ready")
-        async with inner_channel(f"127.0.0.1:{ready['port']}") as channel:
+        async with internal_channel(f"127.0.0.1:{ready['port']}") as channel:
             await Worker(None, channel).open()
             process.send_signal(signal.SIGTERM)
             assert await process.wait() == 0

@@ -52,8 +52,8 @@ def test_uniforms_change_with_each_input(other: tuple[list[int], list[int], list
 
 
 def test_uniforms_are_spread_evenly() -> None:
-    drawn = _uniforms([42] * 10_000, [0] * 10_000, list(range(10_000)))
-    assert drawn.min() >= 0.0
-    assert drawn.max() < 1.0
-    counts, _ = np.histogram(drawn, bins=20, range=(0, 1))
+    sampled = _uniforms([42] * 10_000, [0] * 10_000, list(range(10_000)))
+    assert sampled.min() >= 0.0
+    assert sampled.max() < 1.0
+    counts, _ = np.histogram(sampled, bins=20, range=(0, 1))
     assert ((counts - 500) ** 2 / 500).sum() < 43.8  # chi-square with 19 degrees of freedom, 0.1 %

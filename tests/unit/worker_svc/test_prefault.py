@@ -58,7 +58,7 @@ def test_a_busy_worker_is_left_alone() -> None:
         return is_idle.is_set()
 
     prefault = Prefault(memory, 2, available)
-    prefault.go_on_while(ask)
+    prefault.continue_while(ask)
     may_begin.set()
     for _ in range(6):
         was_asked.acquire()

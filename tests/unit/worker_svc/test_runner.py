@@ -14,16 +14,16 @@ from safetensors.torch import load_file, save_file
 from llama_models import VARIANTS, VOCAB
 from runner_driver import GREEDY, Driver, make_runner
 from worker_svc.batch import Batch
+from worker_svc.block_copier import HostBlockCopier, RateLimiter
+from worker_svc.description import WorkerLimits
 from worker_svc.errors import DeviceLost
-from worker_svc.executor import Drawing, HostDrawing, HostExecutor, at_once
-from worker_svc.identity import Limits
-from worker_svc.mover import HostMover, Pace
+from worker_svc.executor import HostExecutor, HostSampleHandle, SampleHandle, run_inline
 from worker_svc.runner import Runner
-from worker_svc.sampler import Draws
+from worker_svc.sampler import SamplerOutput
 from worker_svc.sequences import Sequence
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, SequenceResult, Step
 
-NO_MOVER = HostMover(torch.empty(0, 1), torch.empty(0, 1), at_once, Pace(None))
+NO_MOVER = HostBlockCopier(torch.empty(0, 1), torch.empty(0, 1), run_inline, RateLimiter(None))
 Generate = Callable[[Path, list[list[int]], int], list[list[int]]]
 
 _rng = random.Random(2)
@@ -85,8 +85,8 @@ def test_keys_and_values_before_store_start_are_not_written(tiny_llama: Path) ->
     prompt = PROMPTS[2]
     # Another sequence's block is named where this one's prompt would go: it must come through unharmed.
     (before,) = _step(runner, [_new(1, prompt)], ScheduledSequence(1, 0, 16, [3]))
-    _step(runner, [_new(2, prompt[::-1])], ScheduledSequence(2, 0, 16, [3], store_start=16))
-    (after,) = _step(runner, [_new(3, prompt)], ScheduledSequence(3, 15, 1, [3], store_start=16))
+    _step(runner, [_new(2, prompt[::-1])], ScheduledSequence(2, 0, 16, [3], num_cached_tokens=16))
+    (after,) = _step(runner, [_new(3, prompt)], ScheduledSequence(3, 15, 1, [3], num_cached_tokens=16))
     assert after.token_ids == before.token_ids
 
 
@@ -97,11 +97,11 @@ def test_a_preempted_sequence_goes_on_where_it_was(tiny_llama: Path) -> None:
     runner = make_runner(tiny_llama)
     again = NewSequence(1, [*prompt, *tokens[:5]], len(prompt), 0, params)
     (result,) = _step(runner, [again], ScheduledSequence(1, 0, 22, [4, 9]))
-    drawn = list(result.token_ids)
+    sampled = list(result.token_ids)
     for start in (22, 23):
         (result,) = _step(runner, [], ScheduledSequence(1, start, 1, []))
-        drawn += result.token_ids
-    assert drawn == tokens[5:]
+        sampled += result.token_ids
+    assert sampled == tokens[5:]
 
 
 def test_a_token_is_drawn_only_where_the_last_known_one_is_reached(tiny_llama: Path) -> None:
@@ -278,7 +278,7 @@ def test_after_a_step_that_raised_its_sequences_fail_and_others_run(
     runner = make_runner(tiny_llama)
     _step(runner, [_new(1, [1, 2, 3])], ScheduledSequence(1, 0, 2, [0]))
 
-    def broken(*_: object) -> Drawing:
+    def broken(*_: object) -> SampleHandle:
         raise RuntimeError("device lost")
 
     with monkeypatch.context() as patch:
@@ -298,19 +298,19 @@ def test_after_a_step_that_raised_its_sequences_fail_and_others_run(
 class RecordingExecutor:
     """Draws token 1 for every sequence, and keeps the batches."""
 
-    submit = staticmethod(at_once)
+    submit = staticmethod(run_inline)
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
 
-    def launch(self, batch: Batch, drawing: Items[Sequence]) -> HostDrawing:
+    def launch(self, batch: Batch, sequences: Items[Sequence]) -> HostSampleHandle:
         self.batches.append(batch)
-        return HostDrawing(Draws([1] * len(drawing), [None] * len(drawing)))
+        return HostSampleHandle(SamplerOutput([1] * len(sequences), [None] * len(sequences)))
 
 
 def test_sequences_of_one_token_come_first_and_are_answered_in_their_place() -> None:
     executor = RecordingExecutor()
-    runner = Runner(executor, Limits(VOCAB, 64, 16, 8, 64, 8), NO_MOVER)
+    runner = Runner(executor, WorkerLimits(VOCAB, 64, 16, 8, 64, 8), NO_MOVER)
     lengths = [3, 1, 4, 1, 5]
     new = [_new(sequence_id, [2] * length) for sequence_id, length in enumerate(lengths)]
     scheduled = [ScheduledSequence(i, 0, min(length, 4), [i]) for i, length in enumerate(lengths)]
@@ -324,13 +324,13 @@ def test_sequences_of_one_token_come_first_and_are_answered_in_their_place() -> 
 class LosingExecutor:
     """Launches steps on a device that fails: as the step is launched, or while it runs."""
 
-    submit = staticmethod(at_once)
+    submit = staticmethod(run_inline)
 
     def __init__(self, when: str) -> None:
         self.when = when
-        self.stand_ins = [0]
+        self.placeholder_tokens = [0]
 
-    def launch(self, batch: Batch, drawing: object) -> "LosingExecutor":
+    def launch(self, batch: Batch, sequences: object) -> "LosingExecutor":
         if self.when == "launch":
             raise torch.AcceleratorError("lost")
         return self
@@ -341,12 +341,12 @@ class LosingExecutor:
     def wait(self) -> None:
         pass
 
-    def result(self) -> Draws:
+    def result(self) -> SamplerOutput:
         raise torch.AcceleratorError("lost")
 
 
 @pytest.mark.parametrize("when", ["launch", "finish"])
 def test_an_error_of_the_device_is_told_apart_from_ours(when: str) -> None:
-    runner = Runner(LosingExecutor(when), Limits(VOCAB, 64, 16, 4, 16, 4), NO_MOVER)
+    runner = Runner(LosingExecutor(when), WorkerLimits(VOCAB, 64, 16, 4, 16, 4), NO_MOVER)
     with pytest.raises(DeviceLost):
         _step(runner, [_new(1, [1, 2])], ScheduledSequence(1, 0, 2, [0]))

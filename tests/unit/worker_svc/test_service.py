@@ -16,7 +16,7 @@ from quire.worker.v1 import worker_pb2 as pb
 from runner_driver import Driver, make_runner
 from worker_service import PROMPT, Stream, Worker, new_sequence, scheduled
 from worker_svc.batch import Batch
-from worker_svc.executor import Drawing
+from worker_svc.executor import SampleHandle
 from worker_svc.host_thread import HostThreadExecutor
 from worker_svc.sequences import Sequence as Known
 from worker_svc.step import SamplingParams
@@ -76,7 +76,7 @@ async def test_sampling_and_log_probabilities_cross_the_wire(worker: Worker, tin
     assert [result.token_ids[0] for result in results] == expected
     for result, told in zip(results, driver.logprobs[1], strict=True):
         [of_sequence] = result.logprobs
-        assert of_sequence.place == 0
+        assert of_sequence.schedule_index == 0
         assert of_sequence.tokens[0].logprob == pytest.approx(told.logprob, abs=1e-4)
         assert [top.token_id for top in of_sequence.tokens[0].top] == [token for token, _ in told.top]
 
@@ -128,7 +128,7 @@ async def test_a_step_that_does_not_follow_ends_the_stream(message: dict[str, An
         {"num_new_blocks": [1]},
         {"num_new_blocks": [2, 1]},
         {"new_block_ids": [1]},
-        {"store_starts": [pb.StoreStart(place=2, store_start=1)]},
+        {"cached_tokens": [pb.CachedTokens(schedule_index=2, num_cached_tokens=1)]},
     ],
     ids=str,
 )
@@ -151,20 +151,20 @@ async def test_blocks_that_a_step_moves_cross_the_wire(worker: Worker, tiny_llam
     await stream.send(2, swap_out=pb.BlockCopies(sources=[0], destinations=[3]))
     await stream.send(3, new_sequences=[new_sequence(2, [7] * 5)], scheduled=scheduled((2, 0, 5, 0)))
     await stream.send(4, swap_in=pb.BlockCopies(sources=[3], destinations=[9]))
-    change = pb.TableChange(sequence_id=1, index=0, block_id=8)
+    change = pb.BlockTableUpdate(sequence_id=1, index=0, block_id=8)
     copies = pb.BlockCopies(sources=[9], destinations=[8])
-    await stream.send(5, copies=copies, table_changes=[change], scheduled=scheduled((1, 5, 1)))
+    await stream.send(5, copies=copies, block_table_updates=[change], scheduled=scheduled((1, 5, 1)))
     results = [(await stream.receive()).result for _ in range(5)]
-    transfers = [[(told.step_id, told.direction) for told in result.transfers] for result in results]
-    assert transfers == [[], [(2, pb.DIRECTION_OUT)], [], [(4, pb.DIRECTION_IN)], []]
-    assert all(told.duration_us > 0 and not told.HasField("failure") for told in results[1].transfers)
+    swap_results = [[(told.step_id, told.direction) for told in result.swaps] for result in results]
+    assert swap_results == [[], [(2, pb.DIRECTION_OUT)], [], [(4, pb.DIRECTION_IN)], []]
+    assert all(told.duration_us > 0 and not told.HasField("failure") for told in results[1].swaps)
     assert [*results[0].token_ids, *results[4].token_ids] == expected
 
 
 async def test_a_swap_of_no_block_is_told_and_the_stream_goes_on(worker: Worker) -> None:
     stream = await worker.open()
     await stream.send(1, swap_out=pb.BlockCopies(sources=[32], destinations=[0]))
-    (told,) = (await stream.receive()).result.transfers
+    (told,) = (await stream.receive()).result.swaps
     assert "beyond" in told.failure
     await stream.send(2)
     assert (await stream.receive()).step_id == 2
@@ -188,7 +188,7 @@ async def test_a_new_stream_supersedes_the_old_one_and_forgets_its_sequences(wor
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "superseded" in details
     await new.send(1, scheduled=scheduled((1, 5, 1)))
-    assert [failure.place for failure in (await new.receive()).result.failures] == [0]
+    assert [failure.schedule_index for failure in (await new.receive()).result.failures] == [0]
 
 
 async def test_a_stream_that_broke_can_be_followed_by_another(worker: Worker) -> None:
@@ -203,7 +203,7 @@ async def test_a_stream_that_broke_can_be_followed_by_another(worker: Worker) ->
 async def test_a_step_that_raises_ends_its_stream_and_tells_nothing(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> Drawing:
+    def broken(*_: object) -> SampleHandle:
         raise RuntimeError("secret")
 
     stream = await worker.open()
@@ -225,10 +225,10 @@ async def test_the_event_loop_is_free_while_a_step_runs(worker: Worker, monkeypa
 
     launch = HostThreadExecutor.launch
 
-    def held(executor: HostThreadExecutor, batch: Batch, drawing: Sequence[Known]) -> Drawing:
+    def held(executor: HostThreadExecutor, batch: Batch, sequences: Sequence[Known]) -> SampleHandle:
         # The step ends only after another call was answered.
         asyncio.run_coroutine_threadsafe(described.wait(), loop).result(timeout=30)
-        return launch(executor, batch, drawing)
+        return launch(executor, batch, sequences)
 
     monkeypatch.setattr(HostThreadExecutor, "launch", held)
     stream = await worker.open()
@@ -249,7 +249,7 @@ async def test_metrics_count_steps_tokens_and_swaps(worker: Worker) -> None:
     ]
 
     def values() -> list[float]:
-        return [REGISTRY.get_sample_value(name, labels) or 0.0 for name, labels in names]
+        return [REGISTRY.get_sample_value(name, block_hashes) or 0.0 for name, block_hashes in names]
 
     before = values()
     stream = await worker.open()
@@ -295,7 +295,7 @@ async def test_a_traced_sequence_has_one_span_in_its_own_trace(worker: Worker, s
     assert span.parent is not None
     assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
     assert span.attributes is not None
-    assert (span.attributes["quire.tokens.computed"], span.attributes["quire.tokens.drawn"]) == (6, 2)
+    assert (span.attributes["quire.tokens.computed"], span.attributes["quire.tokens.sampled"]) == (6, 2)
 
 
 async def test_spans_end_with_their_stream(worker: Worker, spans: InMemorySpanExporter) -> None:

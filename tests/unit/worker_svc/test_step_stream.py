@@ -10,7 +10,7 @@ import pytest
 from quire.worker.v1 import worker_pb2 as pb
 from worker_svc.device_thread import DeviceThread
 from worker_svc.step import Step, StepOutcome
-from worker_svc.step_stream import BadOrder, StepStream
+from worker_svc.step_stream import ProtocolViolation, StepStream
 
 
 class HeldRunner:
@@ -57,10 +57,10 @@ async def test_a_step_that_cannot_be_answered_ends_the_stream() -> None:
         yield pb.StepRequest(epoch=1, generation=1, step_id=1)
         await forever.wait()
 
-    answers = StepStream(1, 1, cast(Any, runner), device).answers(requests())
-    await anext(answers)
+    responses = StepStream(1, 1, cast(Any, runner), device).responses(requests())
+    await anext(responses)
     with pytest.raises((TypeError, AttributeError)):
-        await anext(answers)
+        await anext(responses)
     device.close()
 
 
@@ -75,15 +75,15 @@ async def test_a_superseded_stream_neither_launches_nor_answers_what_is_left() -
         await forever.wait()
 
     stream = StepStream(1, 1, cast(Any, runner), device)
-    answers = stream.answers(requests())
-    assert (await anext(answers)).WhichOneof("outcome") == "ready"
-    next_answer = asyncio.ensure_future(anext(answers))
+    responses = stream.responses(requests())
+    assert (await anext(responses)).WhichOneof("outcome") == "ready"
+    next_answer = asyncio.ensure_future(anext(responses))
     await all_queued.wait()
     await asyncio.to_thread(runner.two_launched.wait)
 
     stream.supersede(2)
     runner.let_go.set()
-    with pytest.raises(BadOrder, match="superseded by generation 2"):
+    with pytest.raises(ProtocolViolation, match="superseded by generation 2"):
         await next_answer
     await device.run(lambda: None)  # behind all that was queued
     assert runner.num_launched == 2

@@ -11,7 +11,7 @@
 #include "buffer.h"
 #include "linear.h"
 #include "simd.h"
-#include "team.h"
+#include "thread_pool.h"
 
 namespace quire {
 
@@ -70,43 +70,43 @@ inline void store_token(const Cache<T>& cache, int64_t slot, int64_t head, const
 inline int64_t queries_per_tile(int64_t group) { return std::max<int64_t>(1, TILE_ROWS / group); }
 
 // Whether the products of so many rows take less time than their keys take to come, as a decode's do.
-inline bool waits_for_memory(int64_t rows) { return rows <= ROWS_WIDE; }
+inline bool is_memory_bound(int64_t rows) { return rows <= ROWS_WIDE; }
 
 // What one thread attends to at a time: queries first to last - 1 of a sequence, for some KV heads.
-struct Piece {
+struct Tile {
     int64_t sequence, first, last, first_head, last_head;
 };
 
 // Puts the larger pieces first, so that threads end together. Those that wait for memory and those that compute come in
 // turn, each kind's as far on as the other's, so that they run beside each other.
-inline void order(std::vector<Piece>& pieces, const Sequences& sequences, int64_t group) {
-    struct Placed {
-        Piece piece;
+inline void order(std::vector<Tile>& tiles, const Sequences& sequences, int64_t group) {
+    struct OrderedTile {
+        Tile tile;
         double work;
         bool waits;
         double place;  // the share of its kind's work that comes before it
     };
-    std::vector<Placed> placed;
+    std::vector<OrderedTile> placed;
     double total[2] = {}, before[2] = {};
-    for (const Piece& p : pieces) {
+    for (const Tile& p : tiles) {
         const int64_t queries = p.last - p.first;
         const double work = static_cast<double>(queries * (p.last_head - p.first_head) * sequences.context_lens[p.sequence]);
-        placed.push_back({p, work, waits_for_memory(queries * group), 0.0});
+        placed.push_back({p, work, is_memory_bound(queries * group), 0.0});
         total[placed.back().waits] += work;
     }
-    std::stable_sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) { return a.work > b.work; });
-    for (Placed& p : placed) {
+    std::stable_sort(placed.begin(), placed.end(), [](const OrderedTile& a, const OrderedTile& b) { return a.work > b.work; });
+    for (OrderedTile& p : placed) {
         p.place = before[p.waits] / total[p.waits];
         before[p.waits] += p.work;
     }
-    std::stable_sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) { return a.place < b.place; });
-    std::transform(placed.begin(), placed.end(), pieces.begin(), [](const Placed& p) { return p.piece; });
+    std::stable_sort(placed.begin(), placed.end(), [](const OrderedTile& a, const OrderedTile& b) { return a.place < b.place; });
+    std::transform(placed.begin(), placed.end(), tiles.begin(), [](const OrderedTile& p) { return p.tile; });
 }
 
 // All of a step in pieces.
-inline std::vector<Piece> cut(const Sequences& sequences, int64_t num_kv_heads, int64_t group, int threads) {
+inline std::vector<Tile> split_into_tiles(const Sequences& sequences, int64_t num_kv_heads, int64_t group, int threads) {
     const int64_t per_tile = queries_per_tile(group);
-    std::vector<Piece> pieces;
+    std::vector<Tile> tiles;
     for (int64_t s = 0; s < sequences.count; ++s) {
         const int64_t queries = sequences.query_starts[s + 1] - sequences.query_starts[s];
         // A block's heads lie side by side: memory gives them fastest together. But every thread wants its share.
@@ -114,11 +114,11 @@ inline std::vector<Piece> cut(const Sequences& sequences, int64_t num_kv_heads, 
         const int64_t heads = std::clamp<int64_t>(per_tile / std::max<int64_t>(1, queries), 1, wanted);
         for (int64_t first = 0; first < queries; first += per_tile)
             for (int64_t head = 0; head < num_kv_heads; head += heads)
-                pieces.push_back({s, first, std::min(queries, first + per_tile), head,
+                tiles.push_back({s, first, std::min(queries, first + per_tile), head,
                                   std::min(num_kv_heads, head + heads)});
     }
-    order(pieces, sequences, group);
-    return pieces;
+    order(tiles, sequences, group);
+    return tiles;
 }
 
 // One thread's work on one piece at a time.
@@ -136,14 +136,14 @@ public:
     }
 
     // Attention of one piece. `query` and `output` are of the whole step, [tokens, heads, head_dim].
-    void run(Hold& hold, const Cache<T>& cache, const Sequences& sequences, const Piece& piece,
+    void run(TaskClaim& task_claim, const Cache<T>& cache, const Sequences& sequences, const Tile& tile,
              const AttentionRule& rule, const T* query, T* output) {
-        const int64_t queries = piece.last - piece.first, heads = piece.last_head - piece.first_head;
-        const int64_t token = sequences.query_starts[piece.sequence] + piece.first;
-        const int64_t num_queries = sequences.query_starts[piece.sequence + 1] - sequences.query_starts[piece.sequence];
-        const int64_t position = sequences.context_lens[piece.sequence] - num_queries + piece.first;
+        const int64_t queries = tile.last - tile.first, heads = tile.last_head - tile.first_head;
+        const int64_t token = sequences.query_starts[tile.sequence] + tile.first;
+        const int64_t num_queries = sequences.query_starts[tile.sequence + 1] - sequences.query_starts[tile.sequence];
+        const int64_t position = sequences.context_lens[tile.sequence] - num_queries + tile.first;
         const int64_t rows = queries * group_, stride = cache.num_kv_heads * group_ * dim_;
-        const int64_t first_head = token * stride + piece.first_head * group_ * dim_;
+        const int64_t first_head = token * stride + tile.first_head * group_ * dim_;
         block_size_ = cache.block_size;
         // Rows of the work space: head by head, query by query, by the heads of a group
         for (int64_t head = 0; head < heads; ++head)
@@ -154,14 +154,14 @@ public:
         std::fill_n(sums_.data(), heads * rows * LANES, 0.0f);
         std::fill_n(base_.data(), heads * rows, -INFINITY);
 
-        const int32_t* table = sequences.block_tables + piece.sequence * sequences.max_blocks;
+        const int32_t* table = sequences.block_tables + tile.sequence * sequences.max_blocks;
         const int64_t end = position + queries;
         const int64_t begin = rule.window ? std::max<int64_t>(0, position - rule.window + 1) : 0;
-        const Range range{begin, end, piece.first_head, piece.last_head};
-        const bool held = waits_for_memory(rows) ? run_tiles<true>(hold, cache, table, range, rows, position, rule)
-                                                 : run_tiles<false>(hold, cache, table, range, rows, position, rule);
-        if (!held) return;
-        hold.write_all([&] {
+        const Range range{begin, end, tile.first_head, tile.last_head};
+        const bool is_owned = is_memory_bound(rows) ? run_tiles<true>(task_claim, cache, table, range, rows, position, rule)
+                                                 : run_tiles<false>(task_claim, cache, table, range, rows, position, rule);
+        if (!is_owned) return;
+        task_claim.write_all([&] {
             for (int64_t row = 0; row < heads * rows; ++row) {
                 T* to = output + first_head + row % rows / group_ * stride + (row / rows * group_ + row % group_) * dim_;
                 const float sum = total(load_floats(&sums_[row * LANES]));
@@ -175,7 +175,7 @@ private:
     static constexpr int V = Lane<T>::VALUES;
     static constexpr int GROUPS = TILE_KEYS / LANES;
     static constexpr float HEADROOM = 8.0f;
-    static constexpr int64_t DECODE_BEAT = 8;  // tiles, a few microseconds' work
+    static constexpr int64_t DECODE_HEARTBEAT_TILES = 8;  // tiles, a few microseconds' work
 
     // The keys that some query of a piece sees, begin to end - 1, and its KV heads.
     struct Range {
@@ -185,49 +185,49 @@ private:
     // Every tile of the range, unless the piece is taken over. With FETCH, while one is computed the next one is fetched,
     // little by little.
     template <bool FETCH>
-    bool run_tiles(Hold& hold, const Cache<T>& cache, const int32_t* table, const Range& range, int64_t rows,
+    bool run_tiles(TaskClaim& task_claim, const Cache<T>& cache, const int32_t* table, const Range& range, int64_t rows,
                    int64_t position, const AttentionRule& rule) {
         const int64_t heads = range.last_head - range.first_head, first = range.begin / TILE_KEYS * TILE_KEYS;
-        next_ = locate(cache, table, range.first_head, first, range);
+        next_key_tile_ = locate(cache, table, range.first_head, first, range);
         for (int64_t start = first; start < range.end; start += TILE_KEYS) {
             for (int64_t head = 0; head < heads; ++head) {
                 const int64_t top = head * rows;
-                tile_ = next_;
+                key_tile_ = next_key_tile_;
                 if (head + 1 < heads)
-                    next_ = locate(cache, table, range.first_head + head + 1, start, range);
+                    next_key_tile_ = locate(cache, table, range.first_head + head + 1, start, range);
                 else if (start + TILE_KEYS < range.end)
-                    next_ = locate(cache, table, range.first_head, start + TILE_KEYS, range);
-                for_rows(rows, [&]<int R>(int64_t row) { score<R, FETCH>(top + row); });
-                for (int64_t row = 0; row < rows; ++row) weigh(top + row, start, position + row / group_, rule);
+                    next_key_tile_ = locate(cache, table, range.first_head, start + TILE_KEYS, range);
+                for_rows(rows, [&]<int R>(int64_t row) { compute_scores<R, FETCH>(top + row); });
+                for (int64_t row = 0; row < rows; ++row) softmax_tile(top + row, start, position + row / group_, rule);
                 for_rows(rows, [&]<int R>(int64_t row) { gather<R, FETCH>(top + row); });
             }
             // More often, a decode would be slower for it.
-            if ((!FETCH || start / TILE_KEYS % DECODE_BEAT == DECODE_BEAT - 1) && !hold.beat()) return false;
+            if ((!FETCH || start / TILE_KEYS % DECODE_HEARTBEAT_TILES == DECODE_HEARTBEAT_TILES - 1) && !task_claim.heartbeat()) return false;
         }
         return true;
     }
 
     // Where 64 keys and their values are, by halves of groups of 16, since blocks may be of 8 tokens.
-    struct Tile {
+    struct KeyTile {
         int64_t first_key, num_keys, first_group, num_groups;
         const T* keys[TILE_KEYS / 8];
         const T* values[TILE_KEYS / 8];
     };
 
     // The tile at `start`. What lies beyond the range is not looked up.
-    Tile locate(const Cache<T>& cache, const int32_t* table, int64_t head, int64_t start, const Range& range) const {
-        Tile tile;
-        tile.first_key = std::max<int64_t>(0, range.begin - start);
-        tile.num_keys = std::min<int64_t>(TILE_KEYS, range.end - start);
-        tile.first_group = tile.first_key / LANES;
-        tile.num_groups = ceil_div(tile.num_keys, LANES);
+    KeyTile locate(const Cache<T>& cache, const int32_t* table, int64_t head, int64_t start, const Range& range) const {
+        KeyTile key_tile;
+        key_tile.first_key = std::max<int64_t>(0, range.begin - start);
+        key_tile.num_keys = std::min<int64_t>(TILE_KEYS, range.end - start);
+        key_tile.first_group = key_tile.first_key / LANES;
+        key_tile.num_groups = ceil_div(key_tile.num_keys, LANES);
         for (int64_t half = 0; half < TILE_KEYS / 8; ++half) {
             const int64_t key = std::clamp(start + half * 8, range.begin / LANES * LANES, (range.end - 1) / 8 * 8);
             const int64_t block = table[key / block_size_], offset = key % block_size_;
-            tile.keys[half] = cache.keys(block, head) + offset * V;
-            tile.values[half] = cache.values(block, head) + offset * dim_;
+            key_tile.keys[half] = cache.keys(block, head) + offset * V;
+            key_tile.values[half] = cache.values(block, head) + offset * dim_;
         }
-        return tile;
+        return key_tile;
     }
 
     template <class F>
@@ -239,13 +239,13 @@ private:
     }
 
     template <int R, bool FETCH>
-    void score(int64_t row) {
+    void compute_scores(int64_t row) {
         if (block_size_ == LANES / 2) {
-            for (int64_t g = tile_.first_group; g < tile_.num_groups; ++g) score_groups<R, 1, true, FETCH>(row, g);
-        } else if (tile_.first_group == 0 && tile_.num_groups == GROUPS) {
+            for (int64_t g = key_tile_.first_group; g < key_tile_.num_groups; ++g) score_groups<R, 1, true, FETCH>(row, g);
+        } else if (key_tile_.first_group == 0 && key_tile_.num_groups == GROUPS) {
             score_groups<R, GROUPS, false, FETCH>(row, 0);
         } else {
-            for (int64_t g = tile_.first_group; g < tile_.num_groups; ++g) score_groups<R, 1, false, FETCH>(row, g);
+            for (int64_t g = key_tile_.first_group; g < key_tile_.num_groups; ++g) score_groups<R, 1, false, FETCH>(row, g);
         }
     }
 
@@ -255,8 +255,8 @@ private:
         Floats sums[R][G] = {};
         const T* query = &query_[row * dim_];
         const T *from[2 * G], *next[2 * G];
-        std::copy_n(tile_.keys + 2 * first, 2 * G, from);
-        std::copy_n(next_.keys + 2 * first, 2 * G, next);
+        std::copy_n(key_tile_.keys + 2 * first, 2 * G, from);
+        std::copy_n(next_key_tile_.keys + 2 * first, 2 * G, next);
         for (int64_t d = 0; d < dim_; d += V) {
             Words keys[G];
 #pragma GCC unroll 4
@@ -287,24 +287,24 @@ private:
 
     // Online softmax, in powers of two: scores become weights. What was gathered so far is scaled to them, but only where
     // a score exceeds the base by more than HEADROOM: until then weights may exceed 1, which costs them nothing.
-    void weigh(int64_t row, int64_t start, int64_t position, const AttentionRule& rule) {
-        const int64_t newest = std::min(position - start, tile_.num_keys - 1);
-        const int64_t oldest = rule.window ? std::max(tile_.first_key, position - rule.window + 1 - start) : 0;
+    void softmax_tile(int64_t row, int64_t start, int64_t position, const AttentionRule& rule) {
+        const int64_t newest = std::min(position - start, key_tile_.num_keys - 1);
+        const int64_t oldest = rule.window ? std::max(key_tile_.first_key, position - rule.window + 1 - start) : 0;
         if (newest == TILE_KEYS - 1 && oldest <= 0)
-            weigh<true>(row, newest, oldest, rule);
+            softmax_tile<true>(row, newest, oldest, rule);
         else
-            weigh<false>(row, newest, oldest, rule);
+            softmax_tile<false>(row, newest, oldest, rule);
     }
 
     // With ALL, the row sees every key of the tile.
     template <bool ALL>
-    void weigh(int64_t row, int64_t newest, int64_t oldest, const AttentionRule& rule) {
+    void softmax_tile(int64_t row, int64_t newest, int64_t oldest, const AttentionRule& rule) {
         const float* scores = &scores_[row * TILE_KEYS];
         const Floats hidden = splat(-INFINITY);
-        Floats tile[GROUPS], top = hidden;
+        Floats key_tile[GROUPS], top = hidden;
         for (int g = 0; g < GROUPS; ++g) {
-            if (!ALL && (g < tile_.first_group || g >= tile_.num_groups)) {
-                tile[g] = hidden;
+            if (!ALL && (g < key_tile_.first_group || g >= key_tile_.num_groups)) {
+                key_tile[g] = hidden;
                 continue;
             }
             Floats x = load_floats(scores + g * LANES);
@@ -319,7 +319,7 @@ private:
                 const Ints key = LANE + g * LANES;
                 x = (key <= static_cast<int32_t>(newest)) & (key >= static_cast<int32_t>(oldest)) ? x : hidden;
             }
-            tile[g] = x;
+            key_tile[g] = x;
             top = x > top ? x : top;
         }
         if (any_above(top, base_[row] + HEADROOM)) rebase(row, largest(top));
@@ -327,7 +327,7 @@ private:
         const float base = base_[row] == -INFINITY ? 0.0f : base_[row];
         Floats added = load_floats(&sums_[row * LANES]);
         for (int g = 0; g < GROUPS; ++g) {
-            const Floats weight = exp2(tile[g] - base);
+            const Floats weight = exp2(key_tile[g] - base);
             added += weight;
             store_floats(&weights_[row * TILE_KEYS + g * LANES], weight);
         }
@@ -358,12 +358,12 @@ private:
             for (int g = 0; g < G; ++g) sums[r][g] = load_floats(output + r * dim_ + g * LANES);
         const T* weights = &weights_[row * TILE_KEYS];
         // Nothing may be read as a number beyond the context, where a NaN may lie: a weight of zero does not silence it.
-        for (int64_t key = tile_.first_key / V * V; key < tile_.num_keys; key += V) {
-            const T* from = tile_.values[key / 8] + key % 8 * dim_ + d * V;
-            const T* next = next_.values[key / 8] + key % 8 * dim_ + d * V;
+        for (int64_t key = key_tile_.first_key / V * V; key < key_tile_.num_keys; key += V) {
+            const T* from = key_tile_.values[key / 8] + key % 8 * dim_ + d * V;
+            const T* next = next_key_tile_.values[key / 8] + key % 8 * dim_ + d * V;
             uint32_t real = ~0u;
-            if (V == 2 && key + 1 >= tile_.num_keys) real &= 0x0000ffffu;
-            if (V == 2 && key < tile_.first_key) real &= 0xffff0000u;
+            if (V == 2 && key + 1 >= key_tile_.num_keys) real &= 0x0000ffffu;
+            if (V == 2 && key < key_tile_.first_key) real &= 0xffff0000u;
             Words values[G];
 #pragma GCC unroll 4
             for (int g = 0; g < G; ++g) {
@@ -385,15 +385,15 @@ private:
     int64_t block_size_ = 0;
     Buffer<T> query_, weights_;
     Buffer<float> output_, scores_, base_, sums_;
-    Tile tile_, next_;
+    KeyTile key_tile_, next_key_tile_;
 };
 
 // For all threads of a team: attention of every query of the step. `tile` is this thread's own.
 template <class T>
-void attend(Team& team, TileAttention<T>& tile, const Cache<T>& cache, const Sequences& sequences,
-            const std::vector<Piece>& pieces, const AttentionRule& rule, const T* query, T* output) {
-    team.share_units(static_cast<int64_t>(pieces.size()), [&](int64_t i, Hold& hold) {
-        tile.run(hold, cache, sequences, pieces[i], rule, query, output);
+void attend(ThreadPool& pool, TileAttention<T>& attention, const Cache<T>& cache, const Sequences& sequences,
+            const std::vector<Tile>& tiles, const AttentionRule& rule, const T* query, T* output) {
+    pool.parallel_for_tasks(static_cast<int64_t>(tiles.size()), [&](int64_t i, TaskClaim& task_claim) {
+        attention.run(task_claim, cache, sequences, tiles[i], rule, query, output);
     });
 }
 

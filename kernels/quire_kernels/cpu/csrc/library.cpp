@@ -9,7 +9,7 @@
 #include "linear.h"
 #include "llama.h"
 #include "sample.h"
-#include "team.h"
+#include "thread_pool.h"
 
 namespace {
 
@@ -34,15 +34,15 @@ int64_t guarded(F&& f) noexcept {
 }
 
 template <class F>
-void* made(F&& f) noexcept {
+void* create(F&& f) noexcept {
     void* object = nullptr;
     return guarded([&] { object = f(); }) ? nullptr : object;
 }
 
 // Either of the two, since C has no templates.
 struct AnyLlama {
-    std::unique_ptr<Llama<float>> exact;
-    std::unique_ptr<Llama<BFloat16>> rounded;
+    std::unique_ptr<Llama<float>> float32;
+    std::unique_ptr<Llama<BFloat16>> bfloat16;
 };
 
 // Lays out a weight [outputs, inputs] of elements E in panels whose steps hold `values` inputs.
@@ -63,10 +63,10 @@ void pack(const E* weight, int64_t outputs, int64_t inputs, int64_t values, E* p
 
 extern "C" {
 
-void* quire_team_new(int64_t size) {
-    return made([&] { return new Team(static_cast<int>(size)); });
+void* quire_thread_pool_new(int64_t size) {
+    return create([&] { return new ThreadPool(static_cast<int>(size)); });
 }
-void quire_team_delete(void* team) { delete static_cast<Team*>(team); }
+void quire_thread_pool_delete(void* pool) { delete static_cast<ThreadPool*>(pool); }
 
 // Panels of a weight. An element is of `width` bytes, 1, 2 or 4; a step holds `values` inputs.
 void quire_pack(const void* weight, int64_t outputs, int64_t inputs, int64_t width, int64_t values, void* panels) {
@@ -78,16 +78,16 @@ void quire_pack(const void* weight, int64_t outputs, int64_t inputs, int64_t wid
 }
 
 // output [rows, outputs] float32 = input [rows, stride] of the type, of which [rows, inputs] count, zeros beside them.
-int64_t quire_linear(void* team_, Type type, const Matrix* matrix, const void* input, int64_t rows, int64_t stride,
+int64_t quire_linear(void* pool_, Type type, const Matrix* matrix, const void* input, int64_t rows, int64_t stride,
                   float* output) {
     return guarded([&] {
-        Team& team = *static_cast<Team*>(team_);
+        ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
         with_type(type, [&](auto zero) {
             using T = decltype(zero);
             const int64_t size = panel_steps<T>(*matrix) * Lane<T>::VALUES * PANEL;
-            Buffer<T> scratch(size * team.size());
-            team.run([&](int thread) {
-                multiply(team, *matrix, static_cast<const T*>(input), rows, stride, scratch.data() + thread * size,
+            Buffer<T> scratch(size * pool.size());
+            pool.run([&](int thread) {
+                multiply(pool, *matrix, static_cast<const T*>(input), rows, stride, scratch.data() + thread * size,
                          [&](int64_t row, int64_t panel, Floats left, Floats right) {
                              const int64_t first = panel * PANEL;
                              float* to = output + row * matrix->outputs + first;
@@ -100,15 +100,15 @@ int64_t quire_linear(void* team_, Type type, const Matrix* matrix, const void* i
 }
 
 // Stores keys and values [tokens, kv_heads, head_dim], the rows at strides, in the slots of one layer's cache.
-int64_t quire_store(void* team_, Type type, const Cache<void>* shape, const void* key, int64_t key_stride,
+int64_t quire_store(void* pool_, Type type, const Cache<void>* shape, const void* key, int64_t key_stride,
                  const void* value, int64_t value_stride, const int64_t* slots, int64_t tokens) {
     return guarded([&] {
-        Team& team = *static_cast<Team*>(team_);
+        ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
         with_type(type, [&](auto zero) {
             using T = decltype(zero);
             const Cache<T> cache = shape->of<T>();
-            team.run([&](int) {
-                team.share_runs(tokens, [&](int64_t token) {
+            pool.run([&](int) {
+                pool.parallel_for_ranges(tokens, [&](int64_t token) {
                     if (slots[token] < 0) return;
                     for (int64_t head = 0; head < cache.num_kv_heads; ++head)
                         store_token(cache, slots[token], head,
@@ -121,18 +121,18 @@ int64_t quire_store(void* team_, Type type, const Cache<void>* shape, const void
 }
 
 // Attention of queries [tokens, kv_heads * group, head_dim] over one layer's cache.
-int64_t quire_attend(void* team_, Type type, const Cache<void>* shape, const Sequences* sequences,
+int64_t quire_attend(void* pool_, Type type, const Cache<void>* shape, const Sequences* sequences,
                   const AttentionRule* rule, int64_t group, const void* query, void* output) {
     return guarded([&] {
-        Team& team = *static_cast<Team*>(team_);
+        ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
         with_type(type, [&](auto zero) {
             using T = decltype(zero);
             const Cache<T> cache = shape->of<T>();
-            const std::vector<Piece> pieces = cut(*sequences, cache.num_kv_heads, group, team.size());
-            std::deque<TileAttention<T>> tiles;
-            for (int i = 0; i < team.size(); ++i) tiles.emplace_back(group, cache.head_dim);
-            team.run([&](int thread) {
-                attend(team, tiles[thread], cache, *sequences, pieces, *rule, static_cast<const T*>(query),
+            const std::vector<Tile> tiles = split_into_tiles(*sequences, cache.num_kv_heads, group, pool.size());
+            std::deque<TileAttention<T>> attentions;
+            for (int i = 0; i < pool.size(); ++i) attentions.emplace_back(group, cache.head_dim);
+            pool.run([&](int thread) {
+                attend(pool, attentions[thread], cache, *sequences, tiles, *rule, static_cast<const T*>(query),
                        static_cast<T*>(output));
             });
         });
@@ -141,53 +141,53 @@ int64_t quire_attend(void* team_, Type type, const Cache<void>* shape, const Seq
 
 // The first of the likeliest tokens of each row of logits [rows, stride], of which [rows, vocab] count; -1 where one of
 // them is no finite number, or, with `suppressed`, where none is, of which some may be minus infinity.
-int64_t quire_likeliest(void* team_, const float* logits, int64_t rows, int64_t stride, int64_t vocab, int64_t suppressed,
+int64_t quire_argmax(void* pool_, const float* logits, int64_t rows, int64_t stride, int64_t vocab, int64_t suppressed,
                      int64_t* tokens) {
     return guarded([&] {
-        Team& team = *static_cast<Team*>(team_);
-        team.run([&](int) {
-            team.share(rows, [&](int64_t row) {
+        ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
+        pool.run([&](int) {
+            pool.parallel_for(rows, [&](int64_t row) {
                 const float* from = logits + row * stride;
-                tokens[row] = (suppressed ? find_peak<true>(from, vocab) : find_peak<false>(from, vocab)).token;
+                tokens[row] = (suppressed ? find_argmax<true>(from, vocab) : find_argmax<false>(from, vocab)).token;
             });
         });
     });
 }
 
 // A token for each of `count` rows of logits, rows[i] drawn as draws[i] says; -1 where there is none to draw.
-int64_t quire_draw(void* team_, const float* logits, int64_t stride, int64_t vocab, const int64_t* rows, const Draw* draws,
+int64_t quire_sample(void* pool_, const float* logits, int64_t stride, int64_t vocab, const int64_t* rows, const SamplingParams* params,
                 int64_t count, int64_t* tokens) {
     return guarded([&] {
-        Team& team = *static_cast<Team*>(team_);
+        ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
         std::deque<Sampler> samplers;
-        for (int i = 0; i < team.size(); ++i) samplers.emplace_back(vocab);
-        team.run([&](int thread) {
+        for (int i = 0; i < pool.size(); ++i) samplers.emplace_back(vocab);
+        pool.run([&](int thread) {
             Sampler& own = samplers[thread];
-            team.share(count, [&](int64_t i) { tokens[i] = own.draw(logits + rows[i] * stride, draws[i]); });
+            pool.parallel_for(count, [&](int64_t i) { tokens[i] = own.sample(logits + rows[i] * stride, params[i]); });
         });
     });
 }
 
 // Log-probabilities [rows, 1 + count] of each row's token and of its `count` likeliest tokens `ids` [rows, count].
-int64_t quire_rank(void* team_, const float* logits, int64_t rows, int64_t stride, int64_t vocab, const int64_t* tokens,
+int64_t quire_top_logprobs(void* pool_, const float* logits, int64_t rows, int64_t stride, int64_t vocab, const int64_t* tokens,
                 int64_t count, float* logprobs, int64_t* ids) {
     return guarded([&] {
-        Team& team = *static_cast<Team*>(team_);
-        team.run([&](int) {
-            team.share(rows, [&](int64_t row) {
-                rank(logits + row * stride, vocab, tokens[row], count, logprobs + row * (1 + count), ids + row * count);
+        ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
+        pool.run([&](int) {
+            pool.parallel_for(rows, [&](int64_t row) {
+                top_logprobs(logits + row * stride, vocab, tokens[row], count, logprobs + row * (1 + count), ids + row * count);
             });
         });
     });
 }
 
-void* quire_llama_new(void* team, Type type, const Model* model) {
-    return made([&] {
+void* quire_llama_new(void* pool, Type type, const Model* model) {
+    return create([&] {
         auto any = std::make_unique<AnyLlama>();
         if (type == Type::BFLOAT16)
-            any->rounded = std::make_unique<Llama<BFloat16>>(*model, *static_cast<Team*>(team));
+            any->bfloat16 = std::make_unique<Llama<BFloat16>>(*model, *static_cast<ThreadPool*>(pool));
         else
-            any->exact = std::make_unique<Llama<float>>(*model, *static_cast<Team*>(team));
+            any->float32 = std::make_unique<Llama<float>>(*model, *static_cast<ThreadPool*>(pool));
         return any.release();
     });
 }
@@ -197,7 +197,7 @@ void quire_llama_delete(void* llama) { delete static_cast<AnyLlama*>(llama); }
 int64_t quire_llama_run(void* llama, const Step* step) {
     return guarded([&] {
         auto* any = static_cast<AnyLlama*>(llama);
-        any->rounded ? any->rounded->run(*step) : any->exact->run(*step);
+        any->bfloat16 ? any->bfloat16->run(*step) : any->float32->run(*step);
     });
 }
 

@@ -7,14 +7,14 @@
 #include <algorithm>
 
 #include "simd.h"
-#include "team.h"
+#include "thread_pool.h"
 
 namespace quire {
 
 constexpr int PANEL = 2 * LANES;
 constexpr int LINE = 64;
 // How far ahead of its reader a stream is fetched.
-constexpr int AHEAD = 8192;
+constexpr int PREFETCH_BYTES = 8192;
 
 enum class Format : int64_t { PLAIN = 0, INT8 = 1 };
 
@@ -65,13 +65,13 @@ inline void expand_panel(const int8_t* from, T* to, int64_t count) {
 // How a product is cut into pieces of work: `across` ranges of panels times `down` blocks of tiles of rows, all about as
 // large. A thread goes through a piece's panels once for each tile, which stays in its first cache; what the piece takes
 // of the weights stays in its second.
-struct Cut {
+struct TaskGrid {
     int64_t num_panels, across;
     int64_t num_tiles, down;
     int64_t rows;  // of a tile, the last one's may be fewer
 
-    Cut(int64_t num_rows, int64_t all_panels, int64_t panel_bytes, int threads) : num_panels(all_panels) {
-        const int64_t wanted = PIECES * threads, most = std::max<int64_t>(1, PIECE_BYTES / panel_bytes);
+    TaskGrid(int64_t num_rows, int64_t all_panels, int64_t panel_bytes, int threads) : num_panels(all_panels) {
+        const int64_t wanted = TASKS_PER_THREAD * threads, most = std::max<int64_t>(1, TASK_BYTES / panel_bytes);
         num_tiles = std::max<int64_t>(1, ceil_div(num_rows, ROWS));
         rows = ceil_div(num_rows, num_tiles);
         // The more tiles, the more it pays to keep one for many panels.
@@ -80,7 +80,7 @@ struct Cut {
         down = std::clamp<int64_t>(num_tiles / TILES, 1, ceil_div(wanted, across));
     }
 
-    int64_t pieces() const { return across * down; }
+    int64_t num_tasks() const { return across * down; }
     int64_t first_panel(int64_t range) const { return begin(range, num_panels, across); }
     int64_t first_row(int64_t block) const { return begin(block, num_tiles, down) * rows; }
 
@@ -90,8 +90,8 @@ struct Cut {
     }
 
     // Enough for threads to end at about the same time, though each may be held up.
-    static constexpr int64_t PIECES = 4;
-    static constexpr int64_t PIECE_BYTES = 256 * 1024;
+    static constexpr int64_t TASKS_PER_THREAD = 4;
+    static constexpr int64_t TASK_BYTES = 256 * 1024;
     // Fewer would load weights too often.
     static constexpr int64_t TILES = 8;
 };
@@ -100,17 +100,17 @@ struct Cut {
 // `scratch` is this thread's own, of the size of an expanded panel.
 template <class T, class F>
 inline void multiply(
-    Team& team, const Matrix& matrix, const T* rows, int64_t num_rows, int64_t stride, T* scratch, F&& finish) {
+    ThreadPool& pool, const Matrix& matrix, const T* rows, int64_t num_rows, int64_t stride, T* scratch, F&& finish) {
     const int64_t steps = panel_steps<T>(matrix), panel_size = steps * PANEL * Lane<T>::VALUES;
-    const Cut cut(num_rows, ceil_div(matrix.outputs, PANEL), panel_size * sizeof(T), team.size());
+    const TaskGrid grid(num_rows, ceil_div(matrix.outputs, PANEL), panel_size * sizeof(T), pool.size());
 
     // Sums of a tile and a panel, a unit of a piece. Whether the piece is still this thread's.
-    const auto tile = [&]<int LINES>(Hold& hold, int64_t first, int64_t p, const T* panel, const void* ahead) {
-        bool held = true;
-        with_count<ROWS>(std::min(cut.rows, num_rows - first), [&]<int M>() {
+    const auto tile = [&]<int LINES>(TaskClaim& task_claim, int64_t first, int64_t p, const T* panel, const void* ahead) {
+        bool is_owned = true;
+        with_count<ROWS>(std::min(grid.rows, num_rows - first), [&]<int M>() {
             Floats sums[M][2];
             multiply_panel<T, M, LINES>(rows + first * stride, stride, panel, steps, ahead, sums);
-            held = hold.write([&] {
+            is_owned = task_claim.write([&] {
                 for (int m = 0; m < M; ++m) {
                     for (int side = 0; side < 2; ++side) {
                         const int64_t output = p * PANEL + side * LANES;
@@ -121,44 +121,44 @@ inline void multiply(
                 }
             });
         });
-        return held;
+        return is_owned;
     };
-    team.share_units(num_rows ? cut.pieces() : 0, [&](int64_t i, Hold& hold) {
-        const int64_t range = i % cut.across, first_panel = cut.first_panel(range), last_panel = cut.first_panel(range + 1);
-        const int64_t first_row = cut.first_row(i / cut.across), last_row = std::min(num_rows, cut.first_row(i / cut.across + 1));
-        int64_t units = hold.next();  // that are to be passed by
+    pool.parallel_for_tasks(num_rows ? grid.num_tasks() : 0, [&](int64_t i, TaskClaim& task_claim) {
+        const int64_t range = i % grid.across, first_panel = grid.first_panel(range), last_panel = grid.first_panel(range + 1);
+        const int64_t first_row = grid.first_row(i / grid.across), last_row = std::min(num_rows, grid.first_row(i / grid.across + 1));
+        int64_t units = task_claim.next();  // that are to be passed by
         if (matrix.format == Format::INT8) {
-            const int64_t tiles = ceil_div(last_row - first_row, cut.rows);
+            const int64_t tiles = ceil_div(last_row - first_row, grid.rows);
             for (int64_t p = first_panel + units / tiles; p < last_panel; ++p, units = 0) {
                 const int8_t* packed = static_cast<const int8_t*>(matrix.panels) + p * panel_size;
                 expand_panel(packed, scratch, panel_size);
-                for (int64_t row = first_row + units % tiles * cut.rows; row < last_row; row += cut.rows)
-                    if (!tile.template operator()<1>(hold, row, p, scratch, packed + panel_size)) return;
+                for (int64_t row = first_row + units % tiles * grid.rows; row < last_row; row += grid.rows)
+                    if (!tile.template operator()<1>(task_claim, row, p, scratch, packed + panel_size)) return;
             }
             return;
         }
         const T* panels = static_cast<const T*>(matrix.panels);
-        if (last_row - first_row <= cut.rows) {
+        if (last_row - first_row <= grid.rows) {
             // All that there is to do with a panel, which takes less time than it takes to come.
             for (int64_t p = first_panel + units; p < last_panel; ++p) {
                 const T* panel = panels + p * panel_size;
-                if (!tile.template operator()<2>(hold, first_row, p, panel, panel + AHEAD / sizeof(T))) return;
+                if (!tile.template operator()<2>(task_claim, first_row, p, panel, panel + PREFETCH_BYTES / sizeof(T))) return;
             }
             return;
         }
         // Pieces come in order: this thread's next one is probably so far on, maybe in the next matrix, which lies behind
         // this one. Half a panel is fetched with each.
-        const char* next = reinterpret_cast<const char*>(panels + cut.first_panel(range + team.size()) * panel_size);
-        const char* next_end = reinterpret_cast<const char*>(panels + cut.first_panel(range + team.size() + 1) * panel_size);
+        const char* next = reinterpret_cast<const char*>(panels + grid.first_panel(range + pool.size()) * panel_size);
+        const char* next_end = reinterpret_cast<const char*>(panels + grid.first_panel(range + pool.size() + 1) * panel_size);
         const int64_t num_panels = last_panel - first_panel;
-        for (int64_t row = first_row + units / num_panels * cut.rows; row < last_row; row += cut.rows, units = 0) {
+        for (int64_t row = first_row + units / num_panels * grid.rows; row < last_row; row += grid.rows, units = 0) {
             for (int64_t p = first_panel + units % num_panels; p < last_panel; ++p) {
-                const bool turns = p == last_panel - 1 && row + cut.rows < last_row;
+                const bool turns = p == last_panel - 1 && row + grid.rows < last_row;
                 const bool fetches = !turns && next < next_end;
-                const void* ahead = turns     ? static_cast<const void*>(rows + (row + cut.rows) * stride)
+                const void* ahead = turns     ? static_cast<const void*>(rows + (row + grid.rows) * stride)
                                     : fetches ? next
                                               : static_cast<const void*>(rows + row * stride);
-                if (!tile.template operator()<1>(hold, row, p, panels + p * panel_size, ahead)) return;
+                if (!tile.template operator()<1>(task_claim, row, p, panels + p * panel_size, ahead)) return;
                 if (fetches) next += steps * LINE;
             }
         }

@@ -11,7 +11,7 @@
 #include "linear.h"
 #include "sample.h"
 #include "simd.h"
-#include "team.h"
+#include "thread_pool.h"
 
 namespace quire {
 
@@ -46,11 +46,11 @@ struct Step {
     const int64_t* slots;  // -1: nowhere
     const int64_t* positions;
     Sequences sequences;
-    int64_t num_draws;
-    const int64_t* draw_rows;
+    int64_t num_samples;
+    const int64_t* logits_indices;
     float* logits;  // [num_draws, logits_stride]
     int64_t logits_stride;
-    int64_t* likeliest;  // [num_draws], of each row of logits, as `Peak` has it
+    int64_t* argmax;  // [num_draws], of each row of logits, as `Peak` has it
 };
 
 // To the root mean square 1, times the weight (arXiv:1910.07467).
@@ -87,20 +87,20 @@ inline void put(float* to, Floats sums, int64_t count) {
 template <class T>
 class Llama {
 public:
-    Llama(const Model& model, Team& team) : model_(model), team_(team), layers_(model.layers, model.layers + model.num_layers) {
+    Llama(const Model& model, ThreadPool& pool) : model_(model), pool_(pool), layers_(model.layers, model.layers + model.num_layers) {
         int64_t panel = 0;
         const auto widen = [&](const Matrix& m) { panel = std::max(panel, panel_steps<T>(m) * Lane<T>::VALUES * PANEL); };
         for (const Layer& layer : layers_)
             for (const Matrix* m : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) widen(*m);
         widen(model.head);
-        for (int i = 0; i < team.size(); ++i)
+        for (int i = 0; i < pool.size(); ++i)
             threads_.push_back(std::make_unique<Thread>(group(), model.head_dim, panel));
     }
 
     void run(const Step& step) {
         reserve(step.num_tokens);
-        pieces_ = cut(step.sequences, model_.num_kv_heads, group(), team_.size());
-        team_.run([&](int thread) { run(step, *threads_[thread]); });
+        tiles_ = split_into_tiles(step.sequences, model_.num_kv_heads, group(), pool_.size());
+        pool_.run([&](int thread) { run(step, *threads_[thread]); });
     }
 
 private:
@@ -137,31 +137,31 @@ private:
         for (int64_t i = 0; i < model_.num_layers; ++i) {
             const Layer& layer = layers_[i];
             norm(layer.attention_norm, rows);
-            multiply(team_, layer.qkv, normed_.data(), rows, hidden_stride_, own.panel.data(),
+            multiply(pool_, layer.qkv, normed_.data(), rows, hidden_stride_, own.panel.data(),
                      [&](int64_t row, int64_t panel, Floats left, Floats right) {
                          float* to = &qkv_[row * qkv_stride_ + panel * PANEL];
                          store(to, left);
                          store(to + LANES, right);
                      });
             const Cache<T> cache = layer_cache(i);
-            place(step, layer, cache, own);
-            attend(team_, own.attention, cache, step.sequences, pieces_,
+            rotate_and_store(step, layer, cache, own);
+            attend(pool_, own.attention, cache, step.sequences, tiles_,
                    {model_.attention_scale, 0.0f, layer.window}, query_.data(), attended_.data());
             if (i == model_.num_layers - 1) {
                 // Beyond the last layer's keys and values, only tokens whose successor is drawn matter.
-                if (!step.num_draws) return;
-                rows = keep(step);
+                if (!step.num_samples) return;
+                rows = keep_sampled_rows(step);
             }
             add(layer.output, attended_.data(), rows, attended_stride_, own);
             norm(layer.mlp_norm, rows);
-            multiply(team_, layer.gate_up, normed_.data(), rows, hidden_stride_, own.panel.data(),
+            multiply(pool_, layer.gate_up, normed_.data(), rows, hidden_stride_, own.panel.data(),
                      [&](int64_t row, int64_t panel, Floats gate, Floats up) {
                          store_floats(&act_[row * act_stride_ + panel * LANES], silu(gate) * up);
                      });
             add(layer.down, act_.data(), rows, act_stride_, own);
         }
         norm(model_.norm, rows);
-        multiply(team_, model_.head, normed_.data(), rows, hidden_stride_, own.panel.data(),
+        multiply(pool_, model_.head, normed_.data(), rows, hidden_stride_, own.panel.data(),
                  [&](int64_t row, int64_t panel, Floats left, Floats right) {
                      const int64_t output = panel * PANEL;
                      float* to = step.logits + row * step.logits_stride + output;
@@ -169,8 +169,8 @@ private:
                      put(to + LANES, right, model_.head.outputs - output - LANES);
                  });
         // While they are at hand, and all threads awake: most draws want nothing else.
-        team_.share(rows, [&](int64_t row) {
-            step.likeliest[row] = find_peak<false>(step.logits + row * step.logits_stride, model_.head.outputs).token;
+        pool_.parallel_for(rows, [&](int64_t row) {
+            step.argmax[row] = find_argmax<false>(step.logits + row * step.logits_stride, model_.head.outputs).token;
         });
     }
 
@@ -183,7 +183,7 @@ private:
     // Embeddings, and the angles at their positions.
     void embed(const Step& step) {
         const T* embedding = static_cast<const T*>(model_.embedding);
-        team_.share_runs(step.num_tokens, [&](int64_t token) {
+        pool_.parallel_for_ranges(step.num_tokens, [&](int64_t token) {
             const T* from = embedding + step.token_ids[token] * model_.hidden_size;
             float* to = &hidden_[token * hidden_stride_];
             for (int64_t i = 0; i < model_.hidden_size; ++i) to[i] = as_float(from[i]);
@@ -197,14 +197,14 @@ private:
     }
 
     void norm(const float* weight, int64_t rows) {
-        team_.share_runs(rows, [&](int64_t row) {
+        pool_.parallel_for_ranges(rows, [&](int64_t row) {
             normalize(&hidden_[row * hidden_stride_], weight, model_.norm_epsilon, model_.hidden_size,
                       &normed_[row * hidden_stride_]);
         });
     }
 
     void add(const Matrix& matrix, const T* from, int64_t rows, int64_t stride, Thread& own) {
-        multiply(team_, matrix, from, rows, stride, own.panel.data(),
+        multiply(pool_, matrix, from, rows, stride, own.panel.data(),
                  [&](int64_t row, int64_t panel, Floats left, Floats right) {
                      float* to = &hidden_[row * hidden_stride_ + panel * PANEL];
                      store(to, load_floats(to) + left);
@@ -213,9 +213,9 @@ private:
     }
 
     // Queries and keys are turned to their places; keys and values go to their slots.
-    void place(const Step& step, const Layer& layer, const Cache<T>& cache, Thread& own) {
+    void rotate_and_store(const Step& step, const Layer& layer, const Cache<T>& cache, Thread& own) {
         const int64_t dim = model_.head_dim;
-        team_.share_runs(step.num_tokens, [&](int64_t token) {
+        pool_.parallel_for_ranges(step.num_tokens, [&](int64_t token) {
             float* from = &qkv_[token * qkv_stride_];
             T* query = &query_[token * attended_stride_];
             const float* cosine = &cosines_[token * half()];
@@ -241,24 +241,24 @@ private:
     }
 
     // Moves the rows after which a token is drawn to the front, and returns how many there are.
-    int64_t keep(const Step& step) {
+    int64_t keep_sampled_rows(const Step& step) {
         // Rows rise, so none is overwritten before it was moved; one thread does it, since they may overlap.
-        team_.share(1, [&](int64_t) {
-            for (int64_t i = 0; i < step.num_draws; ++i) {
-                const int64_t row = step.draw_rows[i];
+        pool_.parallel_for(1, [&](int64_t) {
+            for (int64_t i = 0; i < step.num_samples; ++i) {
+                const int64_t row = step.logits_indices[i];
                 if (row == i) continue;
                 std::copy_n(&hidden_[row * hidden_stride_], hidden_stride_, &hidden_[i * hidden_stride_]);
                 std::copy_n(&attended_[row * attended_stride_], attended_stride_, &attended_[i * attended_stride_]);
             }
         });
-        return step.num_draws;
+        return step.num_samples;
     }
 
     const Model model_;
-    Team& team_;
+    ThreadPool& pool_;
     std::vector<Layer> layers_;
     std::vector<std::unique_ptr<Thread>> threads_;
-    std::vector<Piece> pieces_;
+    std::vector<Tile> tiles_;
     int64_t hidden_stride_ = 0, qkv_stride_ = 0, attended_stride_ = 0, act_stride_ = 0;
     Buffer<float> hidden_, qkv_, cosines_, sines_;
     Buffer<T> normed_, query_, attended_, act_;

@@ -10,7 +10,7 @@
 
 namespace quire {
 
-struct Draw {
+struct SamplingParams {
     double number;  // uniform in [0, 1)
     double top_p;
     float temperature;
@@ -20,13 +20,13 @@ struct Draw {
 
 // The largest of a row and the first token that has it. The token is -1 where some logit is NaN or infinite, or, with
 // SUPPRESSED, where all are minus infinity, of which some may be.
-struct Peak {
+struct Argmax {
     float logit;
     int64_t token;
 };
 
 template <bool SUPPRESSED>
-inline Peak find_peak(const float* logits, int64_t vocab) {
+inline Argmax find_argmax(const float* logits, int64_t vocab) {
     const Floats least = splat(-std::numeric_limits<float>::max()), most = -least;
     Floats top = splat(-INFINITY);
     Ints faults = {};
@@ -54,8 +54,8 @@ inline Peak find_peak(const float* logits, int64_t vocab) {
 
 // Log-probabilities of one token of a row of logits, and of its `count` likeliest in their order, of equals the first
 // before the others: so how many are asked for has no say in which they are.
-inline void rank(const float* logits, int64_t vocab, int64_t token, int64_t count, float* logprobs, int64_t* ids) {
-    const float peak = find_peak<true>(logits, vocab).logit;
+inline void top_logprobs(const float* logits, int64_t vocab, int64_t token, int64_t count, float* logprobs, int64_t* ids) {
+    const float peak = find_argmax<true>(logits, vocab).logit;
     double sum = 0.0;
     int64_t i = 0;
     for (; i + LANES <= vocab; i += LANES) sum += total(exp2((load_floats(logits + i) - peak) * LOG2_E));
@@ -96,15 +96,15 @@ public:
     }
 
     // The token of a row of logits, some of which may be minus infinity; -1 where there is none to draw.
-    int64_t draw(const float* logits, const Draw& how) {
-        const Peak peak = find_peak<true>(logits, vocab_);
+    int64_t sample(const float* logits, const SamplingParams& params) {
+        const Argmax peak = find_argmax<true>(logits, vocab_);
         if (peak.token < 0) return -1;
-        weigh(logits, peak.logit, how.temperature);
-        float floor = how.min_p;
-        if (0 < how.top_k && how.top_k < vocab_)
-            floor = std::max(floor, find_floor<false>(0.0f, static_cast<double>(how.top_k)));
-        if (how.top_p < 1.0) floor = std::max(floor, find_floor<true>(floor, how.top_p));
-        return pick(floor, how.number);
+        compute_weights(logits, peak.logit, params.temperature);
+        float threshold = params.min_p;
+        if (0 < params.top_k && params.top_k < vocab_)
+            threshold = std::max(threshold, find_threshold<false>(0.0f, static_cast<double>(params.top_k)));
+        if (params.top_p < 1.0) threshold = std::max(threshold, find_threshold<true>(threshold, params.top_p));
+        return inverse_cdf(threshold, params.number);
     }
 
 private:
@@ -120,7 +120,7 @@ private:
     }
 
     // In which proportion tokens are drawn: the likeliest has 1.
-    void weigh(const float* logits, float peak, float temperature) {
+    void compute_weights(const float* logits, float peak, float temperature) {
         const float scale = LOG2_E / temperature;
         int64_t i = 0;
         for (; i + LANES <= vocab_; i += LANES)
@@ -132,7 +132,7 @@ private:
     // The least weight among the fewest, heaviest tokens of at least `kept` that together are as many as `target`, or
     // with MASS, weigh this share of them all.
     template <bool MASS>
-    float find_floor(float kept, double target) {
+    float find_threshold(float kept, double target) {
         std::fill(sums_.begin(), sums_.end(), 0.0);
         double all = 0.0;
         for (int64_t i = 0; i < padded_; ++i) {
@@ -165,10 +165,10 @@ private:
     }
 
     // The first token, in the vocabulary's order, at which the weights sum to more than the number's share of them all.
-    int64_t pick(float floor, double number) {
+    int64_t inverse_cdf(float threshold, double number) {
         const auto kept = [&](int64_t i) {
             const Floats x = load_floats(&weights_[i]);
-            return x >= floor ? x : Floats{};
+            return x >= threshold ? x : Floats{};
         };
         double end = 0.0;
         for (int64_t group = 0; group < padded_ / GROUP; ++group) {
@@ -184,7 +184,7 @@ private:
         double reached = group ? ends_[group - 1] : 0.0;
         int64_t last = -1;
         for (int64_t i = group * GROUP; i < (group + 1) * GROUP; ++i) {
-            if (!(weights_[i] > 0.0f && weights_[i] >= floor)) continue;
+            if (!(weights_[i] > 0.0f && weights_[i] >= threshold)) continue;
             last = i;
             reached += weights_[i];
             if (reached > target) break;

@@ -14,8 +14,8 @@ class SequenceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SEQUENCE_STATE_UNSPECIFIED: _ClassVar[SequenceState]
     SEQUENCE_STATE_QUEUED: _ClassVar[SequenceState]
-    SEQUENCE_STATE_AWAITING_PREFIX: _ClassVar[SequenceState]
-    SEQUENCE_STATE_ARRIVING: _ClassVar[SequenceState]
+    SEQUENCE_STATE_WAITING_FOR_PREFIX: _ClassVar[SequenceState]
+    SEQUENCE_STATE_SWAPPING_IN: _ClassVar[SequenceState]
     SEQUENCE_STATE_RUNNING: _ClassVar[SequenceState]
     SEQUENCE_STATE_PAUSED: _ClassVar[SequenceState]
     SEQUENCE_STATE_SWAPPED: _ClassVar[SequenceState]
@@ -29,8 +29,8 @@ class Return(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RETURN_RECOMPUTE: _ClassVar[Return]
 SEQUENCE_STATE_UNSPECIFIED: SequenceState
 SEQUENCE_STATE_QUEUED: SequenceState
-SEQUENCE_STATE_AWAITING_PREFIX: SequenceState
-SEQUENCE_STATE_ARRIVING: SequenceState
+SEQUENCE_STATE_WAITING_FOR_PREFIX: SequenceState
+SEQUENCE_STATE_SWAPPING_IN: SequenceState
 SEQUENCE_STATE_RUNNING: SequenceState
 SEQUENCE_STATE_PAUSED: SequenceState
 SEQUENCE_STATE_SWAPPED: SequenceState

@@ -92,7 +92,7 @@ class RenderOptions(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., stops: _Optional[_Iterable[str]] = ..., include_stop: _Optional[bool] = ..., keep_special_tokens: _Optional[bool] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., prompt_tail: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent", "beam_search", "render_options", "body_digest", "attachment_id", "tails", "is_resumption")
+    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent", "beam_search", "render_options", "body_digest", "attachment_id", "unflushed", "is_resumption")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -112,7 +112,7 @@ class Submit(_message.Message):
     RENDER_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     BODY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ATTACHMENT_ID_FIELD_NUMBER: _ClassVar[int]
-    TAILS_FIELD_NUMBER: _ClassVar[int]
+    UNFLUSHED_FIELD_NUMBER: _ClassVar[int]
     IS_RESUMPTION_FIELD_NUMBER: _ClassVar[int]
     key: str
     submission_id: str
@@ -133,33 +133,33 @@ class Submit(_message.Message):
     render_options: RenderOptions
     body_digest: bytes
     attachment_id: int
-    tails: _containers.RepeatedCompositeFieldContainer[Tail]
+    unflushed: _containers.RepeatedCompositeFieldContainer[UnflushedTokens]
     is_resumption: bool
-    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., attachment_id: _Optional[int] = ..., tails: _Optional[_Iterable[_Union[Tail, _Mapping]]] = ..., is_resumption: _Optional[bool] = ...) -> None: ...
+    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., attachment_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ..., is_resumption: _Optional[bool] = ...) -> None: ...
 
-class Tail(_message.Message):
-    __slots__ = ("index", "offset", "token_ids", "logprobs", "is_cut")
+class UnflushedTokens(_message.Message):
+    __slots__ = ("index", "offset", "token_ids", "logprobs", "is_truncated")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    IS_CUT_FIELD_NUMBER: _ClassVar[int]
+    IS_TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     index: int
     offset: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.TokenLogprobs]
-    is_cut: bool
-    def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., is_cut: _Optional[bool] = ...) -> None: ...
+    is_truncated: bool
+    def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., is_truncated: _Optional[bool] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("key", "attachment_id", "tails")
+    __slots__ = ("key", "attachment_id", "unflushed")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ATTACHMENT_ID_FIELD_NUMBER: _ClassVar[int]
-    TAILS_FIELD_NUMBER: _ClassVar[int]
+    UNFLUSHED_FIELD_NUMBER: _ClassVar[int]
     key: str
     attachment_id: int
-    tails: _containers.RepeatedCompositeFieldContainer[Tail]
-    def __init__(self, key: _Optional[str] = ..., attachment_id: _Optional[int] = ..., tails: _Optional[_Iterable[_Union[Tail, _Mapping]]] = ...) -> None: ...
+    unflushed: _containers.RepeatedCompositeFieldContainer[UnflushedTokens]
+    def __init__(self, key: _Optional[str] = ..., attachment_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("key", "submission_id")

@@ -54,7 +54,7 @@ class DescribeResponse(_message.Message):
     is_draining: bool
     def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., epoch: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., swap_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., is_draining: _Optional[bool] = ...) -> None: ...
 
-class BlockLabels(_message.Message):
+class BlockHashes(_message.Message):
     __slots__ = ("block_ids", "hashes")
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
@@ -62,7 +62,7 @@ class BlockLabels(_message.Message):
     hashes: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, block_ids: _Optional[_Iterable[int]] = ..., hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
-class InventoryRequest(_message.Message):
+class ReportBlockHashesRequest(_message.Message):
     __slots__ = ("epoch", "generation")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -70,13 +70,13 @@ class InventoryRequest(_message.Message):
     generation: int
     def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
-class InventoryResponse(_message.Message):
+class ReportBlockHashesResponse(_message.Message):
     __slots__ = ("device", "host")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
-    device: BlockLabels
-    host: BlockLabels
-    def __init__(self, device: _Optional[_Union[BlockLabels, _Mapping]] = ..., host: _Optional[_Union[BlockLabels, _Mapping]] = ...) -> None: ...
+    device: BlockHashes
+    host: BlockHashes
+    def __init__(self, device: _Optional[_Union[BlockHashes, _Mapping]] = ..., host: _Optional[_Union[BlockHashes, _Mapping]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "suppressed_token_ids", "min_tokens", "logprobs")
@@ -130,28 +130,28 @@ class NewSequence(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., index: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Schedule(_message.Message):
-    __slots__ = ("sequence_ids", "starts", "num_tokens", "num_new_blocks", "new_block_ids", "store_starts")
+    __slots__ = ("sequence_ids", "starts", "num_tokens", "num_new_blocks", "new_block_ids", "cached_tokens")
     SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NEW_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
-    STORE_STARTS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sequence_ids: _containers.RepeatedScalarFieldContainer[int]
     starts: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
     num_new_blocks: _containers.RepeatedScalarFieldContainer[int]
     new_block_ids: _containers.RepeatedScalarFieldContainer[int]
-    store_starts: _containers.RepeatedCompositeFieldContainer[StoreStart]
-    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block_ids: _Optional[_Iterable[int]] = ..., store_starts: _Optional[_Iterable[_Union[StoreStart, _Mapping]]] = ...) -> None: ...
+    cached_tokens: _containers.RepeatedCompositeFieldContainer[CachedTokens]
+    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block_ids: _Optional[_Iterable[int]] = ..., cached_tokens: _Optional[_Iterable[_Union[CachedTokens, _Mapping]]] = ...) -> None: ...
 
-class StoreStart(_message.Message):
-    __slots__ = ("place", "store_start")
-    PLACE_FIELD_NUMBER: _ClassVar[int]
-    STORE_START_FIELD_NUMBER: _ClassVar[int]
-    place: int
-    store_start: int
-    def __init__(self, place: _Optional[int] = ..., store_start: _Optional[int] = ...) -> None: ...
+class CachedTokens(_message.Message):
+    __slots__ = ("schedule_index", "num_cached_tokens")
+    SCHEDULE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    schedule_index: int
+    num_cached_tokens: int
+    def __init__(self, schedule_index: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class BlockCopies(_message.Message):
     __slots__ = ("sources", "destinations")
@@ -161,7 +161,7 @@ class BlockCopies(_message.Message):
     destinations: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, sources: _Optional[_Iterable[int]] = ..., destinations: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class TableChange(_message.Message):
+class BlockTableUpdate(_message.Message):
     __slots__ = ("sequence_id", "index", "block_id")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -172,7 +172,7 @@ class TableChange(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., index: _Optional[int] = ..., block_id: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("epoch", "generation", "step_id", "finished_ids", "new_sequences", "scheduled", "swap_out", "swap_in", "copies", "table_changes", "labels", "host_labels")
+    __slots__ = ("epoch", "generation", "step_id", "finished_ids", "new_sequences", "scheduled", "swap_out", "swap_in", "copies", "block_table_updates", "block_hashes", "host_block_hashes")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -182,9 +182,9 @@ class StepRequest(_message.Message):
     SWAP_OUT_FIELD_NUMBER: _ClassVar[int]
     SWAP_IN_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
-    TABLE_CHANGES_FIELD_NUMBER: _ClassVar[int]
-    LABELS_FIELD_NUMBER: _ClassVar[int]
-    HOST_LABELS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TABLE_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     generation: int
     step_id: int
@@ -194,10 +194,10 @@ class StepRequest(_message.Message):
     swap_out: BlockCopies
     swap_in: BlockCopies
     copies: BlockCopies
-    table_changes: _containers.RepeatedCompositeFieldContainer[TableChange]
-    labels: BlockLabels
-    host_labels: BlockLabels
-    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_ids: _Optional[_Iterable[int]] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., scheduled: _Optional[_Union[Schedule, _Mapping]] = ..., swap_out: _Optional[_Union[BlockCopies, _Mapping]] = ..., swap_in: _Optional[_Union[BlockCopies, _Mapping]] = ..., copies: _Optional[_Union[BlockCopies, _Mapping]] = ..., table_changes: _Optional[_Iterable[_Union[TableChange, _Mapping]]] = ..., labels: _Optional[_Union[BlockLabels, _Mapping]] = ..., host_labels: _Optional[_Union[BlockLabels, _Mapping]] = ...) -> None: ...
+    block_table_updates: _containers.RepeatedCompositeFieldContainer[BlockTableUpdate]
+    block_hashes: BlockHashes
+    host_block_hashes: BlockHashes
+    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_ids: _Optional[_Iterable[int]] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., scheduled: _Optional[_Union[Schedule, _Mapping]] = ..., swap_out: _Optional[_Union[BlockCopies, _Mapping]] = ..., swap_in: _Optional[_Union[BlockCopies, _Mapping]] = ..., copies: _Optional[_Union[BlockCopies, _Mapping]] = ..., block_table_updates: _Optional[_Iterable[_Union[BlockTableUpdate, _Mapping]]] = ..., block_hashes: _Optional[_Union[BlockHashes, _Mapping]] = ..., host_block_hashes: _Optional[_Union[BlockHashes, _Mapping]] = ...) -> None: ...
 
 class Logprob(_message.Message):
     __slots__ = ("token_id", "logprob")
@@ -216,22 +216,22 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ...) -> None: ...
 
 class SequenceLogprobs(_message.Message):
-    __slots__ = ("place", "tokens")
-    PLACE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("schedule_index", "tokens")
+    SCHEDULE_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    place: int
+    schedule_index: int
     tokens: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, place: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, schedule_index: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class SequenceFailure(_message.Message):
-    __slots__ = ("place", "message")
-    PLACE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("schedule_index", "message")
+    SCHEDULE_INDEX_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    place: int
+    schedule_index: int
     message: str
-    def __init__(self, place: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    def __init__(self, schedule_index: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
-class Transfer(_message.Message):
+class SwapResult(_message.Message):
     __slots__ = ("step_id", "direction", "duration_us", "failure")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     DIRECTION_FIELD_NUMBER: _ClassVar[int]
@@ -248,7 +248,7 @@ class Ready(_message.Message):
     def __init__(self) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("sequence_ids", "num_tokens", "token_ids", "logprobs", "failures", "busy_us", "idle_us", "transfers")
+    __slots__ = ("sequence_ids", "num_tokens", "token_ids", "logprobs", "failures", "busy_us", "idle_us", "swaps")
     SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -256,7 +256,7 @@ class StepResult(_message.Message):
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     BUSY_US_FIELD_NUMBER: _ClassVar[int]
     IDLE_US_FIELD_NUMBER: _ClassVar[int]
-    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    SWAPS_FIELD_NUMBER: _ClassVar[int]
     sequence_ids: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -264,8 +264,8 @@ class StepResult(_message.Message):
     failures: _containers.RepeatedCompositeFieldContainer[SequenceFailure]
     busy_us: int
     idle_us: int
-    transfers: _containers.RepeatedCompositeFieldContainer[Transfer]
-    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[SequenceFailure, _Mapping]]] = ..., busy_us: _Optional[int] = ..., idle_us: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ...) -> None: ...
+    swaps: _containers.RepeatedCompositeFieldContainer[SwapResult]
+    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[SequenceFailure, _Mapping]]] = ..., busy_us: _Optional[int] = ..., idle_us: _Optional[int] = ..., swaps: _Optional[_Iterable[_Union[SwapResult, _Mapping]]] = ...) -> None: ...
 
 class StepResponse(_message.Message):
     __slots__ = ("epoch", "generation", "step_id", "ready", "result")

@@ -45,10 +45,10 @@ class WorkerServiceStub:
                 request_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.StepRequest.SerializeToString,
                 response_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.StepResponse.FromString,
                 _registered_method=True)
-        self.Inventory = channel.unary_unary(
-                '/quire.worker.v1.WorkerService/Inventory',
-                request_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.InventoryRequest.SerializeToString,
-                response_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.InventoryResponse.FromString,
+        self.ReportBlockHashes = channel.unary_unary(
+                '/quire.worker.v1.WorkerService/ReportBlockHashes',
+                request_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.ReportBlockHashesRequest.SerializeToString,
+                response_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.ReportBlockHashesResponse.FromString,
                 _registered_method=True)
 
 
@@ -71,8 +71,8 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Inventory(self, request, context):
-        """Tells which blocks hold what, by the labels of schedulers so far: what a scheduler that has just opened a stream may
+    def ReportBlockHashes(self, request, context):
+        """Tells which blocks hold what, by the block_hashes of schedulers so far: what a scheduler that has just opened a stream may
         go on from. Answered behind the last step of the generation before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -92,10 +92,10 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.StepRequest.FromString,
                     response_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.StepResponse.SerializeToString,
             ),
-            'Inventory': grpc.unary_unary_rpc_method_handler(
-                    servicer.Inventory,
-                    request_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.InventoryRequest.FromString,
-                    response_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.InventoryResponse.SerializeToString,
+            'ReportBlockHashes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportBlockHashes,
+                    request_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.ReportBlockHashesRequest.FromString,
+                    response_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.ReportBlockHashesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -164,7 +164,7 @@ class WorkerService:
             _registered_method=True)
 
     @staticmethod
-    def Inventory(request,
+    def ReportBlockHashes(request,
             target,
             options=(),
             channel_credentials=None,
@@ -177,9 +177,9 @@ class WorkerService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/quire.worker.v1.WorkerService/Inventory',
-            quire_dot_worker_dot_v1_dot_worker__pb2.InventoryRequest.SerializeToString,
-            quire_dot_worker_dot_v1_dot_worker__pb2.InventoryResponse.FromString,
+            '/quire.worker.v1.WorkerService/ReportBlockHashes',
+            quire_dot_worker_dot_v1_dot_worker__pb2.ReportBlockHashesRequest.SerializeToString,
+            quire_dot_worker_dot_v1_dot_worker__pb2.ReportBlockHashesResponse.FromString,
             options,
             channel_credentials,
             insecure,

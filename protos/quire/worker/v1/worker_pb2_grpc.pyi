@@ -39,8 +39,8 @@ class WorkerServiceStub:
     """Runs steps in the order sent. A new stream is a new generation: the worker forgets all sequences of the last one
     and answers Ready. A lower epoch, or a gap in step ids, ends the stream with FAILED_PRECONDITION.
     """
-    Inventory: _grpc.UnaryUnaryMultiCallable[_worker_pb2.InventoryRequest, _worker_pb2.InventoryResponse]
-    """Tells which blocks hold what, by the labels of schedulers so far: what a scheduler that has just opened a stream may
+    ReportBlockHashes: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReportBlockHashesRequest, _worker_pb2.ReportBlockHashesResponse]
+    """Tells which blocks hold what, by the block_hashes of schedulers so far: what a scheduler that has just opened a stream may
     go on from. Answered behind the last step of the generation before.
     """
 
@@ -55,8 +55,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Runs steps in the order sent. A new stream is a new generation: the worker forgets all sequences of the last one
     and answers Ready. A lower epoch, or a gap in step ids, ends the stream with FAILED_PRECONDITION.
     """
-    Inventory: _aio.UnaryUnaryMultiCallable[_worker_pb2.InventoryRequest, _worker_pb2.InventoryResponse]  # type: ignore[assignment]
-    """Tells which blocks hold what, by the labels of schedulers so far: what a scheduler that has just opened a stream may
+    ReportBlockHashes: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReportBlockHashesRequest, _worker_pb2.ReportBlockHashesResponse]  # type: ignore[assignment]
+    """Tells which blocks hold what, by the block_hashes of schedulers so far: what a scheduler that has just opened a stream may
     go on from. Answered behind the last step of the generation before.
     """
 
@@ -82,12 +82,12 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def Inventory(
+    def ReportBlockHashes(
         self,
-        request: _worker_pb2.InventoryRequest,
+        request: _worker_pb2.ReportBlockHashesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_worker_pb2.InventoryResponse, _abc.Awaitable[_worker_pb2.InventoryResponse]]:
-        """Tells which blocks hold what, by the labels of schedulers so far: what a scheduler that has just opened a stream may
+    ) -> _typing.Union[_worker_pb2.ReportBlockHashesResponse, _abc.Awaitable[_worker_pb2.ReportBlockHashesResponse]]:
+        """Tells which blocks hold what, by the block_hashes of schedulers so far: what a scheduler that has just opened a stream may
         go on from. Answered behind the last step of the generation before.
         """
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import tests as gpu_tests
-from benchmarks.gpu.tests import deal, outcomes_in, run_tests
+from benchmarks.gpu.tests import outcomes_in, run_tests, split_tests
 
 LOG = """\
 collecting ... collected 4 items
@@ -38,8 +38,8 @@ def test_outcomes_are_read_as_they_come() -> None:
 
 
 def test_all_are_dealt_and_no_hand_is_empty() -> None:
-    assert deal(["a", "b", "c"], 2) == [["a", "c"], ["b"]]
-    assert deal(["a"], 8) == [["a"]]
+    assert split_tests(["a", "b", "c"], 2) == [["a", "c"], ["b"]]
+    assert split_tests(["a"], 8) == [["a"]]
 
 
 def test_one_that_crashes_loses_nothing_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.journal.figures import OFF, ON, SLOW, JournalRun, Memory, judge, summarize
+from benchmarks.journal.figures import OFF, ON, SLOW, JournalMemory, JournalRun, judge, summarize
 from benchmarks.journal.report import journal_section
 from benchmarks.steps.figures import WARM_UP_STEPS
 
@@ -19,7 +19,7 @@ def test_the_first_steps_do_not_count() -> None:
 
 def test_modes_are_compared_by_their_p99() -> None:
     runs = {ON: [run(0.011, (0.002, 0.004))], OFF: [run(0.010)], SLOW: [run(0.014, (0.6,))]}
-    result = summarize(runs, Memory(num_bytes=1_000_000, num_tokens=100_000))
+    result = summarize(runs, JournalMemory(num_bytes=1_000_000, num_tokens=100_000))
     assert result["modes"][OFF]["durable_ms"] is None
     assert result["modes"][ON]["durable_ms"]["p50"] == pytest.approx(3.0)
     apart, slow, memory = judge(result)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.kernels import case as cases
-from benchmarks.kernels.case import Case, best_peer
+from benchmarks.kernels.case import KernelCase, best_peer
 from benchmarks.kernels.device import Bound, DeviceRates
 
 CPU = torch.device("cpu")
@@ -30,24 +30,24 @@ def fails() -> object:
 
 
 def test_rates_are_of_the_device() -> None:
-    case = Case("op", "shape", Bound.MEMORY, 8e6, lambda: torch.tensor([2.0]))
+    case = KernelCase("op", "shape", Bound.MEMORY, 8e6, lambda: torch.tensor([2.0]))
     result = case.measure(CPU, RATES)
     assert (result["ms"], result["rate"], result["of_device"]) == (2.0, 4.0, 0.4)
-    matrix = Case("op", "shape", Bound.MATRIX, 2e9, lambda: torch.tensor([2.0])).measure(CPU, RATES)
+    matrix = KernelCase("op", "shape", Bound.MATRIX, 2e9, lambda: torch.tensor([2.0])).measure(CPU, RATES)
     assert (matrix["rate"], matrix["of_device"]) == (1.0, 0.5)
 
 
 def test_peers_are_compared_by_value() -> None:
     peers = {"same": lambda: torch.tensor([3.0, 4.0]), "shape": lambda: torch.tensor([1.0])}
-    result = Case("op", "", Bound.MEMORY, 1, lambda: torch.tensor([6.0, 8.0]), peers).measure(CPU, RATES)
+    result = KernelCase("op", "", Bound.MEMORY, 1, lambda: torch.tensor([6.0, 8.0]), peers).measure(CPU, RATES)
     assert result["peers"]["same"]["relative_error"] == pytest.approx(1.0)
     assert result["peers"]["shape"]["relative_error"] is None
 
 
 def test_what_cannot_run_says_why() -> None:
-    result = Case("op", "", Bound.MEMORY, 1, lambda: torch.tensor([1.0]), {"peer": fails}).measure(CPU, RATES)
+    result = KernelCase("op", "", Bound.MEMORY, 1, lambda: torch.tensor([1.0]), {"peer": fails}).measure(CPU, RATES)
     assert result["peers"]["peer"] == {"error": "RuntimeError: no such kernel"}
-    broken = Case("op", "", Bound.MEMORY, 1, fails, {"peer": lambda: torch.tensor([1.0])}).measure(CPU, RATES)
+    broken = KernelCase("op", "", Bound.MEMORY, 1, fails, {"peer": lambda: torch.tensor([1.0])}).measure(CPU, RATES)
     assert broken["error"] == "RuntimeError: no such kernel"
     assert broken["peers"]["peer"] == {"ms": 1.0, "relative_error": None}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.kernels import attention, blocks, compiled, cpu_table, elementwise, gpu_table, invariant
-from benchmarks.kernels.case import Case
+from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.pages import Heads, PagedBatch
 from worker_svc.step import Direction
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 HEADS = Heads(2, 2, 64)
 NATIVE = {"cpu_paged_attention", "compiled attend", "compiled linear", "embed_tokens"}
 
-SMALL: dict[str, partial[Case]] = {
+SMALL: dict[str, partial[KernelCase]] = {
     "decode": partial(attention.decode, heads=HEADS, num_seqs=2, context_len=33),
     "decode int8": partial(attention.decode_8bit, heads=HEADS, num_seqs=2, context_len=33, dtype=torch.int8),
     "prefill": partial(attention.prefill, heads=HEADS, num_seqs=1, num_queries=5, context_len=20),
@@ -48,7 +48,7 @@ SMALL: dict[str, partial[Case]] = {
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="ops are interpreted only where there is no GPU")
 @pytest.mark.parametrize("make", SMALL.values(), ids=SMALL)
-def test_a_case_runs_with_its_peers(make: partial[Case]) -> None:
+def test_a_case_runs_with_its_peers(make: partial[KernelCase]) -> None:
     torch.manual_seed(0)
     case = make(CPU)
     assert case.amount > 0

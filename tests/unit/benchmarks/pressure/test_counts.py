@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from benchmarks.deployment import Deployment
-from benchmarks.pressure.counts import Believed, Counts
+from benchmarks.pressure.counts import CostEstimates, Counts
 from benchmarks.processes import BenchmarkFailed
 
 PAGE = """\
@@ -60,7 +60,7 @@ def test_counts_are_those_since_an_earlier_look(page: list[str]) -> None:
 
 
 def test_costs_are_what_the_scheduler_believes(page: list[str]) -> None:
-    assert Believed.read(deployment(page)) == Believed(swap_seconds=0.001, recompute_seconds=0.004)
+    assert CostEstimates.read(deployment(page)) == CostEstimates(swap_seconds=0.001, recompute_seconds=0.004)
 
 
 def test_a_scheduler_that_does_not_tell_is_no_figure(page: list[str]) -> None:
@@ -68,4 +68,4 @@ def test_a_scheduler_that_does_not_tell_is_no_figure(page: list[str]) -> None:
     with pytest.raises(BenchmarkFailed, match="quire_preemptions_total"):
         Counts.read(deployment(page))
     with pytest.raises(BenchmarkFailed, match="quire_cost_seconds"):
-        Believed.read(deployment(page))
+        CostEstimates.read(deployment(page))

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.pressure.counts import Believed, Counts
+from benchmarks.pressure.counts import CostEstimates, Counts
 from benchmarks.pressure.figures import (
     LoadRun,
     LongPromptFigures,
     LongPromptRun,
-    Moved,
     RegimeFigures,
+    SwapRates,
     judge_long_prompt,
     judge_regimes,
 )
 
-MOVED = Moved(1e9, 2e9, 0.001, 0.004, 4000.0)
+MOVED = SwapRates(1e9, 2e9, 0.001, 0.004, 4000.0)
 
 
 def regime(auto: Sequence[float], swap: float, recompute: float, swaps: int = 0, recomputes: int = 0) -> RegimeFigures:
@@ -32,8 +32,8 @@ def long_prompt(alone_p99: float, beside_p99: float) -> LongPromptRun:
 
 
 def test_the_choice_is_held_against_the_better_one_by_medians() -> None:
-    assert regime([9.0, 11.0, 30.0], swap=20.0, recompute=10.0).behind_the_better == pytest.approx(1.1)
-    assert regime([9.0, 11.0, 30.0], swap=8.0, recompute=10.0).behind_the_better == pytest.approx(1.375)
+    assert regime([9.0, 11.0, 30.0], swap=20.0, recompute=10.0).ratio_to_best == pytest.approx(1.1)
+    assert regime([9.0, 11.0, 30.0], swap=8.0, recompute=10.0).ratio_to_best == pytest.approx(1.375)
 
 
 @pytest.mark.parametrize(("seconds", "holds"), [(11.0, True), (11.1, False)])
@@ -59,7 +59,7 @@ def test_growth_is_the_median_of_the_turns() -> None:
 
 def test_rates_are_of_the_time_in_which_blocks_moved() -> None:
     counts = Counts(1, 0, 10, blocks_out=10, blocks_in=0, seconds_out=0.5, seconds_in=0.0)
-    moved = Moved.of(counts, Believed(0.001, 0.004), block_bytes=1000, block_size=16)
+    moved = SwapRates.of(counts, CostEstimates(0.001, 0.004), block_bytes=1000, block_size=16)
     assert moved.out_bytes_per_second == pytest.approx(20_000)
     assert moved.in_bytes_per_second is None
     assert moved.recompute_tokens_per_second == pytest.approx(4000)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.pressure import __main__ as program
-from benchmarks.pressure.figures import LoadRun, LongPromptFigures, LongPromptRun, Moved, RegimeFigures
+from benchmarks.pressure.figures import LoadRun, LongPromptFigures, LongPromptRun, RegimeFigures, SwapRates
 from benchmarks.pressure.loads import REGIMES, Regime
 from benchmarks.record import read_result
 from svc_common.models import ServedModel
@@ -23,7 +23,7 @@ class Measurements:
     def regime(self, regime: Regime, num_runs: int, report: Any) -> RegimeFigures:
         self.regimes.append((regime, num_runs))
         runs = {mode: [LoadRun(1.0, 9, 8, 7)] * num_runs for mode in ("auto", "swap", "recompute")}
-        return RegimeFigures(runs, Moved(1e9, 1e9, 0.001, 0.004, 4000.0))
+        return RegimeFigures(runs, SwapRates(1e9, 1e9, 0.001, 0.004, 4000.0))
 
     def long_prompt(self, prompt_tokens: int, num_runs: int, report: Any) -> LongPromptFigures:
         self.prompts.append((prompt_tokens, num_runs))

@@ -7,8 +7,8 @@ from benchmarks.pressure.figures import (
     LoadRun,
     LongPromptFigures,
     LongPromptRun,
-    Moved,
     RegimeFigures,
+    SwapRates,
     judge_long_prompt,
     judge_regimes,
 )
@@ -20,7 +20,7 @@ REGIME = RegimeFigures(
         "swap": [LoadRun(10.0, 35, 0, 1000)] * 2,
         "recompute": [LoadRun(15.0, 0, 20, 1500)] * 2,
     },
-    Moved(2.5e9, None, 0.0002, 0.004, 4000.0),
+    SwapRates(2.5e9, None, 0.0002, 0.004, 4000.0),
 )
 LONG = LongPromptFigures([LongPromptRun(0.012, 0.015, 0.018, 0.024, 2.5, 6.0)])
 RESULT: dict[str, Any] = {

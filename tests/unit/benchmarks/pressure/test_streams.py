@@ -5,10 +5,10 @@ from time import perf_counter
 
 import pytest
 
-from benchmarks.pressure.long_prompt import NUM_STREAMS, take_turn
+from benchmarks.pressure.long_prompt import NUM_STREAMS, run_round
 from benchmarks.pressure.streams import Streams
 from benchmarks.processes import BenchmarkFailed
-from quire_client.bench.latency import Arrival, Timeline
+from quire_client.bench.latency import RequestTimings, TokenArrival
 from quire_client.bench.mix import MixRequest
 from quire_client.bench.targets import OnTokens, TargetModel
 
@@ -24,7 +24,7 @@ class Paced:
     async def model(self) -> TargetModel:
         return TargetModel("paced", None)
 
-    async def run(self, request: MixRequest, on_tokens: OnTokens) -> Timeline:
+    async def run(self, request: MixRequest, on_tokens: OnTokens) -> RequestTimings:
         self.prompts.append(request.prompt_token_ids)
         if request.output_tokens == 1:
             self.beside.append(len(self.open))
@@ -33,9 +33,9 @@ class Paced:
         try:
             for _ in range(request.output_tokens):
                 await asyncio.sleep(0)
-                arrivals.append(Arrival(perf_counter(), 1))
+                arrivals.append(TokenArrival(perf_counter(), 1))
                 on_tokens(1)
-            return Timeline(sent, tuple(arrivals))
+            return RequestTimings(sent, tuple(arrivals))
         finally:
             self.open.remove(request)
 
@@ -76,7 +76,7 @@ async def test_a_stream_that_ends_too_early_is_no_figure() -> None:
 @pytest.mark.parametrize("number", [0, 1])
 async def test_a_turn_has_streams_alone_the_prompt_among_them_and_alone(number: int) -> None:
     target = Paced()
-    run = await take_turn(target, number, 50)
+    run = await run_round(target, number, 50)
     assert target.beside == [NUM_STREAMS, 0]
     assert len(set(target.prompts)) == len(target.prompts) == 2 * NUM_STREAMS + 2
     assert 0 < run.alone_p50 <= run.alone_p99

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.serving.figures import TARGETS, Figures, Sense, Target, judge
+from benchmarks.serving.figures import TARGETS, Figures, RatioSense, RatioTarget, judge
 
 ONE = Figures(100.0, 0.2, 0.5, 0.02, 0.05, 10.0)
 
@@ -17,16 +17,16 @@ def test_a_median_is_of_each_figure_by_itself() -> None:
 @pytest.mark.parametrize(
     ("sense", "ratio", "holds"),
     [
-        (Sense.AT_LEAST, 1.5, True),
-        (Sense.AT_LEAST, 1.49, False),
-        (Sense.AT_MOST, 1.5, True),
-        (Sense.AT_MOST, 1.51, False),
-        (Sense.BELOW, 1.49, True),
-        (Sense.BELOW, 1.5, False),
+        (RatioSense.AT_LEAST, 1.5, True),
+        (RatioSense.AT_LEAST, 1.49, False),
+        (RatioSense.AT_MOST, 1.5, True),
+        (RatioSense.AT_MOST, 1.51, False),
+        (RatioSense.BELOW, 1.49, True),
+        (RatioSense.BELOW, 1.5, False),
     ],
 )
-def test_a_ratio_is_held_against_its_bound(sense: Sense, ratio: float, holds: bool) -> None:
-    assert Target("mix-8", "output_tokens_per_second", "vllm", sense, 1.5).holds(ratio) is holds
+def test_a_ratio_is_held_against_its_bound(sense: RatioSense, ratio: float, holds: bool) -> None:
+    assert RatioTarget("mix-8", "output_tokens_per_second", "vllm", sense, 1.5).holds(ratio) is holds
 
 
 def test_ratios_are_ours_by_theirs_under_the_same_load() -> None:

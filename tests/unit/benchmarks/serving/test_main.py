@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.serving.__main__ import Contestant, measure, summarize_runs
+from benchmarks.serving.__main__ import ComparedSystem, measure, summarize_runs
 from benchmarks.serving.figures import Figures
 from benchmarks.serving.loads import ServingLoad
 from benchmarks.serving.measure import Outcome
@@ -15,24 +15,24 @@ LOAD = ServingLoad("mix-8", "mix", (MixRequest((1, 2), 3), MixRequest((4,), 5)),
 ONE = Figures(100.0, 0.2, 0.5, 0.02, 0.05, 10.0)
 
 
-def contestant(name: str, order: list[str], rates: list[float], kv_wasted: float | None) -> Contestant:
+def compared_system(name: str, order: list[str], rates: list[float], kv_wasted: float | None) -> ComparedSystem:
     coming = iter(rates)
 
     def run() -> dict[str, Outcome]:
         order.append(name)
         return {"mix-8": Outcome(replace(ONE, output_tokens_per_second=next(coming)), kv_wasted)}
 
-    return Contestant(name, name.title(), run)
+    return ComparedSystem(name, name.title(), run)
 
 
 def test_contestants_take_turns_and_medians_are_compared() -> None:
     order: list[str] = []
-    contestants = [
-        contestant("quire", order, [300.0, 100.0, 200.0], 0.02),
-        contestant("vllm", order, [90.0, 100.0, 110.0], None),
+    compared_systems = [
+        compared_system("quire", order, [300.0, 100.0, 200.0], 0.02),
+        compared_system("vllm", order, [90.0, 100.0, 110.0], None),
     ]
-    *_, outcomes = measure(contestants, 3)
-    result = summarize_runs(contestants, [LOAD], outcomes)
+    *_, outcomes = measure(compared_systems, 3)
+    result = summarize_runs(compared_systems, [LOAD], outcomes)
     assert order == ["quire", "vllm"] * 3
     assert result["loads"]["mix-8"] == {
         "title": "mix",

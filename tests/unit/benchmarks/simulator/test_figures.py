@@ -4,16 +4,16 @@ import pytest
 
 from benchmarks.simulator.arrivals import Arrival, OpenLoop
 from benchmarks.simulator.driver import Setup
-from benchmarks.simulator.figures import ServedTokens, Spread, run_figures
+from benchmarks.simulator.figures import Percentiles, ServedTokens, run_figures
 from benchmarks.simulator.presets import GPU_8B
 from benchmarks.simulator.simulation import Simulation
 
 
 def test_a_spread_is_of_what_there_is() -> None:
-    spread = Spread.of(float(number) for number in range(101))
+    spread = Percentiles.of(float(number) for number in range(101))
     assert spread is not None
     assert (spread.p50, spread.p99) == (50, 99)
-    assert Spread.of([]) is None
+    assert Percentiles.of([]) is None
 
 
 def test_latencies_are_by_priority_the_highest_first() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.simulator.machine import Copies, MachineError, machine_to_json, read_machine
+from benchmarks.simulator.machine import CopyMode, MachineError, machine_to_json, read_machine
 from benchmarks.simulator.presets import GPU_8B, MACHINES
 
 MACHINE = replace(GPU_8B, step_seconds=((1, 1.0), (11, 2.0), (31, 6.0)))
@@ -38,7 +38,7 @@ def test_a_file_says_what_differs_from_a_preset(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"like": "gpu-8b", "name": "mine", "num_blocks": 7, "copies": "before the step"}))
     assert read_machine(str(path), MACHINES) == replace(
-        GPU_8B, name="mine", num_blocks=7, copies=Copies.BEFORE_THE_STEP
+        GPU_8B, name="mine", num_blocks=7, copies=CopyMode.BEFORE_THE_STEP
     )
 
 

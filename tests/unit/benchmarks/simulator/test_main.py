@@ -18,7 +18,7 @@ def test_the_named_experiments_are_run_and_kept(
     made_up = Scenario(
         "made-up",
         "Made up",
-        lambda say: outcome([{"speed": 3}], [Target("speed", 3, Sense.AT_LEAST, 4, ".0f")]),
+        lambda report: outcome([{"speed": 3}], [Target("speed", 3, Sense.AT_LEAST, 4, ".0f")]),
         lambda result: Cells(("speed",), [[str(row["speed"]) for row in result["rows"]]]),
     )
     monkeypatch.setitem(SCENARIOS, "made-up", made_up)

@@ -22,7 +22,7 @@ def test_a_section_has_the_picture_the_table_and_what_was_asked() -> None:
     scenario = Scenario(
         "speed",
         "How fast",
-        lambda say: RESULT,
+        lambda report: RESULT,
         lambda result: Cells(("speed",), [["3"]]),
         lambda result: [Chart("Speed", "x", [Series("ours", [(1, 3)])])],
     )
@@ -33,7 +33,7 @@ def test_a_section_has_the_picture_the_table_and_what_was_asked() -> None:
 
 
 def test_an_experiment_without_charts_has_no_picture() -> None:
-    scenario = Scenario("speed", "How fast", lambda say: RESULT, lambda result: Cells(("speed",), [["3"]]))
+    scenario = Scenario("speed", "How fast", lambda report: RESULT, lambda result: Cells(("speed",), [["3"]]))
     assert "svg" not in scenario_section(scenario)(RESULT)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.simulator.streams_file import StreamsError, read_streams
-from benchmarks.simulator.synthetic import Lengths, Prefixes, Process, Stream
+from benchmarks.simulator.synthetic import ArrivalProcess, ArrivalStream, Lengths, Prefixes
 
 
 def test_a_stream_is_read_with_all_that_it_can_say(tmp_path: Path) -> None:
@@ -26,13 +26,13 @@ def test_a_stream_is_read_with_all_that_it_can_say(tmp_path: Path) -> None:
     }
     path.write_text(json.dumps([entry, {"rate": 1, "prompt": [1, 2], "output": [3, 4]}]))
     assert read_streams(path) == [
-        Stream(
-            *(5.0, Lengths(16, 64), Lengths(64, 64), "b", 2.0, Process.BURSTS, 8, ((0, 0.9), (2, 0.1))),
+        ArrivalStream(
+            *(5.0, Lengths(16, 64), Lengths(64, 64), "b", 2.0, ArrivalProcess.BURSTS, 8, ((0, 0.9), (2, 0.1))),
             prefixes=Prefixes(4, 512, 0.5),
             deadline=30.0,
             max_tokens=100,
         ),
-        Stream(1.0, Lengths(1, 2), Lengths(3, 4)),
+        ArrivalStream(1.0, Lengths(1, 2), Lengths(3, 4)),
     ]
 
 

@@ -5,12 +5,12 @@ from itertools import islice
 
 import pytest
 
-from benchmarks.simulator.synthetic import Lengths, Prefixes, Process, Stream
+from benchmarks.simulator.synthetic import ArrivalProcess, ArrivalStream, Lengths, Prefixes
 
-STREAM = Stream(rate=10.0, prompt=Lengths(16, 64), output=Lengths(8, 8))
+STREAM = ArrivalStream(rate=10.0, prompt=Lengths(16, 64), output=Lengths(8, 8))
 
 
-def times(stream: Stream, count: int) -> list[float]:
+def times(stream: ArrivalStream, count: int) -> list[float]:
     return [arrival.at for arrival in stream.arrivals(0, count)]
 
 
@@ -28,19 +28,19 @@ def test_requests_come_at_the_rate() -> None:
 
 
 def test_even_requests_are_as_far_apart_as_each_other() -> None:
-    even = Stream(4.0, Lengths(1, 1), Lengths(1, 1), process=Process.EVEN)
+    even = ArrivalStream(4.0, Lengths(1, 1), Lengths(1, 1), process=ArrivalProcess.EVEN)
     assert times(even, 4) == [0.0, 0.25, 0.5, 0.75]
 
 
 def test_a_burst_comes_at_once_and_the_rate_is_kept() -> None:
-    bursts = Stream(10.0, Lengths(1, 1), Lengths(1, 1), process=Process.BURSTS, burst=5)
+    bursts = ArrivalStream(10.0, Lengths(1, 1), Lengths(1, 1), process=ArrivalProcess.BURSTS, burst=5)
     at = times(bursts, 5_000)
     assert set(Counter(at).values()) == {5}
     assert at[-1] == pytest.approx(500, rel=0.1)
 
 
 def test_all_at_once() -> None:
-    assert set(times(Stream(1.0, Lengths(1, 1), Lengths(1, 1), process=Process.AT_ONCE), 9)) == {0.0}
+    assert set(times(ArrivalStream(1.0, Lengths(1, 1), Lengths(1, 1), process=ArrivalProcess.AT_ONCE), 9)) == {0.0}
 
 
 def test_lengths_are_within_their_bounds_and_reach_them() -> None:
@@ -56,14 +56,14 @@ def test_the_mean_length_is_what_is_drawn_on_average() -> None:
 
 
 def test_classes_come_as_often_as_they_weigh() -> None:
-    stream = Stream(1.0, Lengths(1, 1), Lengths(1, 1), priorities=((0, 3.0), (2, 1.0)))
+    stream = ArrivalStream(1.0, Lengths(1, 1), Lengths(1, 1), priorities=((0, 3.0), (2, 1.0)))
     drawn = Counter(arrival.priority for arrival in stream.arrivals(0, 4_000))
     assert set(drawn) == {0, 2}
     assert drawn[0] / drawn[2] == pytest.approx(3, rel=0.1)
 
 
 def test_some_prompts_begin_with_a_prefix_and_are_as_much_longer() -> None:
-    stream = Stream(1.0, Lengths(5, 5), Lengths(1, 1), prefixes=Prefixes(count=3, num_tokens=100, share=0.25))
+    stream = ArrivalStream(1.0, Lengths(5, 5), Lengths(1, 1), prefixes=Prefixes(count=3, num_tokens=100, share=0.25))
     arrivals = list(stream.arrivals(0, 4_000))
     with_prefix = [arrival for arrival in arrivals if arrival.prefix is not None]
     assert len(with_prefix) / len(arrivals) == pytest.approx(0.25, rel=0.1)
@@ -72,6 +72,6 @@ def test_some_prompts_begin_with_a_prefix_and_are_as_much_longer() -> None:
 
 
 def test_more_may_be_asked_for_than_comes() -> None:
-    stream = Stream(1.0, Lengths(1, 1), Lengths(4, 4), max_tokens=100)
+    stream = ArrivalStream(1.0, Lengths(1, 1), Lengths(4, 4), max_tokens=100)
     (arrival,) = stream.arrivals(0, 1)
     assert (arrival.output_tokens, arrival.max_tokens) == (4, 100)

@@ -34,7 +34,7 @@ def test_times_of_a_step() -> None:
     assert figures.schedule.p50 == pytest.approx(0.4)
     assert figures.commit.p99 == pytest.approx(0.6)
     assert figures.schedule_and_commit.p50 == pytest.approx(1.0)
-    assert figures.tell.p50 == pytest.approx(0.1)
+    assert figures.send.p50 == pytest.approx(0.1)
     assert figures.round_trip.p50 == pytest.approx(2 + 3)
     assert figures.idle.p50 == pytest.approx(100)
     assert figures.idle_share == pytest.approx(0.1)

@@ -7,7 +7,7 @@ from benchmarks.steps.__main__ import measure
 def test_sequences_decode_together_and_every_part_is_timed() -> None:
     case = measure(num_sequences=3, forward_ms=1.0, num_steps=5)
     assert (case.num_sequences, case.num_steps) == (3, 5)
-    spreads = (case.schedule, case.commit, case.schedule_and_commit, case.tell, case.round_trip)
+    spreads = (case.schedule, case.commit, case.schedule_and_commit, case.send, case.round_trip)
     assert all(0 < spread.p50 <= spread.p99 for spread in spreads)
     assert 0 <= case.idle_share < 1
 

@@ -1,13 +1,15 @@
 """What steps cost, told as a table."""
 
-from benchmarks.steps.figures import Spread, StepFigures, judge, to_json
+from benchmarks.steps.figures import DurationPercentiles, StepFigures, judge, to_json
 from benchmarks.steps.report import steps_section
 
-SPREAD = Spread(0.5, 1.25)
+SPREAD = DurationPercentiles(0.5, 1.25)
 
 
 def test_a_case_is_a_row_and_a_miss_is_marked() -> None:
-    case = StepFigures(256, 10.0, 300, SPREAD, SPREAD, SPREAD, SPREAD, Spread(1.5, 2.0), SPREAD, 0.024, 97.0)
+    case = StepFigures(
+        256, 10.0, 300, SPREAD, SPREAD, SPREAD, SPREAD, DurationPercentiles(1.5, 2.0), SPREAD, 0.024, 97.0
+    )
     machine = {"cores": 2, "processor": "A processor"}
     head = {"date": "2026-01-02T03:04:05+00:00", "commit": None, "machine": machine, "num_steps": 300, "num_runs": 5}
     exchanges = {

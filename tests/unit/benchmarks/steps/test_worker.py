@@ -9,7 +9,7 @@ from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step
 def test_a_token_is_drawn_where_all_known_ones_are_computed() -> None:
     runner = make_replica(2, 0.0).runner
     new = NewSequence(7, [1, 2, 3], 3, 0, SamplingParams())
-    drawn = [
+    sampled = [
         runner.finish(runner.launch(step)).sequences[0].token_ids
         for step in (
             Step([], [new], [ScheduledSequence(7, 0, 2, [0])]),
@@ -17,7 +17,7 @@ def test_a_token_is_drawn_where_all_known_ones_are_computed() -> None:
             Step([], [], [ScheduledSequence(7, 3, 1, [])]),
         )
     ]
-    assert drawn == [[], [0], [0]]
+    assert sampled == [[], [0], [0]]
 
 
 def test_a_step_runs_behind_the_one_launched_before_it() -> None:
@@ -32,5 +32,5 @@ def test_a_step_runs_behind_the_one_launched_before_it() -> None:
 
 
 def test_there_is_room_for_all_sequences_at_once() -> None:
-    limits = make_replica(1024, 0.0).identity.limits
+    limits = make_replica(1024, 0.0).description.limits
     assert limits.num_blocks * limits.block_size >= 1024 * limits.context_length

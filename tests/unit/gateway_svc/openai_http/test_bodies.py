@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_svc.draft import BeamSearchDraft, ChatPrompt, EndOfText, TextPrompt, TokenPrompt
-from gateway_svc.fields import Field
-from gateway_svc.generation import EarlyStopping, SpecialTokens, StopText
-from gateway_svc.openai_http import unserved
+from gateway_svc.field_paths import Field
+from gateway_svc.openai_http import unsupported_fields
 from gateway_svc.openai_http.bodies import Body, Delivery, chat_body, completion_body
 from gateway_svc.openai_http.json_fields import parse_body
+from gateway_svc.unvalidated_request import ChatPrompt, EndOfText, TextPrompt, TokenPrompt, UnvalidatedBeamSearch
+from gateway_svc.validated_request import EarlyStopping, SpecialTokens, StopText
 from svc_common.errors import QuireError, Reason
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -48,7 +48,7 @@ def refused(read: Callable[..., Body], **fields: Any) -> tuple[Reason, str | Non
     ],
 )
 def test_prompts_of_all_kinds(prompt: Any, expected: list[Any]) -> None:
-    assert [asked.draft.prompt for asked in completion(prompt=prompt).prompts] == expected
+    assert [asked.unvalidated.prompt for asked in completion(prompt=prompt).prompts] == expected
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_other_prompts_are_refused_by_their_place(prompt: Any, field: str) -> No
 
 def test_each_of_several_prompts_has_its_own_name() -> None:
     second = completion(prompt=["a", "b"]).prompts[1]
-    assert second.spelled(Field.TEXT) == "prompt[1]"
-    assert second.spelled(Field.TOKEN_IDS, 3) == "prompt[1][3]"
+    assert second.field_path(Field.TEXT) == "prompt[1]"
+    assert second.field_path(Field.TOKEN_IDS, 3) == "prompt[1][3]"
 
 
 def test_content_may_come_in_parts_of_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": parts}]
-    assert chat(messages=messages).prompts[0].draft.prompt == ChatPrompt([("system", "s"), ("user", "a\nb")])
+    assert chat(messages=messages).prompts[0].unvalidated.prompt == ChatPrompt([("system", "s"), ("user", "a\nb")])
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_what_is_no_json_object_is_malformed(data: bytes) -> None:
 
 
 UNSERVED = [
-    (read, name, neutral) for read, table in ((completion, unserved.COMPLETION), (chat, unserved.CHAT))
-    for name, neutral in table.items()
+    (read, name, neutral) for read, table in ((completion, unsupported_fields.COMPLETION), (chat,
+    unsupported_fields.CHAT)) for name, neutral in table.items()
 ]  # fmt: skip
 
 
@@ -219,9 +219,11 @@ def test_fields_that_nobody_defines_and_the_user_are_ignored() -> None:
 )
 def test_a_beam_search_as_vllm_spells_it(value: Any, expected: EarlyStopping | None) -> None:
     for read in (completion, chat):
-        draft = read(use_beam_search=True, best_of=4, n=2, length_penalty=2, early_stopping=value).prompts[0].draft
-        assert draft.beam_search == BeamSearchDraft(4, 2.0, expected)
-        assert (draft.n, draft.best_of) == (2, None)
+        unvalidated = (
+            read(use_beam_search=True, best_of=4, n=2, length_penalty=2, early_stopping=value).prompts[0].unvalidated
+        )
+        assert unvalidated.beam_search == UnvalidatedBeamSearch(4, 2.0, expected)
+        assert (unvalidated.n, unvalidated.best_of) == (2, None)
 
 
 @pytest.mark.parametrize("value", [0, 1, "true", [], {}, [True]])
@@ -236,19 +238,19 @@ def test_fields_of_a_beam_search_need_one(name: str, value: Any) -> None:
 
 def test_fields_of_a_beam_search_that_ask_for_none_are_none() -> None:
     asked = completion(use_beam_search=False, best_of=1, length_penalty=1.0, early_stopping=False).prompts[0]
-    assert (asked.draft.beam_search, asked.draft.best_of) == (None, 1)
+    assert (asked.unvalidated.beam_search, asked.unvalidated.best_of) == (None, 1)
 
 
 def test_the_newer_name_of_max_tokens_holds() -> None:
     (asked,) = chat(max_tokens=1, max_completion_tokens=2).prompts
-    assert asked.draft.max_tokens == 2
-    assert asked.spelled(Field.MAX_TOKENS) == "max_completion_tokens"
-    assert chat(max_tokens=1).prompts[0].spelled(Field.MAX_TOKENS) == "max_tokens"
+    assert asked.unvalidated.max_tokens == 2
+    assert asked.field_path(Field.MAX_TOKENS) == "max_completion_tokens"
+    assert chat(max_tokens=1).prompts[0].field_path(Field.MAX_TOKENS) == "max_tokens"
 
 
 def test_only_completions_have_a_default_length() -> None:
-    assert completion().prompts[0].draft.default_max_tokens == 16
-    assert chat().prompts[0].draft.default_max_tokens is None
+    assert completion().prompts[0].unvalidated.default_max_tokens == 16
+    assert chat().prompts[0].unvalidated.default_max_tokens is None
 
 
 @pytest.mark.parametrize(
@@ -263,8 +265,8 @@ def test_only_completions_have_a_default_length() -> None:
 )
 def test_logprobs_of_chats(fields: dict[str, Any], expected: int | None) -> None:
     (asked,) = chat(**fields).prompts
-    assert asked.draft.logprobs == expected
-    assert asked.spelled(Field.LOGPROBS) == "top_logprobs"
+    assert asked.unvalidated.logprobs == expected
+    assert asked.field_path(Field.LOGPROBS) == "top_logprobs"
 
 
 def test_top_logprobs_need_logprobs() -> None:
@@ -272,16 +274,18 @@ def test_top_logprobs_need_logprobs() -> None:
 
 
 def test_logprobs_of_completions() -> None:
-    assert completion(logprobs=0).prompts[0].draft.logprobs == 0
+    assert completion(logprobs=0).prompts[0].unvalidated.logprobs == 0
     assert refused(completion, logprobs=True) == (Reason.INVALID_FIELD, "logprobs")
 
 
 def test_flags_become_what_they_mean() -> None:
-    draft = completion(ignore_eos=True, include_stop_str_in_output=True, skip_special_tokens=False).prompts[0].draft
-    assert draft.end_of_text is EndOfText.IGNORED
-    assert draft.stop_text is StopText.INCLUDED
-    assert draft.special_tokens is SpecialTokens.KEPT
-    assert completion(skip_special_tokens=True).prompts[0].draft.special_tokens is SpecialTokens.HIDDEN
+    unvalidated = (
+        completion(ignore_eos=True, include_stop_str_in_output=True, skip_special_tokens=False).prompts[0].unvalidated
+    )
+    assert unvalidated.end_of_text is EndOfText.IGNORED
+    assert unvalidated.stop_text is StopText.INCLUDED
+    assert unvalidated.special_tokens is SpecialTokens.KEPT
+    assert completion(skip_special_tokens=True).prompts[0].unvalidated.special_tokens is SpecialTokens.HIDDEN
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_svc.openai_http.answers import Answer, ChatFormat
 from gateway_svc.openai_http.cursor import Cursor
+from gateway_svc.openai_http.responses import ChatFormat, ResponseBuilder
 from gateway_svc.output import Chunk, Finish, FinishReason, Usage
-from gateway_svc.sequence_output import Ending, SequenceOutput, Start
+from gateway_svc.sequence_output import EndDelivery, ResumePosition, SequenceOutput
 from gateway_values import id_of, make_rendering, vocabulary_of
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import length_end
@@ -28,9 +28,9 @@ sequences = st.lists(st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=6
 def streamed(outputs: list[list[int]], order: list[int], cursor: Cursor, stop: tuple[str, ...]) -> list[bytes]:
     """The events of a stream of two choices, a token at a time, in this order of the choices, from a cursor on."""
     rendering = make_rendering(VOCABULARY, n=2, stop=stop)
-    (starts,) = cursor.starts(2)
-    answer = Answer(ChatFormat(), [rendering], VOCABULARY, 0, cursor)
-    choices = [SequenceOutput(index, VOCABULARY, rendering, starts[index]) for index in range(2)]
+    (resume_positions,) = cursor.resume_positions(2)
+    answer = ResponseBuilder(ChatFormat(), [rendering], VOCABULARY, 0, cursor)
+    choices = [SequenceOutput(index, VOCABULARY, rendering, resume_positions[index]) for index in range(2)]
     places = [0, 0]
     events = []
     for index in [*order, *([0] * 6), *([1] * 6)]:
@@ -40,7 +40,7 @@ def streamed(outputs: list[list[int]], order: list[int], cursor: Cursor, stop: t
         places[index] += 1
         end = length_end() if places[index] == len(token_ids) else None
         choices[index].extend(scheduler_v1.Tokens(offset=place, token_ids=[token_ids[place]], end=end))
-        if (chunk := choices[index].take()) is not None and (event := answer.event(0, chunk)):
+        if (chunk := choices[index].pop_pending()) is not None and (event := answer.event(0, chunk)):
             events.append(event)
     last = answer.last_events(Usage(1, 2, 3))
     return events + [event + b"\n\n" for event in last.split(b"\n\n") if event]
@@ -78,21 +78,24 @@ def test_a_stream_goes_on_after_any_event(outputs: list[list[int]], order: list[
 def test_an_id_tells_how_far_each_choice_is() -> None:
     cursor = Cursor(3)
     assert not cursor.has_begun(1)
-    assert cursor.behind(1, Chunk(1, 2, "a", [5, 6])) == b"id: 0-4-0\n"
-    assert cursor.behind(0, Chunk(0, 0, "", [5], finish=LENGTH)) == b"id: 1e-4-0\n"
+    assert cursor.advance(1, Chunk(1, 2, "a", [5, 6])) == b"id: 0-4-0\n"
+    assert cursor.advance(0, Chunk(0, 0, "", [5], finish=LENGTH)) == b"id: 1e-4-0\n"
     assert (cursor.has_begun(0), cursor.has_begun(1), cursor.has_begun(2)) == (True, True, False)
-    assert cursor.behind_usage() == b"id: 1e-4-0-usage\n"
-    assert cursor.behind_all() == b"id: 1e-4-0-done\n"
+    assert cursor.advance_past_usage() == b"id: 1e-4-0-usage\n"
+    assert cursor.advance_to_end() == b"id: 1e-4-0-done\n"
 
 
 def test_an_id_leads_back_to_its_place() -> None:
     cursor = Cursor.parse("1e-4-0-0", 4)
-    first, second = cursor.starts(2)
+    first, second = cursor.resume_positions(2)
     where = "last-event-id"
-    assert first == {0: Start(1, Ending.GIVEN, where), 1: Start(4, Ending.MISSING, where)}
-    assert second == {0: Start(0, Ending.MISSING, where), 1: Start(0, Ending.MISSING, where)}
-    assert not cursor.is_behind_usage
-    assert Cursor.parse("1e-4e-usage", 2).is_behind_usage
+    assert first == {0: ResumePosition(1, EndDelivery.GIVEN, where), 1: ResumePosition(4, EndDelivery.MISSING, where)}
+    assert second == {
+        0: ResumePosition(0, EndDelivery.MISSING, where),
+        1: ResumePosition(0, EndDelivery.MISSING, where),
+    }
+    assert not cursor.is_past_usage
+    assert Cursor.parse("1e-4e-usage", 2).is_past_usage
     assert Cursor.parse("1e-done", 1).is_done
 
 

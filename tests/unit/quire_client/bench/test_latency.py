@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from quire_client.bench.latency import Arrival, Distribution, Timeline, percentile, spread, summarize
+from quire_client.bench.latency import Distribution, RequestTimings, TokenArrival, percentile, spread_evenly, summarize
 
 
-def timeline(sent: float, *arrivals: tuple[float, int]) -> Timeline:
-    return Timeline(sent, tuple(Arrival(at, num_tokens) for at, num_tokens in arrivals))
+def timeline(sent: float, *arrivals: tuple[float, int]) -> RequestTimings:
+    return RequestTimings(sent, tuple(TokenArrival(at, num_tokens) for at, num_tokens in arrivals))
 
 
 def test_time_to_first_token_runs_from_sending() -> None:
@@ -71,6 +71,6 @@ def test_nothing_cannot_be_summarized() -> None:
     [(3, 3, [1, 1, 1]), (3, 7, [2, 2, 3]), (4, 2, [1, 1]), (1, 9, [9]), (2, 0, [])],
 )
 def test_tokens_are_spread_over_chunks_as_whole_tokens(num_times: int, num_tokens: int, counts: list[int]) -> None:
-    arrivals = spread([float(i) for i in range(num_times)], num_tokens)
+    arrivals = spread_evenly([float(i) for i in range(num_times)], num_tokens)
 
     assert [arrival.num_tokens for arrival in arrivals] == counts

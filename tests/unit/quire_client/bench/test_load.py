@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from quire_client.bench.latency import Arrival, Timeline
+from quire_client.bench.latency import RequestTimings, TokenArrival
 from quire_client.bench.load import run_load
 from quire_client.bench.mix import MixRequest
 from quire_client.bench.targets import OnTokens, TargetError, TargetModel
@@ -23,7 +23,7 @@ class Turnstile:
         """Not asked for."""
         raise NotImplementedError
 
-    async def run(self, request: MixRequest, on_tokens: OnTokens) -> Timeline:
+    async def run(self, request: MixRequest, on_tokens: OnTokens) -> RequestTimings:
         """Ends when let through: with an error for a prompt that begins with 13, with one token too few for 14."""
         name = request.prompt_token_ids[0]
         self.started.append(name)
@@ -35,7 +35,7 @@ class Turnstile:
             raise TargetError("unlucky")
         num_tokens = request.output_tokens - (name == 14)
         on_tokens(num_tokens)
-        return Timeline(0.0, (Arrival(1.0, num_tokens),))
+        return RequestTimings(0.0, (TokenArrival(1.0, num_tokens),))
 
 
 def named(*names: int) -> list[MixRequest]:

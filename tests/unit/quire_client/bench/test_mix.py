@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire_client.bench.mix import MixError, MixRequest, draw_lengths, draw_mix, log_uniform, read_mix, take
+from quire_client.bench.mix import MixError, MixRequest, log_uniform, read_mix, sample_lengths, sample_mix, take
 
 COMMITTED_MIX = Path(__file__).parents[4] / "benchmarks" / "mix.json"
 
@@ -22,19 +22,19 @@ def test_log_uniform_lengths_are_as_many_in_each_doubling() -> None:
 
 
 def test_a_seed_draws_the_same_mix_again_and_another_seed_another() -> None:
-    assert draw_mix(3, 5, None) == draw_mix(3, 5, None)
-    assert draw_mix(3, 5, None) != draw_mix(4, 5, None)
+    assert sample_mix(3, 5, None) == sample_mix(3, 5, None)
+    assert sample_mix(3, 5, None) != sample_mix(4, 5, None)
 
 
 @pytest.mark.parametrize("vocab_size", [2, 257, 2_001, 49_152, None])
 def test_drawn_tokens_are_in_the_vocabulary(vocab_size: int | None) -> None:
-    ids = {token_id for request in draw_mix(0, 20, vocab_size) for token_id in request.prompt_token_ids}
+    ids = {token_id for request in sample_mix(0, 20, vocab_size) for token_id in request.prompt_token_ids}
 
     assert max(ids) < (vocab_size or 20_000)
 
 
 def test_a_mix_is_cut_or_repeated() -> None:
-    mix = draw_mix(0, 3, None)
+    mix = sample_mix(0, 3, None)
 
     assert take(mix, None) == mix
     assert take(mix, 2) == mix[:2]
@@ -81,7 +81,7 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
 def test_the_committed_mix_has_the_lengths_of_its_seed() -> None:
     lengths = [(len(request.prompt_token_ids), request.output_tokens) for request in read_mix(COMMITTED_MIX)]
 
-    assert lengths == draw_lengths(0, 48)
+    assert lengths == sample_lengths(0, 48)
     assert all(16 <= prompt <= 800 and 16 <= output <= 256 for prompt, output in lengths)
 
 

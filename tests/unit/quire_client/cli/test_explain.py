@@ -130,10 +130,10 @@ async def test_a_request_that_waits_is_told_in_words(admin: ScriptedAdmin) -> No
             "Waits for its turn; it is next, once there are blocks",
         ),
         (
-            sequence("AWAITING_PREFIX", awaits_key=KEY),
+            sequence("WAITING_FOR_PREFIX", awaits_key=KEY),
             "Waits while request 5f5f5f5f5f5f computes what its prompt begins with",
         ),
-        (sequence("ARRIVING"), "Waits for its blocks, which are on their way from host memory"),
+        (sequence("SWAPPING_IN"), "Waits for its blocks, which are on their way from host memory"),
         (sequence("RUNNING"), "Runs"),
         (sequence("PAUSED"), "Pauses until its gateway has searched more of its text for stop strings"),
         (sequence("PREEMPTED", num_ahead=2), "Gave way, and waits to compute its tokens again, behind 2 sequences"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.core.admission import Admission, AdmissionLimits, Rates, Refusal, Sharing
+from scheduler_svc.core.admission import Admission, AdmissionLimits, AdmissionRefusal, Rates, Sharing
 from scheduler_svc.core.plan import Failure
 from scheduler_svc.core.sequence import Request
 
@@ -21,7 +21,7 @@ def admission(sharing: Sharing = Sharing.BY_TENANT, /, **limits: int) -> Admissi
     return Admission(AdmissionLimits(**limits), sharing)
 
 
-def refusal(queue: Admission, asked: Request, rates: Rates = RATES, now: float = 0.0) -> Refusal:
+def refusal(queue: Admission, asked: Request, rates: Rates = RATES, now: float = 0.0) -> AdmissionRefusal:
     refused = queue.check(asked, now, CONTEXT, rates)
     assert refused is not None
     return refused

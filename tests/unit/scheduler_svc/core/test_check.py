@@ -5,7 +5,7 @@ import pytest
 from core_bench import CoreBench, prompt
 from scheduler_svc.core.admission import AdmissionLimits
 from scheduler_svc.core.beam_search import BeamParams, EarlyStopping
-from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.plan import Failure
 from scheduler_svc.core.sequence import Request
 
@@ -19,7 +19,7 @@ REFUSED = {
 
 def full() -> CoreBench:
     """One request waits, and no other may."""
-    bench = CoreBench(limits=Limits(queue=AdmissionLimits(max_requests=1)))
+    bench = CoreBench(limits=SchedulerLimits(queue=AdmissionLimits(max_requests=1)))
     bench.submit("waits", prompt(4))
     return bench
 
@@ -46,7 +46,7 @@ def test_request_that_was_accepted_before_is_taken_by_a_full_queue() -> None:
 
 
 def test_request_that_was_only_checked_does_not_wait() -> None:
-    bench = CoreBench(limits=Limits(queue=AdmissionLimits(max_requests=1)))
+    bench = CoreBench(limits=SchedulerLimits(queue=AdmissionLimits(max_requests=1)))
     for _ in range(2):
         assert bench.scheduler.check(Request("a", prompt(4), 1, 4), 0.0) is None
     assert (bench.scheduler.num_queued, list(bench.scheduler.keys)) == (0, [])

@@ -8,9 +8,9 @@ from itertools import islice
 import pytest
 
 from scheduler_svc.core.beam_search import BeamParams, EarlyStopping
-from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.plan import Failure
-from scheduler_svc.core.pressure import PreemptionMode
+from scheduler_svc.core.preemption import PreemptionMode
 from scheduler_svc.core.replica import ReplicaShape
 from scheduler_svc.core.sequence import Phase, Request
 from scheduler_world import World
@@ -40,7 +40,7 @@ class Story:
     """The same requests on the same worker, act by act."""
 
     def __init__(self) -> None:
-        self.world = World(Limits(policy="fcfs", preemption=PreemptionMode.SWAP), random.Random(5))
+        self.world = World(SchedulerLimits(policy="fcfs", preemption=PreemptionMode.SWAP), random.Random(5))
         self.world.join(SHAPE)
         for request in REQUESTS:
             self.world.submit(request)
@@ -66,7 +66,7 @@ class Story:
         self.world.check_texts()
         self.world.check_nothing_is_left()
         assert not self._site.worker.known, "the worker still holds sequences"
-        assert not self._site.replica.transfers
+        assert not self._site.replica.swaps
 
 
 def phases(story: Story) -> Counter[Phase]:
@@ -98,7 +98,7 @@ def test_story_has_all_that_there_is_to_interrupt() -> None:
         if len(in_flight) > before:
             plan = in_flight[-1]
             num_copies += len(plan.copies)
-            num_chunks += sum(part.num_tokens > 1 and not part.draws for part in plan.scheduled)
+            num_chunks += sum(part.num_tokens > 1 and not part.samples for part in plan.scheduled)
         if story.world.scheduler.is_live("beams"):
             num_forked = max(num_forked, len(story.world.scheduler.sequences("beams")))
     alive = set(Phase) - {Phase.ENDED}

@@ -14,8 +14,8 @@ from hypothesis.stateful import (
 from copy_fates import Fate, Fates
 from scheduler_svc.core.admission import AdmissionLimits
 from scheduler_svc.core.beam_search import BeamParams, EarlyStopping
-from scheduler_svc.core.limits import Limits
-from scheduler_svc.core.pressure import PreemptionMode
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.preemption import PreemptionMode
 from scheduler_svc.core.replica import ReplicaShape
 from scheduler_svc.core.sequence import Request
 from scheduler_world import Site, World
@@ -69,7 +69,7 @@ class CoreMachine(RuleBasedStateMachine):
         )
         self.fates = Fates()
         queue = AdmissionLimits(max_requests=8)
-        self.world = World(Limits(queue=queue, policy=policy, preemption=preemption), self.fates)
+        self.world = World(SchedulerLimits(queue=queue, policy=policy, preemption=preemption), self.fates)
         self.beginning = beginning
         self.num_quiet = 0  # steps since the last blow
         self.join()

@@ -35,7 +35,7 @@ def test_copies_nobody_knows_of_cost_more_than_anything() -> None:
     costs = model(swap_rate=0.0)
     assert costs.swap_seconds(1, 1) == math.inf
     assert costs.swap_seconds(0, 0) == 0.0
-    costs.observe_transfer(10, Direction.OUT, 0.01)
+    costs.observe_swap(10, Direction.OUT, 0.01)
     assert costs.swap_seconds(10, 0) == pytest.approx(0.01, rel=0.3)
     assert costs.swap_seconds(10, 1) == math.inf
 
@@ -89,7 +89,7 @@ def test_transfers_are_learnt_by_direction(direction: Direction) -> None:
     costs, rng = model(), random.Random(6)
     for _ in range(100):
         num_blocks = rng.randint(1, 100)
-        costs.observe_transfer(num_blocks, direction, (50e-6 + 300e-6 * num_blocks) * rng.uniform(0.9, 1.1))
+        costs.observe_swap(num_blocks, direction, (50e-6 + 300e-6 * num_blocks) * rng.uniform(0.9, 1.1))
     ways = {Direction.OUT: (40, 0), Direction.IN: (0, 40)}
     others = ways[Direction.OUT if direction is Direction.IN else Direction.IN]
     assert costs.swap_seconds(*ways[direction]) == pytest.approx(50e-6 + 40 * 300e-6, rel=0.1)
@@ -103,7 +103,7 @@ def test_either_way_back_is_the_cheaper_one_somewhere_and_a_throttled_copy_chang
     assert costs.swap_seconds(20, 20) > costs.recompute_seconds(10)
     for _ in range(60):
         for direction in Direction:
-            costs.observe_transfer(20, direction, 20 * 5e-3 * rng.uniform(0.9, 1.1))
+            costs.observe_swap(20, direction, 20 * 5e-3 * rng.uniform(0.9, 1.1))
     assert costs.swap_seconds(20, 20) > costs.recompute_seconds(320)
 
 
@@ -117,7 +117,7 @@ def test_throughput_is_that_of_the_last_steps() -> None:
 def test_nothing_is_learnt_from_nothing() -> None:
     costs = model()
     costs.observe_step(0, 0, 1.0)
-    costs.observe_transfer(0, Direction.OUT, 1.0)
+    costs.observe_swap(0, Direction.OUT, 1.0)
     assert costs.step_seconds(0, 1) == model().step_seconds(0, 1)
     assert costs.swap_seconds(1, 1) == model().swap_seconds(1, 1)
 

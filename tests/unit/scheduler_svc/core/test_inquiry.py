@@ -1,10 +1,10 @@
 """What a person is told who asks of a request."""
 
 from core_bench import BLOCK, CoreBench, prompt
-from scheduler_svc.core.explain import Explanation, Return, Standing
+from scheduler_svc.core.explain import Explanation, PreemptionMethod, SequenceStatus
 from scheduler_svc.core.inquiry import explain, summaries
-from scheduler_svc.core.planner import STOP_LEAD
-from scheduler_svc.core.pressure import PreemptionMode
+from scheduler_svc.core.planner import STOP_STRING_LEAD
+from scheduler_svc.core.preemption import PreemptionMode
 
 
 def told(bench: CoreBench, key: str) -> Explanation:
@@ -38,7 +38,7 @@ def test_running_sequence_says_what_it_holds() -> None:
     answer = told(bench, "a")
     [one] = answer.sequences
     assert (answer.tenant, answer.age, answer.time_left, answer.num_prompt) == ("t", 5.0, 55.0, 10)
-    assert (one.standing, one.num_known, one.num_computed, one.num_generated) == (Standing.RUNNING, 12, 11, 2)
+    assert (one.status, one.num_known, one.num_computed, one.num_generated) == (SequenceStatus.RUNNING, 12, 11, 2)
     assert (one.num_device_blocks, one.num_host_blocks, one.num_missing_blocks) == (3, 0, 0)
     assert one.num_ahead is None
     assert one.predicted_start is None
@@ -52,7 +52,7 @@ def test_queued_sequence_says_who_is_ahead_and_how_many_blocks_it_lacks() -> Non
     bench.submit("last", prompt(5 * BLOCK, 900), 4)
     bench.step()
     [one] = told(bench, "last").sequences
-    assert one.standing is Standing.QUEUED
+    assert one.status is SequenceStatus.QUEUED
     assert one.num_ahead == 1
     kept = bench.scheduler.planner.reserve(bench.replica)
     assert kept > 0
@@ -79,35 +79,35 @@ def test_follower_says_whose_prefix_it_waits_for() -> None:
     bench.submit("follower", [*prompt(24), 2], 4)
     bench.plan()
     [one] = told(bench, "follower").sequences
-    assert (one.standing, one.awaits_key) == (Standing.AWAITING_PREFIX, "leader")
+    assert (one.status, one.awaits_key) == (SequenceStatus.WAITING_FOR_PREFIX, "leader")
 
 
 def test_swapped_sequence_says_what_it_has_on_the_host_and_why() -> None:
     bench, victim = under_pressure(PreemptionMode.SWAP)
     [one] = told(bench, victim).sequences
-    assert one.standing is Standing.SWAPPED
+    assert one.status is SequenceStatus.SWAPPED
     assert one.num_host_blocks == -(-one.num_computed // BLOCK)
     assert one.num_device_blocks == 0
     assert one.num_preemptions == 1
     assert one.last_preemption is not None
-    assert one.last_preemption.choice is Return.SWAP
+    assert one.last_preemption.choice is PreemptionMethod.SWAP
 
 
 def test_preempted_sequence_waits_in_the_queue() -> None:
     bench, victim = under_pressure(PreemptionMode.RECOMPUTE)
     [one] = told(bench, victim).sequences
-    assert (one.standing, one.num_host_blocks, one.num_ahead) == (Standing.PREEMPTED, 0, 0)
+    assert (one.status, one.num_host_blocks, one.num_ahead) == (SequenceStatus.PREEMPTED, 0, 0)
     assert one.last_preemption is not None
-    assert one.last_preemption.choice is Return.RECOMPUTE
+    assert one.last_preemption.choice is PreemptionMethod.RECOMPUTE
 
 
 def test_sequence_that_waits_for_its_gateway_is_paused() -> None:
     bench = CoreBench()
     bench.submit("a", prompt(4), 200, has_stop_strings=True)
-    bench.steps(STOP_LEAD)
-    assert told(bench, "a").sequences[0].standing is Standing.PAUSED
+    bench.steps(STOP_STRING_LEAD)
+    assert told(bench, "a").sequences[0].status is SequenceStatus.PAUSED
     bench.scheduler.acknowledge("a", 0, 10)
-    assert told(bench, "a").sequences[0].standing is Standing.RUNNING
+    assert told(bench, "a").sequences[0].status is SequenceStatus.RUNNING
 
 
 def test_list_is_of_all_or_of_one_tenant_and_says_how_far_each_has_got() -> None:
@@ -117,9 +117,9 @@ def test_list_is_of_all_or_of_one_tenant_and_says_how_far_each_has_got() -> None
     bench.submit("second", prompt(4, 100), 9, tenant="y")
     bench.step()
     lines = list(summaries(bench.scheduler, None, bench.now))
-    assert [(line.key, line.standing) for line in lines] == [
-        ("first", Standing.RUNNING),
-        ("second", Standing.QUEUED),
+    assert [(line.key, line.status) for line in lines] == [
+        ("first", SequenceStatus.RUNNING),
+        ("second", SequenceStatus.QUEUED),
     ]
     assert lines[0].num_generated == sum(s.num_output for s in bench.scheduler.sequences("first"))
     assert [line.key for line in summaries(bench.scheduler, "y", bench.now)] == ["second"]

@@ -34,8 +34,8 @@ def load(bench: CoreBench, replica: Replica, count: int) -> None:
         other.is_retired = False
 
 
-def home(bench: CoreBench, key: str) -> Replica | None:
-    return bench.scheduler.sequences(key)[0].home
+def replica_of(bench: CoreBench, key: str) -> Replica | None:
+    return bench.scheduler.sequences(key)[0].replica
 
 
 def test_sequences_spread_over_equal_replicas() -> None:
@@ -55,7 +55,7 @@ def test_prefix_draws_a_sequence_to_where_it_is() -> None:
     bench, first, second = with_prefix()
     bench.submit("again", [*PREFIX, 1], 4)
     bench.plan(first)
-    assert home(bench, "again") is second
+    assert replica_of(bench, "again") is second
 
 
 def test_load_outweighs_a_prefix() -> None:
@@ -63,7 +63,7 @@ def test_load_outweighs_a_prefix() -> None:
     load(bench, second, 12)
     bench.submit("again", [*PREFIX, 1], 400)
     bench.plan(first)
-    assert home(bench, "again") is first
+    assert replica_of(bench, "again") is first
 
 
 def test_prefix_outweighs_a_load_that_costs_less() -> None:
@@ -71,7 +71,7 @@ def test_prefix_outweighs_a_load_that_costs_less() -> None:
     load(bench, second, 2)
     bench.submit("again", [*PREFIX, 1], 4)
     bench.plan(first)
-    assert home(bench, "again") is second
+    assert replica_of(bench, "again") is second
 
 
 def test_sequence_goes_where_its_prefix_is_about_to_be_computed_and_waits_for_it() -> None:
@@ -79,10 +79,10 @@ def test_sequence_goes_where_its_prefix_is_about_to_be_computed_and_waits_for_it
     bench.submit("leader", [*PREFIX, 1], 4)
     bench.plan(second)
     [leader] = bench.scheduler.sequences("leader")
-    assert leader.home is second
+    assert leader.replica is second
     [follower] = bench.submit("follower", [*PREFIX, 2], 4)
     bench.plan(first)
-    assert bench.scheduler.waiting.followers.leader_of(follower) is leader
+    assert bench.scheduler.waiting.prefix_waiters.leader_of(follower) is leader
 
 
 def test_replica_without_room_is_not_chosen_although_it_has_the_prefix() -> None:
@@ -90,9 +90,9 @@ def test_replica_without_room_is_not_chosen_although_it_has_the_prefix() -> None
     load(bench, second, second.shape.max_sequences)
     bench.submit("again", [*PREFIX, 1], 4)
     assert bench.plan(second) is not None
-    assert home(bench, "again") is None
+    assert replica_of(bench, "again") is None
     bench.plan(first)
-    assert home(bench, "again") is first
+    assert replica_of(bench, "again") is first
 
 
 def test_slower_replica_gets_fewer() -> None:

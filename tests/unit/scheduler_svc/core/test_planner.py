@@ -3,11 +3,11 @@
 from itertools import pairwise
 
 from core_bench import BLOCK, CoreBench, keys, prompt, tokens_of
-from scheduler_svc.core.draft import LONG_PROMPT
-from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.core.pressure import PreemptionMode
+from scheduler_svc.core.preemption import PreemptionMode
 from scheduler_svc.core.sequence import Phase, Sequence
+from scheduler_svc.core.step_builder import LONG_PROMPT
 
 TOLERANCE = 1.1  # what is learnt of costs is a little off
 
@@ -46,13 +46,13 @@ def test_long_prompt_is_held_back_so_that_decodes_wait_no_longer_than_the_gap_fa
     num_steps = 0
     while long.num_output == 0:
         costs = bench.replica.costs
-        most = TOLERANCE * Limits().gap_factor * costs.step_seconds(0, 8)
+        most = TOLERANCE * SchedulerLimits().gap_factor * costs.step_seconds(0, 8)
         plan = bench.plan()
         assert plan is not None
         assert costs.step_seconds(tokens_of(plan)["long"], 8) <= most
         bench.commit(busy_seconds=seconds_of(plan))
         num_steps += 1
-        assert seconds_of(plan) <= TOLERANCE * Limits().gap_factor * usual
+        assert seconds_of(plan) <= TOLERANCE * SchedulerLimits().gap_factor * usual
         assert len(keys(plan)) == 9, "all who decode go on in each step"
     assert 3000 / num_steps > 2 * bench.replica.shape.block_size, "it is not held back more than that asks for"
 
@@ -75,7 +75,7 @@ def test_several_long_prompts_share_what_one_may_take() -> None:
     for place in range(3):
         bench.submit(f"long {place}", prompt(3000, 100_000 * (place + 1)), 4)
     for _ in range(20):
-        assert seconds_of(timed_step(bench)) <= TOLERANCE * Limits().gap_factor * usual
+        assert seconds_of(timed_step(bench)) <= TOLERANCE * SchedulerLimits().gap_factor * usual
 
 
 # Budgets.
@@ -168,9 +168,9 @@ def test_one_that_gave_way_tells_what_was_weighed() -> None:
     crowd(bench)
     while not (preempted := bench.step().preempted):
         pass
-    weighed = preempted[0].last_preemption
-    assert weighed is not None
-    assert 0 < weighed.swap_seconds < weighed.recompute_seconds
+    preemption = preempted[0].last_preemption
+    assert preemption is not None
+    assert 0 < preemption.swap_seconds < preemption.recompute_seconds
     assert preempted[0].num_preemptions == 1
 
 
@@ -205,7 +205,7 @@ def test_newcomer_waits_for_the_prefix_that_another_one_computes() -> None:
     plan = bench.plan()
     assert plan is not None
     assert keys(plan) == ["leader"]
-    assert follower.phase is Phase.FOLLOWING
+    assert follower.phase is Phase.WAITING_FOR_PREFIX
     bench.run()
     assert bench.num_computed == len(shared) + 2 * (1 + 4 - 1)
 
@@ -233,8 +233,8 @@ def test_follower_of_one_that_gave_way_waits_for_it_no_more() -> None:
     [follower] = bench.submit("follower", [*shared, 2], 4)
     bench.step()
     while not leader.num_preemptions:
-        assert follower.phase is Phase.FOLLOWING
+        assert follower.phase is Phase.WAITING_FOR_PREFIX
         bench.plan()
         if not leader.num_preemptions:
             bench.commit()
-    assert bench.scheduler.waiting.followers.leader_of(follower) is not leader
+    assert bench.scheduler.waiting.prefix_waiters.leader_of(follower) is not leader

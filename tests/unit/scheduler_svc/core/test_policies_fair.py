@@ -189,7 +189,7 @@ def test_victims_are_taken_by_class_then_by_debt_then_by_arrival() -> None:
         bench.take()
     bench.policy.charge(debtor, 5000)
     bench.come("d")
-    order = sorted([late, urgent, debtor, early], key=bench.policy.gives_way, reverse=True)
+    order = sorted([late, urgent, debtor, early], key=bench.policy.preemption_key, reverse=True)
     assert order[0] is debtor
     assert order[-1] is urgent
 
@@ -201,7 +201,7 @@ def test_running_request_that_has_risen_counts_as_the_class_that_it_rose_to() ->
     bench.come("high", priority=5)
     assert bench.policy.effective_priority(low, 1.0) == 0
     assert bench.policy.effective_priority(low, AGEING) == 5
-    assert bench.policy.gives_way(low)[0] == -5
+    assert bench.policy.preemption_key(low)[0] == -5
 
 
 def test_debt_is_the_counter_less_the_smallest_of_those_who_wait() -> None:

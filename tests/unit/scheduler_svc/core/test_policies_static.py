@@ -91,7 +91,7 @@ def test_who_gives_way_first_would_go_last(make: Callable[[PolicySettings], Poli
     while (first := policy.first(5.0)) is not None:
         policy.remove(first)
         order.append(first)
-    assert sorted(sequences, key=policy.gives_way) == order
+    assert sorted(sequences, key=policy.preemption_key) == order
 
 
 def test_priority_counts_one_more_for_each_ageing_time() -> None:

@@ -1,6 +1,6 @@
 """Blocks are found by what they hold and by all that stands before it."""
 
-from scheduler_svc.core.prefix import Content, PrefixIndex, extend_hashes, pack_block, root_hash
+from scheduler_svc.core.prefix import BlockContent, PrefixIndex, extend_hashes, pack_block, root_hash
 
 SIZE = 4
 ROOT = root_hash(b"model", b"salt")
@@ -15,7 +15,7 @@ def hashes(tokens: list[int], root: bytes = ROOT) -> list[bytes]:
 def filled(tokens: list[int], first_id: int = 0) -> PrefixIndex:
     index = PrefixIndex(SIZE)
     for block, block_hash in enumerate(hashes(tokens)):
-        index.publish(first_id + block, Content(block_hash, pack_block(tokens, block, SIZE)))
+        index.publish(first_id + block, BlockContent(block_hash, pack_block(tokens, block, SIZE)))
     return index
 
 
@@ -54,9 +54,9 @@ def test_run_may_begin_behind_what_another_tier_holds() -> None:
 
 def test_same_hash_of_other_tokens_is_no_hit() -> None:
     index = PrefixIndex(SIZE)
-    index.publish(0, Content(hashes([1, 2, 3, 4])[0], pack_block([9, 9, 9, 9], 0, SIZE)))
+    index.publish(0, BlockContent(hashes([1, 2, 3, 4])[0], pack_block([9, 9, 9, 9], 0, SIZE)))
     assert index.match(hashes([1, 2, 3, 4]), [1, 2, 3, 4]) == []
-    assert index.find(Content(hashes([1, 2, 3, 4])[0], pack_block([1, 2, 3, 4], 0, SIZE))) is None
+    assert index.find(BlockContent(hashes([1, 2, 3, 4])[0], pack_block([1, 2, 3, 4], 0, SIZE))) is None
 
 
 def test_second_block_that_holds_the_same_is_told_of_the_first() -> None:

@@ -5,14 +5,14 @@ from scheduler_svc.core.inquiry import explain
 from scheduler_svc.core.plan import FailedEvent, Failure
 
 
-def lose_twice(bench: CoreBench, *suspects: str) -> None:
+def lose_twice(bench: CoreBench, *suspected: str) -> None:
     """Make suspects of requests: two replicas are lost with them in flight, and another one comes."""
-    for number, key in enumerate(suspects):
+    for number, key in enumerate(suspected):
         bench.submit(key, prompt(6, 1000 * number), 8)
     for _ in range(2):
         plan = bench.plan()
         assert plan is not None
-        assert sorted(keys(plan)) == sorted(suspects)
+        assert sorted(keys(plan)) == sorted(suspected)
         assert bench.lose(bench.replica) == []
         bench.replica = bench.join()
 
@@ -74,8 +74,8 @@ def test_nothing_is_in_flight_beside_a_suspect() -> None:
     while list(bench.scheduler.keys):
         while (plan := bench.plan()) is not None:
             plans.append(keys(plan))
-            is_trial = len(plans) < 3 and "suspect" in plans[-1]
-            assert not is_trial or (plans[-1] == ["suspect"] and len(bench.replica.in_flight) == 1)
+            is_isolated = len(plans) < 3 and "suspect" in plans[-1]
+            assert not is_isolated or (plans[-1] == ["suspect"] and len(bench.replica.in_flight) == 1)
         bench.commit()
     assert ["suspect"] in plans
     assert ["suspect", "other"] in [sorted(each, reverse=True) for each in plans], "a token ends the suspicion"
@@ -188,7 +188,7 @@ def test_sequence_that_is_ended_by_a_verdict_is_suspected_no_more() -> None:
         bench.lose(bench.replica)
         bench.replica = bench.join()
     for index in range(2):
-        assert bench.scheduler.waiting.quarantine.has_suspects
+        assert bench.scheduler.waiting.quarantine.has_suspected
         bench.scheduler.finish("a", index, 0)
     assert not bench.scheduler.waiting.quarantine.has_losses
 
@@ -201,7 +201,7 @@ def test_suspect_that_is_cancelled_leaves_nothing_behind() -> None:
     bench.scheduler.cancel("b")
     bench.commit()
     assert bench.scheduler.num_queued == bench.num_used == 0
-    assert not bench.scheduler.waiting.quarantine.has_suspects
+    assert not bench.scheduler.waiting.quarantine.has_suspected
 
 
 def test_person_is_told_how_many_suspects_are_tried_before() -> None:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from core_bench import BLOCK, Copies, CoreBench, prompt, tokens_of
-from scheduler_svc.core.plan import BlockCopy, TableChange
-from scheduler_svc.core.pressure import PreemptionMode
+from core_bench import BLOCK, CopyMode, CoreBench, prompt, tokens_of
+from scheduler_svc.core.plan import BlockCopy, BlockTableUpdate
+from scheduler_svc.core.preemption import PreemptionMode
 from scheduler_svc.core.replica import Hit
 from scheduler_svc.core.sequence import Phase, Request, Sequence
 
@@ -39,7 +39,7 @@ def give_way(bench: CoreBench, sequence: Sequence) -> None:
     """Swap a sequence out, as the planner does."""
     assert bench.replica.swap_out(sequence)
     bench.replica.leave(sequence, Phase.PREEMPTED)
-    bench.replica.keep_image(sequence)
+    bench.replica.keep_swapped(sequence)
 
 
 # Both tiers.
@@ -60,19 +60,19 @@ def test_blocks_are_not_brought_where_computing_them_costs_less() -> None:
 def test_nobody_runs_before_its_blocks_are_there() -> None:
     bench = backed_up()
     sequence = queued(bench)
-    plan = bench.step(Copies.LATE)
+    plan = bench.step(CopyMode.LATE)
     assert len(plan.swap_in) == 2
     assert plan.scheduled == []
-    assert bench.step(Copies.LATE).scheduled == []
-    assert sequence.phase is Phase.ARRIVING
-    assert bench.step(Copies.DONE).scheduled == []
+    assert bench.step(CopyMode.LATE).scheduled == []
+    assert sequence.phase is Phase.SWAPPING_IN
+    assert bench.step(CopyMode.DONE).scheduled == []
     assert tokens_of(bench.step()) == {"again": 1}, "all but the last token came from the cache"
 
 
 def test_blocks_that_did_not_arrive_are_computed_and_not_found_there_again() -> None:
     bench = backed_up()
     sequence = queued(bench)
-    bench.step(Copies.FAILED)
+    bench.step(CopyMode.FAILED)
     assert sequence.phase is Phase.QUEUED
     assert bench.replica.match(sequence).host_ids == []
     assert tokens_of(bench.step()) == {"again": 2 * BLOCK}
@@ -119,7 +119,7 @@ def test_what_is_on_the_host_is_not_backed_up_again() -> None:
     bench.replica.back_up()
     assert len(bench.step().swap_out) == 4
     bench.replica.back_up()
-    assert not bench.replica.has_news
+    assert not bench.replica.has_pending_updates
 
 
 # Images.
@@ -129,10 +129,10 @@ def test_image_holds_the_private_tail_and_keeps_what_is_shared() -> None:
     bench = CoreBench()
     first, second = running(bench, 2, n=2)
     give_way(bench, second)
-    assert second.image is not None
-    assert second.image.kept_ids == first.block_ids[:2]
-    assert len(second.image.host_ids) == 1
-    assert [pair.host for pair in bench.step().swap_out] == second.image.host_ids
+    assert second.swapped_kv is not None
+    assert second.swapped_kv.kept_block_ids == first.block_ids[:2]
+    assert len(second.swapped_kv.host_ids) == 1
+    assert [pair.host for pair in bench.step().swap_out] == second.swapped_kv.host_ids
 
 
 def test_sequence_comes_back_to_where_it_was_and_moves_what_is_gone_only() -> None:
@@ -142,8 +142,8 @@ def test_sequence_comes_back_to_where_it_was_and_moves_what_is_gone_only() -> No
     give_way(bench, sequence)
     assert len(bench.step().swap_out) == 3
     assert sequence.block_ids == []
-    plan = bench.step(Copies.LATE)
-    assert sequence.phase is Phase.ARRIVING
+    plan = bench.step(CopyMode.LATE)
+    assert sequence.phase is Phase.SWAPPING_IN
     assert len(plan.swap_in) == 1, "both full blocks are still cached on the device"
     bench.step()
     [part] = bench.step().scheduled
@@ -155,9 +155,9 @@ def test_image_that_did_not_get_to_the_host_is_computed_again() -> None:
     bench = CoreBench()
     [sequence] = running(bench, 2)
     give_way(bench, sequence)
-    bench.step(Copies.FAILED)
+    bench.step(CopyMode.FAILED)
     assert sequence.phase is Phase.QUEUED
-    assert sequence.image is None
+    assert sequence.swapped_kv is None
     assert bench.replica.host.pool.counts.free == bench.replica.shape.num_host_blocks
     assert tokens_of(bench.step()) == {"running": 2}, "both full blocks are still cached on the device"
 
@@ -167,18 +167,18 @@ def test_sequence_does_not_come_back_before_its_image_is_there() -> None:
     [sequence] = running(bench, 2)
     give_way(bench, sequence)
     for _ in range(3):
-        bench.step(Copies.LATE)
+        bench.step(CopyMode.LATE)
         assert sequence.phase is Phase.SWAPPED
-    bench.step(Copies.DONE)
-    bench.step(Copies.LATE)
-    assert sequence.phase is Phase.ARRIVING
+    bench.step(CopyMode.DONE)
+    bench.step(CopyMode.LATE)
+    assert sequence.phase is Phase.SWAPPING_IN
 
 
 def test_host_without_room_takes_no_image_and_changes_nothing() -> None:
     bench = CoreBench(num_host_blocks=2)
     [sequence] = running(bench, 2)
     assert not bench.replica.swap_out(sequence)
-    assert sequence.image is None
+    assert sequence.swapped_kv is None
     assert bench.replica.host.pool.num_free == 2
     bench.replica.check_integrity()
 
@@ -189,9 +189,9 @@ def test_backups_serve_as_the_image_of_whoever_holds_the_same() -> None:
     while not sequence.num_output:
         bench.step()
     assert bench.replica.swap_out(sequence)
-    assert sequence.image is not None
-    assert len(sequence.image.host_ids) == 4
-    assert not bench.replica.transfers.has_waiting, "all four are on the host already"
+    assert sequence.swapped_kv is not None
+    assert len(sequence.swapped_kv.host_ids) == 4
+    assert not bench.replica.swaps.has_waiting, "all four are on the host already"
 
 
 # Sharing.
@@ -205,7 +205,7 @@ def test_blocks_that_turn_out_to_hold_the_same_become_one() -> None:
     assert first.block_ids != second.block_ids
     bench.step()
     assert first.block_ids[0] == second.block_ids[0]
-    assert TableChange(second.id, 0, first.block_ids[0]) in bench.step().table_changes
+    assert BlockTableUpdate(second.id, 0, first.block_ids[0]) in bench.step().block_table_updates
 
 
 def test_block_that_became_another_is_held_until_the_steps_under_way_are_done() -> None:

@@ -5,14 +5,14 @@ import pytest
 from core_bench import TOKEN, CoreBench, keys, prompt
 from scheduler_svc.core.admission import AdmissionLimits
 from scheduler_svc.core.beam_search import BeamParams, EarlyStopping
-from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.plan import Failure, MaxTokens, TokensEvent
-from scheduler_svc.core.planner import STOP_LEAD
+from scheduler_svc.core.planner import STOP_STRING_LEAD
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Phase, Request, Restored
+from scheduler_svc.core.sequence import Phase, Request, RestoredSequence
 
 
-def restore(bench: CoreBench, request: Request, *restored: Restored) -> None:
+def restore(bench: CoreBench, request: Request, *restored: RestoredSequence) -> None:
     assert bench.scheduler.submit(request, bench.now, restored) is None
 
 
@@ -24,17 +24,23 @@ def grown(bench: CoreBench) -> list[tuple[int, int, list[int]]]:
 
 def test_sequence_goes_on_behind_its_tokens() -> None:
     bench = CoreBench()
-    restore(bench, Request("a", prompt(6), 1, 5), Restored([1, 2, 3], False))
+    restore(bench, Request("a", prompt(6), 1, 5), RestoredSequence([1, 2, 3], False))
     plan = bench.plan()
     assert plan is not None
-    assert plan.introductions[0].tokens == [*prompt(6), 1, 2, 3]
+    assert plan.new_sequences[0].tokens == [*prompt(6), 1, 2, 3]
     assert plan.num_tokens == 9
     assert grown(bench) == [(0, 3, [TOKEN]), (0, 4, [TOKEN])]
 
 
 def test_each_sequence_goes_on_where_it_was() -> None:
     bench = CoreBench()
-    restore(bench, Request("a", prompt(6), 3, 3), Restored([1, 2], False), Restored([], False), Restored([5], False))
+    restore(
+        bench,
+        Request("a", prompt(6), 3, 3),
+        RestoredSequence([1, 2], False),
+        RestoredSequence([], False),
+        RestoredSequence([5], False),
+    )
     assert sorted(grown(bench)) == [
         (0, 2, [TOKEN]),
         *((1, i, [TOKEN]) for i in range(3)),
@@ -45,7 +51,7 @@ def test_each_sequence_goes_on_where_it_was() -> None:
 
 def test_sequence_that_ended_is_not_computed() -> None:
     bench = CoreBench()
-    restore(bench, Request("a", prompt(6), 2, 3), Restored([1], True), Restored([5], False))
+    restore(bench, Request("a", prompt(6), 2, 3), RestoredSequence([1], True), RestoredSequence([5], False))
     ended, other = bench.scheduler.sequences("a")
     assert (ended.phase, ended.tokens[6:]) == (Phase.ENDED, [1])
     assert [index for index, _, _ in grown(bench)] == [1, 1]
@@ -54,33 +60,33 @@ def test_sequence_that_ended_is_not_computed() -> None:
 
 def test_nothing_is_live_where_all_have_ended() -> None:
     bench = CoreBench()
-    restore(bench, Request("a", prompt(6), 2, 3), Restored([1], True), Restored([], True))
+    restore(bench, Request("a", prompt(6), 2, 3), RestoredSequence([1], True), RestoredSequence([], True))
     assert not bench.scheduler.is_live("a")
     assert bench.plan() is None
     assert bench.scheduler.waiting.admission.num_requests == 0
 
 
 def test_full_queue_and_a_late_deadline_do_not_keep_it_out() -> None:
-    bench = CoreBench(limits=Limits(policy="fcfs", queue=AdmissionLimits(max_requests=1)))
+    bench = CoreBench(limits=SchedulerLimits(policy="fcfs", queue=AdmissionLimits(max_requests=1)))
     bench.submit("waits", prompt(6), 3)
     bench.step(busy_seconds=5.0)
     bench.submit("waits too", prompt(6, 100), 3)
-    restore(bench, Request("a", prompt(6, 500), 1, 3, deadline=0.001), Restored([1], False))
+    restore(bench, Request("a", prompt(6, 500), 1, 3, deadline=0.001), RestoredSequence([1], False))
     assert bench.scheduler.is_live("a")
 
 
 def test_request_that_never_fits_is_refused_all_the_same() -> None:
     bench = CoreBench(num_blocks=4)
-    refused = bench.scheduler.submit(Request("a", prompt(12), 1, 9), 0.0, [Restored([1], False)])
+    refused = bench.scheduler.submit(Request("a", prompt(12), 1, 9), 0.0, [RestoredSequence([1], False)])
     assert refused is not None
     assert refused.reason is Failure.CONTEXT_LENGTH_EXCEEDED
 
 
 def test_search_begins_anew() -> None:
-    bench = CoreBench(limits=Limits(queue=AdmissionLimits(max_requests=1)))
+    bench = CoreBench(limits=SchedulerLimits(queue=AdmissionLimits(max_requests=1)))
     bench.submit("waits", prompt(6, 100), 3)
     beam = BeamParams(2, 1.0, EarlyStopping.NEVER)
-    restore(bench, Request("beams", prompt(6), 2, 3, beam=beam), Restored([], False))
+    restore(bench, Request("beams", prompt(6), 2, 3, beam=beam), RestoredSequence([], False))
     plan = bench.plan()
     assert plan is not None
     assert sorted(keys(plan)) == ["beams", "waits"]
@@ -88,21 +94,23 @@ def test_search_begins_anew() -> None:
 
 def test_what_was_told_before_counts_as_searched_for_stop_strings() -> None:
     bench = CoreBench()
-    known = Restored([1] * 100, False)
+    known = RestoredSequence([1] * 100, False)
     restore(bench, Request("a", prompt(6), 1, 300, has_stop_strings=True), known)
     bench.steps(2)
-    for _ in range(STOP_LEAD - 2):
+    for _ in range(STOP_STRING_LEAD - 2):
         bench.step()
     while bench.plan() is not None:
         bench.commit()
     [sequence] = bench.scheduler.sequences("a")
-    assert sequence.num_output == 100 + STOP_LEAD
+    assert sequence.num_output == 100 + STOP_STRING_LEAD
 
 
 def test_end_counts_the_tokens_from_before() -> None:
     bench = CoreBench()
     restore(
-        bench, Request("a", prompt(6), 1, 3, min_tokens=3, stop_token_ids=frozenset({TOKEN})), Restored([1, 2], False)
+        bench,
+        Request("a", prompt(6), 1, 3, min_tokens=3, stop_token_ids=frozenset({TOKEN})),
+        RestoredSequence([1, 2], False),
     )
     [event] = bench.run()
     assert isinstance(event, TokensEvent)
@@ -113,12 +121,12 @@ def test_end_counts_the_tokens_from_before() -> None:
 def test_sequence_that_is_over_must_be_said_to_have_ended(token_ids: list[int]) -> None:
     request = Request("a", prompt(6), 1, 3, stop_token_ids=frozenset({9}))
     with pytest.raises(AssertionError):
-        CoreBench().scheduler.submit(request, 0.0, [Restored(token_ids, False)])
+        CoreBench().scheduler.submit(request, 0.0, [RestoredSequence(token_ids, False)])
 
 
 def test_requests_are_taken_before_the_first_replica_comes_and_after_the_last_has_left() -> None:
-    scheduler = Scheduler(Limits())
-    assert scheduler.submit(Request("a", prompt(6), 1, 3), 0.0, [Restored([1], False)]) is None
+    scheduler = Scheduler(SchedulerLimits())
+    assert scheduler.submit(Request("a", prompt(6), 1, 3), 0.0, [RestoredSequence([1], False)]) is None
     bench = CoreBench(num_blocks=8)
     bench.lose(bench.replica)
     assert bench.scheduler.context_length == 32

@@ -3,9 +3,9 @@
 from core_bench import SHAPE, CoreBench, keys, prompt
 from memory_worker import MemoryWorker
 from scheduler_svc.core.beam_search import BeamParams, EarlyStopping
-from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.plan import TokensEvent
-from scheduler_svc.core.pressure import PreemptionMode
+from scheduler_svc.core.preemption import PreemptionMode
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Phase, Request
@@ -22,7 +22,7 @@ def test_sequences_leave_for_another_replica_with_their_committed_tokens() -> No
     assert not bench.replica.is_idle, "a step names it still"
     bench.commit()
     assert sequence.num_output == 2, "what was in flight counts"
-    assert bench.step().departed_ids == [sequence.id]
+    assert bench.step().finished_ids == [sequence.id]
     assert bench.replica.is_idle
     plan = bench.plan(second)
     assert plan is not None
@@ -106,7 +106,7 @@ def test_rates_are_of_those_that_take_work() -> None:
 
 
 def test_search_ends_although_one_of_its_beams_had_no_place_when_others_were_there() -> None:
-    scheduler, replica = Scheduler(Limits(max_sequences=3)), Replica(SHAPE)
+    scheduler, replica = Scheduler(SchedulerLimits(max_sequences=3)), Replica(SHAPE)
     worker = MemoryWorker(SHAPE.num_blocks, SHAPE.block_size, 1000, SHAPE.num_host_blocks)
     scheduler.add_replica(replica)
     for number in range(2):

@@ -8,14 +8,14 @@ from scheduler_svc.core.beam_search import BeamParams, EarlyStopping
 from scheduler_svc.core.policies import PolicySettings, PriorityPolicy
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.sequence import Phase, Request, Sequence
-from scheduler_svc.core.waiting import Waiting
+from scheduler_svc.core.waiting import WaitingSequences
 
 AGEING = 10.0
 
 
 @pytest.fixture
-def waiting() -> Waiting:
-    return Waiting(PriorityPolicy(PolicySettings(AGEING)), Admission(AdmissionLimits(), Sharing.BY_ARRIVAL))
+def waiting() -> WaitingSequences:
+    return WaitingSequences(PriorityPolicy(PolicySettings(AGEING)), Admission(AdmissionLimits(), Sharing.BY_ARRIVAL))
 
 
 @pytest.fixture
@@ -36,36 +36,36 @@ def beam_that_goes_on(number: int) -> Sequence:
 
 def swapped(replica: Replica, number: int, priority: int = 0) -> Sequence:
     one = sequence(number, priority, Phase.PREEMPTED)
-    replica.keep_image(one)
+    replica.keep_swapped(one)
     return one
 
 
-def test_who_was_swapped_comes_back_before_newcomers_of_its_class(waiting: Waiting, replica: Replica) -> None:
+def test_who_was_swapped_comes_back_before_newcomers_of_its_class(waiting: WaitingSequences, replica: Replica) -> None:
     waiting.add(sequence(0), 1.0)
     back = swapped(replica, 1)
     assert waiting.head(replica, 1.0) is back
 
 
-def test_newcomer_of_a_higher_class_comes_before_who_was_swapped(waiting: Waiting, replica: Replica) -> None:
+def test_newcomer_of_a_higher_class_comes_before_who_was_swapped(waiting: WaitingSequences, replica: Replica) -> None:
     swapped(replica, 0)
     urgent = sequence(1, priority=1)
     waiting.add(urgent, 1.0)
     assert waiting.head(replica, 1.0) is urgent
 
 
-def test_who_was_swapped_long_ago_has_risen(waiting: Waiting, replica: Replica) -> None:
+def test_who_was_swapped_long_ago_has_risen(waiting: WaitingSequences, replica: Replica) -> None:
     old = swapped(replica, 0)
     now = AGEING + 2
     waiting.add(sequence(int(now), priority=1), now)
     assert waiting.head(replica, now) is old
 
 
-def test_images_of_another_replica_do_not_matter(waiting: Waiting, replica: Replica) -> None:
+def test_images_of_another_replica_do_not_matter(waiting: WaitingSequences, replica: Replica) -> None:
     swapped(Replica(SHAPE), 0)
     assert waiting.head(replica, 1.0) is None
 
 
-def test_beam_that_its_siblings_wait_for_comes_before_all(waiting: Waiting, replica: Replica) -> None:
+def test_beam_that_its_siblings_wait_for_comes_before_all(waiting: WaitingSequences, replica: Replica) -> None:
     swapped(replica, 0)
     waiting.add(sequence(1, priority=5), 1.0)
     beam = beam_that_goes_on(2)
@@ -75,10 +75,12 @@ def test_beam_that_its_siblings_wait_for_comes_before_all(waiting: Waiting, repl
     assert waiting.head(replica, 1.0) is not beam
 
 
-def test_retired_replica_takes_only_a_beam_that_its_siblings_wait_for_there(waiting: Waiting, replica: Replica) -> None:
+def test_retired_replica_takes_only_a_beam_that_its_siblings_wait_for_there(
+    waiting: WaitingSequences, replica: Replica
+) -> None:
     replica.is_retired = True
     beam, sibling = beam_that_goes_on(0), beam_that_goes_on(1)
-    beam.family = sibling.family = [beam, sibling]
+    beam.siblings = sibling.siblings = [beam, sibling]
     waiting.add(sequence(2), 1.0)
     waiting.add(beam, 1.0)
     assert waiting.head(replica, 1.0) is None
@@ -86,22 +88,22 @@ def test_retired_replica_takes_only_a_beam_that_its_siblings_wait_for_there(wait
     assert waiting.head(replica, 1.0) is beam
 
 
-def test_search_that_has_not_begun_waits_like_everybody(waiting: Waiting, replica: Replica) -> None:
+def test_search_that_has_not_begun_waits_like_everybody(waiting: WaitingSequences, replica: Replica) -> None:
     urgent, beam = sequence(0, priority=5), sequence(1, beam=BeamParams(2, 1.0, EarlyStopping.NEVER))
     waiting.add(beam, 1.0)
     waiting.add(urgent, 1.0)
     assert waiting.head(replica, 1.0) is urgent
 
 
-def test_follower_queues_once_its_leader_is_far_enough(waiting: Waiting, replica: Replica) -> None:
+def test_follower_queues_once_its_leader_is_far_enough(waiting: WaitingSequences, replica: Replica) -> None:
     leader, follower = sequence(0, phase=Phase.RUNNING), sequence(1)
-    waiting.follow(leader, 8, follower)
+    waiting.wait_for_prefix(leader, 8, follower)
     leader.num_committed = 7
-    waiting.free_ready(leader, 1.0)
+    waiting.release_ready(leader, 1.0)
     assert waiting.head(replica, 1.0) is None
     assert len(waiting) == 1
     leader.num_committed = 8
-    waiting.free_ready(leader, 1.0)
+    waiting.release_ready(leader, 1.0)
     assert waiting.head(replica, 1.0) is follower
     assert follower.phase is Phase.QUEUED
     assert len(waiting) == 1

@@ -10,7 +10,7 @@ from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from request_logs import end, length_end, logprobs, request_log
 from scheduler_svc.request_log import RequestLog, State
-from scheduler_svc.store.base import Batch, Ending, Gap, StaleEpoch, Taken, Write
+from scheduler_svc.store.base import Batch, Ending, Gap, KeyTaken, StaleEpoch, Write
 from scheduler_svc.store.redis import RedisStore
 
 EPOCH = 100
@@ -174,7 +174,7 @@ async def test_a_cut_removes_what_is_beyond_it(store: RedisStore) -> None:
     packed = [one.SerializeToString() for one in logprobs(-1, -2, -3)]
     length = length_end().SerializeToString()
     await store.write(Batch(writes=[write_of(log, 0, [1, 2, 3], logprobs=packed, end=length, score=-1.0)]), EPOCH)
-    await store.write(Batch(writes=[write_of(log, 2, [], cuts=True)]), EPOCH)
+    await store.write(Batch(writes=[write_of(log, 2, [], truncates=True)]), EPOCH)
     found = await store.read(log.key)
     assert found is not None
     (sequence,) = found.sequences
@@ -185,7 +185,7 @@ async def test_a_cut_removes_what_is_beyond_it(store: RedisStore) -> None:
 async def test_a_cut_may_bring_other_tokens_and_an_end(store: RedisStore) -> None:
     log = await put(store, request_log(), 1, 2, 3, 4)
     stop = scheduler_v1.SequenceEnd(stop_string=scheduler_v1.StopString())
-    await store.write(Batch(writes=[write_of(log, 1, [9], cuts=True, end=stop.SerializeToString())]), EPOCH)
+    await store.write(Batch(writes=[write_of(log, 1, [9], truncates=True, end=stop.SerializeToString())]), EPOCH)
     found = await store.read(log.key)
     assert found is not None
     assert (found.sequences[0].token_ids, found.sequences[0].end) == ([1, 9], stop)
@@ -193,7 +193,7 @@ async def test_a_cut_may_bring_other_tokens_and_an_end(store: RedisStore) -> Non
 
 async def test_a_cut_to_nothing_leaves_nothing(store: RedisStore) -> None:
     log = await put(store, request_log(), 1, 2)
-    await store.write(Batch(writes=[write_of(log, 0, [], cuts=True)]), EPOCH)
+    await store.write(Batch(writes=[write_of(log, 0, [], truncates=True)]), EPOCH)
     assert await tokens_of(store, log) == [[]]
 
 
@@ -249,7 +249,7 @@ async def test_a_later_submission_of_a_batch_leaves_an_answer_alone_and_is_told(
     first = request_log("a", accepted_at=10)
     await put(store, first, 1, 2, state=None if state is State.ACCEPTED else state)
     later = request_log("a", accepted_at=11)
-    taken = [Taken(later.key, later.submit.submission_id)]
+    taken = [KeyTaken(later.key, later.submit.submission_id)]
     assert await store.write(Batch([later]), EPOCH) == taken
     assert await store.write(Batch([later], [write_of(later, 0, [7])], [ending_of(later)]), EPOCH) == taken
     assert await store.write(Batch(writes=[write_of(later, 1, [8])]), EPOCH) == taken
@@ -265,7 +265,7 @@ async def test_of_two_submissions_in_batches_the_later_one_has_the_key_if_the_ot
     early, late = request_log("a", accepted_at=10), request_log("a", accepted_at=11)
     await store.write(Batch([early], [write_of(early, 0, [1, 2])], [ending_of(early, state)]), EPOCH)
     assert await store.write(Batch([late]), EPOCH) == []
-    taken = [Taken(early.key, early.submit.submission_id)]
+    taken = [KeyTaken(early.key, early.submit.submission_id)]
     assert await store.write(Batch([early], [write_of(early, 0, [1, 2])], [ending_of(early)]), EPOCH) == taken
     found = await store.read(late.key)
     assert found is not None

@@ -85,7 +85,7 @@ async def test_every_key_expires(store: RedisStore, keys: "redis.Redis") -> None
         log.sequences[0].logprobs = logprobs(-1, -2)
         assert await store.put(log, epoch) is None
         await store.write(Batch(writes=[whole(log, [1, 2])]), epoch)
-        cut = Write(log.key, log.submit.submission_id, 0, 1, [], cuts=True)
+        cut = Write(log.key, log.submit.submission_id, 0, 1, [], truncates=True)
         await store.write(Batch(writes=[cut]), epoch)
     await store.write(Batch(endings=[Ending(over.key, over.submit.submission_id, State.FINISHED, 1.0)]), epoch)
     ttls = {name: keys.ttl(name) for name in keys.scan_iter()}
@@ -210,7 +210,7 @@ async def test_a_write_that_comes_behind_a_later_one_is_not_done(
     late = RedisStore(server.url, TTL)
     with monkeypatch.context() as earlier:
         earlier.setattr("time.time_ns", lambda: 1000)
-        cut = Write(log.key, log.submit.submission_id, 0, 0, [9], cuts=True)
+        cut = Write(log.key, log.submit.submission_id, 0, 0, [9], truncates=True)
         with pytest.raises(StoreUnavailable):
             await late.write(Batch(writes=[cut]), EPOCH)
     await late.close()

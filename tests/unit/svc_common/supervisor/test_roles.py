@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from svc_common.supervisor.addresses import assign
-from svc_common.supervisor.roles import Role, Tier, service_roles
+from svc_common.supervisor.roles import Role, StartTier, service_roles
 from svc_common.supervisor.settings import SupervisorSettings
 
 REDIS = "redis://:password@127.0.0.1:7000/0"
@@ -18,9 +18,9 @@ def table(**values: object) -> dict[str, Role]:
 def test_one_of_each_by_default() -> None:
     roles = table()
     assert {name: role.tier for name, role in roles.items()} == {
-        "worker": Tier.WORKER,
-        "scheduler": Tier.SCHEDULER,
-        "gateway": Tier.GATEWAY,
+        "worker": StartTier.WORKER,
+        "scheduler": StartTier.SCHEDULER,
+        "gateway": StartTier.GATEWAY,
     }
     assert roles["scheduler"].command == (sys.executable, "-m", "scheduler_svc")
 

@@ -42,15 +42,15 @@ def test_tokens_and_log_probabilities_are_the_same_bits(
     order_dots(monkeypatch)
     runner = make()
     crowd = Driver(runner)
-    drawn = crowd.generate(PROMPTS, NUM_TOKENS, PARAMS)
+    sampled = crowd.generate(PROMPTS, NUM_TOKENS, PARAMS)
     for place, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
         told = crowd.logprobs[1 + place]
         alone = Driver(runner, chunk=23)
-        assert alone.generate([prompt], NUM_TOKENS, params) == [drawn[place]], "alone, in chunks"
+        assert alone.generate([prompt], NUM_TOKENS, params) == [sampled[place]], "alone, in chunks"
         assert alone.logprobs[1] == told
         # What was decoded is computed again as a part of the prompt, as after a preemption.
         resumed = Driver(runner)
         half = NUM_TOKENS // 2
-        (rest,) = resumed.generate([prompt + drawn[place][:half]], NUM_TOKENS - half, params)
-        assert rest == drawn[place][half:], "computed again"
+        (rest,) = resumed.generate([prompt + sampled[place][:half]], NUM_TOKENS - half, params)
+        assert rest == sampled[place][half:], "computed again"
         assert resumed.logprobs[1] == told[half:]

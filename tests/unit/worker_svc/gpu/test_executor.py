@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from llama_models import VARIANTS, VOCAB
 from runner_driver import GREEDY, Driver, make_runner
-from worker_svc.gpu.executor import DeviceDrawing
+from worker_svc.gpu.executor import DeviceSampleHandle
 from worker_svc.runner import Runner
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, SequenceResult, Step
 
@@ -74,14 +74,14 @@ def test_rows_that_only_fill_up_a_graphs_batch_touch_no_block(
     runner = make(tiny_llama, cuda_graphs=True)
     prompts = [[7], [8], [9]]
     new = [_new(sequence_id, prompt) for sequence_id, prompt in enumerate(prompts)]
-    drawn: list[list[int]] = [[], [], []]
+    sampled: list[list[int]] = [[], [], []]
     for start in range(4):
         # Three sequences in a graph of four, and the first block is one of theirs
         scheduled = [ScheduledSequence(row, start, 1, [row] if start == 0 else []) for row in range(3)]
         for row, result in enumerate(runner.step(Step([], new, scheduled)).sequences):
-            drawn[row] += result.token_ids
+            sampled[row] += result.token_ids
         new = []
-    assert drawn == reference(tiny_llama, prompts, 4)
+    assert sampled == reference(tiny_llama, prompts, 4)
 
 
 def test_more_entries_than_are_staged_are_taken_too(make: Make, save_model: Callable[..., Path]) -> None:
@@ -143,11 +143,11 @@ def test_what_fails_on_the_device_is_raised_where_the_draws_are_asked_for() -> N
         def synchronize(self) -> None:
             raise torch.AcceleratorError("lost")
 
-    drawing = DeviceDrawing(torch.empty(8, dtype=torch.uint8), Failed(), 1, [])
-    assert drawing.is_done()
-    drawing.wait()
+    handle = DeviceSampleHandle(torch.empty(8, dtype=torch.uint8), Failed(), 1, [])
+    assert handle.is_done()
+    handle.wait()
     with pytest.raises(torch.AcceleratorError):
-        drawing.result()
+        handle.result()
 
 
 def _new(sequence_id: int, tokens: list[int], params: SamplingParams = GREEDY) -> NewSequence:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from worker_svc.gpu.graphs import ladder
+from worker_svc.gpu.graphs import capture_sizes
 
 
 @pytest.mark.parametrize(
-    ("max_rows", "rungs"),
+    ("max_rows", "sizes"),
     [
         (1, [1]),
         (2, [1, 2]),
@@ -17,5 +17,5 @@ from worker_svc.gpu.graphs import ladder
         (37, [1, 2, 4, 8, 16, 24, 32, 37]),
     ],
 )
-def test_the_ladder_ends_with_the_largest_batch(max_rows: int, rungs: list[int]) -> None:
-    assert ladder(max_rows) == rungs
+def test_the_ladder_ends_with_the_largest_batch(max_rows: int, sizes: list[int]) -> None:
+    assert capture_sizes(max_rows) == sizes

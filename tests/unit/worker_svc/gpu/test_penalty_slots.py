@@ -43,7 +43,7 @@ def test_a_sequence_keeps_its_slot_and_what_was_counted_there(slots: PenaltySlot
     sequence = _sequence([1, 2])
     (slot,) = slots.of([sequence])
     slots.token_counts[slot, 5] += 1
-    sequence.promise(-1)
+    sequence.append_placeholder(-1)
     assert slots.of([_sequence([1]), sequence])[1] == slot
     assert _counts(slots, slot) == [0, 0, 1, 0, 0, 1]
 
@@ -56,8 +56,8 @@ def test_the_sequence_that_drew_longest_ago_gives_up_its_slot(slots: PenaltySlot
     assert slots.of([third]) == of_second
     assert slots.of([first]) == of_first
     # It comes back, with what it has drawn since
-    second.promise(-1)
-    second.settle(1, 4)
+    second.append_placeholder(-1)
+    second.fill_placeholder(1, 4)
     assert slots.of([first, second]).tolist() == [of_first, of_second]
     assert _counts(slots, of_second) == [0, 0, 0, 0, 1, 0]
 
@@ -71,6 +71,6 @@ def test_no_sequence_of_a_step_gives_up_its_slot_to_another_of_it(slots: Penalty
 
 def test_counts_are_never_filled_with_a_token_that_is_not_known(slots: PenaltySlots) -> None:
     sequence = _sequence([1])
-    sequence.promise(-1)
+    sequence.append_placeholder(-1)
     with pytest.raises(RuntimeError, match="promised"):
         slots.of([sequence])

@@ -21,7 +21,7 @@ def test_arrays_of_all_kinds_arrive_in_their_groups(staging: Staging) -> None:
         [],
         [np.empty(0, np.int64), np.array([2**62], np.int64), np.array([0.25], np.float32)],
     ]
-    sent = staging.send(staging.take_lane(), groups)
+    sent = staging.send(staging.next_buffer(), groups)
     assert [len(group) for group in sent] == [2, 0, 3]
     for group, arrays in zip(sent, groups, strict=True):
         for tensor, array in zip(group, arrays, strict=True):
@@ -30,8 +30,8 @@ def test_arrays_of_all_kinds_arrive_in_their_groups(staging: Staging) -> None:
 
 
 def test_arrays_of_the_same_sizes_lie_where_those_before_them_lay(staging: Staging) -> None:
-    first = staging.send(staging.take_lane(), [[np.arange(3), np.arange(2)]])
-    second = staging.send(staging.take_lane(), [[np.arange(3, 6), np.arange(2, 4)], [np.arange(7)]])
+    first = staging.send(staging.next_buffer(), [[np.arange(3), np.arange(2)]])
+    second = staging.send(staging.next_buffer(), [[np.arange(3, 6), np.arange(2, 4)], [np.arange(7)]])
     assert [t.data_ptr() for t in second[0]] == [t.data_ptr() for t in first[0]]
     assert first[0][1].tolist() == [2, 3]
 
@@ -39,10 +39,10 @@ def test_arrays_of_the_same_sizes_lie_where_those_before_them_lay(staging: Stagi
 def test_results_of_two_steps_are_there_at_the_same_time(staging: Staging, device: torch.device) -> None:
     fetched = []
     for step in range(2):
-        lane = staging.take_lane()
+        buffer = staging.next_buffer()
         tokens = torch.tensor([step, step + 10], device=device)
-        fetched.append(staging.fetch(lane, [tokens, torch.tensor([[0.5 + step]], device=device)]))
-        lane.done.synchronize()
+        fetched.append(staging.fetch(buffer, [tokens, torch.tensor([[0.5 + step]], device=device)]))
+        buffer.done.synchronize()
     for step, memory in enumerate(fetched):
         assert memory[:16].view(torch.int64).tolist() == [step, step + 10]
         assert memory[16:].view(torch.float32).tolist() == [0.5 + step]
@@ -59,12 +59,12 @@ def test_a_lane_is_taken_again_only_when_its_step_is_done(staging: Staging) -> N
             self.waited += 1
 
     done = Completion()
-    first = staging.take_lane()
+    first = staging.next_buffer()
     first.done = done
-    second = staging.take_lane()
+    second = staging.next_buffer()
     assert second is not first
     assert done.waited == 0
-    assert staging.take_lane() is first
+    assert staging.next_buffer() is first
     assert done.waited == 1
 
 

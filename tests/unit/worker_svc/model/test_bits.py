@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 import compiled
 from llama_models import SIZES, VARIANTS, VOCAB
 from worker_svc.attention import CompiledKernels
-from worker_svc.batch import Chunk, make_batch
+from worker_svc.batch import SequenceChunk, make_batch
 from worker_svc.cache import CacheShape
 from worker_svc.model.compiled import load_compiled
 from worker_svc.model.config import native_config, read_config
@@ -41,7 +41,7 @@ class Computation:
     def __init__(self, directory: Path, dtype: torch.dtype, int8: bool, num_threads: int) -> None:
         config = native_config(read_config(directory))
         assert config is not None
-        self._model = load_compiled(config, directory, dtype, CompiledKernels(compiled.team(num_threads), int8))
+        self._model = load_compiled(config, directory, dtype, CompiledKernels(compiled.thread_pool(num_threads), int8))
         blocks_each = -(-max(map(len, SEQUENCES)) // BLOCK)
         self.cache = CacheShape.of(config.layout, BLOCK, dtype).allocate(
             blocks_each * len(SEQUENCES), torch.device("cpu")
@@ -53,10 +53,10 @@ class Computation:
     @torch.inference_mode()
     def run(self, parts: list[tuple[int, int, int]]) -> list[Tensor]:
         """A step of tokens first to end - 1 of sequences: for each part the scores behind each of its tokens."""
-        chunks = [Chunk(SEQUENCES[s][first:end], first, self._blocks[s], 0, True) for s, first, end in parts]
+        chunks = [SequenceChunk(SEQUENCES[s][first:end], first, self._blocks[s], 0, True) for s, first, end in parts]
         batch = make_batch(chunks, BLOCK)
-        scores = self.forward(replace(batch, draw_rows=np.arange(len(batch.token_ids))))
-        assert self.forward.likeliest(scores).tolist() == scores.argmax(-1).tolist()
+        scores = self.forward(replace(batch, logits_indices=np.arange(len(batch.token_ids))))
+        assert self.forward.argmax(scores).tolist() == scores.argmax(-1).tolist()
         return list(torch.split(scores.clone(), [end - first for _, first, end in parts]))
 
 
@@ -111,4 +111,4 @@ def test_the_likeliest_tokens_are_told_of_the_last_scores_alone(make: Make) -> N
     computation = make(2)
     earlier = computation.run([(2, 0, 16)])[0]
     with pytest.raises(ValueError, match="logits: must be those"):
-        computation.forward.likeliest(earlier)
+        computation.forward.argmax(earlier)

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from llama_models import SIZES, VARIANTS, VOCAB
-from quire_kernels.cpu.attention import why_not_compiled
+from quire_kernels.cpu.attention import check_compiled_support
 from runner_driver import Driver, make_runner
 from worker_svc.model.config import ModelConfig, native_config, read_config
 from worker_svc.step import SamplingParams
@@ -38,10 +38,10 @@ def test_log_probabilities_are_those_of_transformers(variant: str, save_model: S
     prompt = PROMPTS[-1][:100]
 
     driver = Driver(make_runner(directory, "compiled"), chunk=33)
-    (drawn,) = driver.generate([prompt], 20, EVERY_LOGPROB)
+    (sampled,) = driver.generate([prompt], 20, EVERY_LOGPROB)
 
     with torch.inference_mode():
-        logits = model(torch.tensor([prompt + drawn])).logits[0, len(prompt) - 1 : -1]
+        logits = model(torch.tensor([prompt + sampled])).logits[0, len(prompt) - 1 : -1]
     for told, expected in zip(driver.logprobs[1], logits.log_softmax(-1), strict=True):
         ours = torch.tensor([value for _, value in sorted(told.top)])
         assert torch.allclose(ours, expected, atol=1e-4)
@@ -99,9 +99,9 @@ def test_bfloat16_is_closer_to_float32_than_rounding_every_sum_would_be(tiny_lla
 def test_int8_weights_draw_mostly_what_the_model_does(
     tiny_llama: Path, reference: Callable[..., list[list[int]]]
 ) -> None:
-    drawn = Driver(make_runner(tiny_llama, "compiled", int8=True)).generate(PROMPTS, 1)
+    sampled = Driver(make_runner(tiny_llama, "compiled", int8=True)).generate(PROMPTS, 1)
     expected = reference(tiny_llama, PROMPTS, 1)
-    assert sum(a == b for a, b in zip(drawn, expected, strict=True)) >= len(PROMPTS) - 2
+    assert sum(a == b for a, b in zip(sampled, expected, strict=True)) >= len(PROMPTS) - 2
 
 
 def _config(directory: Path) -> ModelConfig:
@@ -111,7 +111,7 @@ def _config(directory: Path) -> ModelConfig:
 
 
 def test_what_it_does_not_take_is_said() -> None:
-    assert why_not_compiled(64, 16, torch.float32) is None
-    assert "float16" in (why_not_compiled(64, 16, torch.float16) or "")
-    assert "block size" in (why_not_compiled(64, 24, torch.float32) or "")
-    assert "dimensions" in (why_not_compiled(8, 16, torch.float32) or "")
+    assert check_compiled_support(64, 16, torch.float32) is None
+    assert "float16" in (check_compiled_support(64, 16, torch.float16) or "")
+    assert "block size" in (check_compiled_support(64, 24, torch.float32) or "")
+    assert "dimensions" in (check_compiled_support(8, 16, torch.float32) or "")

@@ -20,17 +20,17 @@ def test_the_best_of_near_ties_is_that_of_float32(vocab_size: int) -> None:
     exact = hidden.float() @ weight.float().T
     rounded = exact.bfloat16()
     assert (rounded.argmax(-1) != exact.argmax(-1)).any()  # what rounding alone gets wrong
-    scores = Head(weight)(hidden)
-    assert scores.dtype == torch.float32
-    assert torch.equal(scores.argmax(-1), exact.argmax(-1))
-    assert torch.allclose(scores, exact, rtol=2.0**-7, atol=1e-3)
+    logits = Head(weight)(hidden)
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits.argmax(-1), exact.argmax(-1))
+    assert torch.allclose(logits, exact, rtol=2.0**-7, atol=1e-3)
 
 
 def test_a_row_without_a_clear_best_score_keeps_what_the_product_gave() -> None:
     hidden, weight = _hidden_and_weight(192, 2)
     flat = weight[:1].repeat(192, 1)
-    scores = Head(flat)(hidden)
-    assert (scores == scores[:, :1]).all()
+    logits = Head(flat)(hidden)
+    assert (logits == logits[:, :1]).all()
 
 
 def test_scores_of_float32_are_the_product() -> None:

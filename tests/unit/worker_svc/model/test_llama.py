@@ -36,10 +36,10 @@ def test_log_probabilities_are_those_of_transformers(variant: str, save_model: S
     prompt = [rng.randrange(VOCAB) for _ in range(100)]
 
     driver = Driver(make_runner(directory), chunk=33)
-    (drawn,) = driver.generate([prompt], 20, SamplingParams(logprobs=VOCAB))
+    (sampled,) = driver.generate([prompt], 20, SamplingParams(logprobs=VOCAB))
 
     with torch.inference_mode():
-        logits = model(torch.tensor([prompt + drawn])).logits[0, len(prompt) - 1 : -1]
+        logits = model(torch.tensor([prompt + sampled])).logits[0, len(prompt) - 1 : -1]
     for told, expected in zip(driver.logprobs[1], logits.log_softmax(-1), strict=True):
         ours = torch.tensor([value for _, value in sorted(told.top)])
         assert torch.allclose(ours, expected, atol=1e-4)

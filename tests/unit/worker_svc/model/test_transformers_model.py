@@ -59,11 +59,11 @@ def test_log_probabilities_are_those_of_transformers(directory: Path) -> None:
     driver = Driver(runner, chunk=33)
     # To the end of the context, where that is short
     num_tokens = min(CONTEXT, runner.limits.context_length) - len(prompt)
-    (drawn,) = driver.generate([prompt], num_tokens, SamplingParams(logprobs=VOCAB))
+    (sampled,) = driver.generate([prompt], num_tokens, SamplingParams(logprobs=VOCAB))
 
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     with torch.inference_mode():
-        logits = model(torch.tensor([prompt + drawn])).logits[0, len(prompt) - 1 : -1]
+        logits = model(torch.tensor([prompt + sampled])).logits[0, len(prompt) - 1 : -1]
     for told, expected in zip(driver.logprobs[1], logits.log_softmax(-1), strict=True):
         ours = torch.tensor([value for _, value in sorted(told.top)])
         assert torch.allclose(ours, expected, atol=1e-3)

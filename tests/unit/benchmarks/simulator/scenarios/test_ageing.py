@@ -6,41 +6,41 @@ from typing import Any
 import pytest
 
 from benchmarks.simulator.arrivals import Arrival
-from benchmarks.simulator.life import Account, Life
 from benchmarks.simulator.prompts import Script
+from benchmarks.simulator.request_record import RequestRecord, TenantUsage
 from benchmarks.simulator.scenarios import ageing
 from benchmarks.simulator.scenarios.ageing import worst_overtaking
 
 
-def life(at: float, priority: int, admission: int | None, tenant: str = "a") -> Life:
+def record(at: float, priority: int, admission: int | None, tenant: str = "a") -> RequestRecord:
     arrival = Arrival(at, 1, 1, 1, tenant=tenant, priority=priority)
-    return Life(0, arrival, Script(0, None), 1, Account(), admission=admission)
+    return RequestRecord(0, arrival, Script(0, None), 1, TenantUsage(), admission=admission)
 
 
 def test_in_order_of_arrival_nobody_is_overtaken() -> None:
-    assert worst_overtaking([life(1.0, 0, 0), life(2.0, 0, 1), life(4.0, 0, 2)], 10.0) == -1.0
+    assert worst_overtaking([record(1.0, 0, 0), record(2.0, 0, 1), record(4.0, 0, 2)], 10.0) == -1.0
 
 
 def test_a_later_one_of_the_same_class_goes_before_by_what_it_came_later() -> None:
-    assert worst_overtaking([life(1.0, 0, 1), life(3.5, 0, 0)], 10.0) == 2.5
+    assert worst_overtaking([record(1.0, 0, 1), record(3.5, 0, 0)], 10.0) == 2.5
 
 
 def test_a_higher_class_may_come_later_by_the_ageing_of_each_class_between() -> None:
-    assert worst_overtaking([life(1.0, 0, 1), life(20.0, 2, 0)], 10.0) == -1.0
-    assert worst_overtaking([life(1.0, 0, 1), life(22.5, 2, 0)], 10.0) == 1.5
+    assert worst_overtaking([record(1.0, 0, 1), record(20.0, 2, 0)], 10.0) == -1.0
+    assert worst_overtaking([record(1.0, 0, 1), record(22.5, 2, 0)], 10.0) == 1.5
 
 
 def test_a_lower_class_may_not_come_later() -> None:
-    assert worst_overtaking([life(1.0, 2, 1), life(3.0, 0, 0)], 10.0) == 2.0
+    assert worst_overtaking([record(1.0, 2, 1), record(3.0, 0, 0)], 10.0) == 2.0
 
 
 def test_other_tenants_and_those_that_never_ran_do_not_count() -> None:
-    assert worst_overtaking([life(1.0, 0, 1), life(9.0, 0, 0, "b"), life(0.0, 0, None)], 10.0) == -math.inf
+    assert worst_overtaking([record(1.0, 0, 1), record(9.0, 0, 0, "b"), record(0.0, 0, None)], 10.0) == -math.inf
 
 
 def test_only_the_latest_of_each_class_before_matters() -> None:
-    lives = [life(5.0, 0, 2), life(7.0, 0, 0), life(6.0, 0, 1)]
-    assert worst_overtaking(lives, 10.0) == 2.0
+    records = [record(5.0, 0, 2), record(7.0, 0, 0), record(6.0, 0, 1)]
+    assert worst_overtaking(records, 10.0) == 2.0
 
 
 @pytest.fixture(scope="module")

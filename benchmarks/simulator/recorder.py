@@ -1,0 +1,89 @@
+"""What is written down while a simulation runs: tokens by tenant, memory and speed over time."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.simulator.driver import MemoryUsage, record_of
+from benchmarks.simulator.request_record import RequestRecord, TenantUsage
+from scheduler_svc.core.plan import Event, TokensEvent
+
+_MAX_SAMPLES = 513  # odd: of these, the first and the last stay when every other one goes
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How things stood at a time, in seconds. `num_generated` counts from the start."""
+
+    at: float
+    memory: MemoryUsage
+    num_waiting: int
+    num_generated: int
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Samples, of which there are never many.
+
+    When they become too many, every other one goes, and later ones are as far apart as those that stay.
+    """
+
+    gap: float  # seconds from one to the next
+    samples: list[Sample] = field(default_factory=list)
+
+    def add(self, sample: Sample) -> None:
+        """Append a sample."""
+        self.samples.append(sample)
+        if len(self.samples) == _MAX_SAMPLES:
+            self.samples = self.samples[::2]
+            self.gap *= 2
+
+
+class RunRecorder:
+    """Lives of all requests, and what each tenant was served."""
+
+    def __init__(self, sample_seconds: float = 0.1) -> None:
+        self.records: list[RequestRecord] = []
+        self.usage_by_tenant: defaultdict[str, TenantUsage] = defaultdict(TenantUsage)
+        self.timeline = Timeline(sample_seconds)
+        self.num_generated = 0
+        self.num_live = 0
+        self._num_admitted = 0
+
+    def on_arrival(self, record: RequestRecord) -> None:
+        """A request is there."""
+        self.records.append(record)
+        self.num_live += 1
+
+    def on_admission(self, records: Sequence[RequestRecord], now: float) -> None:
+        """Requests that are in a step, those among them for the first time that were in none."""
+        for record in records:
+            if record.admitted_at is None:
+                record.admitted_at = now
+                record.admission = self._num_admitted
+                self._num_admitted += 1
+
+    def on_events(self, events: Sequence[Event], now: float) -> int:
+        """Take in what came of a step; returns how many requests ended with it."""
+        num_ended = 0
+        for event in events:
+            if isinstance(event, TokensEvent):
+                record = record_of(event.sequence.request)
+                num_tokens = len(event.token_ids)
+                tenant_usage = record.tenant_usage
+                if record.first_token_at is None:
+                    record.first_token_at = now
+                    tenant_usage.num_prompt += record.num_prompt
+                record.num_generated += num_tokens
+                tenant_usage.num_generated += num_tokens
+                self.num_generated += num_tokens
+                if event.end is None:
+                    continue
+            else:
+                record = record_of(event.request)
+                record.failure = event.reason.name
+                record.retry_after = event.retry_after
+            record.ended_at = now
+            self.num_live -= 1
+            num_ended += 1
+        return num_ended

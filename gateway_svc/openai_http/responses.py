@@ -1,0 +1,206 @@
+"""Answers in the shapes of the OpenAI API: whole, and as events of a stream."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from gateway_svc.openai_http.cursor import Cursor
+from gateway_svc.openai_http.events import PLACEHOLDER, TextEventTemplate, sse_event
+from gateway_svc.output import Chunk, Finish, TokenLogprob, Usage
+from gateway_svc.ranking import completed_sequences
+from gateway_svc.rendering import Rendering
+from gateway_svc.vocabulary import Vocabulary
+
+Json = dict[str, Any]
+
+# JSON has no infinity; this is what the OpenAI API says for a token that could not be drawn.
+_MIN_LOGPROB = -9999.0
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class Format(Protocol):
+    """How one endpoint shapes a choice."""
+
+    id_prefix: str
+    object_name: str
+    chunk_object_name: str
+
+    def whole(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary) -> Json:
+        """What is particular of a whole choice."""
+        ...
+
+    def piece(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary, is_first: bool) -> Json:
+        """What is particular of a piece of a choice."""
+        ...
+
+
+class ChatFormat:
+    """/v1/chat/completions."""
+
+    id_prefix = "chatcmpl-"
+    object_name = "chat.completion"
+    chunk_object_name = "chat.completion.chunk"
+
+    def whole(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary) -> Json:
+        """A message."""
+        message = {"role": "assistant", "content": chunk.text, "refusal": None}
+        return {"message": message, "logprobs": self._logprobs(chunk, rendering, vocabulary)}
+
+    def piece(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary, is_first: bool) -> Json:
+        """A delta of a message; the first one says who speaks."""
+        delta = {"role": "assistant", "content": chunk.text} if is_first else {"content": chunk.text}
+        return {"delta": delta, "logprobs": self._logprobs(chunk, rendering, vocabulary)}
+
+    def _logprobs(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary) -> Json | None:
+        if rendering.logprobs is None:
+            return None
+        return {"content": [_chat_logprob(one, vocabulary) for one in chunk.logprobs], "refusal": None}
+
+
+class CompletionFormat:
+    """/v1/completions."""
+
+    id_prefix = "cmpl-"
+    object_name = "text_completion"
+    chunk_object_name = "text_completion"
+
+    def whole(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary) -> Json:
+        """A text."""
+        return self.piece(chunk, rendering, vocabulary, is_first=True)
+
+    def piece(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary, is_first: bool) -> Json:
+        """A piece of a text."""
+        logprobs = None
+        if rendering.logprobs is not None:
+            logprobs = {
+                "tokens": [vocabulary.token_text(one.token_id) for one in chunk.logprobs],
+                "token_logprobs": [_finite(one.logprob) for one in chunk.logprobs],
+                "top_logprobs": [_top_by_text(one, vocabulary) for one in chunk.logprobs],
+                "text_offset": [one.text_offset for one in chunk.logprobs],
+            }
+        return {"text": chunk.text, "logprobs": logprobs}
+
+
+class ResponseBuilder:
+    """The answer to one call, of one prompt or several: choices are numbered prompt by prompt."""
+
+    def __init__(
+        self,
+        form: Format,
+        renderings: Sequence[Rendering],
+        vocabulary: Vocabulary,
+        created: int,
+        cursor: Cursor | None = None,
+    ) -> None:
+        """`created` is in seconds since 1970. Events have ids where there is a `cursor`, and go on from there."""
+        self._form = form
+        self._renderings = renderings
+        self._vocabulary = vocabulary
+        self._cursor = cursor
+        self._text_events: dict[int, TextEventTemplate] = {}  # of each choice that has begun
+        self._head: Json = {
+            "id": form.id_prefix + renderings[0].request_id,
+            "object": form.object_name,
+            "created": created,
+            "model": renderings[0].model,
+        }
+        self._chunk_head = self._head | {"object": form.chunk_object_name}
+
+    def whole(self, chunks: Sequence[tuple[int, Chunk]], usage: Usage) -> Json:
+        """Everything, from all chunks with the places of their prompts."""
+        choices = []
+        for prompt_index, rendering in enumerate(self._renderings):
+            for chunk in completed_sequences([chunk for owner, chunk in chunks if owner == prompt_index], rendering):
+                particular = self._form.whole(chunk, rendering, self._vocabulary)
+                choices.append(self._choice(prompt_index, chunk, particular))
+        return self._head | {"choices": choices, "usage": usage_json(usage)}
+
+    def event(self, prompt_index: int, chunk: Chunk) -> bytes:
+        """One event of a stream; empty where there is nothing to tell yet."""
+        if not (chunk.text or chunk.logprobs or chunk.finish):
+            return b""
+        index = self._index(prompt_index, chunk)
+        text_event = self._text_events.get(index)
+        if text_event is None:
+            self._text_events[index] = TextEventTemplate(
+                self._piece(prompt_index, Chunk(chunk.index, 0, PLACEHOLDER), is_first=False)
+            )
+            is_first = self._cursor is None or not self._cursor.has_begun(index)
+            event = sse_event(self._piece(prompt_index, chunk, is_first=is_first))
+        elif chunk.logprobs or chunk.finish:
+            event = sse_event(self._piece(prompt_index, chunk, is_first=False))
+        else:
+            event = text_event.with_text(chunk.text)
+        return event if self._cursor is None else self._cursor.advance(index, chunk) + event
+
+    def last_events(self, usage: Usage | None) -> bytes:
+        """What ends a stream: its usage where that was asked for, and a mark."""
+        cursor = self._cursor
+        events = b""
+        if usage is not None and not (cursor and cursor.is_past_usage):
+            events += cursor.advance_past_usage() if cursor else b""
+            events += sse_event(self._chunk_head | {"choices": [], "usage": usage_json(usage)})
+        if not (cursor and cursor.is_done):
+            events += cursor.advance_to_end() if cursor else b""
+            events += _DONE
+        return events
+
+    def _piece(self, prompt_index: int, chunk: Chunk, *, is_first: bool) -> Json:
+        particular = self._form.piece(chunk, self._renderings[prompt_index], self._vocabulary, is_first)
+        return self._chunk_head | {"choices": [self._choice(prompt_index, chunk, particular)]}
+
+    def _choice(self, prompt_index: int, chunk: Chunk, particular: Mapping[str, Any]) -> Json:
+        choice: Json = {"index": self._index(prompt_index, chunk), **particular, "finish_reason": None}
+        if chunk.finish is not None:
+            rendering = self._renderings[prompt_index]
+            choice["finish_reason"] = chunk.finish.reason.value
+            # Beyond the OpenAI API: what stopped it, as vLLM has it, and what makes the draw repeatable.
+            choice["stop_reason"] = _stop_reason(chunk.finish, rendering)
+            choice["seed"] = rendering.seed
+        return choice
+
+    def _index(self, prompt_index: int, chunk: Chunk) -> int:
+        return prompt_index * self._renderings[0].n + chunk.index
+
+
+def usage_json(usage: Usage) -> Json:
+    """Usage as the OpenAI API has it."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _stop_reason(finish: Finish, rendering: Rendering) -> str | int | None:
+    """The stop string or stop token of the client's own that was met."""
+    if isinstance(finish.matched, int) and finish.matched not in rendering.stop_token_ids:
+        return None
+    return finish.matched
+
+
+def _chat_logprob(logprob: TokenLogprob, vocabulary: Vocabulary) -> Json:
+    drawn = _chat_token(logprob.token_id, logprob.logprob, vocabulary)
+    drawn["top_logprobs"] = [_chat_token(token_id, value, vocabulary) for token_id, value in logprob.top]
+    return drawn
+
+
+def _chat_token(token_id: int, logprob: float, vocabulary: Vocabulary) -> Json:
+    return {
+        "token": vocabulary.token_text(token_id),
+        "logprob": _finite(logprob),
+        "bytes": list(vocabulary.piece(token_id)),
+    }
+
+
+def _top_by_text(logprob: TokenLogprob, vocabulary: Vocabulary) -> dict[str, float]:
+    """The likeliest tokens and the one that was drawn, by their text; of equal texts the likelier one stays."""
+    by_text: dict[str, float] = {}
+    for token_id, value in (*logprob.top, (logprob.token_id, logprob.logprob)):
+        by_text.setdefault(vocabulary.token_text(token_id), _finite(value))
+    return by_text
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _MIN_LOGPROB)

@@ -1,0 +1,179 @@
+"""What a client asked for, in either protocol: of the right types, not checked otherwise."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from gateway_svc.field_paths import Field
+from gateway_svc.validated_request import EarlyStopping, SpecialTokens, StopText
+from quire.inference.v1 import inference_pb2
+from svc_common.errors import QuireError, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Text to continue."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Tokens to continue."""
+
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A chat to continue: (role, content), oldest first."""
+
+    messages: Sequence[tuple[str, str]]
+
+    @classmethod
+    def from_proto(cls, chat: inference_pb2.Chat) -> "ChatPrompt":
+        """From the public contract."""
+        return cls([(message.role, message.content) for message in chat.messages])
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+class EndOfText(StrEnum):
+    """What the model's end-of-text token does."""
+
+    ENDS = "ends"
+    IGNORED = "ignored"
+
+
+class ResponseMode(StrEnum):
+    """How the answer is given."""
+
+    WHOLE = "whole"
+    STREAMED = "streamed"
+
+
+@dataclass(frozen=True, slots=True)
+class UnvalidatedBeamSearch:
+    """A beam search, before validation. None is what was left out."""
+
+    width: int
+    length_penalty: float | None = None
+    early_stopping: EarlyStopping | None = None
+
+    @classmethod
+    def from_proto(cls, search: inference_pb2.BeamSearch) -> "UnvalidatedBeamSearch":
+        """From the public contract. Raises QuireError for a field or value that this version of it does not have."""
+        _reject_unknown_fields(search, "generation.beam_search")
+        if search.early_stopping not in _EARLY_STOPPINGS:
+            where = f"generation.{Field.EARLY_STOPPING}"
+            raise QuireError(Reason.INVALID_FIELD, "is not one of the values of EarlyStopping", field=where)
+        return cls(
+            width=search.width,
+            length_penalty=_present(search, "length_penalty"),
+            early_stopping=_EARLY_STOPPINGS[search.early_stopping],
+        )
+
+
+_EARLY_STOPPINGS = {
+    inference_pb2.EARLY_STOPPING_UNSPECIFIED: None,
+    inference_pb2.EARLY_STOPPING_HEURISTIC: EarlyStopping.HEURISTIC,
+    inference_pb2.EARLY_STOPPING_AT_WIDTH: EarlyStopping.AT_WIDTH,
+    inference_pb2.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UnvalidatedRequest:
+    """A request to generate, before validation. None is what was left out."""
+
+    prompt: Prompt | None = None
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    max_tokens: int | None = None
+    default_max_tokens: int | None = None
+    """What an absent max_tokens means, as far as the context leaves room; None: all the rest of the context."""
+    min_tokens: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    end_of_text: EndOfText = EndOfText.ENDS
+    stop_text: StopText = StopText.EXCLUDED
+    n: int | None = None
+    best_of: int | None = None
+    beam_search: UnvalidatedBeamSearch | None = None
+    logprobs: int | None = None
+    request_id: str | None = None
+    priority: int | None = None
+    special_tokens: SpecialTokens = SpecialTokens.HIDDEN
+    response_mode: ResponseMode = ResponseMode.WHOLE
+
+    @classmethod
+    def from_proto(cls, generation: inference_pb2.Generation, response_mode: ResponseMode) -> "UnvalidatedRequest":
+        """From the public contract. Raises QuireError for a field that this version of it does not have."""
+        sampling, stopping = generation.sampling, generation.stopping
+        for path, message in (("", generation), (".sampling", sampling), (".stopping", stopping)):
+            _reject_unknown_fields(message, f"generation{path}")
+        return cls(
+            prompt=_prompt_from_proto(generation),
+            model=_present(generation, "model"),
+            temperature=_present(sampling, "temperature"),
+            top_p=_present(sampling, "top_p"),
+            top_k=_present(sampling, "top_k"),
+            min_p=_present(sampling, "min_p"),
+            presence_penalty=_present(sampling, "presence_penalty"),
+            frequency_penalty=_present(sampling, "frequency_penalty"),
+            repetition_penalty=_present(sampling, "repetition_penalty"),
+            seed=_present(sampling, "seed"),
+            logit_bias=sampling.logit_bias,
+            max_tokens=_present(stopping, "max_tokens"),
+            min_tokens=_present(stopping, "min_tokens"),
+            stop=stopping.stop,
+            stop_token_ids=stopping.stop_token_ids,
+            end_of_text=EndOfText.IGNORED if stopping.ignore_eos else EndOfText.ENDS,
+            stop_text=StopText.INCLUDED if stopping.include_stop else StopText.EXCLUDED,
+            n=_present(generation, "n"),
+            best_of=_present(generation, "best_of"),
+            beam_search=(
+                UnvalidatedBeamSearch.from_proto(generation.beam_search) if generation.HasField("beam_search") else None
+            ),
+            logprobs=_present(generation, "logprobs"),
+            request_id=_present(generation, "request_id"),
+            priority=_present(generation, "priority"),
+            special_tokens=SpecialTokens.KEPT if generation.keep_special_tokens else SpecialTokens.HIDDEN,
+            response_mode=response_mode,
+        )
+
+
+def _reject_unknown_fields(message: Message, path: str) -> None:
+    """A field of a later contract asks for what is not served: it is refused by its number, not ignored."""
+    for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]  # its stub knows only indexing
+        text = "is not a field of this version of the contract"
+        raise QuireError(Reason.FEATURE_UNSUPPORTED, text, field=f"{path}.{unknown.field_number}")
+
+
+def _prompt_from_proto(generation: inference_pb2.Generation) -> Prompt | None:
+    match generation.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(generation.text)
+        case "token_ids":
+            return TokenPrompt(generation.token_ids.ids)
+        case "chat":
+            return ChatPrompt.from_proto(generation.chat)
+    return None
+
+
+def _present(message: Any, name: str) -> Any:
+    """The value of an optional field, or None where it was left out."""
+    return getattr(message, name) if message.HasField(name) else None

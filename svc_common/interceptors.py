@@ -1,0 +1,165 @@
+"""The edge of every gRPC server: what goes wrong inside leaves as a status, never as an exception's text."""
+
+import asyncio
+import inspect
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeAlias, cast
+
+import grpc
+
+from svc_common.errors import QuireError, Reason
+
+logger = logging.getLogger("quire.boundary")
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Behavior = Callable[[Any, "Context"], Any]
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]]
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """The outermost interceptor. Handlers may be coroutines, or async generators, and raise QuireError.
+
+    QuireError becomes its status with details; bytes that do not parse become MALFORMED_MESSAGE; any other
+    exception is logged and becomes INTERNAL with an id that leads to the log. Aborts and cancellation pass.
+    """
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> "Handler | None":
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        behavior = _behavior(handler)
+        if handler.response_streaming:
+            # Responses are serialized where they are written, which is inside the guard.
+            return _with_behavior(handler, _streaming(behavior, method), handler.response_serializer)
+        return _with_behavior(handler, _unary(behavior, method, handler.response_serializer), None)
+
+
+class ErrorStatusInterceptor(grpc.aio.ServerInterceptor):
+    """The innermost interceptor: turns QuireError into its status, for interceptors around it to see."""
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> "Handler | None":
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        behavior = _behavior(handler)
+        if not handler.response_streaming:
+            return _with_behavior(handler, _unary_status(behavior), handler.response_serializer)
+        if inspect.isasyncgenfunction(behavior):
+            return _with_behavior(handler, _streaming_status(behavior), handler.response_serializer)
+        return handler
+
+
+@asynccontextmanager
+async def _guard(context: Context, method: str) -> AsyncIterator[None]:
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except grpc.aio.InternalError:
+        # A write or read after the client left. That is no fault, and grpc tells it by cancelling in most cases.
+        raise asyncio.CancelledError from None
+    except QuireError as error:
+        await error.abort(context)
+    except Exception:
+        error_id = uuid.uuid4().hex
+        logger.exception("internal error", extra={"error_id": error_id, "method": method})
+        await QuireError(Reason.INTERNAL, f"internal error {error_id}").abort(context)
+
+
+def _unary(behavior: Behavior, method: str, serialize: Callable[[Any], bytes] | None) -> Behavior:
+    async def respond(request: Any, context: Context) -> Any:
+        async with _guard(context, method):
+            if isinstance(request, QuireError):
+                raise request
+            response = await behavior(request, context)
+            return serialize(response) if serialize else response
+
+    return respond
+
+
+def _streaming(behavior: Behavior, method: str) -> Behavior:
+    async def respond(request: Any, context: Context) -> None:
+        async with _guard(context, method):
+            if isinstance(request, QuireError):
+                raise request
+            responses = behavior(request, context)
+            if inspect.isawaitable(responses):  # it writes to the context itself
+                await responses
+                return
+            # Closing ends the handler at once when the call is cancelled in a write; grpc leaves that to the
+            # garbage collector.
+            async with aclosing(responses):
+                async for response in responses:
+                    await context.write(response)
+
+    return respond
+
+
+def _unary_status(behavior: Behavior) -> Behavior:
+    async def respond(request: Any, context: Context) -> Any:
+        try:
+            return await behavior(request, context)
+        except QuireError as error:
+            await error.abort(context)
+
+    return respond
+
+
+def _streaming_status(behavior: Behavior) -> Behavior:
+    async def respond(request: Any, context: Context) -> AsyncIterator[Any]:
+        try:
+            async with aclosing(behavior(request, context)) as responses:
+                async for response in responses:
+                    yield response
+        except QuireError as error:
+            await error.abort(context)
+
+    return respond
+
+
+def _checked_parser(parse: Callable[[bytes], Any], *, streaming: bool) -> Callable[[bytes], Any]:
+    """A parser that answers MALFORMED_MESSAGE.
+
+    A streamed message is parsed where the handler reads it, so the error is raised. A single one is parsed
+    before the handler is called, where grpc would send the error's text on: there the error is the message.
+    """
+
+    def parse_or_refuse(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except Exception:
+            error = QuireError(Reason.MALFORMED_MESSAGE, "the message does not parse")
+            if streaming:
+                raise error from None
+            return error
+
+    return parse_or_refuse
+
+
+def _behavior(handler: Handler) -> Behavior:
+    kinds = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
+    # The stubs know the behaviors of synchronous servers only.
+    return cast(Behavior, next(filter(None, kinds)))
+
+
+def _with_behavior(handler: Handler, behavior: Behavior, serialize: Callable[[Any], bytes] | None) -> Handler:
+    """The handler with another behavior and serializer, and a parser that refuses instead of failing."""
+    make: Callable[..., Handler] = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    parse = handler.request_deserializer
+    if parse is not None:
+        parse = _checked_parser(parse, streaming=handler.request_streaming)
+    return make(behavior, request_deserializer=parse, response_serializer=serialize)

@@ -1,0 +1,108 @@
+// Pieces that are taken over: run by test_thread_pool.py. Ends with 0 where all is as it should be, else says what is not.
+#include <atomic>
+#include <cstdio>
+#include <vector>
+
+#include "thread_pool.h"
+
+using quire::TaskClaim;
+using quire::ThreadPool;
+
+namespace {
+
+constexpr int UNITS = 5, WRITTEN_FIRST = 2;
+
+// A thread that writes two units of a piece and is then away until another is through with all of it.
+const char* tile_taken_over() {
+    ThreadPool pool(2);
+    std::atomic<int> num_claims{0}, written[UNITS] = {}, by_first{0};
+    std::atomic<bool> is_away{false}, is_over{false}, lost_claim{false};
+    pool.run([&](int thread) {
+        while (thread != 0 && !is_away) quire::cpu_pause();
+        pool.parallel_for_tasks(1, [&](int64_t, TaskClaim& task_claim) {
+            ++num_claims;
+            for (int64_t unit = task_claim.next(); unit < UNITS; ++unit) {
+                if (thread == 0 && unit == WRITTEN_FIRST) {
+                    is_away = true;
+                    while (!is_over) quire::cpu_pause();
+                }
+                if (!task_claim.write([&] { ++written[unit], by_first += thread == 0; })) {
+                    lost_claim = true;
+                    return;
+                }
+            }
+        });
+        if (thread != 0) is_over = true;
+    });
+    for (const auto& times : written)
+        if (times != 1) return "a unit was not written once";
+    if (num_claims != 2 || by_first != WRITTEN_FIRST) return "the piece was not taken over where its holder left it";
+    return lost_claim ? nullptr : "who lost a piece went on writing";
+}
+
+// A piece that is written at once: who takes it over computes all of it.
+const char* whole_task_taken_over() {
+    ThreadPool pool(2);
+    std::atomic<int> written{0}, by_first{0};
+    std::atomic<bool> is_away{false}, is_over{false}, lost_claim{false};
+    pool.run([&](int thread) {
+        while (thread != 0 && !is_away) quire::cpu_pause();
+        pool.parallel_for_tasks(1, [&](int64_t, TaskClaim& task_claim) {
+            for (int heartbeat = 0; heartbeat < UNITS; ++heartbeat) {
+                if (!task_claim.heartbeat()) {
+                    lost_claim = true;
+                    return;
+                }
+                if (thread == 0 && heartbeat + 1 == WRITTEN_FIRST) {
+                    is_away = true;
+                    while (!is_over) quire::cpu_pause();
+                }
+            }
+            task_claim.write_all([&] { ++written, by_first += thread == 0; });
+        });
+        if (thread != 0) is_over = true;
+    });
+    if (written != 1 || by_first != 0) return "a piece was not written once, by who took it over";
+    return lost_claim ? nullptr : "who lost a piece found it its own";
+}
+
+// Many more threads than processors, so that many lose theirs: whatever happens, a unit is written once, in its phase.
+const char* oversubscribed() {
+    constexpr int PHASES = 3000, TASKS = 12;
+    ThreadPool pool(16);
+    std::vector<std::atomic<int>> written(TASKS * UNITS);
+    std::atomic<bool> is_wrong{false};
+    pool.run([&](int) {
+        for (int phase = 0; phase < PHASES; ++phase)
+            pool.parallel_for_tasks(TASKS, [&](int64_t task, TaskClaim& task_claim) {
+                for (int64_t unit = task_claim.next(); unit < UNITS; ++unit)
+                    if (!task_claim.write([&] { is_wrong = written[task * UNITS + unit]++ != phase || is_wrong; })) return;
+            });
+    });
+    for (const auto& times : written)
+        if (times != PHASES) return "a unit was left out";
+    return is_wrong ? "a unit was written twice, or in another's phase" : nullptr;
+}
+
+// More units than can be counted: they are all written.
+const char* more_units_than_counted() {
+    constexpr int64_t MANY = 70000;
+    ThreadPool pool(2);
+    std::vector<std::atomic<int>> written(MANY);
+    pool.run([&](int) {
+        pool.parallel_for_tasks(1, [&](int64_t, TaskClaim& task_claim) {
+            for (int64_t unit = task_claim.next(); unit < MANY; ++unit)
+                if (!task_claim.write([&] { ++written[unit]; })) return;
+        });
+    });
+    for (const auto& times : written)
+        if (times != 1) return "one of many units was not written once";
+    return nullptr;
+}
+
+}  // namespace
+
+int main() {
+    for (const auto test : {tile_taken_over, whole_task_taken_over, oversubscribed, more_units_than_counted})
+        if (const char* wrong = test()) return std::puts(wrong), 1;
+}

@@ -1,0 +1,53 @@
+"""Requests to generate as both protocols bring them, through the one validator."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway_svc.openai_http.bodies import chat_body, completion_body
+from gateway_svc.openai_http.json_fields import parse_body
+from gateway_svc.servicer import generation_field_path
+from gateway_svc.tokenizer import ModelTokenizer
+from gateway_svc.unvalidated_request import ResponseMode, UnvalidatedRequest
+from gateway_svc.validated_request import ModelInfo, ValidatedRequest
+from gateway_svc.validation import Validator
+from quire.inference.v1 import inference_pb2 as api
+from svc_common.errors import QuireError, Reason
+from tiny_model import CONTEXT_LENGTH, tiny_tokenizer
+
+VOCAB_SIZE = tiny_tokenizer().get_vocab_size()
+MODEL = ModelInfo("tiny", CONTEXT_LENGTH, VOCAB_SIZE)
+
+
+async def over_grpc(
+    tokenizer: ModelTokenizer, response_mode: ResponseMode = ResponseMode.WHOLE, **fields: Any
+) -> ValidatedRequest:
+    """Resolves a Generation as it comes off the wire."""
+    sent = api.Generation(**fields).SerializeToString()
+    unvalidated = UnvalidatedRequest.from_proto(api.Generation.FromString(sent), response_mode)
+    return await Validator(tokenizer).generation(unvalidated, MODEL, generation_field_path, "own-id")
+
+
+async def over_http(tokenizer: ModelTokenizer, request_id: str | None = None, **fields: Any) -> ValidatedRequest:
+    """Resolves a body of /v1/chat/completions where it has messages, of /v1/completions otherwise."""
+    read = chat_body if "messages" in fields else completion_body
+    (asked,) = read(parse_body(json.dumps(fields).encode()), request_id).prompts
+    return await Validator(tokenizer).generation(asked.unvalidated, MODEL, asked.field_path, "own-id")
+
+
+async def refused(resolving: Any) -> tuple[Reason, str | None]:
+    """Reason and field of the error that is raised."""
+    with pytest.raises(QuireError) as error:
+        await resolving
+    return error.value.reason, error.value.field
+
+
+def sampling(**fields: Any) -> dict[str, Any]:
+    """Fields of Sampling, in a Generation."""
+    return {"sampling": api.Sampling(**fields)}
+
+
+def stopping(**fields: Any) -> dict[str, Any]:
+    """Fields of Stopping, in a Generation."""
+    return {"stopping": api.Stopping(**fields)}

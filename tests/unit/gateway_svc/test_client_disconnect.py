@@ -1,0 +1,250 @@
+"""Readers that leave a request, and requests that are ended: what the scheduler is told of it, and what it is not. Real
+streams, to schedulers that do as the test says."""
+
+import time
+
+import pytest
+
+from gateway_sessions import SessionClient, sequence, there
+from gateway_svc.validated_request import OnDisconnect
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scripted_scheduler import ScriptedScheduler
+from svc_common.errors import QuireError, Reason
+
+
+async def test_a_deadline_holds_though_the_scheduler_says_nothing(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    request = client.submit("k", deadline=time.monotonic() + 0.01)
+    assert (await request.failure()).reason is Reason.DEADLINE_EXCEEDED
+    assert (await scheduler.next("cancel")).key == "k"
+
+
+@pytest.mark.parametrize(("on_disconnect", "kind"), [(OnDisconnect.CANCEL, "cancel"), (OnDisconnect.DETACH, "detach")])
+async def test_a_request_that_is_left_is_told_of_and_hears_no_more(
+    on_disconnect: OnDisconnect, kind: str, client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    request.disconnect(on_disconnect)
+    assert (await scheduler.next(kind)).key == "k"
+    other = await client.running(scheduler, "other")
+    scheduler.session.tokens("k", [1], 0)
+    scheduler.session.tokens("other", [2], 0)
+    assert await other.next() == ("tokens", [2])
+    assert request.events.empty()
+
+
+async def test_a_cancel_goes_to_the_scheduler_whoever_runs_the_request(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    client.session.cancel("elsewhere")
+    assert (await scheduler.next("cancel")).key == "elsewhere"
+
+
+async def test_a_request_that_waits_here_can_be_cancelled_without_a_scheduler(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    await scheduler.lost()
+    waiting = client.submit("k")
+    client.session.cancel("k")
+    assert (await waiting.failure()).reason is Reason.CANCELLED
+    with pytest.raises(QuireError) as refusal:
+        client.session.cancel("elsewhere")
+    assert refusal.value.reason is Reason.CAPACITY_EXHAUSTED
+
+
+async def test_a_cancel_without_a_scheduler_reaches_the_next_one(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    await scheduler.lost()
+    client.session.cancel("k")
+    assert (await request.failure()).reason is Reason.CANCELLED
+    scheduler.is_leader = True
+    assert (await scheduler.next("cancel")).key == "k"
+    assert not scheduler.all("attach")
+
+
+@pytest.mark.parametrize("on_disconnect", OnDisconnect)
+async def test_a_reader_that_leaves_others_behind_tells_nobody(
+    on_disconnect: OnDisconnect, client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    first = await client.running(scheduler)
+    second = client.attach("k")
+    await scheduler.next("attach")
+    scheduler.session.attached(there(), sequence())
+    await second.next()
+    first.disconnect(on_disconnect)
+    second.disconnect(OnDisconnect.DETACH)
+    assert (await scheduler.next("detach")).key == "k"
+    assert not scheduler.all("cancel")
+    assert len(scheduler.all("detach")) == 1
+
+
+async def test_who_only_joined_a_request_does_not_cancel_it(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    request = client.attach("k")
+    await scheduler.next("attach")
+    scheduler.session.attached(there(), sequence(5))
+    await request.next()
+    request.disconnect(OnDisconnect.CANCEL)
+    assert (await scheduler.next("detach")).key == "k"
+    assert not scheduler.all("cancel")
+
+
+async def test_a_submission_that_joined_a_request_does_not_cancel_it(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    request = client.submit("k")
+    await scheduler.next("submit")
+    scheduler.session.attached(there(submission_id="there"), sequence(5))
+    await request.next()
+    request.disconnect(OnDisconnect.CANCEL)
+    assert (await scheduler.next("detach")).key == "k"
+    assert not scheduler.all("cancel")
+
+
+async def test_a_submission_that_is_answered_with_its_own_request_cancels_it(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    request = client.submit("k")
+    submit = await scheduler.next("submit")
+    scheduler.session.close()  # its acceptance was lost on the way
+    await scheduler.next("submit")
+    scheduler.session.attached(submit, sequence(5))
+    await request.next()
+    request.disconnect(OnDisconnect.CANCEL)
+    assert (await scheduler.next("cancel")).submission_id == submit.submission_id
+
+
+async def test_the_deadline_of_a_call_that_joined_ends_that_call_alone(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    request = client.submit("k", deadline=time.monotonic() + 0.5)
+    await scheduler.next("submit")
+    scheduler.session.attached(there(), sequence(5))
+    what, told = await request.next()
+    while what != "failed":
+        what, told = await request.next()
+    assert told.reason is Reason.DEADLINE_EXCEEDED
+    assert (await scheduler.next("detach")).key == "k"
+    assert "there" not in {cancel.submission_id for cancel in scheduler.all("cancel")}
+
+
+async def test_what_one_that_joined_cannot_handle_is_not_cancelled(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    request = client.submit("k")
+    await scheduler.next("submit")
+    scheduler.session.attached(there(), sequence(5))
+    await request.next()
+    scheduler.session.tokens("k", [6], 1, index=99)
+    assert (await request.failure()).reason is Reason.INTERNAL
+    assert (await scheduler.next("detach")).key == "k"
+    assert not scheduler.all("cancel")
+
+
+@pytest.mark.parametrize(("on_disconnect", "kind"), [(OnDisconnect.CANCEL, "cancel"), (OnDisconnect.DETACH, "detach")])
+async def test_who_left_while_a_newcomer_was_refused_is_told_of(
+    on_disconnect: OnDisconnect, kind: str, client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    first = await client.running(scheduler)
+    submission_id = scheduler.all("submit")[0].submission_id
+    second = client.submit("k", body_digest=b"other")
+    await scheduler.next("submit")
+    first.disconnect(on_disconnect)
+    scheduler.session.fail("k", scheduler_v1.FAILURE_REASON_KEY_IN_USE)
+    assert (await second.failure()).reason is Reason.IDEMPOTENCY_KEY_REUSED
+    told = await scheduler.next(kind)
+    assert told.key == "k"
+    assert kind == "detach" or told.submission_id == submission_id
+
+
+async def test_who_left_is_not_told_of_where_a_newcomer_was_let_in(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    first = await client.running(scheduler)
+    submission_id = scheduler.all("submit")[0].submission_id
+    second = client.submit("k")
+    await scheduler.next("submit")
+    first.disconnect(OnDisconnect.CANCEL)
+    scheduler.session.attached(there(submission_id=submission_id), sequence(5))
+    assert await second.next() == ("attached", {0: [5]})
+    second.disconnect(OnDisconnect.CANCEL)
+    await scheduler.next("detach")
+    assert not scheduler.all("cancel")
+
+
+@pytest.mark.parametrize("on_disconnect", OnDisconnect)
+async def test_who_left_before_the_acceptance_is_told_of_where_the_next_one_is_refused(
+    on_disconnect: OnDisconnect, client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    first, second = client.submit("k"), client.submit("k", body_digest=b"other")
+    await scheduler.next("submit")
+    first_id = scheduler.session.asked["k"]
+    first.disconnect(on_disconnect)
+    await scheduler.next("submit")
+    second_id, scheduler.session.asked["k"] = scheduler.session.asked["k"], first_id
+    scheduler.session.accept("k")
+    scheduler.session.asked["k"] = second_id
+    num_detached = len(scheduler.all("detach"))
+    scheduler.session.fail("k", scheduler_v1.FAILURE_REASON_KEY_IN_USE)
+    assert (await second.failure()).reason is Reason.IDEMPOTENCY_KEY_REUSED
+    for _ in range(num_detached + 1):
+        assert (await scheduler.next("detach")).key == "k"
+
+
+async def test_the_end_of_the_request_before_is_not_who_waits_ones(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    first, second = client.submit("k"), client.submit("k")
+    await scheduler.next("submit")
+    first.disconnect(OnDisconnect.CANCEL)
+    await scheduler.next("submit")
+    second_id = scheduler.session.asked.pop("k")
+    scheduler.session.fail("k", scheduler_v1.FAILURE_REASON_CANCELLED)
+    scheduler.session.asked["k"] = second_id
+    scheduler.session.accept("k")
+    assert await second.next() == ("accepted", True)
+
+
+async def test_nothing_more_is_asked_for_who_fails_with_the_others(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    first = await client.running(scheduler)
+    second, third = client.submit("k"), client.submit("k")
+    await scheduler.next("submit")
+    scheduler.session.tokens("k", [1], 0, index=99)
+    for one in (first, second, third):
+        assert (await one.failure()).reason is Reason.INTERNAL
+    await scheduler.next("cancel")
+    client.session.cancel("other")
+    while (await scheduler.next("cancel")).key != "other":
+        pass
+    assert len(scheduler.all("submit")) == 2
+
+
+async def test_an_answer_to_a_reader_that_left_is_declined(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+    request = client.attach("k")
+    await scheduler.next("attach")
+    request.disconnect(OnDisconnect.DETACH)
+    await scheduler.next("detach")
+    scheduler.session.attached(there(), sequence(5))
+    assert (await scheduler.next("detach")).key == "k"
+
+
+async def test_an_answer_to_a_reader_that_left_is_not_the_next_ones(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    first, second = client.submit("k"), client.submit("k")
+    await scheduler.next("submit")
+    first_id = scheduler.session.asked["k"]
+    first.disconnect(OnDisconnect.DETACH)
+    await scheduler.next("submit")
+    second_id = scheduler.session.asked["k"]
+    scheduler.session.asked["k"] = first_id
+    scheduler.session.accept("k")
+    scheduler.session.asked["k"] = second_id
+    scheduler.session.attached(there(), sequence(5))
+    assert await second.next() == ("attached", {0: [5]})

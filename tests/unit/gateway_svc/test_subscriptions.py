@@ -1,0 +1,263 @@
+"""Requests over a session: what a scheduler is asked, what readers are told, and what a new scheduler is told of what
+ran at the last one. Real streams, to schedulers that do as the test says."""
+
+import time
+from typing import cast
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from gateway_sessions import SessionClient, grown, sequence, there
+from gateway_svc.validated_request import OnDisconnect
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scripted_scheduler import ScriptedScheduler, length_end
+from svc_common.errors import QuireError, Reason
+
+DISCLOSED_REASONS = {
+    Reason.INVALID_FIELD,
+    Reason.CONTEXT_LENGTH_EXCEEDED,
+    Reason.TENANT_QUOTA_EXCEEDED,
+    Reason.DEADLINE_TOO_SHORT,
+}
+
+
+async def test_events_reach_their_request_alone(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+    first, second = await client.running(scheduler, "a"), await client.running(scheduler, "b")
+    scheduler.session.tokens("b", [1, 2], 0)
+    scheduler.session.tokens("unknown", [3], 0)
+    scheduler.session.tokens("a", [4], 0)
+    assert await first.next() == ("tokens", [4])
+    assert await second.next() == ("tokens", [1, 2])
+
+
+async def test_nothing_is_submitted_while_no_model_is_ready(scheduler: ScriptedScheduler) -> None:
+    client = SessionClient([scheduler.address], reconnect_timeout=60)
+    with pytest.raises(QuireError) as refusal:
+        client.submit("k")
+    assert refusal.value.reason is Reason.MODEL_NOT_READY
+    assert refusal.value.retry_after
+
+
+async def test_a_request_is_submitted_again_until_accepted(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+    request = client.submit("k")
+    first = await scheduler.next("submit")
+    scheduler.session.close()
+    again = await scheduler.next("submit")
+    assert first.submission_id
+    assert first.attachment_id != again.attachment_id
+    first.attachment_id = again.attachment_id
+    assert again == first
+    scheduler.session.accept("k")
+    assert await request.next() == ("accepted", True)
+
+
+async def test_each_submission_has_an_id_of_its_own(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+    for _ in range(2):
+        client.submit("k").disconnect(OnDisconnect.CANCEL)
+    assert len({(await scheduler.next("submit")).submission_id for _ in range(2)}) == 2
+
+
+async def test_tokens_before_the_acceptance_are_an_older_requests(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    request = client.submit("k")
+    await scheduler.next("submit")
+    scheduler.session.tokens("k", [1], 7)
+    scheduler.session.accept("k")
+    scheduler.session.tokens("k", [2], 0)
+    assert await request.next() == ("accepted", True)
+    assert await request.next() == ("tokens", [2])
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        (scheduler_v1.FAILURE_REASON_KEY_IN_USE, Reason.IDEMPOTENCY_KEY_REUSED),
+        (scheduler_v1.FAILURE_REASON_DEADLINE_EXCEEDED, Reason.DEADLINE_EXCEEDED),
+        (scheduler_v1.FAILURE_REASON_CANCELLED, Reason.CANCELLED),
+        (scheduler_v1.FAILURE_REASON_INVALID, Reason.INVALID_FIELD),
+        (scheduler_v1.FAILURE_REASON_INTERNAL, Reason.INTERNAL),
+        (scheduler_v1.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED, Reason.CONTEXT_LENGTH_EXCEEDED),
+        (scheduler_v1.FAILURE_REASON_UNAVAILABLE, Reason.CAPACITY_EXHAUSTED),
+        (scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA, Reason.TENANT_QUOTA_EXCEEDED),
+        (scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE, Reason.DEADLINE_TOO_SHORT),
+        (scheduler_v1.FAILURE_REASON_SEARCH_TOO_WIDE, Reason.INVALID_FIELD),
+        (scheduler_v1.FAILURE_REASON_TOO_MANY_TOKENS, Reason.INVALID_FIELD),
+        (scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST, Reason.REQUEST_UNKNOWN),
+        (scheduler_v1.FAILURE_REASON_QUARANTINED, Reason.REQUEST_QUARANTINED),
+        (scheduler_v1.FAILURE_REASON_STORE_DEGRADED, Reason.STORE_DEGRADED),
+        (scheduler_v1.FAILURE_REASON_DIVERGED, Reason.INTERNAL),
+        (scheduler_v1.FAILURE_REASON_UNSPECIFIED, Reason.INTERNAL),
+    ],
+)
+async def test_a_failure_is_told_as_its_reason(
+    reason: scheduler_v1.FailureReason, expected: Reason, client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    request = client.submit("k")
+    await scheduler.next("submit")
+    scheduler.session.fail("k", reason, "why it is so")
+    error = await request.failure()
+    assert error.reason is expected
+    assert ("why it is so" in error.message) == (expected in DISCLOSED_REASONS)
+
+
+async def test_every_reason_of_the_scheduler_is_known(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+    unknown = {
+        scheduler_v1.FAILURE_REASON_UNSPECIFIED,
+        scheduler_v1.FAILURE_REASON_INTERNAL,
+        scheduler_v1.FAILURE_REASON_DIVERGED,
+    }
+    for number in scheduler_v1.FailureReason.values():
+        reason = cast("scheduler_v1.FailureReason", number)
+        request = client.submit("k")
+        await scheduler.next("submit")
+        scheduler.session.fail("k", reason)
+        assert ((await request.failure()).reason is Reason.INTERNAL) == (reason in unknown)
+
+
+@pytest.mark.parametrize(
+    ("reason", "untold"),
+    [
+        (scheduler_v1.FAILURE_REASON_UNAVAILABLE, 1.0),
+        (scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA, 1.0),
+        (scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE, None),
+    ],
+)
+async def test_a_refusal_says_when_to_try_again(
+    reason: scheduler_v1.FailureReason, untold: float | None, client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    for told, expected in ((Duration(seconds=7, nanos=250_000_000), 7.25), (None, untold)):
+        request = client.submit("k")
+        await scheduler.next("submit")
+        scheduler.session.fail("k", reason, retry_after=told)
+        assert (await request.failure()).retry_after == expected
+
+
+@pytest.mark.parametrize(
+    ("reason", "field"),
+    [
+        (scheduler_v1.FAILURE_REASON_SEARCH_TOO_WIDE, "my beam_search.width"),
+        (scheduler_v1.FAILURE_REASON_TOO_MANY_TOKENS, "my stopping.max_tokens"),
+        (scheduler_v1.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED, "my stopping.max_tokens"),
+        (scheduler_v1.FAILURE_REASON_INVALID, None),
+    ],
+)
+async def test_what_a_refusal_is_about_is_spelled_as_its_client_does(
+    reason: scheduler_v1.FailureReason, field: str | None, client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    request = client.submit("k")
+    await scheduler.next("submit")
+    scheduler.session.fail("k", reason)
+    assert (await request.failure()).field == field
+
+
+async def test_an_event_that_cannot_be_handled_fails_its_request_alone(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    broken, other = await client.running(scheduler, "a"), await client.running(scheduler, "b")
+    scheduler.session.tokens("a", [1], 0, index=99)
+    scheduler.session.tokens("b", [2], 0)
+    error = await broken.failure()
+    assert error.reason is Reason.INTERNAL
+    assert "secret" not in error.message
+    assert (await scheduler.next("cancel")).key == "a"
+    assert await other.next() == ("tokens", [2])
+
+
+async def test_the_time_left_goes_with_the_request(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+    client.submit("k", deadline=time.monotonic() + 60)
+    submit = await scheduler.next("submit")
+    assert 50 < submit.time_left.ToTimedelta().total_seconds() <= 60
+    client.submit("endless")
+    assert not (await scheduler.next("submit")).HasField("time_left")
+
+
+async def test_a_reader_that_wants_what_is_there_attaches(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+    request = client.attach("k")
+    attach = await scheduler.next("attach")
+    assert (attach.key, list(attach.unflushed)) == ("k", [])
+    scheduler.session.attached(there(), sequence(5, 6))
+    scheduler.session.tokens("k", [7], 2)
+    assert await request.next() == ("attached", {0: [5, 6]})
+    assert await request.next() == ("tokens", [7])
+
+
+async def test_a_reader_that_wants_what_is_not_there_is_told(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    request = client.attach("k")
+    await scheduler.next("attach")
+    scheduler.session.fail("k", scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST)
+    assert (await request.failure()).reason is Reason.REQUEST_UNKNOWN
+
+
+async def test_a_submission_may_be_answered_with_what_is_there(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    request = client.submit("k")
+    await scheduler.next("submit")
+    scheduler.session.attached(there(), sequence(5, end=length_end()))
+    assert await request.next() == ("attached", {0: [5]})
+
+
+async def test_readers_of_one_request_are_all_told(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+    first = await client.running(scheduler)
+    await grown(scheduler, first, 5)
+    second = client.submit("k")
+    await scheduler.next("submit")
+    scheduler.session.tokens("k", [6], 1)  # it is not let in yet
+    scheduler.session.attached(there(), sequence(5, 6))
+    scheduler.session.tokens("k", [7], 2)
+    assert [await first.next(), await first.next()] == [("tokens", [6]), ("tokens", [7])]
+    assert [await second.next(), await second.next()] == [("attached", {0: [5, 6]}), ("tokens", [7])]
+    scheduler.session.fail("k", scheduler_v1.FAILURE_REASON_CANCELLED)
+    assert (await first.failure()).reason is (await second.failure()).reason is Reason.CANCELLED
+
+
+async def test_one_reader_that_is_refused_leaves_the_others_alone(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    first = await client.running(scheduler)
+    second = client.submit("k", body_digest=b"other")
+    await scheduler.next("submit")
+    scheduler.session.fail("k", scheduler_v1.FAILURE_REASON_KEY_IN_USE)
+    assert (await second.failure()).reason is Reason.IDEMPOTENCY_KEY_REUSED
+    await grown(scheduler, first, 5)
+
+
+async def test_readers_that_come_together_are_asked_for_one_by_one(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    first, second = client.submit("k"), client.submit("k")
+    await scheduler.next("submit")
+    client.session.cancel("other")
+    await scheduler.next("cancel")
+    assert len(scheduler.all("submit")) == 1
+    scheduler.session.fail("k", scheduler_v1.FAILURE_REASON_UNAVAILABLE)
+    assert (await first.failure()).reason is Reason.CAPACITY_EXHAUSTED
+    await scheduler.next("submit")
+    scheduler.session.accept("k")
+    assert await second.next() == ("accepted", True)
+
+
+async def test_one_stop_string_is_told_once_whoever_finds_it(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    first = await client.running(scheduler)
+    second = client.attach("k")
+    await scheduler.next("attach")
+    scheduler.session.attached(there(), sequence(5, 6))
+    await second.next()
+    await grown(scheduler, first, 5)
+    second.match_stop(0, 1)
+    first.match_stop(0, 1)
+    client.session.cancel("other")
+    await scheduler.next("cancel")
+    assert len(scheduler.all("finish")) == 1
+
+
+async def test_whether_a_request_is_durable_is_told(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+    request = client.submit("k")
+    await scheduler.next("submit")
+    scheduler.session.accept("k", is_durable=False)
+    assert await request.next() == ("accepted", False)

@@ -1,0 +1,244 @@
+"""When a request is tried again, and where."""
+
+import grpc
+import pytest
+
+from quire.inference.v1 import inference_pb2 as pb
+from quire_client.errors import QuireError
+from quire_client.resumable_stream import EndpointList, ResumableStream, RetryPolicy
+
+CODE = grpc.StatusCode
+
+
+def answer(reason: str, code: grpc.StatusCode = CODE.UNAVAILABLE, retry_after: float | None = None) -> QuireError:
+    """What a gateway said."""
+    return QuireError(code, reason, "why", retry_after=retry_after, is_answer=True)
+
+
+def broken(code: grpc.StatusCode = CODE.UNAVAILABLE) -> QuireError:
+    """What grpc said of a connection."""
+    return QuireError(code, "UNREACHABLE", "no connection")
+
+
+def reached(num_endpoints: int = 1) -> EndpointList:
+    """SyncEndpointPool of which one has answered before."""
+    endpoint_list = EndpointList(num_endpoints)
+    endpoint_list.has_answered = True
+    return endpoint_list
+
+
+def retry_policy(
+    endpoint_list: EndpointList,
+    resume_timeout: float | None = 60,
+    timeout: float | None = None,
+    random_fraction: float = 1,
+) -> RetryPolicy:
+    made = RetryPolicy(endpoint_list, timeout, resume_timeout, random_fraction=lambda: random_fraction)
+    made.begin_call(0.0)
+    return made
+
+
+def num_tries(of: RetryPolicy, error: QuireError, now: float = 1.0) -> int:
+    """How many calls are made in all, where each ends with `error`, at once."""
+    for tries in range(1, 100):
+        try:
+            of.failed(error, 0, now)
+        except QuireError:
+            return tries
+    return 100
+
+
+def test_a_call_goes_to_the_next_gateway_once_however_many_found_the_last_one_away() -> None:
+    endpoint_list = EndpointList(3)
+    endpoint_list.advance_from(0)
+    endpoint_list.advance_from(0)
+    assert endpoint_list.current == 1
+    endpoint_list.advance_from(1)
+    endpoint_list.advance_from(2)
+    assert endpoint_list.current == 0
+
+
+def test_pauses_double_to_a_second_and_come_after_each_round() -> None:
+    alone, of_two = retry_policy(reached()), retry_policy(reached(2))
+
+    assert [alone.failed(broken(), 0, 1.0) for _ in range(7)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1, 1]
+    assert [of_two.failed(broken(), place % 2, 1.0) for place in range(6)] == [0, 0.05, 0, 0.1, 0, 0.2]
+
+
+def test_pauses_are_spread_over_their_second_half() -> None:
+    assert retry_policy(reached(), random_fraction=0).failed(broken(), 0, 1.0) == 0.025
+
+
+def test_pauses_begin_anew_after_progress() -> None:
+    of = retry_policy(reached())
+    of.failed(broken(), 0, 1.0)
+    of.failed(broken(), 0, 1.1)
+    of.progressed()
+
+    assert of.failed(broken(), 0, 1.2) == 0.05
+
+
+def test_patience_counts_from_the_first_failure_without_progress_in_between() -> None:
+    of = retry_policy(reached(), resume_timeout=60)
+    of.failed(broken(), 0, 1000.0)  # after a long time in a queue
+    of.begin_call(1055.0)
+    of.failed(broken(), 0, 1059.0)
+    of.begin_call(1060.0)
+
+    with pytest.raises(QuireError):
+        of.failed(broken(), 0, 1061.0)
+
+
+def test_a_call_that_lived_long_was_with_a_gateway_that_answered() -> None:
+    of = retry_policy(reached(), resume_timeout=60)
+    of.failed(broken(), 0, 10.0)
+    of.begin_call(10.0)
+
+    assert of.failed(broken(), 0, 100.0) == 0.05
+
+
+def test_each_break_is_told_once() -> None:
+    told: list[QuireError] = []
+    of = RetryPolicy(reached(), resume_timeout=60, on_resume=told.append)
+    of.begin_call(0.0)
+    first, second = broken(), broken()
+    of.failed(first, 0, 1.0)
+    of.failed(broken(), 0, 1.1)
+    of.progressed()
+    of.failed(second, 0, 1.2)
+
+    assert told == [first, second]
+    assert of.num_resumes == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [broken(), broken(CODE.INTERNAL), broken(CODE.CANCELLED), answer("DRAINING"), answer("MODEL_NOT_READY")],
+    ids=str,
+)
+def test_what_passes_is_waited_for(error: QuireError) -> None:
+    assert num_tries(retry_policy(reached()), error) == 100
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        answer("INTERNAL", CODE.INTERNAL),
+        answer("REQUEST_QUARANTINED", CODE.INTERNAL),
+        answer("CANCELLED", CODE.CANCELLED),
+        answer("REQUEST_UNKNOWN", CODE.NOT_FOUND),
+        answer("DEADLINE_TOO_SHORT", retry_after=1),
+        broken(CODE.DEADLINE_EXCEEDED),
+        broken(CODE.UNKNOWN),
+        broken(CODE.UNIMPLEMENTED),
+    ],
+    ids=str,
+)
+def test_what_does_not_pass_comes_through_at_once(error: QuireError) -> None:
+    assert num_tries(retry_policy(reached()), error) == 1
+
+
+def test_where_nobody_ever_answered_each_is_tried_and_that_is_that() -> None:
+    assert num_tries(retry_policy(EndpointList(1)), broken()) == 4
+    assert num_tries(retry_policy(EndpointList(9)), broken()) == 9
+
+
+def test_an_answer_shows_that_somebody_is_there() -> None:
+    assert num_tries(retry_policy(EndpointList(1)), answer("MODEL_NOT_READY")) == 100
+
+
+@pytest.mark.parametrize(("retry_after", "tries"), [(None, 4), (2, 4), (7, 1)])
+def test_a_crowd_is_added_to_a_few_times_and_only_where_it_clears_soon(retry_after: float | None, tries: int) -> None:
+    assert num_tries(retry_policy(reached()), answer("CAPACITY_EXHAUSTED", retry_after=retry_after)) == tries
+
+
+def test_a_request_that_was_taken_is_no_longer_one_of_the_crowd() -> None:
+    of = retry_policy(reached())
+    of.progressed()
+    assert num_tries(of, answer("CAPACITY_EXHAUSTED", retry_after=7)) == 100
+
+
+def test_without_resuming_only_what_was_not_taken_is_tried_again() -> None:
+    assert num_tries(retry_policy(reached(), None), answer("DRAINING")) == 4
+    assert num_tries(retry_policy(reached(), None), broken(CODE.INTERNAL)) == 1
+    begun = retry_policy(reached(), None)
+    begun.progressed()
+    assert num_tries(begun, answer("DRAINING")) == 1
+
+
+def test_calls_share_one_deadline_and_no_pause_goes_beyond_it() -> None:
+    of = retry_policy(reached(), timeout=10)
+
+    assert of.begin_call(4.0) == 6
+    assert of.failed(broken(), 0, 9.99) == pytest.approx(0.01)
+    with pytest.raises(QuireError) as caught:
+        of.begin_call(10.0)
+    assert caught.value.code is CODE.DEADLINE_EXCEEDED
+
+
+def said(**event: object) -> pb.StreamGenerateResponse:
+    return pb.StreamGenerateResponse(**event)  # type: ignore[arg-type]
+
+
+def resumable() -> ResumableStream:
+    request = pb.StreamGenerateRequest(generation=pb.Generation(text="x", request_id="r"))
+    return ResumableStream(request, retry_policy(reached()))
+
+
+def test_until_it_is_accepted_a_stream_is_asked_for_anew_and_then_from_where_it_stands() -> None:
+    of = resumable()
+    assert isinstance(of.begin_call(1.0)[0], pb.StreamGenerateRequest)
+    of.read(said(acceptance=pb.Acceptance(request_id="r", seed=3)))
+    of.read(said(chunk=pb.Chunk(index=1, token_ids=[5, 6])))
+    of.read(said(chunk=pb.Chunk(index=0, token_ids=[5])))
+    of.read(said(chunk=pb.Chunk(index=1, offset=2, token_ids=[7])))
+
+    request, _ = of.begin_call(2.0)
+
+    assert request == pb.ResumeRequest(
+        request_id="r", positions=[pb.Position(index=1, next_offset=3), pb.Position(index=0, next_offset=1)]
+    )
+
+
+def test_the_end_of_a_sequence_comes_once_where_it_is_given_again() -> None:
+    of = resumable()
+    end = said(chunk=pb.Chunk(index=0, text=".", finish=pb.Finish(reason=pb.FINISH_REASON_STOP)))
+
+    assert of.read(end) is not None
+    assert of.read(end) is None
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3], ids=["again", "overlapping", "beyond"])
+def test_tokens_that_do_not_follow_are_an_error(offset: int) -> None:
+    of = resumable()
+    of.read(said(chunk=pb.Chunk(token_ids=[5, 6])))
+
+    with pytest.raises(QuireError) as caught:
+        of.read(said(chunk=pb.Chunk(offset=offset, token_ids=[7, 8])))
+    assert caught.value.reason == "BROKEN_STREAM"
+
+
+def test_more_of_a_sequence_that_has_ended_is_an_error() -> None:
+    of = resumable()
+    of.read(said(chunk=pb.Chunk(token_ids=[5], finish=pb.Finish(reason=pb.FINISH_REASON_STOP))))
+
+    with pytest.raises(QuireError, match="left tokens out, or gave some twice"):
+        of.read(said(chunk=pb.Chunk(offset=1, token_ids=[6])))
+
+
+def test_another_request_under_the_same_name_is_an_error() -> None:
+    of = resumable()
+    of.read(said(acceptance=pb.Acceptance(request_id="r", seed=3)))
+
+    of.read(said(acceptance=pb.Acceptance(request_id="r", seed=3, is_durable=True)))
+    assert of.acceptance is not None
+    assert of.acceptance.is_durable
+    with pytest.raises(QuireError, match="another request"):
+        of.read(said(acceptance=pb.Acceptance(request_id="r", seed=4)))
+
+
+def test_a_break_behind_the_usage_does_not_matter() -> None:
+    of = resumable()
+    of.read(said(usage=pb.Usage()))
+
+    assert of.failed(answer("INTERNAL", CODE.INTERNAL), 0, 1.0) == 0

@@ -1,0 +1,174 @@
+"""From settings to a warm replica: sizes, identity, and what cannot be served."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from llama_models import VARIANTS
+from svc_common.settings import read_settings
+from transformers_models import VARIANTS as OTHERS
+from worker_svc.errors import StartupFailed
+from worker_svc.fingerprint import model_fingerprint
+from worker_svc.instance import ModelInstance, load_instance
+from worker_svc.prefault import Prefault
+from worker_svc.settings import WorkerSettings
+
+
+def _load(directory: Path, *args: str) -> ModelInstance:
+    small = ["--num-threads", str(torch.get_num_threads()), "--cpu-kv-bytes", str(2**24)]
+    return load_instance(read_settings(WorkerSettings, ["--model", str(directory), *small, *args]), print)
+
+
+def test_the_cache_takes_what_it_may_and_no_more(tiny_llama: Path) -> None:
+    description = _load(tiny_llama, "--cpu-kv-bytes", "1000000", "--dtype", "float32").description
+    assert description.limits.num_blocks == 1000000 // description.block_bytes
+
+
+def test_all_of_it_is_taken_from_the_system_at_once(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    caches: list[torch.Tensor] = []
+
+    class Watched(Prefault):
+        def __init__(self, memory: torch.Tensor, num_threads: int) -> None:
+            caches.append(memory)
+            super().__init__(memory, num_threads)
+
+    monkeypatch.setattr("worker_svc.instance.Prefault", Watched)
+    description = _load(tiny_llama).description
+    assert [cache.nbytes for cache in caches] == [description.limits.num_blocks * description.block_bytes]
+
+
+def test_no_room_for_a_block_is_said_at_start_up(tiny_llama: Path) -> None:
+    with pytest.raises(StartupFailed, match="no memory"):
+        _load(tiny_llama, "--cpu-kv-bytes", "1000")
+
+
+def test_the_number_of_blocks_can_be_given(tiny_llama: Path) -> None:
+    assert _load(tiny_llama, "--num-blocks", "5").description.limits.num_blocks == 5
+
+
+@pytest.mark.parametrize("args", [("--num-blocks", "1"), ("--max-step-tokens", "1"), ("--max-sequences", "1")])
+def test_the_smallest_budgets_start(args: tuple[str, str], tiny_llama: Path) -> None:
+    _load(tiny_llama, *args)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_said_at_start_up(tiny_llama: Path) -> None:
+    with pytest.raises(StartupFailed, match="no GPU"):
+        _load(tiny_llama, "--device", "cuda")
+
+
+def test_the_host_has_as_many_blocks_as_its_space_holds(tiny_llama: Path) -> None:
+    description = _load(tiny_llama, "--num-blocks", "5", "--swap-space", "0.001").description
+    assert description.limits.num_host_blocks == int(0.001 * 2**30) // description.block_bytes > 0
+
+
+def test_rates_are_measured_before_anything_is_served(tiny_llama: Path) -> None:
+    description = _load(tiny_llama, "--num-blocks", "5").description
+    assert description.limits.num_host_blocks == 5
+    assert description.prefill_tokens_per_second > 0
+    assert description.swap_bytes_per_second > 0
+
+
+def test_without_host_blocks_there_is_no_rate_of_swaps(tiny_llama: Path) -> None:
+    description = _load(tiny_llama, "--num-blocks", "5", "--swap-space", "0").description
+    assert description.limits.num_host_blocks == 0
+    assert description.swap_bytes_per_second == 0
+
+
+def test_swaps_that_are_held_back_are_measured_so(tiny_llama: Path) -> None:
+    description = _load(tiny_llama, "--num-blocks", "5", "--swap-rate", "1000000").description
+    assert description.swap_bytes_per_second <= 1.01e6
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_keys_and_values_may_be_kept_in_8_bits(dtype: str, tiny_llama: Path) -> None:
+    small = ("--kernels", "triton", "--num-blocks", "2", "--max-step-tokens", "4", "--max-sequences", "2")
+    description = _load(tiny_llama, "--kv-cache-dtype", dtype, *small).description
+    # Keys and values, layers, heads, tokens; 64 codes and a scale
+    assert description.block_bytes == 2 * 2 * 2 * 16 * (64 + 4)
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("--swap-space", "1000000"), "QUIRE_SWAP_SPACE"),
+        (("--swap-space", "0.0000001"), "QUIRE_SWAP_SPACE"),
+        (("--num-blocks", "1000000000"), "QUIRE_NUM_BLOCKS"),
+        (("--kv-cache-dtype", "int8"), "QUIRE_KV_CACHE_DTYPE"),
+        (("--kv-cache-dtype", "fp8", "--kernels", "torch"), "QUIRE_KV_CACHE_DTYPE"),
+    ],
+)
+def test_what_the_machine_cannot_do_is_refused_by_the_settings_name(
+    args: tuple[str, ...], named: str, tiny_llama: Path
+) -> None:
+    if "--kv-cache-dtype" in args and torch.cuda.is_available():
+        args = (*args, "--device", "cpu")
+    with pytest.raises(StartupFailed, match=named):
+        _load(tiny_llama, *args)
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("--num-blocks", "0"), "QUIRE_NUM_BLOCKS"),
+        (("--swap-space", "-1"), "QUIRE_SWAP_SPACE"),
+        (("--swap-space", "nan"), "QUIRE_SWAP_SPACE"),
+        (("--swap-space", "inf"), "QUIRE_SWAP_SPACE"),
+        (("--swap-rate", "0"), "QUIRE_SWAP_RATE"),
+        (("--kv-cache-dtype", "fp4"), "QUIRE_KV_CACHE_DTYPE"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_by_the_settings_name(
+    args: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(WorkerSettings, list(args))
+    assert named in capsys.readouterr().err
+
+
+def test_equal_models_have_equal_fingerprints(tiny_llama: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_llama, copy)
+    assert model_fingerprint(copy, torch.float32) == model_fingerprint(tiny_llama, torch.float32)
+
+
+def test_deterministic_mode_serves_what_the_compiled_kernels_compute(tiny_llama: Path) -> None:
+    plain = _load(tiny_llama, "--num-blocks", "5").description.fingerprint
+    first, second = (_load(tiny_llama, "--num-blocks", "5", "--deterministic", "true") for _ in range(2))
+    assert first.description.fingerprint == second.description.fingerprint != plain
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("args", [("--kernels", "torch"), ("--kernels", "triton"), ("--dtype", "float16")])
+def test_deterministic_mode_is_refused_where_nothing_keeps_it(args: tuple[str, ...], tiny_llama: Path) -> None:
+    with pytest.raises(StartupFailed, match="QUIRE_DETERMINISTIC"):
+        _load(tiny_llama, "--deterministic", "true", *args)
+
+
+def test_deterministic_mode_is_refused_for_other_architectures(save_model: Callable[..., Path]) -> None:
+    with pytest.raises(StartupFailed, match="QUIRE_DETERMINISTIC cannot be kept: only models of the Llama family"):
+        _load(save_model(OTHERS["gpt2"]()), "--deterministic", "true")
+
+
+def test_dtypes_config_and_weights_change_the_fingerprint(
+    tiny_llama: Path, tmp_path: Path, save_model: Callable[..., Path]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_llama, copy)
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"] += 1
+    save_file(tensors, copy / "model.safetensors")
+    fingerprints = {
+        model_fingerprint(tiny_llama, torch.float32),
+        model_fingerprint(tiny_llama, torch.bfloat16),
+        model_fingerprint(tiny_llama, torch.float32, kv_cache_dtype="int8"),
+        model_fingerprint(tiny_llama, torch.float32, kv_cache_dtype="fp8"),
+        model_fingerprint(tiny_llama, torch.float32, arithmetic="compiled"),
+        model_fingerprint(copy, torch.float32),
+        model_fingerprint(save_model(VARIANTS["mistral"]()), torch.float32),
+    }
+    assert len(fingerprints) == 7

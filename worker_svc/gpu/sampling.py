@@ -1,0 +1,125 @@
+"""Draws on the device: what they depend on for each row, in columns, and the operations that make them."""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+from torch import Tensor
+
+from quire_kernels.adjust_logits import LogitEntries, Penalties, adjust_logits
+from quire_kernels.sample import SamplingTensors, sample
+from worker_svc.gpu.inputs import padded
+from worker_svc.sequences import Sequence
+from worker_svc.step import SamplingParams
+
+_INT32_MAX = 2**31 - 1
+
+Arrays = list[NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingInputs:
+    """How each row draws."""
+
+    sampling: SamplingTensors
+    penalties: Penalties
+    entries: LogitEntries
+
+
+def sampling_columns(sequences: Items[Sequence], penalty_slots: NDArray[np.int64], num_rows: int) -> Arrays:
+    """The columns of `SamplingTensors` and of `Penalties`, up to its token counts, for rows that are about to draw.
+
+    Rows beyond those of `drawing` take the likeliest token of whatever logits they have.
+    """
+    params = [sequence.params for sequence in sequences]
+
+    def column(dtype: DTypeLike, fill: float, values: ArrayLike) -> NDArray[Any]:
+        return padded(np.array(values, dtype), num_rows, fill)
+
+    return [
+        column(np.float32, 0.0, [p.temperature for p in params]),
+        column(np.int32, 0, [min(p.top_k, _INT32_MAX) for p in params]),
+        column(np.float64, 1.0, [p.top_p for p in params]),
+        column(np.float32, 0.0, [p.min_p for p in params]),
+        column(np.uint64, 0, [p.seed % 2**64 for p in params]).view(np.int64),
+        column(np.int32, 0, [sequence.index for sequence in sequences]),
+        column(np.int32, 0, [len(sequence.tokens) for sequence in sequences]),
+        column(np.int64, -1, penalty_slots),
+        column(np.float32, 1.0, [p.repetition_penalty for p in params]),
+        column(np.float32, 0.0, [p.frequency_penalty for p in params]),
+        column(np.float32, 0.0, [p.presence_penalty for p in params]),
+    ]
+
+
+def sampling_inputs(columns: Items[Tensor], entries: Items[Tensor], token_counts: Tensor) -> SamplingInputs:
+    """Inputs of `sampling_columns` and `LogitEntryLists.of` on the device."""
+    temperature, top_k, top_p, min_p, seeds, indices, positions, slots, repetition, frequency, presence = columns
+    return SamplingInputs(
+        SamplingTensors(temperature, top_k, top_p, min_p, seeds, indices, positions),
+        Penalties(slots, repetition, frequency, presence, token_counts),
+        LogitEntries(*entries),
+    )
+
+
+def adjust_and_sample(logits: Tensor, inputs: SamplingInputs, sampled: Tensor) -> None:
+    """Draw a token for each row of float32 logits [rows, vocab_size], which are changed, into int64 `drawn` [rows].
+
+    -1 is for a row that has none to draw. Nothing here waits for the device or depends on a value on it: it can be
+    captured.
+    """
+    adjust_logits(logits, inputs.entries, inputs.penalties)
+    sampled.copy_(sample(logits, inputs.sampling, inputs.penalties))
+
+
+class LogitEntryLists:
+    """The single logits that sequences change: their bias, and tokens that may not come yet."""
+
+    def __init__(self) -> None:
+        self._entries_by_sequence: WeakKeyDictionary[Sequence, _SequenceEntries] = WeakKeyDictionary()
+
+    def of(self, sequences: Items[Sequence]) -> Arrays:
+        """The columns of `LogitEntries` for rows that are about to draw."""
+        rows, tokens, values = [], [], []
+        for row, sequence in enumerate(sequences):
+            if not sequence.params.logit_bias and sequence.params.min_tokens == 0:
+                continue
+            part = self._entries_of(sequence).at(len(sequence.tokens) - sequence.prompt_length)
+            rows.append(np.full(len(part.tokens), row, np.int32))
+            tokens.append(part.tokens)
+            values.append(part.values)
+        if not rows:
+            return [np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32)]
+        return [np.concatenate(rows), np.concatenate(tokens), np.concatenate(values)]
+
+    def _entries_of(self, sequence: Sequence) -> "_SequenceEntries":
+        changes = self._entries_by_sequence.get(sequence)
+        if changes is None:
+            changes = self._entries_by_sequence[sequence] = _SequenceEntries(sequence.params)
+        return changes
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    tokens: NDArray[np.int32]
+    values: NDArray[np.float32]
+
+
+class _SequenceEntries:
+    """One sequence's entries, before and after it has its minimum of tokens. Each names a token once."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        biased = np.array(list(params.logit_bias), np.int32)
+        bias = np.array(list(params.logit_bias.values()), np.float32)
+        suppressed = np.unique(np.array(params.suppressed_token_ids, np.int32))
+        left = ~np.isin(biased, suppressed)
+        forbidden = np.full(len(suppressed), -np.inf, np.float32)
+        self._min_tokens = params.min_tokens
+        self._later = _Entries(biased, bias)
+        self._first = _Entries(np.concatenate([biased[left], suppressed]), np.concatenate([bias[left], forbidden]))
+
+    def at(self, num_generated: int) -> _Entries:
+        """The entries for the draw after so many tokens."""
+        return self._first if num_generated < self._min_tokens else self._later

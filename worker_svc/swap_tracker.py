@@ -1,0 +1,116 @@
+"""What a runner has moved: checks the blocks that a step names, and tells of each transfer once, when it is done."""
+
+from collections import Counter, deque
+from collections.abc import Sequence as Items
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker_svc.block_copier import BlockCopier
+from worker_svc.description import WorkerLimits
+from worker_svc.sequences import InvalidSequence
+from worker_svc.step import BlockOps, BlockPairs, Direction, SwapResult
+
+
+class SwapTracker:
+    """The transfers of one generation of steps. For the runner's thread."""
+
+    def __init__(self, block_copier: BlockCopier, limits: WorkerLimits) -> None:
+        self._block_copier = block_copier
+        self._num_blocks = {Direction.OUT: limits.num_blocks, Direction.IN: limits.num_host_blocks}
+        # In the order of their steps.
+        self._pending: deque[tuple[int, Future[SwapResult]]] = deque()
+        # Blocks that should have been copied into, and were not: what is in them is of no use to anybody.
+        self._invalid_blocks: set[int] = set()
+
+    @property
+    def pending(self) -> "list[Future[SwapResult]]":
+        """Transfers that nobody was told of yet."""
+        return [future for _, future in self._pending]
+
+    def start(self, step_id: int, block_ops: BlockOps) -> "list[Future[Any]]":
+        """Have a step's blocks moved. What is returned must be done before the step is; its errors are the step's.
+
+        A swap with a block that there is not fails as a whole. Of copies, such a one alone is left out, and fails the
+        sequences that stand on it.
+        """
+        self._swap(step_id, Direction.OUT, block_ops.swap_out)
+        self._swap(step_id, Direction.IN, block_ops.swap_in)
+        if not block_ops.copies:
+            return []
+        good = self._valid_copies(block_ops.copies)
+        filled = {destination for _, destination in good}
+        self._invalid_blocks = (self._invalid_blocks - filled) | (
+            {destination for _, destination in block_ops.copies} - filled
+        )
+        return [self._block_copier.copy(good)] if good else []
+
+    def pop_done(self, step_id: int) -> list[SwapResult]:
+        """The transfers of steps up to this one that are done and were not told of. Raises where the device is lost."""
+        reported, left = [], deque[tuple[int, Future[SwapResult]]]()
+        for start_step_id, future in self._pending:
+            if start_step_id <= step_id and future.done():
+                reported.append(future.result())
+            else:
+                left.append((start_step_id, future))
+        self._pending = left
+        return reported
+
+    def stall_seconds(self, step_id: int, reported: Items[SwapResult]) -> float:
+        """What transfers of this step, among those that it tells of, took of its own time."""
+        if not self._block_copier.is_synchronous:
+            return 0.0
+        return sum(swap_result.seconds for swap_result in reported if swap_result.step_id == step_id)
+
+    @property
+    def has_invalid_blocks(self) -> bool:
+        """Whether there are blocks that should have been copied into and were not."""
+        return bool(self._invalid_blocks)
+
+    def check_copied(self, *tables: Items[int] | NDArray[np.int32]) -> None:
+        """Raises InvalidSequence, once, where one of these blocks should have been copied into and was not."""
+        named = {int(block) for table in tables for block in table} & self._invalid_blocks
+        self._invalid_blocks -= named
+        if named:
+            raise InvalidSequence("a copy into one of its blocks named a block that there is not, or a block twice")
+
+    def cancel_all(self) -> None:
+        """Give up all that is not done, and forget all."""
+        self._block_copier.cancel_all()
+        self._pending.clear()
+        self._invalid_blocks.clear()
+
+    def _swap(self, step_id: int, direction: Direction, pairs: BlockPairs) -> None:
+        if not pairs:
+            return
+        reject_reason = self._reject_reason(direction, pairs)
+        if reject_reason is None:
+            if direction is Direction.IN:
+                self._invalid_blocks -= {destination for _, destination in pairs}
+            future = self._block_copier.swap(step_id, direction, pairs)
+        else:
+            future = Future()
+            future.set_result(SwapResult(step_id, direction, len(pairs), 0.0, reject_reason))
+        self._pending.append((step_id, future))
+
+    def _reject_reason(self, direction: Direction, pairs: BlockPairs) -> str | None:
+        back = Direction.IN if direction is Direction.OUT else Direction.OUT
+        sources, destinations = self._num_blocks[direction], self._num_blocks[back]
+        if any(source >= sources or destination >= destinations for source, destination in pairs):
+            device, host = self._num_blocks[Direction.OUT], self._num_blocks[Direction.IN]
+            return f"it names a block beyond the {device} of the device or the {host} of the host"
+        if len({destination for _, destination in pairs}) < len(pairs):
+            return "it names a destination twice"
+        return None
+
+    def _valid_copies(self, copies: BlockPairs) -> BlockPairs:
+        end = self._num_blocks[Direction.OUT]
+        sources = {source for source, _ in copies}
+        times = Counter(destination for _, destination in copies)
+        return [
+            (source, destination)
+            for source, destination in copies
+            if source < end and destination < end and times[destination] == 1 and destination not in sources
+        ]
