@@ -7,7 +7,7 @@ import uvloop
 
 from gateway_svc.auth import InvalidKeyFile
 from gateway_svc.gateway import Gateway
-from gateway_svc.settings import GatewaySettings
+from gateway_svc.settings import BadSetting, GatewaySettings
 from gateway_svc.tokenizer import InvalidModelFiles
 from svc_common.gc_tuning import freeze_gc
 from svc_common.logs import configure_logging
@@ -31,10 +31,10 @@ def main() -> None:
     configure_logging("gateway", settings.log_level)
     configure_tracing("gateway")
     try:
-        model = resolve_model(settings.model)
+        model = resolve_model(settings.model, settings.revision, settings.tokenizer, settings.tokenizer_revision)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings, model))
-    except (InvalidKeyFile, InvalidModelFiles, CannotListen, ModelNotFound) as error:
+    except (InvalidKeyFile, InvalidModelFiles, BadSetting, CannotListen, ModelNotFound) as error:
         print(f"python -m gateway_svc: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     finally:

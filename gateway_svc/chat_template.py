@@ -6,10 +6,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gateway_svc.settings import BadSetting
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -40,21 +42,41 @@ class ChatTemplate:
             raise ChatTemplateError from error
 
 
-def load_chat_template(directory: Path) -> ChatTemplate | None:
-    """The template of a model directory, or None where the model has none.
+def load_chat_template(directory: Path, override: str | None = None) -> ChatTemplate | None:
+    """The template of a tokenizer's directory, or None where it has none.
 
-    Raises jinja2.TemplateError, OSError or ValueError on files that are not what they should be.
+    `override` is a file of another template, or another template itself, which gets the same special tokens. Raises
+    BadSetting where it cannot be used, and jinja2.TemplateError, OSError or ValueError on files of the directory that
+    are not what they should be.
     """
     path = directory / "tokenizer_config.json"
     config = json.loads(path.read_text()) if path.exists() else {}
+    tokens = {name: _token_text(config[name]) for name in _SPECIAL_TOKENS if config.get(name)}
+    if override is not None:
+        return _override(override, tokens)
     source = _named_default(config.get("chat_template"))
     # A file of its own is the newer place, and holds where both are there.
     if (own := directory / "chat_template.jinja").exists():
         source = own.read_text()
-    if source is None:
-        return None
-    tokens = {name: _token_text(config[name]) for name in _SPECIAL_TOKENS if config.get(name)}
-    return ChatTemplate(source, tokens)
+    return None if source is None else ChatTemplate(source, tokens)
+
+
+def _override(setting: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
+    try:
+        source = Path(setting).read_text()
+    except (OSError, ValueError) as error:
+        # A template that contains no tag and no line break would ignore the messages, so this is the name of a file.
+        if not any(character in setting for character in "{}\n"):
+            raise BadSetting(f"QUIRE_CHAT_TEMPLATE: {setting} cannot be read: {error}") from error
+        source = setting
+    try:
+        return ChatTemplate(source, special_tokens)
+    except TemplateSyntaxError as error:
+        raise BadSetting(
+            f"QUIRE_CHAT_TEMPLATE does not parse as a Jinja template: line {error.lineno}: {error.message}"
+        ) from error
+    except TemplateError as error:
+        raise BadSetting(f"QUIRE_CHAT_TEMPLATE cannot be used as a Jinja template: {error}") from error
 
 
 def _named_default(template: Any) -> str | None:

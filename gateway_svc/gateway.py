@@ -7,10 +7,12 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import uvicorn
 
 from gateway_svc.auth import Authenticator
+from gateway_svc.generation_config import load_generation_defaults
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai_http.app import HttpHandlers
 from gateway_svc.request_manager import RequestManager
@@ -36,19 +38,21 @@ class Gateway:
     """Both listeners. `http_port` and `grpc_port` are those in use."""
 
     def __init__(self, settings: GatewaySettings, model: ServedModel) -> None:
-        """Binds both ports. Raises CannotListen, InvalidKeyFile and InvalidModelFiles."""
+        """Binds both ports. Raises CannotListen, InvalidKeyFile, InvalidModelFiles and BadSetting."""
         authenticator = Authenticator.from_file(settings.api_keys)
         self._drain_grace = settings.drain_grace
-        self._tokenizer = ModelTokenizer.load(model.path)
+        defaults = load_generation_defaults(settings.generation_config, settings.override_generation_config, model.path)
+        self._defaults = {name: value for name, value in asdict(defaults).items() if value is not None}
+        self._tokenizer = ModelTokenizer.load(model.path, model.other_tokenizer, settings.chat_template or None)
         self._changed = asyncio.Event()
         self._session = SchedulerSession(
             settings.scheduler_addresses,
             model.name,
-            tokenizer_fingerprint(model.path),
+            tokenizer_fingerprint(model.tokenizer_path),
             self._changed.set,
             settings.scheduler_patience,
         )
-        self._request_manager = RequestManager(self._tokenizer, self._session, GatewayMetrics())
+        self._request_manager = RequestManager(self._tokenizer, self._session, GatewayMetrics(), defaults)
         self._grpc = create_server(max_message_bytes=PUBLIC_MESSAGE_BYTES, interceptors=server_interceptors(SERVICE))
         add_InferenceServiceServicer_to_server(InferenceServicer(self._request_manager, authenticator), self._grpc)
         self._health = HealthReporter(self._grpc, [SERVICE])
@@ -83,7 +87,8 @@ class Gateway:
         ]
         for task in self._tasks:
             task.add_done_callback(_end_process_on_failure)
-        logger.info("listening", extra={"http_port": self.http_port, "grpc_port": self.grpc_port})
+        about = {"http_port": self.http_port, "grpc_port": self.grpc_port}
+        logger.info("listening", extra=about | ({"defaults": self._defaults} if self._defaults else {}))
 
     async def stop(self) -> None:
         """Says that it is not serving, lets running requests end within the grace, then closes everything."""

@@ -20,7 +20,7 @@ from gateway_svc.sequence_output import ResumePosition
 from gateway_svc.session import SchedulerSession
 from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.tracing import GenerationSpan, Operation
-from gateway_svc.unvalidated_request import UnvalidatedRequest
+from gateway_svc.unvalidated_request import GenerationDefaults, UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, ValidatedRequest
 from gateway_svc.validation import Validator
 from svc_common.errors import QuireError, Reason
@@ -46,9 +46,15 @@ class _Admission(Enum):
 class RequestManager:
     """The gateway without its protocols."""
 
-    def __init__(self, tokenizer: ModelTokenizer, session: SchedulerSession, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        session: SchedulerSession,
+        metrics: GatewayMetrics,
+        defaults: GenerationDefaults | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
-        self.validator = Validator(tokenizer)
+        self.validator = Validator(tokenizer, defaults)
         self.metrics = metrics
         self._session = session
         self._admission = _Admission.OPEN

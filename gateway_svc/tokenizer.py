@@ -48,19 +48,29 @@ class ModelTokenizer:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenize")
 
     @classmethod
-    def load(cls, directory: Path) -> "ModelTokenizer":
-        """Reads tokenizer.json and its companions. Raises InvalidModelFiles."""
+    def load(
+        cls, directory: Path, tokenizer_directory: Path | None = None, chat_template: str | None = None
+    ) -> "ModelTokenizer":
+        """Reads tokenizer.json and its companions, from a directory of their own if one is given.
+
+        `chat_template` is the setting that replaces the tokenizer's. End-of-text tokens are the model's in any case.
+        Raises InvalidModelFiles and BadSetting.
+        """
+        source = tokenizer_directory or directory
         try:
-            data = (directory / "tokenizer.json").read_bytes()
-            decoder = json.loads(data).get("decoder")
-            template = load_chat_template(directory)
             eos_token_ids = _eos_token_ids(directory)
+        except (OSError, ValueError) as error:
+            raise InvalidModelFiles(f"{directory} names no end-of-text token that can be used: {error}") from error
+        try:
+            data = (source / "tokenizer.json").read_bytes()
+            decoder = json.loads(data).get("decoder")
+            template = load_chat_template(source, chat_template)
         except (OSError, ValueError, KeyError, TemplateError) as error:
-            raise InvalidModelFiles(f"{directory} holds no tokenizer that can be used: {error}") from error
+            raise InvalidModelFiles(f"{source} holds no tokenizer that can be used: {error}") from error
         try:
             tokenizer = Tokenizer.from_buffer(data)
         except Exception as error:  # tokenizers raises nothing narrower
-            raise InvalidModelFiles(f"{directory / 'tokenizer.json'} cannot be used: {error}") from error
+            raise InvalidModelFiles(f"{source / 'tokenizer.json'} cannot be used: {error}") from error
         return cls(tokenizer, decoder, template, eos_token_ids)
 
     @property

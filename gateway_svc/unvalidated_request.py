@@ -1,7 +1,7 @@
 """What a client asked for, in either protocol: of the right types, not checked otherwise."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -154,6 +154,31 @@ class UnvalidatedRequest:
             special_tokens=SpecialTokens.KEPT if generation.keep_special_tokens else SpecialTokens.HIDDEN,
             response_mode=response_mode,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Values of what a request leaves out, as the operator sets them. None: Quire's own default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+    def fill(self, unvalidated: UnvalidatedRequest) -> UnvalidatedRequest:
+        """The draft with these values where it has none. A beam search does not sample: it gets max_tokens alone."""
+        filled: dict[str, Any] = {}
+        if unvalidated.beam_search is None:
+            filled = {name: value for name in _SAMPLED if (value := getattr(self, name)) is not None}
+            filled = {name: value for name, value in filled.items() if getattr(unvalidated, name) is None}
+        if self.max_tokens is not None:
+            filled["default_max_tokens"] = self.max_tokens
+        return replace(unvalidated, **filled) if filled else unvalidated
+
+
+_SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def _reject_unknown_fields(message: Message, path: str) -> None:

@@ -13,6 +13,7 @@ from gateway_svc.tokenizer import ModelTokenizer, PromptTooLong
 from gateway_svc.unvalidated_request import (
     ChatPrompt,
     EndOfText,
+    GenerationDefaults,
     Prompt,
     ResponseMode,
     TextPrompt,
@@ -46,10 +47,11 @@ _RANDOM_SEED_BITS = 53  # an integer that JSON clients in any language can hold
 
 
 class Validator:
-    """FieldChecker drafts against the documented ranges and one model."""
+    """FieldChecker drafts against the documented ranges and one model. `defaults` are what the operator sets."""
 
-    def __init__(self, tokenizer: ModelTokenizer) -> None:
+    def __init__(self, tokenizer: ModelTokenizer, defaults: GenerationDefaults | None = None) -> None:
         self._tokenizer = tokenizer
+        self._defaults = defaults or GenerationDefaults()
 
     async def generation(
         self, unvalidated: UnvalidatedRequest, model: ModelInfo, field_path: FieldPath, generated_id: str
@@ -60,6 +62,7 @@ class Validator:
         """
         check = FieldChecker(field_path)
         check.model(unvalidated.model, model)
+        unvalidated = self._defaults.fill(unvalidated)
         request_id, on_disconnect = _identity(unvalidated, check, generated_id)
         sampling = _sampling(unvalidated, model, check)
         n = check.integer(Field.N, unvalidated.n, 1, 1, MAX_SEQUENCES)
@@ -70,8 +73,7 @@ class Validator:
             logprobs = check.integer(Field.LOGPROBS, unvalidated.logprobs, 0, 0, MAX_LOGPROBS)
         priority = check.integer(Field.PRIORITY, unvalidated.priority, 0, -(2**31), 2**31 - 1)
         _check_stops(unvalidated, model, check)
-        if unvalidated.max_tokens is not None and unvalidated.max_tokens < 1:
-            raise check.invalid(Field.MAX_TOKENS, "must be at least 1")
+        check.max_tokens(unvalidated.max_tokens)
         prompt_token_ids = await self.prompt_tokens(unvalidated.prompt, model, check)
         stopping = self._stopping(unvalidated, model, len(prompt_token_ids), check)
         return ValidatedRequest(
@@ -239,6 +241,31 @@ class FieldChecker:
             raise self.invalid(which, f"must be above 0 and at most {most:g}")
         return value
 
+    def temperature(self, value: float | None, default: float = 1.0) -> float:
+        """A sampling temperature; 0 is greedy."""
+        return self.number(Field.TEMPERATURE, value, default, 0, 2)
+
+    def top_p(self, value: float | None) -> float:
+        """The probability mass that sampling keeps."""
+        return self.positive(Field.TOP_P, value, 1.0, 1)
+
+    def top_k(self, value: int | None) -> int:
+        """How many tokens sampling keeps; 0 and -1 keep all."""
+        return self.integer(Field.TOP_K, value, 0, -1, 2**63 - 1)
+
+    def min_p(self, value: float | None) -> float:
+        """The least probability that sampling keeps, relative to the highest."""
+        return self.number(Field.MIN_P, value, 0.0, 0, 1)
+
+    def repetition_penalty(self, value: float | None) -> float:
+        """What logits of tokens that are there already are divided by."""
+        return self.positive(Field.REPETITION_PENALTY, value, 1.0, 10)
+
+    def max_tokens(self, value: int | None) -> None:
+        """Refuses a length below 1."""
+        if value is not None and value < 1:
+            raise self.invalid(Field.MAX_TOKENS, "must be at least 1")
+
     def token_ids(self, which: Field, token_ids: Sequence[int], model: ModelInfo) -> None:
         """Refuses ids outside the vocabulary."""
         if not token_ids or (min(token_ids) >= 0 and max(token_ids) < model.vocab_size):
@@ -264,17 +291,15 @@ def _identity(unvalidated: UnvalidatedRequest, check: FieldChecker, generated_id
 
 
 def _sampling(unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChecker) -> Sampling:
-    top_k = check.integer(Field.TOP_K, unvalidated.top_k, 0, -1, 2**63 - 1)
+    top_k = check.top_k(unvalidated.top_k)
     return Sampling(
-        temperature=check.number(
-            Field.TEMPERATURE, unvalidated.temperature, 1.0 if unvalidated.beam_search is None else 0.0, 0, 2
-        ),
-        top_p=check.positive(Field.TOP_P, unvalidated.top_p, 1.0, 1),
+        temperature=check.temperature(unvalidated.temperature, 1.0 if unvalidated.beam_search is None else 0.0),
+        top_p=check.top_p(unvalidated.top_p),
         top_k=top_k if 0 < top_k < model.vocab_size else 0,
-        min_p=check.number(Field.MIN_P, unvalidated.min_p, 0.0, 0, 1),
+        min_p=check.min_p(unvalidated.min_p),
         presence_penalty=check.number(Field.PRESENCE_PENALTY, unvalidated.presence_penalty, 0.0, -2, 2),
         frequency_penalty=check.number(Field.FREQUENCY_PENALTY, unvalidated.frequency_penalty, 0.0, -2, 2),
-        repetition_penalty=check.positive(Field.REPETITION_PENALTY, unvalidated.repetition_penalty, 1.0, 10),
+        repetition_penalty=check.repetition_penalty(unvalidated.repetition_penalty),
         seed=check.integer(Field.SEED, unvalidated.seed, secrets.randbits(_RANDOM_SEED_BITS), -(2**63), 2**63 - 1),
         logit_bias=_logit_bias(unvalidated.logit_bias, model, check),
         seed_origin=SeedOrigin.DRAWN if unvalidated.seed is None else SeedOrigin.GIVEN,

@@ -35,6 +35,8 @@ class Leader:
         on_lead: Callable[[SchedulerEngine], Awaitable[None]],
     ) -> None:
         self._settings = settings
+        # Read at start-up: a standby may lead long after the package of its policy was replaced on disk.
+        self._limits = settings.limits
         self._store = store
         self._leadership = Leadership(store, holder, settings.lease_seconds)
         self._on_lead = on_lead
@@ -75,7 +77,7 @@ class Leader:
         """Take over what is there, and begin."""
         settings = self._settings
         logs = await self._live()
-        core, fence = Scheduler(settings.limits), self._is_fenced.set
+        core, fence = Scheduler(self._limits), self._is_fenced.set
         engine = SchedulerEngine(core, self._store, epoch, settings.engine, self._leadership.raise_epoch, fence)
         engine.restore(logs)
         workers = WorkerPool(engine, settings.worker_addresses)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
 from scheduler_svc.core.admission import AdmissionLimits
@@ -11,6 +11,7 @@ from scheduler_svc.core.policies import PolicySettings
 from scheduler_svc.core.preemption import PreemptionMode
 from scheduler_svc.engine import EngineSettings
 from scheduler_svc.live_requests import Graces
+from scheduler_svc.policy_registry import find_policy
 from svc_common.settings import ServiceSettings
 
 
@@ -49,8 +50,10 @@ class SchedulerSettings(ServiceSettings):
     max_sequences: int | None = Field(
         None, ge=1, description="most sequences that run at once on a worker; else as many as it holds"
     )
-    policy: Literal["fair", "priority", "fcfs"] = Field(
-        "fair", description="who goes first: shares by the token, priorities alone, or whoever comes first"
+    policy: str = Field(
+        "fair",
+        description="who goes first: fair (shares by the token), priority, fcfs, or the name of an entry point of "
+        "quire.policies in an installed package",
     )
     ageing_seconds: float = Field(
         10, gt=0, allow_inf_nan=False, description="seconds of waiting that make up for one class of priority"
@@ -79,6 +82,12 @@ class SchedulerSettings(ServiceSettings):
     )
     record_ttl: int = Field(3600, ge=60, description="seconds that a request's record is kept after its end")
 
+    @field_validator("policy")
+    @classmethod
+    def _check_policy(cls, name: str) -> str:
+        find_policy(name)  # raises UnknownPolicy
+        return name
+
     @property
     def worker_addresses(self) -> list[str]:
         """`workers_at`, one by one."""
@@ -103,6 +112,7 @@ class SchedulerSettings(ServiceSettings):
                 self.max_tenant_queued_tokens or unbounded.queue.max_tenant_tokens,
             ),
             policy=self.policy,
+            make_policy=find_policy(self.policy),
             policy_settings=PolicySettings(self.ageing_seconds, self.deadline_horizon),
             gap_factor=self.gap_factor,
             preemption=PreemptionMode(self.preemption),

@@ -3,14 +3,15 @@
 import hashlib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 # What is taken of a hub repository: neither pickled weights nor code.
-HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+TOKENIZER_FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+HUB_FILES = (*TOKENIZER_FILES, "*.safetensors")
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -26,6 +27,13 @@ class ServedModel:
 
     name: str
     path: Path
+    other_tokenizer: Path | None = None
+    """Directory of the tokenizer where that is not the model's own."""
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The directory of the tokenizer."""
+        return self.other_tokenizer or self.path
 
 
 class SourceKind(Enum):
@@ -39,11 +47,20 @@ class SourceKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from: `origin` is a path or a hub id, `name` is what clients call it."""
+    """Where a model comes from: `origin` is a path or a hub id, `name` is what clients call it.
+
+    `revision` is the branch, tag or commit of a hub id; None: its main branch.
+    """
 
     kind: SourceKind
     name: str
     origin: str
+    revision: str | None = None
+    hub_files: tuple[str, ...] = HUB_FILES
+    """Patterns of the files that are needed of a hub id."""
+
+    def __str__(self) -> str:
+        return self.origin if self.revision is None else f"{self.origin} at revision {self.revision}"
 
     def directory(self) -> Path | None:
         """The directory that the model is loaded from, there already or not; None for a hub id not in the cache."""
@@ -55,25 +72,74 @@ class ModelSource:
             case SourceKind.GGUF:
                 return _gguf_directory(Path(self.origin))
             case SourceKind.HUB:
-                return _hub_directory(self.origin)
+                return _hub_directory(self)
 
 
-def resolve_model(model: str | None) -> ServedModel:
+def resolve_model(
+    model: str | None,
+    revision: str | None = None,
+    tokenizer: str | None = None,
+    tokenizer_revision: str | None = None,
+) -> ServedModel:
     """Finds a model by its directory, its GGUF file, its hub id, or the default one where `model` is None.
 
-    Nothing is downloaded or converted: where that is due, or files are missing, raises ModelNotFound.
+    A `tokenizer` is found in the same way; None: the model's own. Nothing is downloaded or converted: where that is
+    due, or files are missing, raises ModelNotFound.
     """
-    source = find_source(model)
-    path = source.directory()
+    source = find_source(model, revision)
+    other = find_tokenizer(model, revision, tokenizer, tokenizer_revision)
+    path, tokenizer_path = source.directory(), other.directory() if other else None
+    flags = {"revision": revision, "tokenizer": tokenizer, "tokenizer-revision": tokenizer_revision}
+    command = " ".join(
+        ["python -m worker_svc.prepare", *([model] if model else [])]
+        + [f"--{flag} {value}" for flag, value in flags.items() if value]
+    )
     if path is None or not path.is_dir():
-        command = "python -m worker_svc.prepare" + (f" {model}" if model else "")
-        raise ModelNotFound(f"the model {source.name} is not prepared yet: run `{command}` first")
-    check_model_files(path)
-    return ServedModel(source.name, path)
+        raise ModelNotFound(f"the model {source} is not prepared yet: run `{command}` first")
+    if other is None:
+        check_model_files(path)
+        return ServedModel(source.name, path)
+    if tokenizer_path is None or not tokenizer_path.is_dir():
+        raise ModelNotFound(f"the tokenizer {other} is not prepared yet: run `{command}` first")
+    check_model_files(path, with_tokenizer=False)
+    check_tokenizer_files(tokenizer_path)
+    return ServedModel(source.name, path, tokenizer_path)
 
 
-def find_source(model: str | None) -> ModelSource:
+def find_tokenizer(
+    model: str | None, revision: str | None, tokenizer: str | None, tokenizer_revision: str | None
+) -> ModelSource | None:
+    """What the settings of a tokenizer name; None: the model's own. Raises ModelNotFound.
+
+    The revision of the model's own tokenizer is the model's, unless `tokenizer_revision` is another one.
+    """
+    if tokenizer and tokenizer != model:
+        try:
+            source = find_source(tokenizer)
+        except ModelNotFound as error:
+            raise ModelNotFound(f"QUIRE_TOKENIZER: {error}") from None
+    elif tokenizer_revision and tokenizer_revision != revision:
+        source = find_source(model)
+    else:
+        return None
+    source = replace(source, hub_files=TOKENIZER_FILES)
+    return _at_revision(source, tokenizer_revision, "QUIRE_TOKENIZER_REVISION")
+
+
+def find_source(model: str | None, revision: str | None = None) -> ModelSource:
     """What `model` names. Raises ModelNotFound where it can be neither a file, nor a directory, nor a hub id."""
+    return _at_revision(_find(model), revision, "QUIRE_REVISION")
+
+
+def _at_revision(source: ModelSource, revision: str | None, setting: str) -> ModelSource:
+    if not revision:
+        return source
+    if source.kind is not SourceKind.HUB:
+        raise ModelNotFound(f"{setting} is {revision}, and {source} is not a hub id: only these have revisions")
+    return replace(source, revision=revision)
+
+
+def _find(model: str | None) -> ModelSource:
     if not model or (model == DEFAULT_MODEL and not Path(model).exists()):
         return ModelSource(SourceKind.DEFAULT, DEFAULT_MODEL, DEFAULT_MODEL)
     path = Path(model).expanduser().resolve()
@@ -99,17 +165,24 @@ def cache_directory() -> Path:
     return cache_root() / "models"
 
 
-def check_model_files(path: Path) -> None:
+def check_model_files(path: Path, *, with_tokenizer: bool = True) -> None:
     """Raises ModelNotFound, naming what is missing, unless a model can be loaded from the directory."""
-    missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
+    needed = ("config.json", "tokenizer.json") if with_tokenizer else ("config.json",)
+    missing = [name for name in needed if not (path / name).is_file()]
     if not any((path / name).is_file() for name in _WEIGHTS):
         missing.append("model.safetensors")
     if missing:
         raise ModelNotFound(f"{path} is not a model directory: it has no {', no '.join(missing)}")
 
 
+def check_tokenizer_files(path: Path) -> None:
+    """Raises ModelNotFound unless the tokenizer that the settings name can be loaded from the directory."""
+    if not (path / "tokenizer.json").is_file():
+        raise ModelNotFound(f"QUIRE_TOKENIZER: {path} is not a tokenizer directory: it has no tokenizer.json")
+
+
 def tokenizer_fingerprint(path: Path) -> bytes:
-    """SHA-256 over the tokenizer's file in a model directory: where it is equal, texts become the same tokens."""
+    """SHA-256 over the tokenizer's file in its directory: where it is equal, texts become the same tokens."""
     return hashlib.sha256((path / "tokenizer.json").read_bytes()).digest()
 
 
@@ -120,11 +193,14 @@ def _gguf_directory(path: Path) -> Path:
     return cache_directory() / f"{path.stem}-{identity[:12]}"
 
 
-def _hub_directory(hub_id: str) -> Path | None:
+def _hub_directory(source: ModelSource) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    files = list(source.hub_files)
     try:
-        return Path(snapshot_download(hub_id, local_files_only=True, allow_patterns=list(HUB_FILES)))
+        return Path(
+            snapshot_download(source.origin, revision=source.revision, local_files_only=True, allow_patterns=files)
+        )
     except LocalEntryNotFoundError:
         return None

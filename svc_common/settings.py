@@ -42,6 +42,10 @@ def _explain(error: ValidationError | SettingsError) -> list[str]:
     lines = []
     for problem in error.errors():
         name = "_".join(str(part) for part in problem["loc"])
+        setting = f"QUIRE_{name.upper()} (--{name.replace('_', '-')})"
+        if problem["type"] == "value_error":  # a validator of ours, which says all there is to say
+            lines.append(f"{setting}: {problem['ctx']['error']}")
+            continue
         message = problem["msg"][:1].lower() + problem["msg"][1:]
-        lines.append(f"QUIRE_{name.upper()} (--{name.replace('_', '-')}): {message}, not {problem['input']!r}")
+        lines.append(f"{setting}: {message}, not {problem['input']!r}")
     return lines

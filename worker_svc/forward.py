@@ -2,12 +2,9 @@
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from worker_svc.attention import AttentionBackend
 from worker_svc.batch import Batch
-from worker_svc.model.llama import LlamaModel
 
 
 class Forward(Protocol):
@@ -19,19 +16,3 @@ class Forward(Protocol):
         Returns the logits float32 [num_draws, vocab_size] that follow the tokens at `batch.logits_indices`. They may be
         overwritten by the next call.
         """
-
-
-class EagerForward:
-    """The native modules, operator by operator."""
-
-    def __init__(self, model: LlamaModel, attention: AttentionBackend) -> None:
-        self._model, self._attention = model, attention
-
-    def __call__(self, batch: Batch) -> Tensor:
-        device = self._model.device
-        return self._model.forward(
-            torch.from_numpy(batch.token_ids).to(device),
-            torch.from_numpy(batch.positions).to(device),
-            self._attention.plan(batch),
-            torch.from_numpy(batch.logits_indices).to(device),
-        )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -25,9 +26,11 @@ from worker_svc.memory import (
     count_blocks,
     count_host_blocks,
 )
-from worker_svc.model.config import ModelConfig
-from worker_svc.model.config_cache import load_native_config
-from worker_svc.model.loading import LoadedModel, load
+from worker_svc.model.compiled import COMPUTED as COMPILED
+from worker_svc.model.description import ModelDescription
+from worker_svc.model.description_cache import description_of
+from worker_svc.model.loading import LoadedModel, load, unsupported_natively
+from worker_svc.model.support import unsupported_reason
 from worker_svc.prefault import BYTES_BEFORE_READY, Prefault
 from worker_svc.progress import progress
 from worker_svc.runner import Runner
@@ -62,28 +65,35 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     the operator.
     """
     check_swap_space(settings.swap_space)
-    served = resolve_model(settings.model)
+    served = resolve_model(settings.model, settings.revision, settings.tokenizer, settings.tokenizer_revision)
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
     torch.set_num_threads(settings.num_threads or available_cpus())
-    native = load_native_config(served.path)
-    kernels = _kernels(settings, native, dtype, device, report)
+    model_description = description_of(served.path)
+    if model_description is not None:
+        # Before the weights are loaded, which takes minutes for a large model. Rotary positions do not depend on it.
+        limit = _context_length(settings.max_model_len, model_description.context_length)
+        model_description = replace(model_description, context_length=limit)
+    kernels = _kernels(settings, model_description, dtype, device, report)
+    native = _native(model_description, kernels, device, report)
     arithmetic = _arithmetic(kernels, native, device) if settings.deterministic else ""
     with progress(f"loading {served.name}", report):
         model = load(served.path, native, dtype, device, kernels, deterministic=settings.deterministic)
     if native is None and isinstance(kernels, CompiledKernels):
-        unsupported_reason = check_compiled_support(model.layout.head_dim, settings.block_size, dtype)
-        if unsupported_reason is not None and settings.kernels == "compiled":
-            raise StartupFailed(f"the compiled kernels cannot be used: {unsupported_reason}")
-        if unsupported_reason is not None:
-            report(f"torch computes the attention, which is slower than compiled kernels: {unsupported_reason}")
+        refused = check_compiled_support(model.layout.head_dim, settings.block_size, dtype)
+        if refused is not None and settings.kernels == "compiled":
+            raise StartupFailed(f"the compiled kernels cannot be used: {refused}")
+        if refused is not None:
+            report(f"torch computes the attention, which is slower than compiled kernels: {refused}")
+    if served.other_tokenizer is not None:
+        _check_vocabulary(served.other_tokenizer, model.layout.vocab_size)
     default_step_tokens, default_sequences = _BUDGETS[device.type]
     shape = CacheShape.of(
         model.layout, settings.block_size, _cache_dtype(settings.kv_cache_dtype, kernels, dtype, device)
     )
     limits = WorkerLimits(
         vocab_size=model.layout.vocab_size,
-        context_length=model.layout.context_length,
+        context_length=_context_length(settings.max_model_len, model.layout.context_length),
         block_size=settings.block_size,
         num_blocks=0,
         max_step_tokens=settings.max_step_tokens or default_step_tokens,
@@ -104,7 +114,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     description = WorkerDescription(
         model=served.name,
         fingerprint=model_fingerprint(served.path, dtype, settings.quantization, settings.kv_cache_dtype, arithmetic),
-        tokenizer_fingerprint=tokenizer_fingerprint(served.path),
+        tokenizer_fingerprint=tokenizer_fingerprint(served.tokenizer_path),
         block_bytes=shape.block_bytes,
         limits=limits,
         dtype=str(dtype).removeprefix("torch."),
@@ -117,6 +127,32 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
             prefault.wait_for(BYTES_BEFORE_READY)
         prefault.continue_while(lambda: runner.is_idle)
     return ModelInstance(description, runner)
+
+
+def _context_length(max_model_len: int | None, of_model: int) -> int:
+    """How many tokens a sequence may have. Raises StartupFailed where that is more than the model was made for."""
+    if max_model_len is None:
+        return of_model
+    if max_model_len > of_model:
+        raise StartupFailed(
+            f"QUIRE_MAX_MODEL_LEN is {max_model_len}, and the context length of the model is {of_model} tokens"
+        )
+    return max_model_len
+
+
+def _check_vocabulary(tokenizer: Path, vocab_size: int) -> None:
+    """Raises StartupFailed where a tokenizer that is not the model's own has ids that the model does not."""
+    from tokenizers import Tokenizer
+
+    try:
+        token_ids = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).get_vocab().values()
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise StartupFailed(f"QUIRE_TOKENIZER: {tokenizer / 'tokenizer.json'} cannot be used: {error}") from error
+    highest = max(token_ids, default=0)
+    if highest >= vocab_size:
+        raise StartupFailed(
+            f"QUIRE_TOKENIZER: {tokenizer} has token ids up to {highest}, and the model's vocabulary has {vocab_size}"
+        )
 
 
 def _device(choice: str) -> torch.device:
@@ -136,7 +172,7 @@ def _dtype(choice: str, device: torch.device) -> torch.dtype:
 
 def _kernels(
     settings: WorkerSettings,
-    native: ModelConfig | None,
+    model_description: ModelDescription | None,
     dtype: torch.dtype,
     device: torch.device,
     report: Callable[[str], None],
@@ -155,25 +191,38 @@ def _kernels(
         return AttentionKind.TRITON
     if choice == "torch":
         return AttentionKind.TORCH
-    if native is not None:
-        unsupported_reason = check_compiled_support(native.head_dim, settings.block_size, dtype)
+    if model_description is not None and unsupported_reason(model_description, COMPILED) is None:
+        refused = check_compiled_support(model_description.layout.head_dim, settings.block_size, dtype)
     else:
         # Of other models they compute the attention, if its shape lets them: that is known once the model is loaded.
-        unsupported_reason = "of the model, only those of the Llama family take weights in 8 bits" if int8 else None
-    if unsupported_reason is None:
+        refused = "of the model, only those of the Llama family take weights in 8 bits" if int8 else None
+    if refused is None:
         try:
             library = load_library(cache_root() / "kernels", report)
         except BuildFailed as error:
-            unsupported_reason = str(error)
+            refused = str(error)
         else:
             return CompiledKernels(ThreadPool(library, torch.get_num_threads()), int8)
     if choice == "compiled" or int8:
-        raise StartupFailed(f"the compiled kernels cannot be used: {unsupported_reason}")
-    report(f"torch computes, which is slower than compiled kernels: {unsupported_reason}")
+        raise StartupFailed(f"the compiled kernels cannot be used: {refused}")
+    report(f"torch computes, which is slower than compiled kernels: {refused}")
     return AttentionKind.TORCH
 
 
-def _arithmetic(kernels: Kernels, native: ModelConfig | None, device: torch.device) -> str:
+def _native(
+    model_description: ModelDescription | None, kernels: Kernels, device: torch.device, report: Callable[[str], None]
+) -> ModelDescription | None:
+    """The model_description, if the backend of these kernels computes it."""
+    if model_description is None:
+        return None
+    refused = unsupported_natively(model_description, kernels, device)
+    if refused is not None:
+        report(f"transformers' modules compute the model, which is slower: the kernels do not compute {refused}")
+        return None
+    return model_description
+
+
+def _arithmetic(kernels: Kernels, native: ModelDescription | None, device: torch.device) -> str:
     """What makes a token's bits, in deterministic mode: equal names mean equal bits. Raises StartupFailed."""
     refusal = "QUIRE_DETERMINISTIC cannot be kept"
     if native is None:

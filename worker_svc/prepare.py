@@ -1,4 +1,4 @@
-"""Makes a model ready to be served: `python -m worker_svc.prepare [MODEL]`.
+"""Makes a model ready to be served: `python -m worker_svc.prepare [MODEL] [--revision R] [--tokenizer T]`.
 
 The default model and GGUF files are converted once into safetensors below the cache directory; hub ids are downloaded.
 """
@@ -13,17 +13,20 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from svc_common.models import (
-    HUB_FILES,
     ModelNotFound,
     ModelSource,
     ServedModel,
     SourceKind,
     check_model_files,
+    check_tokenizer_files,
     find_source,
+    find_tokenizer,
+    resolve_model,
 )
 from worker_svc.progress import progress
 
@@ -38,43 +41,52 @@ class PreparationFailed(Exception):  # noqa: N818
     """The model cannot be made ready. The text is for the operator."""
 
 
-def prepare(model: str | None, report: Report) -> ServedModel:
-    """Makes what `model` names ready, and says where it is. At once where that was done before.
+def prepare(
+    model: str | None,
+    report: Report,
+    revision: str | None = None,
+    tokenizer: str | None = None,
+    tokenizer_revision: str | None = None,
+) -> ServedModel:
+    """Makes what `model` and `tokenizer` name ready, and says where it is. At once where that was done before.
 
     Several processes may prepare the same model: one works, the others wait. Raises ModelNotFound or PreparationFailed.
     """
-    source = find_source(model)
-    if source.kind is SourceKind.HUB:
-        return _prepare_hub(source, report)
+    source = find_source(model, revision)
+    other = find_tokenizer(model, revision, tokenizer, tokenizer_revision)
+    _prepare_source(source, partial(check_model_files, with_tokenizer=other is None), report)
+    if other is not None:
+        _prepare_source(other, check_tokenizer_files, report)
+    return resolve_model(model, revision, tokenizer, tokenizer_revision)
+
+
+def _prepare_source(source: ModelSource, check: Callable[[Path], None], report: Report) -> None:
+    """Makes the directory of a source, if there is none yet. `check` raises ModelNotFound where it lacks files."""
     directory = source.directory()
+    if source.kind is SourceKind.HUB:
+        if directory is None or not _passes(check, directory):
+            _download(source, report)
+        return
     assert directory is not None
     if not directory.is_dir():
         with _lock(directory, report):
             if not directory.is_dir():
                 _convert_source(source, directory, report)
-    check_model_files(directory)
-    return ServedModel(source.name, directory)
 
 
-def _prepare_hub(source: ModelSource, report: Report) -> ServedModel:
-    directory = source.directory()
-    if directory is None or not _is_complete(directory):
-        from huggingface_hub import snapshot_download
+def _download(source: ModelSource, report: Report) -> None:
+    from huggingface_hub import snapshot_download
 
-        report(f"downloading {source.origin}")
-        try:
-            directory = Path(snapshot_download(source.origin, allow_patterns=list(HUB_FILES)))
-        except Exception as error:  # whatever the network, the hub or the disk raises
-            raise PreparationFailed(
-                f"cannot download {source.origin}, and it is not in the local cache: {error}"
-            ) from error
-        check_model_files(directory)
-    return ServedModel(source.name, directory)
-
-
-def _is_complete(directory: Path) -> bool:
+    report(f"downloading {source}")
     try:
-        check_model_files(directory)
+        snapshot_download(source.origin, revision=source.revision, allow_patterns=list(source.hub_files))
+    except Exception as error:  # whatever the network, the hub or the disk raises
+        raise PreparationFailed(f"cannot download {source}, and it is not in the local cache: {error}") from error
+
+
+def _passes(check: Callable[[Path], None], directory: Path) -> bool:
+    try:
+        check(directory)
     except ModelNotFound:
         return False
     return True
@@ -164,8 +176,24 @@ def main() -> None:
         default=os.environ.get("QUIRE_MODEL") or None,
         help="model directory, GGUF file or hub id (default: $QUIRE_MODEL, or the default model)",
     )
+    for flag, meaning in (
+        ("revision", "branch, tag or commit of the model's hub id"),
+        ("tokenizer", "another directory or hub id to take the tokenizer from"),
+        ("tokenizer-revision", "branch, tag or commit of the tokenizer's hub id"),
+    ):
+        variable = f"QUIRE_{flag.upper().replace('-', '_')}"
+        parser.add_argument(
+            f"--{flag}", default=os.environ.get(variable) or None, help=f"{meaning} (default: ${variable})"
+        )
+    asked = parser.parse_args()
     try:
-        served = prepare(parser.parse_args().model, lambda line: print(f"quire: {line}", file=sys.stderr, flush=True))
+        served = prepare(
+            asked.model,
+            lambda line: print(f"quire: {line}", file=sys.stderr, flush=True),
+            asked.revision,
+            asked.tokenizer,
+            asked.tokenizer_revision,
+        )
     except (ModelNotFound, PreparationFailed) as error:
         raise SystemExit(f"quire: {error}") from None
     print(served.path)

@@ -16,6 +16,18 @@ class WorkerSettings(ServiceSettings):
     worker_port: int = Field(50053, ge=0, le=65535, description="gRPC port; 0 takes a free one")
     worker_metrics_port: int = Field(9102, ge=0, le=65535, description="port of /metrics; 0 takes a free one")
     model: str | None = Field(None, description="model directory, GGUF file or hub id; else smollm2-135m-instruct")
+    revision: str | None = Field(None, description="branch, tag or commit of the model's hub id; absent: main")
+    tokenizer: str | None = Field(
+        None, description="directory or hub id of another tokenizer than the model's own, the same for all roles"
+    )
+    tokenizer_revision: str | None = Field(
+        None,
+        description="branch, tag or commit of the tokenizer's hub id; absent: main, or the model's revision where the "
+        "tokenizer is the model's",
+    )
+    max_model_len: int | None = Field(
+        None, ge=3, description="most tokens of a sequence, prompt and output together; else the model's context length"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="what the model computes in; auto is bfloat16 where the device has it, else float32"
     )

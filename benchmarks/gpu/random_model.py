@@ -13,7 +13,9 @@ from worker_svc.block_copier import RateLimiter, make_block_copier
 from worker_svc.cache import CacheShape
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions
-from worker_svc.model.config import native_config, read_config
+from worker_svc.model.architecture import describe
+from worker_svc.model.config import read_config
+from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.llama import LlamaModel
 from worker_svc.model.loading import NativeModel
 from worker_svc.model.triton_llama import TritonLlama
@@ -42,14 +44,12 @@ class RandomCheckpoint(Checkpoint):
     reads a row for each token."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(Path(), dtype, device)
+        super().__init__(Path(), DenseFormat(), dtype, device)
         self._generator = torch.Generator(device).manual_seed(0)
-        self._kind = (dtype, device)
         self.num_bytes = 0
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        dtype, device = self._kind
-        tensor = torch.empty(shape, dtype=dtype, device=device)
+    def read(self, name: str, *shape: int) -> Tensor:
+        tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
         if "norm" in name:
             tensor.fill_(1)
         else:
@@ -65,13 +65,13 @@ class RandomModel:
     def __init__(self, raw: dict[str, Any], dtype: torch.dtype, device: torch.device, kind: AttentionKind) -> None:
         with TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(raw))
-            config = native_config(read_config(Path(folder)))
-        if config is None:
+            description = describe(read_config(Path(folder)))
+        if description is None:
             raise ValueError("the native modules do not compute this model")
-        self.layout, self.dtype, self.device = config.layout, dtype, device
+        self.layout, self.dtype, self.device = description.layout, dtype, device
         checkpoint = RandomCheckpoint(dtype, device)
         with torch.inference_mode():
-            self._model = (TritonLlama if kind is AttentionKind.TRITON else LlamaModel)(config, checkpoint)
+            self._model = (TritonLlama if kind is AttentionKind.TRITON else LlamaModel)(description, checkpoint)
         self.weight_bytes = checkpoint.num_bytes
 
     def make_runner(self, block_size: int, num_blocks: int, max_step_tokens: int, max_sequences: int) -> Runner:

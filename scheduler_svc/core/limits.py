@@ -1,9 +1,10 @@
 """What a scheduler is told, and what it counts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.admission import AdmissionLimits
-from scheduler_svc.core.policies import PolicySettings
+from scheduler_svc.core.policies import Policy, PolicySettings
 from scheduler_svc.core.preemption import PreemptionMode
 
 
@@ -18,6 +19,8 @@ class SchedulerLimits:
     max_sequences: int = 2**31
     queue: AdmissionLimits = field(default_factory=AdmissionLimits)
     policy: str = "fair"
+    make_policy: Callable[[PolicySettings], Policy] | None = None
+    """Makes the policy of that name; None: it is a built-in one."""
     policy_settings: PolicySettings = field(default_factory=PolicySettings)
     gap_factor: float = 1.5
     preemption: PreemptionMode = PreemptionMode.AUTO

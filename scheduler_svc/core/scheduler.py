@@ -40,8 +40,8 @@ class Scheduler:
         self.totals = Totals()
         self.replicas: list[Replica] = []
         sharing = Sharing.BY_TENANT if limits.policy == "fair" else Sharing.BY_ARRIVAL
-        policy = POLICIES[limits.policy](limits.policy_settings)
-        self.waiting = WaitingSequences(policy, Admission(limits.queue, sharing))
+        make_policy = limits.make_policy or POLICIES[limits.policy]
+        self.waiting = WaitingSequences(make_policy(limits.policy_settings), Admission(limits.queue, sharing))
         self.placement = Placement(self.replicas)
         self.planner = Planner(limits, self.totals, self.waiting, self.placement)
         self._requests: dict[str, list[Sequence]] = {}

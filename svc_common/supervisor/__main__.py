@@ -5,7 +5,7 @@ import json
 import os
 from typing import Any
 
-from svc_common.models import ModelNotFound, find_source
+from svc_common.models import ModelNotFound, find_source, find_tokenizer
 from svc_common.server import CannotListen
 from svc_common.settings import read_settings
 from svc_common.supervisor.addresses import Addresses, assign, free_port
@@ -21,7 +21,8 @@ from svc_common.supervisor.state import StateFile
 
 async def supervise(settings: SupervisorSettings, console: Console) -> None:
     """Runs until a signal. What it raises where that cannot be is told by `main`."""
-    find_source(settings.model)
+    find_source(settings.model, settings.revision)
+    find_tokenizer(settings.model, settings.revision, settings.tokenizer, settings.tokenizer_revision)
     addresses = assign(settings)
     addresses.check()
     if settings.redis_url:
@@ -37,10 +38,9 @@ async def supervise(settings: SupervisorSettings, console: Console) -> None:
         stop_seconds=settings.stop_seconds,
         on_change=state.write if state else lambda snapshot: None,
     )
-    model = {"QUIRE_MODEL": settings.model} if settings.model is not None else {}
     try:
         await group.run(
-            prepare=lambda: prepare_model(model),
+            prepare=lambda: prepare_model(settings.model_environment),
             announce=lambda: console.announce(ready_lines(settings, addresses)),
         )
     finally:

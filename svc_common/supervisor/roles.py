@@ -65,9 +65,7 @@ def service_roles(
     settings: SupervisorSettings, addresses: Addresses, redis_url: str, map_address: AddressMapper = direct_address
 ) -> list[Role]:
     """Workers, schedulers, gateways, in the order in which they start. Of several, each has its index in its name."""
-    common = {"QUIRE_LOG_LEVEL": settings.log_level}
-    if settings.model is not None:
-        common["QUIRE_MODEL"] = settings.model
+    common = {"QUIRE_LOG_LEVEL": settings.log_level, **settings.model_environment}
     inner = {**common, "QUIRE_HOST": LOOPBACK}
     workers = [
         Role(

@@ -29,7 +29,22 @@ class SupervisorSettings(ServiceSettings):
     workers: int = Field(1, ge=1, le=64, description="how many workers")
     redis_url: str | None = Field(None, description="a Redis that runs already; absent: one is started")
     model: str | None = Field(None, description="model directory, GGUF file or hub id; absent: the default model")
+    revision: str | None = Field(None, description="branch, tag or commit of the model's hub id; absent: main")
+    tokenizer: str | None = Field(
+        None, description="directory or hub id of another tokenizer than the model's own, the same for all roles"
+    )
+    tokenizer_revision: str | None = Field(
+        None,
+        description="branch, tag or commit of the tokenizer's hub id; absent: main, or the model's revision where the "
+        "tokenizer is the model's",
+    )
     api_keys: Path | None = Field(None, description="file of the gateways' API keys; absent: none is asked for")
     run_dir: Path = Field(Path("run"), description="directory that the embedded Redis keeps its data in")
     state_file: Path | None = Field(None, description="file to keep the roles' process ids and addresses in, as JSON")
     stop_seconds: float = Field(45, gt=0, description="seconds that a role may take to end before it is killed")
+
+    @property
+    def model_environment(self) -> dict[str, str]:
+        """Variables that name the model and its tokenizer, for roles and for what prepares the files."""
+        named = {name: getattr(self, name) for name in ("model", "revision", "tokenizer", "tokenizer_revision")}
+        return {f"QUIRE_{name.upper()}": value for name, value in named.items() if value is not None}

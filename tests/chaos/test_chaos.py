@@ -3,15 +3,12 @@
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from reference import kept_references
 from svc_common.models import resolve_model
 from svc_common.supervisor.prepare import prepare_model
 from tests.chaos.run import Plan, run_chaos
 
 
-@pytest.mark.timeout(600)
 async def test_no_token_is_lost_given_twice_or_changed(tmp_path: Path) -> None:
     await prepare_model({})
     model = resolve_model(None).path

@@ -49,7 +49,7 @@ async def ask(*answers: Sequence[bytes]) -> tuple[History, list[str]]:
     async with AsyncExitStack() as gateways:
         addresses = [await gateways.enter_async_context(gateway(each, heads)) for each in answers]
         client = HttpClient(addresses)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await client.ask(CASE, history)
         await client.close()
     return history, heads

@@ -114,8 +114,8 @@ async def test_at_a_gateway_streams_count_that_it_runs_and_that_clients_just_hea
     calls = {"quire_gateway_requests_in_flight": 5.0}
     clients = {f"client-{i}": f"gateway-{i % 2}" for i in range(4)}
     stack = ScriptedStack(pages={"gateway-0": calls}, heard=clients)  # gateway-1 was started again: it has no calls
-    now = monotonic()
-    hit = await injector(stack, live(now, now, now - 60, now)).begin(fault(Action.CUT, Place.CLIENT_GATEWAY, 0.9))
+    now = monotonic() + 600  # heard of just now, however long this test takes
+    hit = await injector(stack, live(now, now, now - 1200, now)).begin(fault(Action.CUT, Place.CLIENT_GATEWAY, 0.9))
     assert hit is not None
     assert (hit.instance, hit.num_streams) == ("gateway-0", 1)
     assert set(hit.links) == {("client-0", "gateway-0"), ("client-2", "gateway-0")}

@@ -36,7 +36,7 @@ async def dial(link: Link) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 async def say(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], data: bytes) -> bytes:
     reader, writer = connection
     writer.write(data)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return await reader.readexactly(len(data))
 
 
@@ -45,7 +45,7 @@ async def test_all_comes_through_in_order_to_the_end(link: Link) -> None:
     data = bytes(range(256)) * 4_000
     writer.write(data)
     writer.write_eof()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await reader.read(-1) == data
     writer.close()
     assert link.answered_at <= monotonic()
@@ -79,13 +79,13 @@ async def test_a_held_link_keeps_what_is_said_until_it_is_whole(link: Link) -> N
 
 async def test_a_delay_counts_each_way_and_does_not_add_up(link: Link) -> None:
     connection = await dial(link)
-    link.trouble = Trouble(delay=0.1)
+    link.trouble = Trouble(delay=0.5)
     started = monotonic()
     for _ in range(20):
         connection[1].write(b"x")
         await asyncio.sleep(0.005)
     await connection[0].readexactly(20)
-    assert 0.2 < monotonic() - started < 2.0  # 40 delays one after the other would be 4 s
+    assert 0.99 < monotonic() - started < 10  # 40 delays one after the other would be 20 s
     connection[1].close()
 
 
@@ -98,7 +98,7 @@ async def test_a_throttled_link_is_slow_and_is_whole_again_at_once(link: Link) -
     connection[1].write(bytes(500_000))  # would take 50 s
     await asyncio.sleep(LONG)
     link.trouble = WHOLE
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await connection[0].readexactly(500_000)
     connection[1].close()
 

@@ -9,6 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway_harness import Harness, encoded, gateway_at, reason_of, rest_of, running_gateway, scheduler_model
+from ports import lasting_port
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import ScriptedScheduler, length_end, serving
@@ -99,7 +100,7 @@ async def test_a_stream_over_http_that_outlasts_the_grace_ends_in_an_error(model
 
 async def test_a_gateway_serves_once_a_scheduler_is_there(model_directory: Path) -> None:
     first = ScriptedScheduler(scheduler_model(model_directory))
-    async with serving(first):
+    async with serving(first, lasting_port()):
         address = first.address
     async with gateway_at(first, model_directory, [address]) as quire:
         assert (await quire.http.get("/health")).status_code == 503

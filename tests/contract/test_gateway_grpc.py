@@ -59,7 +59,7 @@ async def test_what_is_submitted_is_what_was_asked(quire: Harness) -> None:
     sampling = api.Sampling(temperature=0, top_k=3, seed=9, logit_bias={4: -1.5})
     stopping = api.Stopping(max_tokens=2, min_tokens=1, stop=["x"], stop_token_ids=[7])
     request = asking(sampling=sampling, stopping=stopping, n=2, priority=-3, request_id="mine", logprobs=1)
-    await quire.stub.Generate(api.GenerateRequest(generation=request.generation), timeout=30)
+    await quire.stub.Generate(api.GenerateRequest(generation=request.generation), timeout=60)
     (submit,) = quire.scheduler.all("submit")
     assert list(submit.prompt_token_ids) == encoded("hello")
     assert (submit.tenant, submit.weight, submit.detachable, submit.priority) == ("default", 1.0, True, -3)
@@ -68,7 +68,7 @@ async def test_what_is_submitted_is_what_was_asked(quire: Harness) -> None:
     assert (submit.sampling.temperature, submit.sampling.top_k, submit.sampling.seed) == (0, 3, 9)
     assert dict(submit.sampling.logit_bias) == {4: -1.5}
     assert (submit.sampling.min_tokens, list(submit.sampling.suppressed_token_ids)) == (1, [EOS, 7])
-    assert 0 < submit.time_left.ToTimedelta().total_seconds() < 31  # grpc rounds up
+    assert 0 < submit.time_left.ToTimedelta().total_seconds() < 61  # grpc rounds up
     assert len(submit.cache_salt) == 32
     assert len(submit.key) == len(hashlib.sha256().hexdigest())
     assert submit.traceparent == ""
@@ -168,9 +168,9 @@ async def test_a_client_that_leaves_before_acceptance_is_noticed(quire: Harness)
 
 
 async def test_a_client_whose_deadline_passes_is_noticed(quire: Harness) -> None:
-    call = quire.stub.StreamGenerate(asking(), timeout=0.2)
+    call = quire.stub.StreamGenerate(asking(), timeout=2)
     submit = await quire.scheduler.next("submit")
-    assert 0 < submit.time_left.ToTimedelta().total_seconds() < 1
+    assert 0 < submit.time_left.ToTimedelta().total_seconds() < 3  # grpc rounds up
     error = await refused(call)
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert (await quire.scheduler.next("cancel")).key == submit.key
@@ -309,7 +309,7 @@ generations = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(message=st.binary(max_size=60) | generations.map(lambda one: asking_for(one)))
 async def test_any_message_is_answered_or_refused_as_documented(message: bytes, quire: Harness) -> None:
     quire.scheduler.script = answer_with(HELLO, stop_token_id=EOS)

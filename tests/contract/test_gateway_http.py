@@ -231,11 +231,11 @@ async def test_the_idempotency_key_names_the_request(quire: Harness) -> None:
 
 
 async def test_the_time_that_a_client_gives_is_carried_and_kept(quire: Harness) -> None:
-    headers = {"x-request-timeout": "0.05"}
+    headers = {"x-request-timeout": "2"}
     response = await quire.http.post("/v1/completions", json={"prompt": "a"}, headers=headers)
     assert response.status_code == 504
     (submit,) = quire.scheduler.all("submit")
-    assert 0 < submit.time_left.ToTimedelta().total_seconds() <= 0.05
+    assert 0 < submit.time_left.ToTimedelta().total_seconds() <= 2
 
 
 async def test_a_model_is_found_by_its_name(quire: Harness) -> None:
@@ -248,7 +248,7 @@ async def test_a_model_is_found_by_its_name(quire: Harness) -> None:
 async def test_health_is_readiness_and_live_is_life(quire: Harness) -> None:
     assert (await quire.http.get("/health")).status_code == 200
     quire.scheduler.session.status(None)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await quire.http.get("/health")).status_code != 503:
             await asyncio.sleep(0.01)
     assert (await quire.http.get("/live")).status_code == 200
@@ -294,7 +294,7 @@ async def test_a_stream_that_waits_is_kept_alive(quire: Harness, monkeypatch: py
         rows = response.aiter_lines()
         assert await anext(rows) == ": ping"
         quire.scheduler.session.tokens(submit.key, HELLO, 0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             async for row in rows:
                 if "hello world" in row:
                     break
@@ -307,7 +307,7 @@ async def test_text_comes_before_the_whole_is_there(quire: Harness) -> None:
 
     quire.scheduler.script = script
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(60),
         quire.http.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as response,
     ):
         assert "hello" in await anext(response.aiter_text())

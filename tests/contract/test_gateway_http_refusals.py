@@ -175,7 +175,7 @@ async def test_a_request_that_is_no_http_ends_only_its_connection(quire: Harness
         raw.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(raw, b"\x00\x01 garbage\r\n\r\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert b"400" in await loop.sock_recv(raw, 1_000)
     assert (await quire.http.get("/live")).status_code == 200
 
@@ -192,7 +192,7 @@ KNOWN = [
 bodies = st.dictionaries(st.sampled_from(KNOWN) | st.text(max_size=5), json_values, max_size=4)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     data=st.binary(max_size=40) | bodies.map(lambda body: json.dumps(body | {"prompt": "a"}).encode()),
     path=st.sampled_from(["/v1/completions", "/v1/chat/completions"]),

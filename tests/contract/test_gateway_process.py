@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2
+from tokenizers import Tokenizer
 
 from collector import collecting
 from environments import service_environment
@@ -22,7 +23,8 @@ from gateway_harness import Harness, encoded, scheduler_model
 from quire.inference.v1 import inference_pb2 as api
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from scripted_scheduler import ScriptedScheduler, answer_with, serving
-from tiny_model import EOS
+from svc_common.models import tokenizer_fingerprint
+from tiny_model import EOS, make_model_directory
 
 TRACE = "0123456789abcdef0123456789abcdef"
 TRACEPARENT = f"00-{TRACE}-0123456789abcdef-01"
@@ -36,9 +38,11 @@ async def start(*flags: str, **variables: str) -> Process:
 
 
 @asynccontextmanager
-async def gateway_process(directory: Path, **variables: str) -> AsyncIterator[tuple[Process, Harness]]:
-    """A ready gateway process, killed at the end if it still runs."""
-    async with serving(ScriptedScheduler(scheduler_model(directory))) as scheduler:
+async def gateway_process(
+    directory: Path, facts: Mapping[str, Any] | None = None, /, **variables: str
+) -> AsyncIterator[tuple[Process, Harness]]:
+    """A ready gateway process, killed at the end if it still runs. `facts` are what its scheduler says otherwise."""
+    async with serving(ScriptedScheduler(scheduler_model(directory, **(facts or {})))) as scheduler:
         process = await start(
             "--http-port=0",
             "--grpc-port=0",
@@ -51,7 +55,9 @@ async def gateway_process(directory: Path, **variables: str) -> AsyncIterator[tu
             entry = json.loads(await process.stderr.readline())
             async with (
                 grpc.aio.insecure_channel(f"127.0.0.1:{entry['grpc_port']}") as channel,
-                httpx.AsyncClient(base_url=f"http://127.0.0.1:{entry['http_port']}", trust_env=False) as http,
+                httpx.AsyncClient(
+                    base_url=f"http://127.0.0.1:{entry['http_port']}", trust_env=False, timeout=60
+                ) as http,
             ):
                 harness = Harness(None, scheduler, channel, InferenceServiceStub(channel), http)  # type: ignore[arg-type]
                 await harness.wait_for_health(health_pb2.HealthCheckResponse.SERVING)
@@ -64,7 +70,7 @@ async def gateway_process(directory: Path, **variables: str) -> AsyncIterator[tu
 
 async def ended(process: Process) -> tuple[int, str]:
     """Exit status, and what stood on stderr and was not read."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         _, stderr = await process.communicate()
     assert process.returncode is not None
     return process.returncode, stderr.decode()
@@ -76,6 +82,42 @@ async def test_a_signal_ends_it_cleanly(number: signal.Signals, model_directory:
         process.send_signal(number)
         status, _ = await ended(process)
         assert status == 0
+
+
+async def test_another_tokenizer_and_template_and_defaults_are_served(model_directory: Path, tmp_path: Path) -> None:
+    other = make_model_directory(tmp_path / "other")
+    stored = Tokenizer.from_file(str(other / "tokenizer.json"))
+    stored.add_tokens(["hello world"])
+    stored.save(str(other / "tokenizer.json"))
+    variables = {
+        "QUIRE_TOKENIZER": str(other),
+        "QUIRE_CHAT_TEMPLATE": "{{ messages[0].content }}",
+        "QUIRE_OVERRIDE_GENERATION_CONFIG": '{"temperature": 0.5, "max_new_tokens": 3}',
+    }
+    facts = {"tokenizer_fingerprint": tokenizer_fingerprint(other)}  # as workers with the same settings report
+    async with gateway_process(model_directory, facts, **variables) as (_, harness):
+        harness.scheduler.script = answer_with(encoded("hello"))
+        messages = [{"role": "user", "content": "hello world"}]
+        response = await harness.http.post("/v1/chat/completions", json={"messages": messages})
+        assert response.status_code == 200
+        await harness.stub.Generate(api.GenerateRequest(generation=api.Generation(text="hello world")))
+        submits = harness.scheduler.all("submit")
+        assert len(submits) == 2
+        for submit in submits:
+            assert list(submit.prompt_token_ids) == [stored.token_to_id("hello world")]
+            assert (submit.sampling.temperature, submit.max_tokens) == (0.5, 3)
+
+
+async def test_what_the_operator_sets_for_requests_is_logged(model_directory: Path) -> None:
+    flags = (f"--model={model_directory}", "--http-port=0", "--grpc-port=0", "--schedulers-at=127.0.0.1:1")
+    for more, defaults in (((), None), (('--override-generation-config={"top_k": 4}',), {"top_k": 4})):
+        process = await start(*flags, *more)
+        assert process.stderr is not None
+        line = await process.stderr.readline()
+        process.kill()
+        await ended(process)
+        entry = json.loads(line)
+        assert (entry["event"], entry.get("defaults")) == ("listening", defaults)
 
 
 async def test_a_second_signal_ends_it_at_once(model_directory: Path) -> None:
@@ -137,6 +179,11 @@ async def test_what_prevents_a_start_is_told_in_one_line(model_directory: Path, 
             refused_start(model=model_directory, http_port=0, grpc_port=port),
             refused_start(model=model_directory, api_keys=keys, **ports),
             refused_start(model=tmp_path, **ports),
+            refused_start(model=model_directory, chat_template="{% if %}", **ports),
+            refused_start(model=model_directory, generation_config=tmp_path, **ports),
+            refused_start(model=model_directory, override_generation_config='{"top_p": 2}', **ports),
+            refused_start(model=model_directory, tokenizer=tmp_path, **ports),
+            refused_start(model=model_directory, revision="v1", **ports),
             refused_start(model=tmp_path / "nowhere.gguf", **ports),
         )
     told = [
@@ -144,6 +191,11 @@ async def test_what_prevents_a_start_is_told_in_one_line(model_directory: Path, 
         f"127.0.0.1:{port} is already in use",
         "keys[0]",
         "no tokenizer.json",
+        "QUIRE_CHAT_TEMPLATE does not parse",
+        "QUIRE_GENERATION_CONFIG",
+        "QUIRE_OVERRIDE_GENERATION_CONFIG: top_p must be above 0 and at most 1, not 2",
+        "QUIRE_TOKENIZER",
+        "QUIRE_REVISION",
     ]
     for (status, stderr), text in zip(attempts, [*told, "nowhere.gguf"], strict=True):
         assert status == 1

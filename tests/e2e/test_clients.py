@@ -130,8 +130,8 @@ async def test_logprobs_come_with_each_token(running: Deployment) -> None:
 
 async def test_gateway_that_is_killed_comes_back(running: Deployment) -> None:
     running.kill("gateway")
-    async with httpx.AsyncClient(base_url=running.http) as client:
-        for _ in range(200):
+    async with httpx.AsyncClient(base_url=running.http, timeout=60) as client, asyncio.timeout(200):
+        while True:
             try:
                 if (await client.get("/health")).status_code == 200:
                     break

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from typing import Any
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ from deployment import Deployment, deployment
 from quire_client import AsyncClient, QuireError
 from reference import MAX_TIES, NEW_TOKENS, Reference
 
-pytestmark = pytest.mark.timeout(600)
+ENDLESS: dict[str, Any] = {"max_tokens": 4000, "temperature": 0, "ignore_eos": True}  # nobody waits for so many
 
 Leave = Callable[[Deployment, Reference, float], Coroutine[None, None, None]]
 
@@ -21,18 +22,18 @@ async def break_stream(running: Deployment, reference: Reference, patience: floa
     async with AsyncClient(running.grpc) as client:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(patience):
-                await client.generate(reference.prompt, max_tokens=1000, temperature=0, ignore_eos=True)
+                await client.generate(reference.prompt, **ENDLESS)
 
 
 async def cancel_by_name(running: Deployment, reference: Reference, patience: float) -> None:
     """A client that ends its request by name, over another connection."""
     name = f"crowd-{random.getrandbits(64):x}"
     async with AsyncClient(running.grpc) as client, AsyncClient(running.grpc) as other:
-        serving = asyncio.create_task(
-            client.generate(reference.prompt, max_tokens=1000, temperature=0, ignore_eos=True, request_id=name)
-        )
+        serving = asyncio.create_task(client.generate(reference.prompt, request_id=name, **ENDLESS))
         await asyncio.sleep(patience)
-        await other.cancel(name)
+        while not serving.done():  # a cancel that comes before its request ends nothing
+            await other.cancel(name)
+            await asyncio.wait([serving], timeout=0.2)
         with pytest.raises(QuireError) as raised:
             await serving
         assert raised.value.reason == "CANCELLED"
@@ -40,8 +41,8 @@ async def cancel_by_name(running: Deployment, reference: Reference, patience: fl
 
 async def drop_http(running: Deployment, reference: Reference, patience: float) -> None:
     """An HTTP client that hangs up in mid-stream."""
-    body = {"prompt": list(reference.prompt), "max_tokens": 1000, "temperature": 0, "ignore_eos": True, "stream": True}
-    async with httpx.AsyncClient(base_url=running.http, timeout=120) as client:
+    body = {"prompt": list(reference.prompt), "stream": True, **ENDLESS}
+    async with httpx.AsyncClient(base_url=running.http, timeout=300) as client:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(read_events(client, body), patience)
 

@@ -12,8 +12,6 @@ import pytest
 from deployment import Deployment, deployment
 from quire_client import AsyncClient
 
-pytestmark = pytest.mark.timeout(600)
-
 NUM_REQUESTS, NUM_TOKENS = 200, 14
 MAX_PROMPT = 44
 BLOCK = 16

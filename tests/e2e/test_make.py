@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from svc_common.supervisor.addresses import free_port
+from ports import lasting_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
     not (ROOT / ".venv/.installed").exists() or Path(sys.prefix) != ROOT / ".venv", reason="runs under make test alone"
 )
 def test_make_run_starts_and_ends(model: object, tmp_path: Path) -> None:
-    port, log = free_port(), tmp_path / "log"
+    port, log = lasting_port(), tmp_path / "log"
     settings = [f"QUIRE_{name}_PORT=0" for name in ("GRPC", "SCHEDULER_ADMIN", "SCHEDULER_METRICS", "WORKER_METRICS")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
     with log.open("wb") as output:
@@ -31,7 +31,7 @@ def test_make_run_starts_and_ends(model: object, tmp_path: Path) -> None:
             stderr=output,
             start_new_session=True,
         )
-    end = time.monotonic() + 120
+    end = time.monotonic() + 240
     while b"quire is ready" not in log.read_bytes():
         assert make.poll() is None, log.read_text()
         assert time.monotonic() < end, log.read_text()

@@ -12,10 +12,9 @@ async def test_two_gateways_share_two_workers(model: object) -> None:
     with deployment(gateways=2, workers=2, num_blocks=200, dtype="float32") as running:
         first, second = running.state["grpc"]
         async with AsyncClient(first) as here, AsyncClient(second) as there:
-            for _ in range(200):
-                if running.metrics()["quire_workers_ready"] == 2:
-                    break
-                await asyncio.sleep(0.05)
+            async with asyncio.timeout(120):
+                while running.metrics()["quire_workers_ready"] < 2:
+                    await asyncio.sleep(0.05)
             answers = await asyncio.gather(
                 *(
                     client.generate([5, 6, 7, i], max_tokens=40, temperature=0)
@@ -25,7 +24,9 @@ async def test_two_gateways_share_two_workers(model: object) -> None:
             )
             assert all(a.token_ids == b.token_ids for a, b in zip(answers[::2], answers[1::2], strict=True))
             named = asyncio.create_task(here.generate("Once", max_tokens=2000, ignore_eos=True, request_id="mine"))
-            await asyncio.sleep(0.5)
+            async with asyncio.timeout(120):
+                while not running.metrics()["quire_requests_running"]:
+                    await asyncio.sleep(0.05)
             with pytest.raises(QuireError) as raised:
                 await there.generate("Twice", max_tokens=4, request_id="mine")
             assert raised.value.reason == "IDEMPOTENCY_KEY_REUSED"

@@ -9,8 +9,6 @@ from deployment import Deployment, deployment
 from quire_client import AsyncClient, Generation
 from reference import MAX_TIES, NEW_TOKENS, Reference
 
-pytestmark = pytest.mark.timeout(900)
-
 
 async def serve(client: AsyncClient, reference: Reference, max_tokens: int = NEW_TOKENS) -> Generation:
     """One prompt, continued greedily through end-of-text."""

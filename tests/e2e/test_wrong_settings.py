@@ -28,6 +28,7 @@ def start(program: str, directory: Path, **settings: str) -> tuple[int, str]:
         ("worker_svc", "QUIRE_SWAP_SPACE", "nan"),
         ("worker_svc", "QUIRE_SWAP_RATE", "0"),
         ("worker_svc", "QUIRE_BLOCK_SIZE", "0"),
+        ("worker_svc", "QUIRE_MAX_MODEL_LEN", "0"),
         ("scheduler_svc", "QUIRE_POLICY", "lottery"),
         ("scheduler_svc", "QUIRE_PREEMPTION", "never"),
         ("scheduler_svc", "QUIRE_AGEING_SECONDS", "0"),

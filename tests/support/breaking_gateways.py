@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
+from ports import lasting_port
 from quire.inference.v1 import inference_pb2 as pb
 from quire.inference.v1 import inference_pb2_grpc as pb_grpc
 
@@ -101,6 +102,7 @@ class BreakingGateway(pb_grpc.InferenceServiceServicer):
 
     async def start(self, port: int = 0) -> None:
         """Begins to listen, on a free port unless it is told one."""
+        port = port or lasting_port()
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         pb_grpc.add_InferenceServiceServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"

@@ -58,11 +58,21 @@ class Served:
         return self.sequence.num_preemptions
 
 
+@dataclass(frozen=True)
+class Durations:
+    """What the core is told of a machine's speed, instead of this one's."""
+
+    token_seconds: float
+    """That each token of a step takes."""
+    block_seconds: float
+    """That each block of a swap takes."""
+
+
 class CoreRunner:
     """Serves requests from beginning to end. One at a time may use a worker.
 
-    The core is told of `num_blocks` of the worker's, of its swaps at `swap_bytes_per_second` where that is given, and
-    may choose as `preemption` says.
+    The core is told of `num_blocks` of the worker's and may choose as `preemption` says. Where `durations` are given,
+    it is told of these and not of what the worker's steps and swaps take.
     """
 
     def __init__(
@@ -72,7 +82,7 @@ class CoreRunner:
         preemption: str = "auto",
         *,
         num_host_blocks: int | None = None,
-        swap_bytes_per_second: float | None = None,
+        durations: Durations | None = None,
     ) -> None:
         told = description_to_proto(worker.description, 0, is_draining=False)
         about = worker_v1.DescribeResponse.FromString(told.SerializeToString())
@@ -82,8 +92,15 @@ class CoreRunner:
             shape,
             num_blocks=num_blocks,
             num_host_blocks=shape.num_host_blocks if num_host_blocks is None else num_host_blocks,
-            swap_bytes_per_second=swap_bytes_per_second or shape.swap_bytes_per_second,
         )
+        if durations is not None:
+            shape = replace(
+                shape,
+                swap_bytes_per_second=shape.block_bytes / durations.block_seconds,
+                prefill_tokens_per_second=1 / durations.token_seconds,
+            )
+        self._durations = durations
+        self._num_moved: dict[tuple[int, int], int] = {}  # blocks, by step and direction
         with patch.dict(cast(dict[str, Any], POLICIES), turns=TurnTaking):
             self.core = Scheduler(SchedulerLimits(policy="turns", preemption=PreemptionMode(preemption)))
         self.replica = Replica(shape)
@@ -139,12 +156,20 @@ class CoreRunner:
         busy = done - max(self._last_done, launched.started) - outcome.stall_seconds
         result.busy_us = max(0, round(busy * 1e6))
         self._last_done = done
+        if self._durations is not None:
+            self._change_durations(plan, result, self._durations)
         result = worker_v1.StepResult.FromString(result.SerializeToString())
         assert list(result.sequence_ids) == [part.sequence.id for part in plan.scheduled]
         for event in self.core.commit(self.replica, outcome_from_proto(result), time.monotonic()):
             assert not isinstance(event, FailedEvent), event
             self._note(event)
         self.replica.check_integrity()
+
+    def _change_durations(self, plan: StepPlan, result: worker_v1.StepResult, durations: Durations) -> None:
+        result.busy_us = round(plan.num_tokens * durations.token_seconds * 1e6)
+        for transfer in result.swaps:
+            num_blocks = self._num_moved[transfer.step_id, transfer.direction]
+            transfer.duration_us = round(num_blocks * durations.block_seconds * 1e6)
 
     def _schedule(self) -> StepPlan | None:
         swapped = list(self.replica.swapped)
@@ -156,6 +181,8 @@ class CoreRunner:
         pool = self.replica.device.pool
         self.peak_blocks = max(self.peak_blocks, self.replica.shape.num_blocks - pool.num_available)
         self.num_copies += len(plan.copies)
+        self._num_moved[plan.step_id, worker_v1.DIRECTION_OUT] = len(plan.swap_out)
+        self._num_moved[plan.step_id, worker_v1.DIRECTION_IN] = len(plan.swap_in)
 
     def _note(self, event: TokensEvent) -> None:
         """Keep what a gateway would be told."""

@@ -48,7 +48,7 @@ class Deployment:
     def metrics(self, role: str = "scheduler_metrics") -> dict[str, float]:
         """All samples of a role, by name with labels as Prometheus writes them."""
         address = self.state[role] if isinstance(self.state[role], str) else self.state[role][0]
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as response:
             lines = response.read().decode().splitlines()
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
@@ -63,7 +63,8 @@ class Deployment:
 
     async def rest(self) -> dict[str, int]:
         """Wait until no sequence runs or waits and no block is used; the blocks by state."""
-        for _ in range(600):
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
             metrics, blocks = self.metrics(), self.blocks()
             busy = metrics["quire_requests_running"] + metrics["quire_requests_waiting"]
             if not busy and not blocks["used"] and not blocks["in_flight"]:

@@ -39,7 +39,7 @@ class Harness:
     async def wait_for_health(self, status: "health_pb2.HealthCheckResponse.ServingStatus") -> None:
         """Waits until the gateway's health is as given."""
         watch = health_pb2_grpc.HealthStub(self.channel).Watch(health_pb2.HealthCheckRequest())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             async for response in watch:
                 if response.status == status:
                     break
@@ -92,7 +92,7 @@ async def gateway_at(
     try:
         async with (
             grpc.aio.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel,
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.http_port}", trust_env=False) as http,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.http_port}", trust_env=False, timeout=60) as http,
         ):
             yield Harness(gateway, scheduler, channel, InferenceServiceStub(channel), http)
     finally:

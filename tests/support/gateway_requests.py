@@ -9,7 +9,7 @@ from gateway_svc.openai_http.bodies import chat_body, completion_body
 from gateway_svc.openai_http.json_fields import parse_body
 from gateway_svc.servicer import generation_field_path
 from gateway_svc.tokenizer import ModelTokenizer
-from gateway_svc.unvalidated_request import ResponseMode, UnvalidatedRequest
+from gateway_svc.unvalidated_request import GenerationDefaults, ResponseMode, UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, ValidatedRequest
 from gateway_svc.validation import Validator
 from quire.inference.v1 import inference_pb2 as api
@@ -21,19 +21,27 @@ MODEL = ModelInfo("tiny", CONTEXT_LENGTH, VOCAB_SIZE)
 
 
 async def over_grpc(
-    tokenizer: ModelTokenizer, response_mode: ResponseMode = ResponseMode.WHOLE, **fields: Any
+    tokenizer: ModelTokenizer,
+    response_mode: ResponseMode = ResponseMode.WHOLE,
+    defaults: GenerationDefaults | None = None,
+    **fields: Any,
 ) -> ValidatedRequest:
     """Resolves a Generation as it comes off the wire."""
     sent = api.Generation(**fields).SerializeToString()
     unvalidated = UnvalidatedRequest.from_proto(api.Generation.FromString(sent), response_mode)
-    return await Validator(tokenizer).generation(unvalidated, MODEL, generation_field_path, "own-id")
+    return await Validator(tokenizer, defaults).generation(unvalidated, MODEL, generation_field_path, "own-id")
 
 
-async def over_http(tokenizer: ModelTokenizer, request_id: str | None = None, **fields: Any) -> ValidatedRequest:
+async def over_http(
+    tokenizer: ModelTokenizer,
+    request_id: str | None = None,
+    defaults: GenerationDefaults | None = None,
+    **fields: Any,
+) -> ValidatedRequest:
     """Resolves a body of /v1/chat/completions where it has messages, of /v1/completions otherwise."""
     read = chat_body if "messages" in fields else completion_body
     (asked,) = read(parse_body(json.dumps(fields).encode()), request_id).prompts
-    return await Validator(tokenizer).generation(asked.unvalidated, MODEL, asked.field_path, "own-id")
+    return await Validator(tokenizer, defaults).generation(asked.unvalidated, MODEL, asked.field_path, "own-id")
 
 
 async def refused(resolving: Any) -> tuple[Reason, str | None]:

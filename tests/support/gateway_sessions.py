@@ -72,7 +72,7 @@ class RecordingObserver:
 
     async def next(self) -> tuple[str, Any]:
         """What it is told next."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self.events.get()
 
     async def failure(self) -> QuireError:
@@ -118,7 +118,7 @@ class SessionClient:
 
     async def wait_for(self, model: ModelInfo | None) -> None:
         """Waits until the session has this model."""
-        async with asyncio.timeout(15), self._changed:
+        async with asyncio.timeout(60), self._changed:
             await self._changed.wait_for(lambda: self.session.model == model)
 
     def _on_change(self) -> None:
@@ -138,7 +138,7 @@ async def dialling(*addresses: str, reconnect_timeout: float = 60.0) -> AsyncIte
         yield client
     finally:
         task.cancel()
-        await asyncio.wait([task], timeout=10)
+        await asyncio.wait([task], timeout=60)
         assert task.done(), "it must end when it is told to"
 
 

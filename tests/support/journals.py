@@ -57,6 +57,6 @@ async def read(store: RedisStore, log: RequestLog) -> RequestLog:
 
 async def whole(journal: Journal, *logs: RequestLog) -> None:
     """Wait until the store has everything."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while journal.lag or not all(log.is_durable for log in logs):
             await asyncio.sleep(0.005)

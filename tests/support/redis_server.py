@@ -11,7 +11,7 @@ from pathlib import Path
 
 import redis
 
-from svc_common.supervisor.addresses import free_port
+from ports import lasting_port
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
 
 INSTALLED = shutil.which("redis-server")
@@ -22,7 +22,7 @@ class RedisServer:
     """A server on a free port, by the embedded executable or by another one."""
 
     def __init__(self, directory: Path, executable: str | None = None) -> None:
-        embedded = EmbeddedRedis.prepare(directory, free_port())
+        embedded = EmbeddedRedis.prepare(directory, lasting_port())
         if executable is not None:
             embedded = replace(embedded, command=(executable, *embedded.command[1:]))
         self.url = embedded.url
@@ -33,7 +33,8 @@ class RedisServer:
         """Start it, and wait until it answers and has read what it kept."""
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
         with redis.Redis.from_url(self.url) as client:
-            for _ in range(1000):
+            end = time.monotonic() + 60
+            while time.monotonic() < end:
                 try:
                     client.ping()
                     return

@@ -19,7 +19,9 @@ from worker_svc.block_copier import RateLimiter, make_block_copier
 from worker_svc.cache import CacheShape, KVCache
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions
-from worker_svc.model.config import native_config, read_config
+from worker_svc.model.architecture import describe
+from worker_svc.model.config import read_config
+from worker_svc.model.description import ModelDescription
 from worker_svc.model.layout import ModelLayout
 from worker_svc.model.loading import load
 from worker_svc.runner import InFlight, Runner
@@ -43,13 +45,16 @@ def make_runner(
     num_host_blocks: int = 0,
     cache_dtype: torch.dtype | None = None,
     deterministic: bool = False,
+    description: ModelDescription | None = None,
 ) -> Runner:
     """A runner of the model in a directory, over a cache that is full of garbage.
 
-    `kernels` as the settings have them, and "fused": the Triton kernels as a GPU runs them, draws included.
+    `kernels` as the settings have them, and "fused": the Triton kernels as a GPU runs them, draws included. The
+    `description` is that of its config, unless there is another one.
     """
     where = torch.device(device)
-    model = _load(directory, kernels, int8, dtype, where, deterministic)
+    described = description or describe(read_config(directory))
+    model = _load(directory, described, kernels, int8, dtype, where, deterministic)
     layout: ModelLayout = model.layout
     shape = CacheShape.of(layout, block_size, cache_dtype or dtype)
     cache, host_blocks = shape.allocate(num_blocks, where), shape.allocate_host(num_host_blocks)
@@ -77,17 +82,22 @@ def _fill_with_garbage(cache: KVCache) -> None:
 
 
 def _load(
-    directory: Path, kernels: str, int8: bool, dtype: torch.dtype, device: torch.device, deterministic: bool
+    directory: Path,
+    description: ModelDescription | None,
+    kernels: str,
+    int8: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    deterministic: bool,
 ) -> Any:
     if kernels != "fused":
         chosen = CompiledKernels(compiled.thread_pool(), int8) if kernels == "compiled" else AttentionKind(kernels)
-        return load(directory, native_config(read_config(directory)), dtype, device, chosen)
+        return load(directory, description, dtype, device, chosen)
     # Triton is for those who ask for it.
     from worker_svc.model.triton_llama import load_triton_llama
 
-    config = native_config(read_config(directory))
-    assert config is not None
-    return load_triton_llama(config, directory, dtype, device, deterministic=deterministic)
+    assert description is not None
+    return load_triton_llama(description, directory, dtype, device, deterministic=deterministic)
 
 
 class Driver:

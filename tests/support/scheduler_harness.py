@@ -25,7 +25,7 @@ from svc_common.server import INTERNAL_MESSAGE_BYTES, bind, create_server
 
 PROMPT = list(range(10))
 Kind = Literal["accepted", "attached", "tokens", "failed"]
-PATIENCE = 20  # seconds until a test is taken to hang
+PATIENCE = 60  # seconds until a test is taken to hang
 
 
 class Worker(ChecksumService):
@@ -204,7 +204,7 @@ async def candidate(redis_url: str, ports: Sequence[int], **settings: object) ->
         "redis_url": redis_url,
         "max_step_tokens": 64,
         "max_sequences": 16,
-        "lease_seconds": 0.5,
+        "lease_seconds": 2.0,  # a busy machine may keep a process from its renewal for tenths of a second
     }
     deployment = Deployment(Settings(**(known | settings)))  # type: ignore[arg-type]
     await deployment.start()

@@ -111,7 +111,7 @@ class ScriptedScheduler(SchedulerServiceServicer):
     async def next(self, kind: str) -> Any:
         """Waits for the next command of a kind, in the order of their coming, and returns it."""
         place = self._num_awaited[kind] = self._num_awaited.get(kind, 0) + 1
-        async with asyncio.timeout(10), self._changed:
+        async with asyncio.timeout(60), self._changed:
             await self._changed.wait_for(lambda: len(self.all(kind)) >= place)
         return self.all(kind)[place - 1]
 
@@ -121,7 +121,7 @@ class ScriptedScheduler(SchedulerServiceServicer):
 
     async def joined(self, num_sessions: int) -> None:
         """Waits until so many sessions have begun."""
-        async with asyncio.timeout(10), self._changed:
+        async with asyncio.timeout(60), self._changed:
             await self._changed.wait_for(lambda: len(self.sessions) >= num_sessions)
 
     async def lost(self) -> None:
@@ -130,7 +130,7 @@ class ScriptedScheduler(SchedulerServiceServicer):
         num_refused = self._num_refused
         for session in self.sessions:
             session.close()
-        async with asyncio.timeout(10), self._changed:
+        async with asyncio.timeout(60), self._changed:
             await self._changed.wait_for(lambda: self._num_refused > num_refused)
 
     async def Session(

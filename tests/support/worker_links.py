@@ -33,8 +33,15 @@ class ScriptedWorker(ChecksumService):
         self.is_running = asyncio.Event()
         self.is_running.set()
         self.num_open = 0
+        self.num_looks = 0  # how often it was asked what it is
+
+    async def looked_at(self) -> None:
+        """Wait until a watch that looks at this worker has looked once more, from now on."""
+        enough = self.num_looks + 2  # the first of them may have begun before
+        await until(lambda: self.num_looks >= enough)
 
     async def Describe(self, request: worker_v1.DescribeRequest, context: Any) -> worker_v1.DescribeResponse:
+        self.num_looks += 1
         await self.is_running.wait()
         return await super().Describe(request, context)
 

@@ -1,1 +1,1 @@
-"""Language models over a paged KV cache: the Llama family by our own modules, any other by those of transformers."""
+"""Language models over a paged KV cache: described ones by our own backends, others by transformers."""

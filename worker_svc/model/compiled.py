@@ -1,4 +1,4 @@
-"""The Llama family by compiled code on a processor: all layers of a step in one call, with no Python between them."""
+"""A described model by compiled code on a processor: all layers of a step in one call, with no Python between them."""
 
 from ctypes import byref
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_kernels.cpu.attention import SequencesArgs
+from quire_kernels.cpu.attention import RuleArgs, SequencesArgs, check_compiled_support
 from quire_kernels.cpu.large_pages import LargePages
 from quire_kernels.cpu.linear import PANEL, PackedMatrix, pack_matrix
 from quire_kernels.cpu.llama import LayerArgs, ModelArgs, StepArgs
@@ -20,45 +20,85 @@ from worker_svc.compiled_sampler import CompiledSampler
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor
 from worker_svc.host_thread import HostThreadExecutor
-from worker_svc.model.config import ModelConfig
+from worker_svc.model.building import BuiltLayer, build
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.description import ComputedFormat, LinearLayer, LinearRole, ModelDescription, Norm
 from worker_svc.model.layout import ModelLayout
-from worker_svc.model.rope import inverse_frequencies
+from worker_svc.model.linear_weights import LinearWeights
+from worker_svc.model.rope import inverse_frequencies, rope_of
+from worker_svc.model.support import Feature, check_computed
+from worker_svc.model.weight_format import StoredWeight, format_of
 from worker_svc.model.weights import Checkpoint
+
+COMPUTED = frozenset({Feature.SOFT_CAP, Feature.INT8_WEIGHTS})
 
 # What a panel takes of gate and of up.
 _LANES = PANEL // 2
 
 
+class _Builder:
+    """Lays weights out as the compiled code wants them, while they are read."""
+
+    def __init__(self, thread_pool: ThreadPool, dtype: torch.dtype, default: ComputedFormat) -> None:
+        self.vectors: list[Tensor] = []
+        """What the addresses that `norm` returns are of."""
+        self._team, self._dtype, self._default = thread_pool, dtype, default
+        self._memory = LargePages()
+
+    def linear(self, weights: LinearWeights) -> PackedMatrix:
+        layer = weights.layer
+        weight, bias = self._gate_up(weights) if layer.role is LinearRole.GATE_UP else weights.fused()
+        return self._pack(layer, weight, bias)
+
+    def norm(self, norm: Norm, weight: Tensor) -> int:
+        vector = weight.float().contiguous()
+        self.vectors.append(vector)
+        return vector.data_ptr()
+
+    def head(self, layer: LinearLayer, weight: Tensor) -> PackedMatrix:
+        return self._pack(layer, weight)
+
+    def _pack(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
+        int8 = (layer.computed or self._default) is ComputedFormat.INT8
+        return pack_matrix(self._team, weight, bias, int8=int8, memory=self._memory)
+
+    def _gate_up(self, weights: LinearWeights) -> tuple[Tensor, Tensor | None]:
+        """Sixteen outputs of the gate, then the same of up, and so on, padded with zeros."""
+        width = weights.outputs[0]
+        num_panels = -(-width // _LANES)
+        both = torch.zeros(num_panels, 2, _LANES, weights.inputs, dtype=self._dtype)
+        biases = torch.zeros(num_panels, 2, _LANES, dtype=self._dtype) if weights.biased else None
+
+        def place(part: int, weight: StoredWeight, bias: Tensor | None) -> None:
+            _copy_by_panels(weight.dense(), both[:, part])
+            if biases is not None and bias is not None:
+                _copy_by_panels(bias, biases[:, part])
+
+        weights.for_each_part(place)
+        return both.flatten(0, 2), None if biases is None else biases.flatten()
+
+
 class CompiledLlama:
-    """A model's weights as the compiled code wants them. They are laid out while they are read."""
+    """A model's weights as the compiled code wants them."""
 
     def __init__(
-        self, config: ModelConfig, checkpoint: Checkpoint, thread_pool: ThreadPool, *, int8: bool = False
+        self, description: ModelDescription, checkpoint: Checkpoint, thread_pool: ThreadPool, *, int8: bool = False
     ) -> None:
-        self.config = config
+        """Raises UnsupportedModel where the description is not computed, or tensors do not fit it."""
+        check_computed("the compiled kernels", description, COMPUTED)
+        self.description = description
         self.thread_pool = thread_pool
-        self._int8 = int8
-        self._keep_alive: list[object] = []
-        self._memory = LargePages()
-        shape = (config.vocab_size, config.hidden_size)
-        self._embedding = checkpoint.take("model.embed_tokens.weight", *shape).contiguous()
-        self.dtype = self._embedding.dtype
-        self._layers = (LayerArgs * config.num_layers)(
-            *[self._layer(checkpoint, layer) for layer in range(config.num_layers)]
-        )
-        self._norm = self._vector(checkpoint, "model.norm.weight", config.hidden_size)
-        if config.tied_embeddings:
-            checkpoint.drop("lm_head.weight")
-            head = self._embedding
-        else:
-            head = checkpoint.take("lm_head.weight", *shape)
-        self._head = self._pack(head)
-        self.frequencies = inverse_frequencies(config.rope, config.head_dim)
+        self.rope = rope_of(description)
+        self.frequencies = inverse_frequencies(self.rope, self.layout.head_dim)
+        builder = _Builder(thread_pool, checkpoint.dtype, ComputedFormat.INT8 if int8 else ComputedFormat.MODEL)
+        self._built = build(description, checkpoint, builder)
+        self._vectors = builder.vectors
+        self._layers = (LayerArgs * len(description.layers))(*map(_layer_args, self._built.layers))
 
     @property
     def layout(self) -> ModelLayout:
         """What the cache and the limits of a worker follow from."""
-        return self.config.layout
+        return self.description.layout
 
     def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
         """As `LoadedModel` has it."""
@@ -66,82 +106,42 @@ class CompiledLlama:
         return HostThreadExecutor(forward, CompiledSampler(self.thread_pool, forward.argmax))
 
     def over(self, cache: Tensor) -> "CompiledForward":
-        """The model over a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]."""
-        config = self.config
+        """The model over a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
+
+        Raises UnsupportedModel where the kernels do not take a cache of this shape.
+        """
+        description, first = self.description, self.description.layers[0]
+        attention = first.attention
+        refused = check_compiled_support(attention.head_dim, cache.shape[4], cache.dtype)
+        if refused is not None:
+            raise UnsupportedModel(f"the compiled kernels cannot be used: {refused}")
         arguments = ModelArgs(
-            config.hidden_size,
-            config.intermediate_size,
-            config.num_layers,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            config.rms_norm_eps,
-            config.attention_scale,
+            description.hidden_size,
+            first.mlp.width,
+            len(description.layers),
+            attention.num_heads,
+            attention.num_kv_heads,
+            attention.head_dim,
+            description.norm.eps,
             self._layers,
-            self._norm,
-            self._head.args(),
-            self._embedding.data_ptr(),
+            self._built.norm,
+            self._built.head.args(),
+            self._built.embedding.data_ptr(),
             cache.data_ptr(),
             cache.shape[4],
             self.frequencies.data_ptr(),
-            config.rope.attention_factor,
+            self.rope.attention_factor,
         )
         return CompiledForward(self, cache, arguments)
 
-    def _layer(self, checkpoint: Checkpoint, layer: int) -> LayerArgs:
-        config = self.config
-        prefix = f"model.layers.{layer}."
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        hidden, dim = config.hidden_size, config.head_dim
-        widths = [config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim]
-        qkv = [
-            self._take_linear(checkpoint, f"{attention}{name}_proj", width, hidden, config.qkv_bias)
-            for name, width in zip("qkv", widths, strict=True)
-        ]
-        gate, up = (
-            self._take_linear(checkpoint, f"{mlp}{name}_proj", config.intermediate_size, hidden, config.mlp_bias)
-            for name in ("gate", "up")
-        )
-        output = self._take_linear(checkpoint, f"{attention}o_proj", hidden, widths[0], config.output_bias)
-        down = self._take_linear(checkpoint, f"{mlp}down_proj", hidden, config.intermediate_size, config.mlp_bias)
-        norms = [
-            self._vector(checkpoint, f"{attention}{name}_norm.weight", dim) if config.qk_norm else None for name in "qk"
-        ]
-        return LayerArgs(
-            self._vector(checkpoint, f"{prefix}input_layernorm.weight", hidden),
-            *norms,
-            self._vector(checkpoint, f"{prefix}post_attention_layernorm.weight", hidden),
-            self._pack(torch.cat([weight for weight, _ in qkv]), _joined([bias for _, bias in qkv])).args(),
-            self._pack(*output).args(),
-            self._pack(
-                _interleaved(gate[0], up[0]),
-                None if gate[1] is None or up[1] is None else _interleaved(gate[1], up[1]),
-            ).args(),
-            self._pack(*down).args(),
-            config.windows[layer] or 0,
-        )
 
-    def _take_linear(
-        self, checkpoint: Checkpoint, name: str, outputs: int, inputs: int, biased: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        weight = checkpoint.take(f"{name}.weight", outputs, inputs)
-        return weight, checkpoint.take(f"{name}.bias", outputs) if biased else None
-
-    def _pack(self, weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
-        matrix = pack_matrix(self.thread_pool, weight, bias, int8=self._int8, memory=self._memory)
-        self._keep_alive.append(matrix)
-        return matrix
-
-    def _vector(self, checkpoint: Checkpoint, name: str, size: int) -> int:
-        vector = checkpoint.take(name, size).float().contiguous()
-        self._keep_alive.append(vector)
-        return vector.data_ptr()
-
-
-def load_compiled(config: ModelConfig, directory: Path, dtype: torch.dtype, kernels: CompiledKernels) -> CompiledLlama:
-    """The model of a directory. Raises UnsupportedModel where its tensors are not those of its config."""
-    with torch.inference_mode(), Checkpoint(directory, dtype, torch.device("cpu")) as checkpoint:
-        model = CompiledLlama(config, checkpoint, kernels.thread_pool, int8=kernels.int8)
+def load_compiled(
+    description: ModelDescription, directory: Path, dtype: torch.dtype, kernels: CompiledKernels
+) -> CompiledLlama:
+    """The model of a directory. Raises UnsupportedModel where it is not computed, or its tensors do not fit."""
+    cpu = torch.device("cpu")
+    with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, cpu) as checkpoint:
+        model = CompiledLlama(description, checkpoint, kernels.thread_pool, int8=kernels.int8)
         checkpoint.check_all_taken()
         return model
 
@@ -151,7 +151,7 @@ class CompiledForward:
 
     def __init__(self, model: CompiledLlama, cache: Tensor, arguments: ModelArgs) -> None:
         self._model, self._cache = model, cache
-        self._logits = torch.empty(0, model.config.vocab_size)
+        self._logits = torch.empty(0, model.description.vocab_size)
         self._argmax: NDArray[np.int64] = np.empty(0, np.int64)
         self._library = model.thread_pool.library
         # The team's threads are the ones that compute. Others, which torch would keep spinning, would take their place.
@@ -193,7 +193,7 @@ class CompiledForward:
     def _logits_of(self, num_samples: int) -> Tensor:
         if len(self._logits) < num_samples:
             # Fresh memory of that size would be page-faulted in for each step.
-            self._logits = torch.empty(num_samples, self._model.config.vocab_size)
+            self._logits = torch.empty(num_samples, self._model.description.vocab_size)
         return self._logits[:num_samples]
 
     def __del__(self) -> None:
@@ -202,15 +202,25 @@ class CompiledForward:
             self._handle = None
 
 
-def _joined(biases: list[Tensor | None]) -> Tensor | None:
-    present = [bias for bias in biases if bias is not None]
-    return torch.cat(present) if present else None
+def _layer_args(layer: BuiltLayer[PackedMatrix, int]) -> LayerArgs:
+    attention = layer.spec.attention
+    return LayerArgs(
+        layer.attention_norm,
+        layer.query_norm,
+        layer.key_norm,
+        layer.mlp_norm,
+        layer.qkv.args(),
+        layer.output.args(),
+        layer.gate_up.args(),
+        layer.down.args(),
+        RuleArgs(attention.scale, attention.soft_cap or 0.0, attention.window or 0),
+    )
 
 
-def _interleaved(gate: Tensor, up: Tensor) -> Tensor:
-    """Sixteen outputs of the gate, then the same of up, and so on, padded with zeros."""
-    both = []
-    for part in (gate, up):
-        padded = torch.cat([part, part.new_zeros(-len(part) % _LANES, *part.shape[1:])])
-        both.append(padded.view(-1, 1, _LANES, *part.shape[1:]))
-    return torch.cat(both, 1).flatten(0, 2)
+def _copy_by_panels(part: Tensor, panels: Tensor) -> None:
+    """Rows [width, ...] into [num_panels, lanes, ...], the last of which may not be full."""
+    num_full = len(part) // _LANES
+    panels[:num_full].copy_(part[: num_full * _LANES].view(num_full, _LANES, *part.shape[1:]))
+    rest = part[num_full * _LANES :]
+    if len(rest):
+        panels[num_full, : len(rest)].copy_(rest)

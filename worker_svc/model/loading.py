@@ -1,4 +1,4 @@
-"""From a model's directory to what runs it: for the Llama family our own modules, else those of transformers."""
+"""Loads a model: by one of our backends where it computes the description, else by transformers' own modules."""
 
 from pathlib import Path
 from typing import Protocol
@@ -9,11 +9,15 @@ from worker_svc.attention import AttentionKind, CompiledKernels, Kernels, make_a
 from worker_svc.cache import KVCache
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor, HostExecutor
-from worker_svc.forward import EagerForward
+from worker_svc.model import compiled, llama
+from worker_svc.model.adapters import read_adapters
 from worker_svc.model.compiled import load_compiled
-from worker_svc.model.config import ModelConfig, read_config
+from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.description import ModelDescription
 from worker_svc.model.layout import ModelLayout
-from worker_svc.model.llama import LlamaModel, load_model
+from worker_svc.model.llama import EagerForward, LlamaModel, load_model
+from worker_svc.model.support import check_adapters, unsupported_reason
+from worker_svc.model.weight_format import format_of, quantization_of
 
 
 class LoadedModel(Protocol):
@@ -28,43 +32,64 @@ class LoadedModel(Protocol):
 
 
 class NativeModel:
-    """A model of the Llama family, by our own modules."""
+    """A model by torch's operators, its attention by torch's or by interpreted Triton kernels."""
 
     def __init__(self, model: LlamaModel, kind: AttentionKind) -> None:
         self._model, self._kind = model, kind
-        self.layout = model.config.layout
+        self.layout = model.description.layout
 
     def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
         """As `LoadedModel` has it."""
         return HostExecutor(EagerForward(self._model, make_attention(self._kind, cache, self.layout.layers)))
 
 
+def unsupported_natively(description: ModelDescription, kernels: Kernels, device: torch.device) -> str | None:
+    """What of a description the backend of these kernels does not compute, and transformers must; None: nothing."""
+    if isinstance(kernels, CompiledKernels):
+        computed = compiled.COMPUTED
+    elif device.type == "cuda":
+        # Triton is for those who ask for it.
+        from worker_svc.model import triton_llama
+
+        computed = triton_llama.COMPUTED
+    else:
+        computed = llama.COMPUTED
+    return unsupported_reason(description, computed)
+
+
 def load(
     directory: Path,
-    native: ModelConfig | None,
+    description: ModelDescription | None,
     dtype: torch.dtype,
     device: torch.device,
     kernels: Kernels,
     *,
     deterministic: bool = False,
 ) -> LoadedModel:
-    """The model of a directory; `native` is its config where our own modules compute it.
+    """The model of a directory; `description` is its own, None where it has none.
 
     Raises UnsupportedModel, which says why it cannot be served.
 
     With `deterministic`, a GPU computes a native model so that no token has a say in another's bits. Compiled kernels
     always do; nothing else can.
     """
-    if native is None:
+    # Of formats that are not read, and of adapters, the operator is told before anything else.
+    format_of(directory)
+    check_adapters(directory, description, read_adapters(directory))
+    if description is None or unsupported_natively(description, kernels, device) is not None:
+        if quantization_of(directory) is not None:
+            raise UnsupportedModel(
+                f"the model in {directory} has quantized weights, which transformers' modules do not read: only models "
+                "that are computed natively may have them"
+            )
         # Its modules take seconds to import.
         from worker_svc.model.transformers_model import load_transformers_model
 
         return load_transformers_model(read_config(directory), directory, dtype, device, kernels)
     if isinstance(kernels, CompiledKernels):
-        return load_compiled(native, directory, dtype, kernels)
+        return load_compiled(description, directory, dtype, kernels)
     if device.type == "cuda":
-        # Triton is for those who ask for it.
         from worker_svc.model.triton_llama import load_triton_llama
 
-        return load_triton_llama(native, directory, dtype, device, deterministic=deterministic)
-    return NativeModel(load_model(native, directory, dtype, device), kernels)
+        return load_triton_llama(description, directory, dtype, device, deterministic=deterministic)
+    return NativeModel(load_model(description, directory, dtype), kernels)

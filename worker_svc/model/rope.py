@@ -5,7 +5,16 @@ import math
 import torch
 from torch import Tensor
 
-from worker_svc.model.config import RopeConfig, RopeKind
+from worker_svc.model.description import ModelDescription, RopeConfig, RopeKind
+
+
+def rope_of(description: ModelDescription) -> RopeConfig:
+    """The rotary positions of all layers. Raises ValueError where they have none, or differ: see `support`."""
+    ropes = {layer.attention.rope for layer in description.layers}
+    rope = ropes.pop()
+    if rope is None or ropes:
+        raise ValueError("description: must have the same rotary positions in all layers")
+    return rope
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:

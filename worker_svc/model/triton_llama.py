@@ -1,4 +1,4 @@
-"""The Llama family on a GPU: what lies between two matrix products is one Triton kernel, or two around attention.
+"""A described model on a GPU: what lies between two matrix products is one Triton kernel, or two around attention.
 
 Products are torch's, in the model's dtype, or our own in deterministic mode. What they add up to, the hidden states
 between layers, is float32: rounding those after each product moves logits by enough to turn near choices.
@@ -25,10 +25,16 @@ from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor
 from worker_svc.gpu.executor import DeviceExecutor
 from worker_svc.gpu.inputs import ForwardInputs
-from worker_svc.model.config import ModelConfig
+from worker_svc.model.building import BuiltLayer, build
+from worker_svc.model.description import LinearLayer, ModelDescription, Norm
 from worker_svc.model.layout import LayerAttention, ModelLayout
-from worker_svc.model.rope import inverse_frequencies
+from worker_svc.model.linear_weights import LinearWeights
+from worker_svc.model.rope import inverse_frequencies, rope_of
+from worker_svc.model.support import Feature, check_computed
+from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
+
+COMPUTED = frozenset({Feature.SOFT_CAP, Feature.MLP_WIDTH_PER_LAYER})
 
 Multiply: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -45,41 +51,42 @@ class _Product:
         return self.multiply(inputs, self.weight, self.bias)
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """One decoder layer's weights. Products of the same inputs are one, their outputs side by side."""
+_Layer: TypeAlias = BuiltLayer[_Product, Tensor]
 
-    attention_norm: Tensor
-    head_norm: HeadNorm | None
-    qkv: _Product
-    output: _Product
-    mlp_norm: Tensor
-    gate_up: _Product
-    down: _Product
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """Makes the GPU's weights of a checkpoint's."""
+
+    multiply: Multiply
+
+    def linear(self, weights: LinearWeights) -> _Product:
+        return _Product(*weights.fused(), self.multiply)
+
+    def norm(self, norm: Norm, weight: Tensor) -> Tensor:
+        return weight
+
+    def head(self, layer: LinearLayer, weight: Tensor) -> Tensor:
+        return weight
 
 
 class TritonLlama:
     """A model's weights on its device. With `deterministic`, no token of a step has a say in another's bits."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, *, deterministic: bool = False) -> None:
-        self.config = config
+    def __init__(self, description: ModelDescription, checkpoint: Checkpoint, *, deterministic: bool = False) -> None:
+        """Raises UnsupportedModel where the description is not computed, or tensors do not fit it."""
+        check_computed("the Triton kernels", description, COMPUTED)
+        self.description = description
         self.deterministic = deterministic
-        shape = (config.vocab_size, config.hidden_size)
-        self.embedding = checkpoint.take("model.embed_tokens.weight", *shape).contiguous()
-        multiply = invariant_linear if deterministic else F.linear
-        self.layers = [_take_layer(config, checkpoint, layer, multiply) for layer in range(config.num_layers)]
-        self.norm = checkpoint.take("model.norm.weight", config.hidden_size)
-        if config.tied_embeddings:
-            checkpoint.drop("lm_head.weight")
-            self.head = self.embedding
-        else:
-            self.head = checkpoint.take("lm_head.weight", *shape)
-        self.frequencies = inverse_frequencies(config.rope, config.head_dim).to(self.embedding.device)
+        built = build(description, checkpoint, _Builder(invariant_linear if deterministic else F.linear))
+        self.embedding, self.layers, self.norm, self.head = built.embedding, built.layers, built.norm, built.head
+        self.rope = rope_of(description)
+        self.frequencies = inverse_frequencies(self.rope, self.layout.head_dim).to(self.embedding.device)
 
     @property
     def layout(self) -> ModelLayout:
         """What the cache and the limits of a worker follow from."""
-        return self.config.layout
+        return self.description.layout
 
     def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
         """As `LoadedModel` has it."""
@@ -88,11 +95,16 @@ class TritonLlama:
 
 
 def load_triton_llama(
-    config: ModelConfig, directory: Path, dtype: torch.dtype, device: torch.device, *, deterministic: bool = False
+    description: ModelDescription,
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    deterministic: bool = False,
 ) -> TritonLlama:
-    """The model of a directory. Raises UnsupportedModel where its tensors are not those of its config."""
-    with torch.inference_mode(), Checkpoint(directory, dtype, device) as checkpoint:
-        model = TritonLlama(config, checkpoint, deterministic=deterministic)
+    """The model of a directory. Raises UnsupportedModel where it is not computed, or its tensors do not fit."""
+    with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, device) as checkpoint:
+        model = TritonLlama(description, checkpoint, deterministic=deterministic)
         checkpoint.check_all_taken()
         return model
 
@@ -101,7 +113,7 @@ class TritonForward:
     """A `worker_svc.gpu.executor.DeviceForward`: the model over its cache."""
 
     def __init__(self, model: TritonLlama, cache: KVCache) -> None:
-        self._model, self._epsilon = model, model.config.rms_norm_eps
+        self._model, self._epsilon = model, model.description.norm.eps
         caches = [cache.layer(layer) for layer in range(cache.num_layers)]
         layout = model.layout
         self._layers = list(zip(model.layers, layout.layers, caches, strict=True))
@@ -140,11 +152,16 @@ class TritonForward:
             cache.keys,
             cache.values,
             inputs.slots,
-            attention_factor=self._model.config.rope.attention_factor,
-            norm=layer.head_norm,
+            attention_factor=self._model.rope.attention_factor,
+            norm=self._head_norm(layer),
             key_scales=cache.key_scales,
             value_scales=cache.value_scales,
         )
+
+    def _head_norm(self, layer: _Layer) -> HeadNorm | None:
+        if layer.query_norm is None or layer.key_norm is None:
+            return None
+        return HeadNorm(layer.query_norm, layer.key_norm, self._epsilon)
 
 
 def _attend(
@@ -203,31 +220,3 @@ def _compute_logits(hidden: Tensor, head: Tensor, logits: Tensor) -> None:
         torch.mm(hidden, head.t(), out=logits)
     else:
         torch.mm(hidden, head.t(), out_dtype=torch.float32, out=logits)
-
-
-def _take_layer(config: ModelConfig, checkpoint: Checkpoint, layer: int, multiply: Multiply) -> _Layer:
-    prefix = f"model.layers.{layer}."
-    attention, mlp = prefix + "self_attn.", prefix + "mlp."
-    hidden, dim, middle = config.hidden_size, config.head_dim, config.intermediate_size
-    queries, keys = config.num_heads * dim, config.num_kv_heads * dim
-
-    def product(prefix: str, outputs: dict[str, int], num_inputs: int, biased: bool) -> _Product:
-        weights = [checkpoint.take(f"{prefix}{name}_proj.weight", width, num_inputs) for name, width in outputs.items()]
-        if not biased:
-            return _Product(torch.cat(weights), None, multiply)
-        biases = [checkpoint.take(f"{prefix}{name}_proj.bias", width) for name, width in outputs.items()]
-        return _Product(torch.cat(weights), torch.cat(biases), multiply)
-
-    head_norm = None
-    if config.qk_norm:
-        query, key = (checkpoint.take(f"{attention}{name}_norm.weight", dim) for name in "qk")
-        head_norm = HeadNorm(query, key, config.rms_norm_eps)
-    return _Layer(
-        attention_norm=checkpoint.take(prefix + "input_layernorm.weight", hidden),
-        head_norm=head_norm,
-        qkv=product(attention, {"q": queries, "k": keys, "v": keys}, hidden, config.qkv_bias),
-        output=product(attention, {"o": hidden}, queries, config.output_bias),
-        mlp_norm=checkpoint.take(prefix + "post_attention_layernorm.weight", hidden),
-        gate_up=product(mlp, {"gate": middle, "up": middle}, hidden, config.mlp_bias),
-        down=product(mlp, {"down": hidden}, middle, config.mlp_bias),
-    )

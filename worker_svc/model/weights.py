@@ -11,6 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.weight_format import WeightFormat
 
 # Written by old checkpoints, and computed anew.
 _DERIVED = "rotary_emb.inv_freq"
@@ -30,10 +31,11 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 class Checkpoint:
-    """The tensors of a model directory, each taken once, in the dtype and on the device that they are wanted."""
+    """The tensors of a model directory, each taken once; `dtype` and `device` are those of the model that they make."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
-        self._directory, self._dtype, self._device = directory, dtype, device
+    def __init__(self, directory: Path, weight_format: WeightFormat, dtype: torch.dtype, device: torch.device) -> None:
+        self.weight_format, self.dtype, self.device = weight_format, dtype, device
+        self._directory = directory
         self._files: dict[str, Any] = {}
         self._stack = ExitStack()
 
@@ -49,7 +51,11 @@ class Checkpoint:
         self._stack.close()
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor of this name. Raises UnsupportedModel where it is missing or of another shape."""
+        """The tensor of this name, in the model's dtype and on its device. Raises UnsupportedModel as `read` does."""
+        return self.read(name, *shape).to(self.device, self.dtype)
+
+    def read(self, name: str, *shape: int) -> Tensor:
+        """The tensor of this name, as stored. Raises UnsupportedModel where it is missing or of another shape."""
         file = self._files.pop(name, None)
         if file is None:
             raise UnsupportedModel(f"the model in {self._directory} has no tensor {name}")
@@ -58,7 +64,7 @@ class Checkpoint:
             raise UnsupportedModel(
                 f"the tensor {name} of the model in {self._directory} is {list(tensor.shape)}, not {list(shape)}"
             )
-        return tensor.to(self._device, self._dtype)
+        return tensor
 
     def drop(self, name: str) -> None:
         """Leave a tensor unused that may be there."""

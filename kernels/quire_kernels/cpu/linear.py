@@ -11,6 +11,8 @@ from quire_kernels.cpu.large_pages import LargePages
 from quire_kernels.cpu.thread_pool import ThreadPool, type_of
 
 PANEL = 32
+# Outputs that are quantized at a time.
+_ROWS = 256
 
 
 class MatrixArgs(Structure):
@@ -67,9 +69,8 @@ def pack_matrix(
     type_of(dtype)
     scales = None
     if int8:
-        scale = weight.float().abs().amax(1, keepdim=True).div_(127.0).clamp_(min=torch.finfo(torch.float32).tiny)
-        weight = weight.float().div(scale).round_().to(torch.int8)
-        scales = _padded(scale.squeeze(1))
+        weight, scales = _quantized(weight)
+        scales = _padded(scales)
     weight = weight.contiguous()
     steps = -(-inputs // values)
     size = -(-outputs // PANEL) * steps * PANEL * values
@@ -95,6 +96,17 @@ def linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Ten
         output.data_ptr(),
     )
     return output
+
+
+def _quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes int8 [outputs, inputs] and scales float32 [outputs], made of some outputs at a time: float32 is large."""
+    codes, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
+    for start in range(0, len(weight), _ROWS):
+        rows = slice(start, start + _ROWS)
+        values = weight[rows].float()
+        scales[rows] = values.abs().amax(1).div_(127.0).clamp_(min=torch.finfo(torch.float32).tiny)
+        codes[rows].copy_((values / scales[rows, None]).round_())
+    return codes, scales
 
 
 def _padded(row: Tensor) -> Tensor:

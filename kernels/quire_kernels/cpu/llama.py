@@ -2,7 +2,7 @@
 
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 
-from quire_kernels.cpu.attention import SequencesArgs
+from quire_kernels.cpu.attention import RuleArgs, SequencesArgs
 from quire_kernels.cpu.linear import MatrixArgs
 
 
@@ -18,7 +18,7 @@ class LayerArgs(Structure):
         ("output", MatrixArgs),
         ("gate_up", MatrixArgs),
         ("down", MatrixArgs),
-        ("window", c_int64),
+        ("rule", RuleArgs),
     )
 
 
@@ -33,7 +33,6 @@ class ModelArgs(Structure):
         ("num_kv_heads", c_int64),
         ("head_dim", c_int64),
         ("norm_epsilon", c_float),
-        ("attention_scale", c_float),
         ("layers", POINTER(LayerArgs)),
         ("norm", c_void_p),
         ("head", MatrixArgs),

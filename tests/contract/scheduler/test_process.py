@@ -57,7 +57,7 @@ class SchedulerProcess:
 
 @asynccontextmanager
 async def scheduler_process(redis_url: str, port: int, **variables: str) -> AsyncIterator[SchedulerProcess]:
-    environment = scheduler_environment(redis_url, f"127.0.0.1:{port}") | {"QUIRE_LEASE_SECONDS": "0.5"}
+    environment = scheduler_environment(redis_url, f"127.0.0.1:{port}") | {"QUIRE_LEASE_SECONDS": "3"}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "scheduler_svc", env=environment | variables, stdout=DEVNULL, stderr=PIPE
     )

@@ -1,17 +1,30 @@
 """Requests of one session, from Submit to their end."""
 
+import asyncio
 import subprocess
 import sys
 import uuid
+from itertools import pairwise
 from pathlib import Path
 
+import pytest
 import redis
 from google.protobuf.duration_pb2 import Duration
 
 from checksum_service import VOCAB
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scheduler_harness import PROMPT, Deployment, Worker, expected, finish_of, idle, until_over, until_recorded
-from scheduler_svc.request_log import State
+from scheduler_harness import (
+    PATIENCE,
+    PROMPT,
+    Deployment,
+    Worker,
+    expected,
+    finish_of,
+    idle,
+    until_over,
+    until_recorded,
+)
+from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.store.redis import RedisStore
 
 
@@ -201,20 +214,26 @@ async def test_one_session_cannot_end_what_another_submitted(running: Deployment
 
 
 async def test_slow_store_holds_up_its_request_and_nothing_else(
-    running: Deployment, worker: Worker, redis_url: str
+    running: Deployment, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    put, is_answering = running.store.put, asyncio.Event()
+
+    async def slow(log: RequestLog, epoch: int) -> RequestLog | None:
+        await is_answering.wait()
+        return await put(log, epoch)
+
     worker.gate.clear()
     async with running.session() as session:
         await session.ready()
         submit = await session.submit(max_tokens=200)
         await session.until(submit.key, "accepted")
-        with redis.Redis.from_url(redis_url) as client:
-            client.client_pause(700)
+        monkeypatch.setattr(running.store, "put", slow)
         waiting = await session.submit()
         await session.send(cancel=scheduler_v1.Cancel(key=submit.key))
         await session.until(submit.key, "failed")
         worker.gate.set()
         assert not any(event.key == waiting.key for event in session.events)
+        is_answering.set()
         await session.until(waiting.key, "tokens")
 
 
@@ -234,11 +253,17 @@ async def test_commands_about_a_request_wait_for_its_acceptance(running: Deploym
 async def test_tokens_that_the_store_has_are_told_now_and_then(running: Deployment) -> None:
     async with running.session() as session:
         await session.ready()
-        submit = await session.submit(max_tokens=200)
-        await session.until(submit.key, "tokens")
-        counts = [e.durable.num_tokens for e in session.events if e.HasField("durable")]
-        assert counts
-        assert all(later - earlier >= 32 for earlier, later in zip([0, *counts], counts, strict=False))
+        submit = await session.submit(max_tokens=200, has_stop_strings=True)  # it pauses 64 tokens ahead of its gateway
+        for num_tokens in range(64, 201, 8):
+            await session.send(acknowledge=scheduler_v1.Acknowledge(key=submit.key, num_tokens=num_tokens - 64))
+            await session.until_tokens(submit.key, num_tokens)
+            if num_tokens == 200:
+                break  # it is over, and its end says the rest
+            assert await running.engine.journal.flush(PATIENCE)
+            await session.attach("nobody's")  # what was sent before the answer has come
+            counts = [e.durable.num_tokens for e in session.events if e.HasField("durable")]
+            assert num_tokens - 32 < counts[-1] <= num_tokens
+            assert all(later - earlier >= 32 for earlier, later in pairwise([0, *counts]))
 
 
 async def test_a_silent_session_is_told_that_the_scheduler_is_there(running: Deployment) -> None:

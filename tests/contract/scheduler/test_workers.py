@@ -5,20 +5,22 @@ import asyncio
 import pytest
 
 from checksum_service import ChecksumService, serve
+from ports import lasting_port
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_harness import PATIENCE, PROMPT, Deployment, Worker, expected, scheduler
 
 
 async def test_worker_that_restarts_gets_its_sequences_anew(redis_url: str) -> None:
     service = ChecksumService()
-    server, port = await serve(service)
+    server, port = await serve(service, lasting_port())
     async with scheduler(redis_url, [port]) as running, running.session() as session:
         await session.ready()
-        submit = await session.submit(max_tokens=150)
-        await session.until_tokens(submit.key, 20)
+        submit = await session.submit(max_tokens=150, has_stop_strings=True)
+        await session.until_tokens(submit.key, 64)  # it pauses so far ahead of its gateway
         await server.stop(0)
         service = ChecksumService(epoch=running.engine.epoch + 10)
         server, _ = await serve(service, port)
+        await session.send(acknowledge=scheduler_v1.Acknowledge(key=submit.key, num_tokens=150))
         await session.until(submit.key, "tokens")
         assert session.tokens(submit.key) == expected(150)
         assert service.openings[0].epoch > service.about.epoch
@@ -31,7 +33,7 @@ async def test_worker_that_restarts_gets_its_sequences_anew(redis_url: str) -> N
 async def test_two_workers_share_the_queue_and_a_different_model_is_refused(redis_url: str) -> None:
     services = [ChecksumService(), ChecksumService()]
     served = [await serve(service) for service in services]
-    late, late_port = await serve(ChecksumService())
+    late, late_port = await serve(ChecksumService(), lasting_port())
     await late.stop(0)
     async with scheduler(redis_url, [served[0][1], served[1][1], late_port]) as running, running.session() as session:
         await session.ready()
@@ -55,8 +57,8 @@ async def test_two_workers_share_the_queue_and_a_different_model_is_refused(redi
 
 async def test_requests_are_taken_for_a_while_after_the_last_worker_left(redis_url: str) -> None:
     service = ChecksumService()
-    server, port = await serve(service)
-    async with scheduler(redis_url, [port], worker_patience=0.3) as running, running.session() as session:
+    server, port = await serve(service, lasting_port())
+    async with scheduler(redis_url, [port], worker_patience=3) as running, running.session() as session:
         model = await session.ready()
         await server.stop(0)
         submit = await session.submit()

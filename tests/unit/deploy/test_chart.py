@@ -18,14 +18,15 @@ import yaml
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from gateway_svc.generation_config import load_generation_defaults
 from gateway_svc.settings import GatewaySettings
+from ports import lasting_port
 from quire.inference.v1 import inference_pb2
 from quire.scheduler.v1 import scheduler_pb2
 from quire.worker.v1 import worker_pb2
 from scheduler_svc.settings import SchedulerSettings
 from svc_common.server import LIVENESS
 from svc_common.settings import ServiceSettings, read_settings
-from svc_common.supervisor.addresses import free_port
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
 from worker_svc.settings import WorkerSettings
 
@@ -34,6 +35,11 @@ HELM = str(Path(sys.executable).with_name("helm"))
 OLDEST_KUBERNETES = "1.27.0"
 
 Object = dict[str, Any]
+
+CHAT_TEMPLATE = """{%- for message in messages %}
+  {{- "$(" + message.role + ") '" + message['content'] }}\\n
+{%- endfor %}
+"""
 
 VALUES: dict[str, Object] = {
     "default": {},
@@ -50,7 +56,14 @@ VALUES: dict[str, Object] = {
         "imagePullSecrets": [{"name": "pull"}],
         "model": {
             "name": "org/model",
+            "revision": "v1.2",
+            "tokenizer": "org/tokenizer",
+            "tokenizerRevision": "1234567",
+            "chatTemplate": CHAT_TEMPLATE,
+            "generationConfig": "auto",
+            "overrideGenerationConfig": {"temperature": 0.5, "top_k": 0, "max_new_tokens": 4_000_000},
             "dtype": "bfloat16",
+            "maxModelLen": 131_072,
             "hubToken": {"existingSecret": "hub"},
             "volume": {"existingClaim": "models"},
         },
@@ -164,10 +177,13 @@ def test_every_object_is_valid(values: str, version: str) -> None:
         {"gatway": {}},
         {"gateway": {"replica": 2}},
         {"model": {"dtype": "int3"}},
+        {"model": {"maxModelLen": 2}},
+        {"model": {"overrideGenerationConfig": {"temperature": 3}}},
+        {"model": {"overrideGenerationConfig": {"max_tokens": 3}}},
         {"worker": {"gpus": -1}},
         {"budgets": {"blockSize": 0}},
         {"budgets": {"swapSpace": -1}},
-        {"scheduler": {"policy": "lottery"}},
+        {"scheduler": {"policy": "no name"}},
         {"scheduler": {"ageingSeconds": 0}},
         {"scheduler": {"preemption": "kill"}},
         {"scheduler": {"gapFactor": 1}},
@@ -361,7 +377,9 @@ def test_the_model_is_prepared_where_it_is_read(values: str) -> None:
     for name in ("gateway", "worker"):
         (prepare,) = workloads(values)[name]["spec"]["template"]["spec"]["initContainers"]
         told = {item["name"]: item.get("value") for item in prepare["env"]}
-        for variable in ("QUIRE_CACHE_DIR", "QUIRE_MODEL", "HF_HOME"):
+        named = ("QUIRE_MODEL", "QUIRE_REVISION", "QUIRE_TOKENIZER", "QUIRE_TOKENIZER_REVISION")
+        assert told.keys() & set(named) == (set(named) if values == "everything" else set())
+        for variable in ("QUIRE_CACHE_DIR", "HF_HOME", *named):
             assert told.get(variable) == environment(values, name).get(variable)
         assert prepare["image"] == container(values, "worker")["image"]
 
@@ -398,10 +416,24 @@ def test_what_the_scheduler_decides_by_is_as_told(monkeypatch: pytest.MonkeyPatc
     assert (told.max_tenant_queued_requests, told.max_tenant_queued_tokens) == (3, 10**9)
 
 
+def test_what_the_gateway_fills_in_is_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = settings_of("everything", "gateway", monkeypatch)
+    assert isinstance(told, GatewaySettings)
+    assert (told.revision, told.tokenizer, told.tokenizer_revision) == ("v1.2", "org/tokenizer", "1234567")
+    assert told.chat_template is not None
+    assert told.chat_template.replace("$$(", "$(") == CHAT_TEMPLATE  # as Kubernetes reads it
+    assert "$(" not in told.chat_template.replace("$$(", "")
+    assert told.generation_config == "auto"
+    assert told.override_generation_config is not None
+    config = VALUES["everything"]["model"]["overrideGenerationConfig"]
+    assert json.loads(told.override_generation_config) == config
+    assert load_generation_defaults("quire", told.override_generation_config, Path()).max_tokens == 4_000_000
+
+
 def test_no_swap_space_is_not_the_same_as_an_untold_one(monkeypatch: pytest.MonkeyPatch) -> None:
     told = settings_of("everything", "worker", monkeypatch)
     assert isinstance(told, WorkerSettings)
-    assert told.swap_space == 0
+    assert (told.swap_space, told.max_model_len) == (0, 131_072)
     assert "QUIRE_SWAP_SPACE" not in environment("default", "worker")
 
 
@@ -424,10 +456,10 @@ def test_large_numbers_stay_numbers() -> None:
 
 
 def test_redis_takes_its_arguments_and_asks_for_the_password(tmp_path: Path) -> None:
-    executable = EmbeddedRedis.prepare(tmp_path / "run", free_port()).command[0]
+    executable = EmbeddedRedis.prepare(tmp_path / "run", lasting_port()).command[0]
     filled = {"/data": str(tmp_path), "$(REDISCLI_AUTH)": "password"}
     arguments = [filled.get(str(argument), str(argument)) for argument in container("default", "redis")["args"]]
-    port = free_port()
+    port = lasting_port()
     process = subprocess.Popen(
         [executable, "--port", str(port), "--bind", "127.0.0.1", *arguments], stdout=subprocess.DEVNULL
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway_svc.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
+from gateway_svc.settings import BadSetting
 
 CHAT = [{"role": "user", "content": "<b>hi</b>"}]
 
@@ -72,3 +73,48 @@ def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
 
 def test_a_model_may_have_none(tmp_path: Path) -> None:
     assert load_chat_template(tmp_path) is None
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A directory with a template and special tokens."""
+    (tmp_path / "chat_template.jinja").write_text("own")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "old", "eos_token": "E"}))
+    return tmp_path
+
+
+def test_another_file_replaces_it_and_gets_its_special_tokens(own: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jinja"
+    other.write_text("other {{ messages[0].content }}{{ eos_token }}")
+    template = load_chat_template(own, str(other))
+    assert template is not None
+    assert template.render(CHAT) == "other <b>hi</b>E"
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].role }}!", "user!\n\n", "user!{# " + "x" * 5000 + " #}"])
+def test_a_template_may_stand_in_the_setting_itself(source: str, own: Path) -> None:
+    template = load_chat_template(own, source)
+    assert template is not None
+    assert template.render(CHAT).strip() == "user!"
+
+
+def test_a_tokenizer_without_a_template_may_be_given_one(tmp_path: Path) -> None:
+    template = load_chat_template(tmp_path, "{{ messages[0].content }}{{ eos_token }}")
+    assert template is not None
+    assert template.render(CHAT) == "<b>hi</b>"
+
+
+def test_a_template_that_does_not_parse_is_refused_by_its_setting_and_line(own: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.jinja"
+    broken.write_text("\n{% for message in messages %}")
+    with pytest.raises(BadSetting, match="QUIRE_CHAT_TEMPLATE does not parse as a Jinja template: line 2: "):
+        load_chat_template(own, str(broken))
+    with pytest.raises(BadSetting, match="QUIRE_CHAT_TEMPLATE does not parse as a Jinja template: line 1: "):
+        load_chat_template(own, "{{ messages | no_such_filter }}")
+
+
+def test_a_file_that_cannot_be_read_is_refused_by_its_setting(own: Path, tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    for name in (str(tmp_path / "gone.jinja"), str(tmp_path), str(tmp_path / "bytes")):
+        with pytest.raises(BadSetting, match=f"QUIRE_CHAT_TEMPLATE: {name} cannot be read"):
+            load_chat_template(own, name)

@@ -121,7 +121,7 @@ async def test_a_submission_that_is_answered_with_its_own_request_cancels_it(
 async def test_the_deadline_of_a_call_that_joined_ends_that_call_alone(
     client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
-    request = client.submit("k", deadline=time.monotonic() + 0.5)
+    request = client.submit("k", deadline=time.monotonic() + 2)
     await scheduler.next("submit")
     scheduler.session.attached(there(), sequence(5))
     what, told = await request.next()

@@ -89,3 +89,25 @@ def test_files_that_cannot_be_used_are_told_by_directory(
         (tmp_path / name).write_text(content)
     with pytest.raises(InvalidModelFiles, match=str(tmp_path)):
         ModelTokenizer.load(tmp_path)
+
+
+async def test_another_tokenizer_brings_its_template_and_leaves_the_models_end_of_text(
+    model_directory: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    stored = Tokenizer.from_file(str(model_directory / "tokenizer.json"))
+    stored.add_tokens(["hello world"])
+    stored.save(str(other / "tokenizer.json"))
+    (other / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (other / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+    loaded = ModelTokenizer.load(model_directory, other)
+    assert len(await loaded.encode_text("hello world")) == 1
+    assert len(await loaded.encode_chat([{"role": "user", "content": "hello world"}])) == 1
+    assert loaded.eos_token_ids == ModelTokenizer.load(model_directory).eos_token_ids
+
+
+async def test_a_chat_is_rendered_by_the_template_of_the_settings(model_directory: Path) -> None:
+    loaded = ModelTokenizer.load(model_directory, chat_template="{{ messages[0].content }}{{ eos_token }}")
+    token_ids = await loaded.encode_chat([{"role": "user", "content": "hello"}])
+    assert await loaded.decode(token_ids, SpecialTokens.KEPT) == "hello<|im_end|>"

@@ -158,6 +158,7 @@ class ScriptedService(pb_grpc.InferenceServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         await self._take(request, context)
         if self.hold_whole:
+            self.holding.set()
             await asyncio.Event().wait()
         return self.whole
 

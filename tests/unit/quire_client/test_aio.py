@@ -21,7 +21,7 @@ async def client(address: str) -> Any:
 
 def soon(awaitable: Any) -> Any:
     """A test that waits for what never comes fails, rather than hangs."""
-    return asyncio.wait_for(awaitable, 20)
+    return asyncio.wait_for(awaitable, 60)
 
 
 async def test_a_stream_yields_chunks_between_acceptance_and_usage(client: AsyncClient, service: Any) -> None:
@@ -185,7 +185,7 @@ async def test_a_timeout_travels_as_deadline_and_ends_the_call(client: AsyncClie
     service.hold()
 
     with pytest.raises(QuireError) as caught:
-        await client.stream("x", timeout=0.3).collect()
+        await client.stream("x", timeout=2).collect()
 
     assert (caught.value.reason, caught.value.message) == ("DEADLINE_EXCEEDED", "no answer within the timeout")
     assert service.time_remaining[0] < 5
@@ -336,9 +336,11 @@ async def test_a_request_that_its_caller_named_is_left_to_be_resumed(client: Asy
 async def test_an_answer_that_is_not_waited_for_any_more_is_cancelled(client: AsyncClient, service: Any) -> None:
     service.hold_whole = True
 
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.2):
-            await client.generate("x")
+    asking = asyncio.create_task(client.generate("x"))
+    await soon(service.holding.wait())
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
 
     request, cancel = service.requests
     assert cancel.request_id == request.generation.request_id

@@ -51,7 +51,7 @@ async def pair() -> AsyncIterator[list[BreakingGateway]]:
 
 def soon(awaitable: Any) -> Any:
     """A test that waits for what never comes fails, rather than hangs."""
-    return asyncio.wait_for(awaitable, 30)
+    return asyncio.wait_for(awaitable, 60)
 
 
 def address(gateways: list[BreakingGateway]) -> str:
@@ -191,6 +191,7 @@ async def test_a_gateway_that_is_silent_but_there_is_waited_for(
 ) -> None:
     for module in ("aio_endpoints", "sync_endpoints"):
         monkeypatch.setattr(f"quire_client.{module}.KEEPALIVE_SECONDS", 0.1)
+        monkeypatch.setattr(f"quire_client.{module}.PROBE_SECONDS", 60)
     pair[0].breaks = [Break(3, Fault.PAUSES)]
 
     told = await soon(read(kind, address(pair)))
@@ -300,7 +301,7 @@ async def test_the_deadline_is_that_of_all_calls_together(kind: Kind, pair: list
     pair[0].breaks = [Break(1, Fault.DRAINS)] * 1000
 
     with pytest.raises(QuireError) as caught:
-        await use(kind, pair[0].address, lambda client: client.stream("x", timeout=0.5))
+        await use(kind, pair[0].address, lambda client: client.stream("x", timeout=3))
 
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert len(pair[0].asked) > 1

@@ -18,7 +18,7 @@ async def with_client(address: str, use: Callable[[Client], T]) -> T:
         with Client(address) as client:
             return use(client)
 
-    return await asyncio.wait_for(asyncio.to_thread(run), 20)
+    return await asyncio.wait_for(asyncio.to_thread(run), 60)
 
 
 async def test_a_stream_yields_chunks_between_acceptance_and_usage(address: str, service: Any) -> None:
@@ -112,7 +112,7 @@ async def test_a_stream_closed_by_another_thread_ends_with_an_error(address: str
     with pytest.raises(QuireError) as caught:
         await reader
     assert caught.value.code is grpc.StatusCode.CANCELLED
-    await asyncio.wait_for(service.cancelled.wait(), 20)
+    await asyncio.wait_for(service.cancelled.wait(), 60)
 
 
 async def test_interceptors_see_the_calls(address: str, service: Any) -> None:

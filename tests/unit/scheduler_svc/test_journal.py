@@ -12,7 +12,7 @@ from request_logs import end, length_end, logprobs, request_log
 from scheduler_svc import journal as journal_module
 from scheduler_svc.journal import Journal
 from scheduler_svc.request_log import State
-from scheduler_svc.store.base import Batch
+from scheduler_svc.store.base import Batch, Gap, KeyTaken
 from scheduler_svc.store.redis import RedisStore
 
 
@@ -42,7 +42,7 @@ async def test_only_what_is_new_is_written(store: RedisStore, journal: Journal, 
         log.sequences[number % 2].token_ids.append(number)
         log.sequences[number % 2].logprobs += logprobs(-number)
         journal.mark_changed(log)
-        assert await journal.flush(30)
+        assert await journal.flush(60)
     assert told.durable == [(log, number % 2) for number in range(5)]
     found = await read(store, log)
     assert [one.token_ids for one in found.sequences] == [[0, 2, 4], [1, 3]]
@@ -54,12 +54,12 @@ async def test_ends_and_endings_are_written(store: RedisStore, journal: Journal,
     log.sequences[0].token_ids = [1]
     for one in (log, cancelled):
         journal.mark_changed(one)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     end(log)
     end(cancelled, State.CANCELLED)
     for one in (log, cancelled):
         journal.mark_changed(one)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     assert log.is_durable
     assert cancelled.is_durable
     found = await read(store, log)
@@ -74,14 +74,14 @@ async def test_sequences_of_a_search_come_with_its_end(store: RedisStore, journa
     log.submit.beam_search.width = 2
     finished, log.sequences = log.sequences, []
     journal.mark_changed(log)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     assert (await read(store, log)).sequences == []
     log.sequences = finished
     for index, sequence in enumerate(log.sequences):
         sequence.token_ids, sequence.score = [index], -1.5 * index
     end(log)
     journal.mark_changed(log)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     assert [(one.token_ids, one.score) for one in (await read(store, log)).sequences] == [([0], 0.0), ([1], -1.5)]
 
 
@@ -90,37 +90,54 @@ async def test_a_cut_sequence_goes_on_with_other_tokens(store: RedisStore, journ
     (sequence,) = log.sequences
     sequence.token_ids, sequence.end = [1, 2, 3, 4], length_end()
     journal.mark_changed(log)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     del sequence.token_ids[2:]
     sequence.end = None
     journal.truncate(log, 0)
     assert (sequence.num_durable, sequence.is_end_durable) == (2, False)
     sequence.token_ids += [8]
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     (found,) = (await read(store, log)).sequences
     assert (found.token_ids, found.end) == ([1, 2, 8], None)
 
 
+class Slow(RedisStore):
+    """While it `is_slow`, calls wait on their way until they are let through."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, 500)
+        self.is_slow = False
+        self.is_called, self.is_let = asyncio.Event(), asyncio.Event()
+
+    async def write(self, batch: Batch, epoch: int) -> list[Gap | KeyTaken]:
+        if self.is_slow:
+            self.is_called.set()
+            await self.is_let.wait()
+        return await super().write(batch, epoch)
+
+
 async def test_a_cut_while_its_tokens_are_on_their_way_holds(lasting: RedisServer, told: Told) -> None:
-    async with store_at(lasting) as store:
+    store = Slow(lasting.url)
+    try:
         journal, log = journal_of(store, told), request_log()
         (sequence,) = log.sequences
         journal.mark_changed(log)
-        assert await journal.flush(30)
+        assert await journal.flush(60)
         sequence.token_ids = [1, 2, 3, 4]
         journal.mark_changed(log)
-        lasting.pause()
-        try:
-            writing = asyncio.create_task(journal.flush(30))
-            await asyncio.sleep(0.05)
-            del sequence.token_ids[1:]
-            journal.truncate(log, 0)
-            sequence.token_ids += [7]
-        finally:
-            lasting.resume()
+        store.is_slow = True
+        writing = asyncio.create_task(journal.flush(60))
+        async with asyncio.timeout(60):
+            await store.is_called.wait()
+        del sequence.token_ids[1:]
+        journal.truncate(log, 0)
+        sequence.token_ids += [7]
+        store.is_let.set()
         assert await writing
         assert (await read(store, log)).sequences[0].token_ids == [1, 7]
         assert log.is_durable
+    finally:
+        await store.close()
 
 
 async def test_tokens_that_the_store_lost_are_written_again(
@@ -129,13 +146,13 @@ async def test_tokens_that_the_store_lost_are_written_again(
     log = request_log()
     log.sequences[0].token_ids = [1, 2, 3]
     journal.mark_changed(log)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     name = "{quire}:request:" + log.key + ":tokens:0"
     keys.set(name, keys.getrange(name, 0, 3))
     log.sequences[0].token_ids.append(4)
     end(log)
     journal.mark_changed(log)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     found = await read(store, log)
     assert (found.sequences[0].token_ids, found.state) == ([1, 2, 3, 4], State.FINISHED)
 
@@ -146,11 +163,11 @@ async def test_a_record_that_the_store_lost_is_written_again_with_all_its_tokens
     log = request_log(n=2)
     log.sequences[0].token_ids, log.sequences[1].token_ids = [1, 2], [5]
     journal.mark_changed(log)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     keys.flushall()
     log.sequences[0].token_ids.append(3)
     journal.mark_changed(log)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     assert [one.token_ids for one in (await read(store, log)).sequences] == [[1, 2, 3], [5]]
     assert log.is_durable
 
@@ -164,7 +181,7 @@ async def test_what_gathers_while_the_store_is_away_is_written_when_it_is_back(t
             for log in logs:
                 log.sequences[0].token_ids.append(1)
                 journal.mark_changed(log)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not journal.is_degraded:
                     await asyncio.sleep(0.01)
             assert not told.durable
@@ -191,13 +208,13 @@ async def test_what_a_restarted_store_forgot_is_written_again_unasked(tmp_path: 
                 log.sequences[0].token_ids = [1, 2]
                 journal.mark_changed(log)
             end(over)
-            assert await journal.flush(30)
+            assert await journal.flush(60)
             server.kill()
             for kept in tmp_path.rglob("*.aof*"):
                 kept.unlink()
             server.start()
             async with at_work(journal):
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     while await store.read(running.key) is None or await store.read(over.key) is None:
                         await asyncio.sleep(0.01)
                 await whole(journal, running, over)
@@ -220,10 +237,12 @@ async def test_of_what_is_over_and_cannot_be_written_the_latest_are_kept(
             journal.mark_changed(log)
         for log in over:
             end(log, State.FAILED)
-        assert not await journal.flush(0.05)
+        async with at_work(journal), asyncio.timeout(60):
+            while store.is_answering:
+                await asyncio.sleep(0.01)
         server.start()
         try:
-            assert await journal.flush(30)
+            assert await journal.flush(60)
             found = [await store.read(log.key) is not None for log in (running, *over)]
             assert found == [True, False, False, True, True, True]
         finally:
@@ -234,12 +253,12 @@ async def test_a_later_term_ends_the_journal(store: RedisStore, journal: Journal
     await store.write(Batch(), EPOCH + 1)
     log = request_log()
     journal.mark_changed(log)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await journal.run()
     assert told.num_stale == 1
     assert await store.read(log.key) is None
     journal.mark_changed(log)
-    assert not await journal.flush(30)
+    assert not await journal.flush(60)
     assert told.num_stale == 1
 
 
@@ -268,7 +287,7 @@ async def test_a_flush_ends_in_time_and_another_one_goes_on(lasting: RedisServer
             assert journal.lag >= 0.05
         finally:
             lasting.resume()
-        assert await journal.flush(30)
+        assert await journal.flush(60)
         assert journal.lag == 0
         assert (await read(store, log)).sequences[0].token_ids == [1]
 
@@ -281,7 +300,7 @@ async def test_a_lag_of_seconds_is_degraded(
     journal.mark_changed(request_log())
     await asyncio.sleep(0.03)
     assert journal.is_degraded
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     assert not journal.is_degraded
 
 
@@ -289,12 +308,12 @@ async def test_a_log_that_was_read_back_goes_on(store: RedisStore, journal: Jour
     log = request_log()
     log.sequences[0].token_ids = [1, 2]
     journal.mark_changed(log)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     successor = journal_of(store, told)
     restored = await read(store, log)
     restored.sequences[0].token_ids.append(3)
     end(restored)
     successor.mark_changed(restored)
-    assert await successor.flush(30)
+    assert await successor.flush(60)
     found = await read(store, log)
     assert (found.sequences[0].token_ids, found.state) == ([1, 2, 3], State.FINISHED)

@@ -50,7 +50,7 @@ async def test_what_gathered_is_written_in_calls_of_bounded_size(batches: Batche
     for log in (plain, scored):
         end(log)
         journal.mark_changed(log)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     assert max(size for _, size in batches.sizes) <= 16384
     assert len(batches.sizes) == 6  # 40,000 tokens of one weight, 18,000 of three, and two logs
     for log in (plain, scored):
@@ -66,24 +66,32 @@ def gain(journal: Journal, log: RequestLog, num_tokens: int = 1) -> None:
     journal.mark_changed(log)
 
 
-async def test_steps_that_follow_each_other_quickly_share_a_call(
-    batches: Batches, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("scheduler_svc.journal._MIN_INTERVAL", 0.5)
-    journal, log = journal_of(batches, told), request_log()
-    async with at_work(journal):
-        for _ in range(6):
-            gain(journal, log)
-            await asyncio.sleep(0.05)
-        assert [size for _, size in batches.sizes] == [1]  # what comes first does not wait
-        await whole(journal, log)
-    assert [size for _, size in batches.sizes] == [1, 5]
-
-
 @pytest.fixture
 def endless_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """No second call is made for a step's sake."""
     monkeypatch.setattr("scheduler_svc.journal._MIN_INTERVAL", 3600.0)
+
+
+@pytest.mark.usefixtures("endless_pace")
+async def test_steps_that_follow_each_other_quickly_share_a_call(batches: Batches, told: Told) -> None:
+    journal, log = journal_of(batches, told), request_log()
+    async with at_work(journal):
+        gain(journal, log)
+        await whole(journal, log)  # what comes first does not wait
+        for _ in range(5):
+            gain(journal, log)
+            await asyncio.sleep(0.02)
+        assert await journal.flush(60)
+    assert [size for _, size in batches.sizes] == [1, 5]
+
+
+async def test_what_waits_for_more_of_it_is_written_when_the_pace_is_over(batches: Batches, told: Told) -> None:
+    journal, log = journal_of(batches, told), request_log()
+    async with at_work(journal):
+        for _ in range(3):
+            gain(journal, log)
+            await whole(journal, log)
+    assert [size for _, size in batches.sizes] == [1, 1, 1]
 
 
 @pytest.mark.usefixtures("endless_pace")
@@ -116,7 +124,7 @@ async def test_nothing_waits_for_the_next_call_at_the_end(batches: Batches, told
         for _ in range(2):
             gain(journal, log)
             await asyncio.sleep(0.05)
-        assert await journal.flush(5)
+        assert await journal.flush(60)
     assert log.is_durable
 
 
@@ -126,7 +134,7 @@ async def test_prompts_of_records_count(batches: Batches, told: Told) -> None:
     for log in logs:
         log.submit.prompt_token_ids.extend(range(9000))
         journal.mark_changed(log)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     assert max(size for size, _ in batches.sizes) < 20_000
     assert all(log.is_durable for log in logs)
 
@@ -138,7 +146,7 @@ async def test_a_call_that_failed_is_followed_by_smaller_ones_until_they_are_ans
     log.sequences[0].token_ids = [*range(60_000)]
     journal.mark_changed(log)
     batches.num_failures = 2
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     sizes = [size for _, size in batches.sizes]
     assert sizes[1] < 0.6 * sizes[0]
     assert sizes[2] < 0.6 * sizes[1]
@@ -153,12 +161,12 @@ async def test_a_request_whose_name_has_an_answer_in_the_store_is_left_alone(
     first.sequences[0].token_ids = [1]
     end(first)
     journal.mark_changed(first)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     told.durable.clear()
     for step in range(2):
         later.sequences[0].token_ids.append(step)
         journal.mark_changed(later)
-        assert await journal.flush(30)
+        assert await journal.flush(60)
     assert journal.lag == 0
     assert (later.is_displaced, later.is_recorded, later.is_durable) == (True, False, False)
     assert told.durable == []
@@ -171,12 +179,12 @@ async def test_a_cancelled_request_and_the_next_of_its_name_may_wait_for_the_sto
     cancelled, later = request_log("a", accepted_at=10), request_log("a", accepted_at=11)
     cancelled.sequences[0].token_ids = [1]
     journal.mark_changed(cancelled)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     end(cancelled, State.CANCELLED)
     later.sequences[0].token_ids = [7]
     for log in (cancelled, later):
         journal.mark_changed(log)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     found = await read(store, later)
     assert (found.submit, found.state, found.sequences[0].token_ids) == (later.submit, State.ACCEPTED, [7])
     assert later.is_durable
@@ -185,11 +193,11 @@ async def test_a_cancelled_request_and_the_next_of_its_name_may_wait_for_the_sto
 async def test_why_a_request_failed_and_which_model_began_it_are_written(store: RedisStore, journal: Journal) -> None:
     log = request_log()
     journal.mark_changed(log)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     log.fingerprint, log.sequences[0].token_ids = b"f" * 32, [1]
     end(log, State.FAILED)
     log.failure = scheduler_v1.FAILURE_REASON_QUARANTINED
     journal.mark_changed(log)
-    assert await journal.flush(30)
+    assert await journal.flush(60)
     found = await read(store, log)
     assert (found.state, found.failure, found.fingerprint) == (State.FAILED, log.failure, log.fingerprint)

@@ -96,7 +96,7 @@ async def test_in_the_end_the_store_has_what_the_logs_have(seed: int, tmp_path: 
                     disturb(keys, server, rng)
                 await asyncio.sleep(rng.choice([0, 0, 0.001]))
             logs.change()  # the next call to the store finds that it was disturbed
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not await journal.flush(1):
                     pass
             assert all(log.is_durable for log in logs.all)

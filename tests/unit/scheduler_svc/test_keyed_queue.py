@@ -31,7 +31,7 @@ class Script:
         return fail
 
     async def until(self, num_done: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.done) < num_done:
                 await asyncio.sleep(0)
 

@@ -59,7 +59,7 @@ async def test_a_leader_that_hands_over_while_it_begins_does_not_begin(server: R
     settings = SchedulerSettings.model_validate({"redis_url": server.url, "workers_at": "127.0.0.1:1"})
     leader = Leader(settings, store, "a", on_lead)
     running = asyncio.create_task(leader.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await store.asked.wait()
     await leader.hand_over()
     assert await store.leader() is None

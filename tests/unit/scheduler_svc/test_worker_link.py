@@ -11,8 +11,10 @@ import grpc
 import pytest
 
 from checksum_service import serve
+from ports import lasting_port
 from quire.worker.v1 import worker_pb2 as worker_v1
 from quire.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from scheduler_svc.worker_link import _STEP_TIMEOUT
 from worker_links import ScriptedWorker, deployment, of_response, served, until
 
 
@@ -23,7 +25,7 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_worker_that_stops_loses_its_sequences_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler_svc.worker_link._ANSWER_TIMEOUT", 0.5)
+    monkeypatch.setattr("scheduler_svc.worker_link._ANSWER_TIMEOUT", 2)
     workers = [ScriptedWorker(), ScriptedWorker()]
     async with served(*workers) as addresses, deployment(*addresses) as running:
         await running.workers(2)
@@ -40,7 +42,7 @@ async def test_a_worker_that_stops_loses_its_sequences_to_another(monkeypatch: p
 async def test_a_worker_that_is_gone_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler_svc.worker_link._WATCH", 3600)
     worker = ScriptedWorker()
-    server, port = await serve(worker)
+    server, port = await serve(worker, lasting_port())
     async with deployment(f"127.0.0.1:{port}") as running:
         await running.workers(1)
         worker.gate.clear()
@@ -54,45 +56,84 @@ async def test_a_worker_that_is_gone_is_noticed_at_once(monkeypatch: pytest.Monk
     await server.stop(0)
 
 
+class Clock:
+    """What a link takes for the time."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time of links, which stands still until the test moves it."""
+    clock = Clock()
+    monkeypatch.setattr("scheduler_svc.worker_link.time", clock)
+    return clock
+
+
 async def test_a_worker_that_answers_and_whose_device_hangs_is_dialled_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("scheduler_svc.worker_link._STEP_TIMEOUT", 0.3)
     worker = ScriptedWorker()
     async with served(worker) as addresses, deployment(*addresses) as running:
         await running.workers(1)
         worker.gate.clear()
         key = running.gateway.submit()
+        await until(lambda: bool(worker.steps))
+        clock.now += _STEP_TIMEOUT + 1
         await until(lambda: len(worker.openings) == 2)
         worker.gate.set()
         await running.gateway.finish(key)
-    assert "no answer to a step in 0 s" in [getattr(record, "why", "") for record in caplog.records]
+    assert "no answer to a step in 120 s" in [getattr(record, "why", "") for record in caplog.records]
 
 
-async def test_a_worker_with_nothing_to_do_is_not_taken_for_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler_svc.worker_link._STEP_TIMEOUT", 0.3)
+async def test_a_worker_with_nothing_to_do_is_not_taken_for_one_that_hangs(clock: Clock) -> None:
     worker = ScriptedWorker()
     async with served(worker) as addresses, deployment(*addresses) as running:
         for _ in range(2):
             await running.gateway.finish(running.gateway.submit())
-            await asyncio.sleep(0.5)
+            await until(lambda: not running.engine.core.replicas[0].in_flight)
+            clock.now += 10 * _STEP_TIMEOUT
+            await worker.looked_at()
             # Its time begins with the next step, and the watch looks while that runs.
+            num_steps = len(worker.steps)
             worker.gate.clear()
             key = running.gateway.submit()
-            await asyncio.sleep(0.15)
+            await until(lambda: len(worker.steps) > num_steps)  # noqa: B023
+            clock.now += 0.9 * _STEP_TIMEOUT
+            await worker.looked_at()
             worker.gate.set()
             await running.gateway.finish(key)
         assert len(worker.openings) == 1
 
 
-async def test_steps_that_each_end_in_time_may_follow_each_other_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler_svc.worker_link._STEP_TIMEOUT", 0.5)
-    worker = ScriptedWorker()
-    worker.seconds = 0.05
+async def test_steps_that_each_end_in_time_may_follow_each_other_for_long(clock: Clock) -> None:
+    class Turnstile(ScriptedWorker):
+        """Each of its answers waits for its turn."""
+
+        turns = asyncio.Semaphore(0)
+
+        async def Step(
+            self, requests: AsyncIterator[worker_v1.StepRequest], context: Any
+        ) -> AsyncIterator[worker_v1.StepResponse]:
+            async for response in super().Step(requests, context):
+                if response.HasField("result"):
+                    await self.turns.acquire()
+                yield response
+
+    worker = Turnstile()
     async with served(worker) as addresses, deployment(*addresses) as running:
-        began = time.monotonic()
-        await running.gateway.finish(running.gateway.submit())
-        assert time.monotonic() - began > 1
+        key = running.gateway.submit(max_tokens=6)
+        for num_tokens in range(1, 7):
+            await until(lambda: len(worker.steps) >= num_tokens)  # noqa: B023
+            clock.now += 0.9 * _STEP_TIMEOUT
+            await worker.looked_at()
+            worker.turns.release()
+            await until(lambda: len(running.gateway.tokens.get(key, ())) >= num_tokens)  # noqa: B023
+        await running.gateway.finish(key, 6)
         assert len(worker.openings) == 1
 
 
@@ -136,7 +177,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
 async def test_workers_join_and_leave_at_run_time(names: dict[str, list[str]]) -> None:
     workers = [ScriptedWorker(), ScriptedWorker()]
-    first, port = await serve(workers[0])
+    first, port = await serve(workers[0], lasting_port())
     second = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     add_WorkerServiceServicer_to_server(workers[1], second)
     second.add_insecure_port(f"127.0.0.2:{port}")

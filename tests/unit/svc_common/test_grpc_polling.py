@@ -43,7 +43,7 @@ def run(code: str, *arguments: str, told: str | None = None) -> "subprocess.Comp
     if told is not None:
         environment[EXPERIMENTS] = told
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.parametrize("service", ["gateway_svc", "scheduler_svc", "worker_svc", "benchmarks.steps.worker"])

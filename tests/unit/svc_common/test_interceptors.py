@@ -265,7 +265,7 @@ async def test_a_client_that_leaves_ends_the_handler(leave: str, caplog: pytest.
         await started.wait()
         if leave == "cancel":
             stream.cancel()
-        await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.wait_for(ended.wait(), 60)
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 

@@ -77,7 +77,7 @@ async def test_inner_channels_carry_large_messages_past_any_proxy(
     await server.start()
     async with internal_channel(f"127.0.0.1:{port}") as channel:
         echo: Any = channel.unary_unary("/test.Service/Echo")
-        assert len(await echo(bytes(size), timeout=20)) == size
+        assert len(await echo(bytes(size), timeout=60)) == size
 
 
 async def test_health_follows_the_service_and_liveness_does_not(server: grpc.aio.Server) -> None:

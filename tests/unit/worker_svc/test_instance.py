@@ -7,10 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig
 
-from llama_models import VARIANTS
+from llama_models import SIZES, VARIANTS
+from runner_driver import Driver
+from svc_common.models import ModelNotFound, tokenizer_fingerprint
 from svc_common.settings import read_settings
 from transformers_models import VARIANTS as OTHERS
+from worker_svc.description import WorkerLimits
 from worker_svc.errors import StartupFailed
 from worker_svc.fingerprint import model_fingerprint
 from worker_svc.instance import ModelInstance, load_instance
@@ -18,9 +24,9 @@ from worker_svc.prefault import Prefault
 from worker_svc.settings import WorkerSettings
 
 
-def _load(directory: Path, *args: str) -> ModelInstance:
+def _load(directory: Path, *args: str, report: Callable[[str], None] = print) -> ModelInstance:
     small = ["--num-threads", str(torch.get_num_threads()), "--cpu-kv-bytes", str(2**24)]
-    return load_instance(read_settings(WorkerSettings, ["--model", str(directory), *small, *args]), print)
+    return load_instance(read_settings(WorkerSettings, ["--model", str(directory), *small, *args]), report)
 
 
 def test_the_cache_takes_what_it_may_and_no_more(tiny_llama: Path) -> None:
@@ -53,6 +59,50 @@ def test_the_number_of_blocks_can_be_given(tiny_llama: Path) -> None:
 @pytest.mark.parametrize("args", [("--num-blocks", "1"), ("--max-step-tokens", "1"), ("--max-sequences", "1")])
 def test_the_smallest_budgets_start(args: tuple[str, str], tiny_llama: Path) -> None:
     _load(tiny_llama, *args)
+
+
+@pytest.mark.parametrize("variant", ["llama", "llama-rope-yarn", "mistral-window"])
+def test_the_context_can_be_limited_without_a_change_of_tokens(variant: str, save_model: Callable[..., Path]) -> None:
+    directory = save_model(VARIANTS[variant]())
+    small = ("--dtype", "float32", "--num-blocks", "8")
+    whole, limited = (_load(directory, *small, *more) for more in ((), ("--max-model-len", "48")))
+    assert (whole.description.limits.context_length, limited.description.limits.context_length) == (256, 48)
+    assert limited.description.fingerprint == whole.description.fingerprint
+    first, second = (Driver(replica.runner).generate([list(range(1, 31))], 17) for replica in (whole, limited))
+    assert first == second
+    with pytest.raises(AssertionError, match="49 tokens, and the context is 48"):
+        Driver(limited.runner).generate([list(range(1, 50))], 1)
+
+
+def test_a_model_of_another_family_can_be_limited_too(save_model: Callable[..., Path]) -> None:
+    limits = _load(save_model(OTHERS["gpt2"]()), "--max-model-len", "40", "--num-blocks", "5").description.limits
+    assert limits.context_length == 40
+
+
+def test_blocks_are_sized_by_steps_of_the_limited_context(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profiled: list[int] = []
+
+    def run(limits: WorkerLimits, make_runner: object) -> None:
+        profiled.append(limits.context_length)
+
+    monkeypatch.setattr("worker_svc.instance.run_largest_step", run)
+    _load(tiny_llama, "--max-model-len", "33")
+    assert profiled == [33]
+
+
+@pytest.mark.parametrize("length", ["3", "256"])
+def test_the_least_and_the_models_own_context_start(length: str, tiny_llama: Path) -> None:
+    description = _load(tiny_llama, "--max-model-len", length, "--num-blocks", "5").description
+    assert description.limits.context_length == int(length)
+
+
+@pytest.mark.parametrize(("model", "own"), [("llama", 256), ("gpt2", 128)])
+def test_a_longer_context_than_the_models_is_refused_with_both(
+    model: str, own: int, save_model: Callable[..., Path]
+) -> None:
+    directory = save_model((VARIANTS | OTHERS)[model]())
+    with pytest.raises(StartupFailed, match=f"QUIRE_MAX_MODEL_LEN is {own + 1}, .* is {own} tokens"):
+        _load(directory, "--max-model-len", str(own + 1))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -115,6 +165,8 @@ def test_what_the_machine_cannot_do_is_refused_by_the_settings_name(
     ("args", "named"),
     [
         (("--num-blocks", "0"), "QUIRE_NUM_BLOCKS"),
+        (("--max-model-len", "2"), "QUIRE_MAX_MODEL_LEN"),
+        (("--max-model-len", "1k"), "QUIRE_MAX_MODEL_LEN"),
         (("--swap-space", "-1"), "QUIRE_SWAP_SPACE"),
         (("--swap-space", "nan"), "QUIRE_SWAP_SPACE"),
         (("--swap-space", "inf"), "QUIRE_SWAP_SPACE"),
@@ -128,6 +180,35 @@ def test_a_value_that_makes_no_sense_is_refused_by_the_settings_name(
     with pytest.raises(SystemExit):
         read_settings(WorkerSettings, list(args))
     assert named in capsys.readouterr().err
+
+
+def _tokenizer_directory(path: Path, vocab_size: int) -> Path:
+    path.mkdir()
+    vocab = {f"t{token_id}": token_id for token_id in range(vocab_size)}
+    Tokenizer(WordLevel(vocab, unk_token="t0")).save(str(path / "tokenizer.json"))
+    return path
+
+
+def test_the_fingerprint_of_the_tokenizer_is_that_of_the_settings(tiny_llama: Path, tmp_path: Path) -> None:
+    other = _tokenizer_directory(tmp_path / "other", 97)
+    own, replaced = (_load(tiny_llama, "--num-blocks", "5", *more) for more in ((), ("--tokenizer", str(other))))
+    assert own.description.tokenizer_fingerprint == tokenizer_fingerprint(tiny_llama)
+    assert replaced.description.tokenizer_fingerprint == tokenizer_fingerprint(other)
+    assert replaced.description.fingerprint == own.description.fingerprint
+
+
+def test_a_tokenizer_with_ids_beyond_the_models_vocabulary_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    other = _tokenizer_directory(tmp_path / "other", 98)
+    with pytest.raises(StartupFailed, match=r"QUIRE_TOKENIZER: .* up to 97, and the model's vocabulary has 97"):
+        _load(tiny_llama, "--tokenizer", str(other))
+    (other / "tokenizer.json").write_text("{}")
+    with pytest.raises(StartupFailed, match=r"QUIRE_TOKENIZER: .*tokenizer\.json cannot be used"):
+        _load(tiny_llama, "--tokenizer", str(other))
+
+
+def test_a_revision_of_a_directory_is_refused(tiny_llama: Path) -> None:
+    with pytest.raises(ModelNotFound, match="QUIRE_REVISION is v1"):
+        _load(tiny_llama, "--revision", "v1")
 
 
 def test_equal_models_have_equal_fingerprints(tiny_llama: Path, tmp_path: Path) -> None:
@@ -152,6 +233,21 @@ def test_deterministic_mode_is_refused_where_nothing_keeps_it(args: tuple[str, .
 def test_deterministic_mode_is_refused_for_other_architectures(save_model: Callable[..., Path]) -> None:
     with pytest.raises(StartupFailed, match="QUIRE_DETERMINISTIC cannot be kept: only models of the Llama family"):
         _load(save_model(OTHERS["gpt2"]()), "--deterministic", "true")
+
+
+def test_a_description_beyond_the_kernels_is_left_to_transformers_and_reported(
+    save_model: Callable[..., Path],
+) -> None:
+    directory = save_model(LlamaConfig(**SIZES, hidden_act="gelu"))
+    reported: list[str] = []
+    assert _load(directory, "--num-blocks", "5", report=reported.append).description.limits.num_blocks == 5
+    assert any(
+        line.startswith("transformers' modules compute") and line.endswith("the activation gelu") for line in reported
+    )
+    with pytest.raises(StartupFailed, match="QUIRE_DETERMINISTIC cannot be kept"):
+        _load(directory, "--deterministic", "true")
+    with pytest.raises(StartupFailed, match="only those of the Llama family take weights in 8 bits"):
+        _load(directory, "--quantization", "int8")
 
 
 def test_dtypes_config_and_weights_change_the_fingerprint(

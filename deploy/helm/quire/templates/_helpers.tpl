@@ -121,6 +121,18 @@ tolerations:
 - name: QUIRE_MODEL
   value: {{ . | quote }}
 {{- end }}
+{{- with .Values.model.revision }}
+- name: QUIRE_REVISION
+  value: {{ . | quote }}
+{{- end }}
+{{- with .Values.model.tokenizer }}
+- name: QUIRE_TOKENIZER
+  value: {{ . | quote }}
+{{- end }}
+{{- with .Values.model.tokenizerRevision }}
+- name: QUIRE_TOKENIZER_REVISION
+  value: {{ . | quote }}
+{{- end }}
 {{- end -}}
 
 {{/*

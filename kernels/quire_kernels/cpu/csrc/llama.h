@@ -24,12 +24,12 @@ struct Layer {
     Matrix output;
     Matrix gate_up;  // in each panel 16 outputs of the gate, and the same of up
     Matrix down;
-    int64_t window;  // 0: none
+    AttentionRule rule;
 };
 
 struct Model {
     int64_t hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
-    float norm_epsilon, attention_scale;
+    float norm_epsilon;
     const Layer* layers;
     const float* norm;
     Matrix head;
@@ -145,8 +145,7 @@ private:
                      });
             const Cache<T> cache = layer_cache(i);
             rotate_and_store(step, layer, cache, own);
-            attend(pool_, own.attention, cache, step.sequences, tiles_,
-                   {model_.attention_scale, 0.0f, layer.window}, query_.data(), attended_.data());
+            attend(pool_, own.attention, cache, step.sequences, tiles_, layer.rule, query_.data(), attended_.data());
             if (i == model_.num_layers - 1) {
                 // Beyond the last layer's keys and values, only tokens whose successor is drawn matter.
                 if (!step.num_samples) return;

@@ -214,13 +214,13 @@ async def test_ctrl_c_ends_it_without_a_word(address: str, service: Any, args: l
     service.say("Once upon")
     service.hold()
     process = await start(*args)
-    await asyncio.wait_for(service.holding.wait(), 20)
+    await asyncio.wait_for(service.holding.wait(), 60)
     process.send_signal(signal.SIGINT)
 
-    _, err = await asyncio.wait_for(process.communicate(), 20)
+    _, err = await asyncio.wait_for(process.communicate(), 60)
 
     assert (process.returncode, err) == (130, b"")
-    await asyncio.wait_for(service.cancelled.wait(), 20)
+    await asyncio.wait_for(service.cancelled.wait(), 60)
 
 
 async def test_a_reader_that_has_enough_is_no_error(address: str, service: Any) -> None:
@@ -234,10 +234,10 @@ async def test_a_reader_that_has_enough_is_no_error(address: str, service: Any) 
     await asyncio.to_thread(os.read, ours, 4)
     os.close(ours)
 
-    _, err = await asyncio.wait_for(process.communicate(), 20)
+    _, err = await asyncio.wait_for(process.communicate(), 60)
 
     assert (process.returncode, err) == (1, b"")
-    await asyncio.wait_for(service.cancelled.wait(), 20)
+    await asyncio.wait_for(service.cancelled.wait(), 60)
 
 
 async def test_the_version_is_told() -> None:

@@ -67,7 +67,7 @@ class Terminal:
         """Waits until the screen shows `text`, and returns all that came since, up to it."""
         while text not in self._unread:
             try:
-                data = await asyncio.wait_for(asyncio.to_thread(os.read, self._device, 4096), 20)
+                data = await asyncio.wait_for(asyncio.to_thread(os.read, self._device, 4096), 60)
             except OSError:  # the other side is closed
                 data = b""
             assert data, f"the screen showed {self._unread!r} and no {text!r}"
@@ -81,7 +81,7 @@ class Terminal:
 
     async def exit_code(self) -> int:
         """Waits for the end."""
-        return await asyncio.wait_for(self._process.wait(), 20)
+        return await asyncio.wait_for(self._process.wait(), 60)
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ async def test_ctrl_c_interrupts_an_answer_and_keeps_what_was_said(terminal: Ter
     await terminal.shows("Once upon")
     terminal.type(CTRL_C)
     await terminal.shows("> ")
-    await asyncio.wait_for(service.cancelled.wait(), 20)
+    await asyncio.wait_for(service.cancelled.wait(), 60)
 
     service.script.clear()
     service.offsets.clear()

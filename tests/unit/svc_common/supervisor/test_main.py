@@ -1,5 +1,6 @@
 """The program as a user starts it, with the real Redis and stand-ins for the three services."""
 
+import ast
 import asyncio
 import json
 import os
@@ -86,10 +87,10 @@ class Supervisor:
 
 
 @asynccontextmanager
-async def started(directory: Path, *flags: str) -> AsyncIterator[Supervisor]:
+async def started(directory: Path, *flags: str, **variables: str) -> AsyncIterator[Supervisor]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
     environment |= {f"QUIRE_{port}_PORT": "0" for port in PORTS}
-    environment |= {"QUIRE_STATE_FILE": str(directory / "state.json"), "PYTHONPATH": str(ROOT)}
+    environment |= {"QUIRE_STATE_FILE": str(directory / "state.json"), "PYTHONPATH": str(ROOT)} | variables
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "svc_common.supervisor", *flags),
         cwd=directory,
@@ -113,7 +114,7 @@ def alive(pid: int) -> bool:
 
 
 async def until_gone(pids: list[int]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while any(map(alive, pids)):
             await asyncio.sleep(0.01)
 
@@ -186,6 +187,43 @@ async def test_a_model_that_is_not_there_ends_it_before_anything_starts(services
         _, err = await asyncio.wait_for(supervisor.process.communicate(), 60)
     assert supervisor.process.returncode == 1
     assert err == b"quire: there is no model at /no/such/model\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "variable"),
+    [
+        (("--revision", "v1"), "QUIRE_REVISION"),
+        (("--tokenizer", "./gone"), "QUIRE_TOKENIZER"),
+        (("--tokenizer-revision", "v1"), "QUIRE_TOKENIZER_REVISION"),
+    ],
+)
+async def test_a_revision_or_tokenizer_that_can_be_none_is_named(
+    services: Path, flags: tuple[str, ...], variable: str
+) -> None:
+    async with started(services, *flags) as supervisor:
+        _, err = await asyncio.wait_for(supervisor.process.communicate(), 60)
+    assert supervisor.process.returncode == 1
+    assert err.decode().startswith(f"quire: {variable}")
+    assert len(err.splitlines()) == 1
+
+
+async def test_what_is_prepared_is_what_roles_are_told(services: Path) -> None:
+    """Settings that are the supervisor's own go to prepare, and variables that it does not know to every role."""
+    report = "import os, sys; print({k: v for k, v in os.environ.items() if k in NAMES}, file=sys.stderr, flush=True)"
+    names = ("QUIRE_MODEL", "QUIRE_REVISION", "QUIRE_TOKENIZER", "QUIRE_MAX_MODEL_LEN", "QUIRE_GENERATION_CONFIG")
+    (services / "worker_svc" / "prepare.py").write_text(f"NAMES = {names}; {report}")
+    (services / "gateway_svc" / "__main__.py").write_text(f"NAMES = {names}; {report}\n{GATEWAY}")
+    flags = ("--model", "owner/name", "--revision", "v1", "--tokenizer", "other/one")
+    variables = {"QUIRE_MAX_MODEL_LEN": "64", "QUIRE_GENERATION_CONFIG": "model"}
+    async with started(services, *flags, **variables) as supervisor:
+        await supervisor.line()
+        supervisor.process.send_signal(signal.SIGTERM)
+        _, err = await asyncio.wait_for(supervisor.process.communicate(), 60)
+    told = {"QUIRE_MODEL": "owner/name", "QUIRE_REVISION": "v1", "QUIRE_TOKENIZER": "other/one", **variables}
+    for line in err.decode().splitlines():
+        if "QUIRE_MODEL" in line:
+            assert ast.literal_eval(line.removeprefix("gateway | ")) == told
+    assert err.decode().count("QUIRE_MODEL") == 2
 
 
 async def test_a_role_that_cannot_start_ends_it_with_its_last_words(services: Path) -> None:

@@ -70,3 +70,10 @@ def test_model_and_keys_given_as_flags_reach_the_services() -> None:
     assert {role.environment["QUIRE_MODEL"] for role in roles.values()} == {"/models/tiny"}
     assert roles["gateway"].environment["QUIRE_API_KEYS"] == "keys.txt"
     assert "QUIRE_API_KEYS" not in roles["worker"].environment
+
+
+def test_what_names_the_model_and_its_tokenizer_reaches_every_role() -> None:
+    named = {"model": "owner/name", "revision": "v1", "tokenizer": "other/one", "tokenizer_revision": "v2"}
+    for role in table(**named).values():
+        assert {f"QUIRE_{name.upper()}": value for name, value in named.items()}.items() <= role.environment.items()
+    assert not {"QUIRE_REVISION", "QUIRE_TOKENIZER", "QUIRE_TOKENIZER_REVISION"} & table()["worker"].environment.keys()

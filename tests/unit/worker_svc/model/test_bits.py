@@ -16,8 +16,9 @@ from llama_models import SIZES, VARIANTS, VOCAB
 from worker_svc.attention import CompiledKernels
 from worker_svc.batch import SequenceChunk, make_batch
 from worker_svc.cache import CacheShape
+from worker_svc.model.architecture import describe
 from worker_svc.model.compiled import load_compiled
-from worker_svc.model.config import native_config, read_config
+from worker_svc.model.config import read_config
 
 BLOCK = 16
 CONFIGS: dict[str, Callable[[], Any]] = {
@@ -39,11 +40,13 @@ class Computation:
     """A model with a cache of zeros, in which each sequence has blocks of its own."""
 
     def __init__(self, directory: Path, dtype: torch.dtype, int8: bool, num_threads: int) -> None:
-        config = native_config(read_config(directory))
-        assert config is not None
-        self._model = load_compiled(config, directory, dtype, CompiledKernels(compiled.thread_pool(num_threads), int8))
+        description = describe(read_config(directory))
+        assert description is not None
+        self._model = load_compiled(
+            description, directory, dtype, CompiledKernels(compiled.thread_pool(num_threads), int8)
+        )
         blocks_each = -(-max(map(len, SEQUENCES)) // BLOCK)
-        self.cache = CacheShape.of(config.layout, BLOCK, dtype).allocate(
+        self.cache = CacheShape.of(description.layout, BLOCK, dtype).allocate(
             blocks_each * len(SEQUENCES), torch.device("cpu")
         )
         self.cache.values.zero_()

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 from llama_models import SIZES, VARIANTS, VOCAB
 from quire_kernels.cpu.attention import check_compiled_support
 from runner_driver import Driver, make_runner
-from worker_svc.model.config import ModelConfig, native_config, read_config
 from worker_svc.step import SamplingParams
 
 Save = Callable[..., Path]
@@ -102,12 +101,6 @@ def test_int8_weights_draw_mostly_what_the_model_does(
     sampled = Driver(make_runner(tiny_llama, "compiled", int8=True)).generate(PROMPTS, 1)
     expected = reference(tiny_llama, PROMPTS, 1)
     assert sum(a == b for a, b in zip(sampled, expected, strict=True)) >= len(PROMPTS) - 2
-
-
-def _config(directory: Path) -> ModelConfig:
-    config = native_config(read_config(directory))
-    assert config is not None
-    return config
 
 
 def test_what_it_does_not_take_is_said() -> None:

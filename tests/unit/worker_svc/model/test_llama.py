@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from llama_models import VARIANTS, VOCAB
 from runner_driver import Driver, make_runner
 from worker_svc.attention import AttentionKind
-from worker_svc.model.config import UnsupportedModel, native_config, read_config
+from worker_svc.model.architecture import describe
+from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.loading import NativeModel, load
 from worker_svc.step import SamplingParams
 
@@ -21,9 +22,7 @@ Save = Callable[..., Path]
 
 
 def _load(directory: Path) -> None:
-    model = load(
-        directory, native_config(read_config(directory)), torch.float32, torch.device("cpu"), AttentionKind.TORCH
-    )
+    model = load(directory, describe(read_config(directory)), torch.float32, torch.device("cpu"), AttentionKind.TORCH)
     assert isinstance(model, NativeModel)
 
 

@@ -26,7 +26,8 @@ from transformers import (
 from llama_models import SIZES, VARIANTS
 from transformers_models import VARIANTS as OTHERS
 from worker_svc.attention import AttentionKind
-from worker_svc.model.config import UnsupportedModel, native_config, read_config
+from worker_svc.model.architecture import describe
+from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.loading import LoadedModel, NativeModel, load
 
 Save = Callable[..., Path]
@@ -38,9 +39,7 @@ _MLA: dict[str, Any] = {
 
 
 def _load(directory: Path) -> LoadedModel:
-    return load(
-        directory, native_config(read_config(directory)), torch.float32, torch.device("cpu"), AttentionKind.TORCH
-    )
+    return load(directory, describe(read_config(directory)), torch.float32, torch.device("cpu"), AttentionKind.TORCH)
 
 
 def _change_config(directory: Path, **changes: Any) -> Path:
@@ -126,7 +125,7 @@ def test_a_missing_shard_is_named(save_model: Save) -> None:
 def test_quantized_weights_are_refused(save_model: Save) -> None:
     for config in (LlamaConfig(**SIZES), OTHERS["gpt2"]()):
         directory = _change_config(save_model(config), quantization_config={"quant_method": "gptq"})
-        with pytest.raises(UnsupportedModel, match="quantized"):
+        with pytest.raises(UnsupportedModel, match="format gptq, which is not read"):
             _load(directory)
 
 

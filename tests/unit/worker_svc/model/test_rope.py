@@ -8,8 +8,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from llama_models import SIZES
-from worker_svc.model.config import native_config
-from worker_svc.model.rope import inverse_frequencies
+from worker_svc.model.architecture import describe
+from worker_svc.model.rope import inverse_frequencies, rope_of
 
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
@@ -32,8 +32,9 @@ _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings":
 )
 def test_frequencies_and_attention_factor(rope: dict[str, Any]) -> None:
     config = LlamaConfig(**SIZES, rope_parameters={"rope_theta": 10000.0, **rope})
-    native = native_config(config)
-    assert native is not None
+    description = describe(config)
+    assert description is not None
+    native = rope_of(description)
     expected, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
-    torch.testing.assert_close(inverse_frequencies(native.rope, native.head_dim), expected)
-    assert native.rope.attention_factor == pytest.approx(factor)
+    torch.testing.assert_close(inverse_frequencies(native, description.layout.head_dim), expected)
+    assert native.attention_factor == pytest.approx(factor)

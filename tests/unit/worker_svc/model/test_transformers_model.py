@@ -13,7 +13,8 @@ from llama_models import SIZES
 from runner_driver import Driver, make_runner
 from transformers_models import CONTEXT, VARIANTS, VOCAB
 from worker_svc.attention import AttentionKind
-from worker_svc.model.config import native_config, read_config
+from worker_svc.model.architecture import describe
+from worker_svc.model.config import read_config
 from worker_svc.model.loading import LoadedModel, load
 from worker_svc.model.transformers_model import TransformersModel
 from worker_svc.step import SamplingParams
@@ -28,9 +29,7 @@ BESIDE_THE_FAMILY: dict[str, Callable[[], Any]] = {
 
 
 def _load(directory: Path) -> LoadedModel:
-    return load(
-        directory, native_config(read_config(directory)), torch.float32, torch.device("cpu"), AttentionKind.TORCH
-    )
+    return load(directory, describe(read_config(directory)), torch.float32, torch.device("cpu"), AttentionKind.TORCH)
 
 
 def _prompts(*lengths: int) -> list[list[int]]:

@@ -1,0 +1,99 @@
+"""Defaults of sampling from a generation_config.json and from the operator, checked by the ranges of requests."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gateway_svc.field_paths import Field
+from gateway_svc.openai_http.json_fields import JsonFields
+from gateway_svc.settings import BadSetting
+from gateway_svc.unvalidated_request import GenerationDefaults
+from gateway_svc.validation import FieldChecker
+from svc_common.errors import QuireError
+
+_FILE = "generation_config.json"
+_NAMES = {
+    Field.TEMPERATURE: "temperature",
+    Field.TOP_P: "top_p",
+    Field.TOP_K: "top_k",
+    Field.MIN_P: "min_p",
+    Field.REPETITION_PENALTY: "repetition_penalty",
+    Field.MAX_TOKENS: "max_new_tokens",
+}
+"""Fields that may have a default, and their names in a generation_config.json."""
+
+
+def load_generation_defaults(source: str, override: str | None, model: Path) -> GenerationDefaults:
+    """What requests that leave a field out get, by QUIRE_GENERATION_CONFIG and QUIRE_OVERRIDE_GENERATION_CONFIG.
+
+    `model` is the model's directory. Raises BadSetting, which names the variable, the field and its range.
+    """
+    values: dict[str, Any] = {}
+    if (path := _file(source, model)) is not None:
+        setting = f"QUIRE_GENERATION_CONFIG: {path}"
+        try:
+            config = _object(path.read_text(), setting)
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadSetting(f"{setting} cannot be read: {error}") from error
+        # The file is for other purposes too, such as end-of-text tokens: what else it holds is not ours to judge.
+        values = {name: config[name] for name in _NAMES.values() if name in config}
+        _defaults(values, setting)
+    if override:
+        setting = "QUIRE_OVERRIDE_GENERATION_CONFIG"
+        overriding = _object(override, setting)
+        for name in overriding.keys() - _NAMES.values():
+            raise BadSetting(f"{setting}: {name} is not one of {', '.join(_NAMES.values())}")
+        _defaults(overriding, setting)
+        values |= overriding
+    return _defaults(values, "")
+
+
+def _file(source: str, model: Path) -> Path | None:
+    """The file that QUIRE_GENERATION_CONFIG names, if it names one."""
+    match source:
+        case "quire":
+            return None
+        case "auto":
+            return model / _FILE if (model / _FILE).exists() else None
+        case "model":
+            directory = model
+        case _:
+            directory = Path(source)
+    if not (directory / _FILE).is_file():
+        raise BadSetting(f"QUIRE_GENERATION_CONFIG is {source}, and {directory} has no {_FILE}")
+    return directory / _FILE
+
+
+def _object(text: str, setting: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadSetting(f"{setting} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadSetting(f"{setting} is not a JSON object")
+    return value
+
+
+def _defaults(values: Mapping[str, Any], setting: str) -> GenerationDefaults:
+    """Values as defaults, once each is of its type and in its range. Raises BadSetting."""
+    check = FieldChecker(lambda which, place=None: _NAMES[which])
+    fields = JsonFields(values)
+    try:
+        defaults = GenerationDefaults(
+            temperature=fields.number("temperature"),
+            top_p=fields.number("top_p"),
+            top_k=fields.integer("top_k"),
+            min_p=fields.number("min_p"),
+            repetition_penalty=fields.number("repetition_penalty"),
+            max_tokens=fields.integer("max_new_tokens"),
+        )
+        check.temperature(defaults.temperature)
+        check.top_p(defaults.top_p)
+        check.top_k(defaults.top_k)
+        check.min_p(defaults.min_p)
+        check.repetition_penalty(defaults.repetition_penalty)
+        check.max_tokens(defaults.max_tokens)
+    except QuireError as error:
+        raise BadSetting(f"{setting}: {error.field} {error.message}, not {values[str(error.field)]!r}") from error
+    return defaults

@@ -1,0 +1,141 @@
+"""An architecture describes exactly the tensors that transformers has, and is found by its name, ours or another's."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
+
+from llama_models import SIZES, VARIANTS
+from runner_driver import Driver, make_runner
+from worker_svc.errors import StartupFailed
+from worker_svc.model.architecture import architecture_of, describe
+from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.description import ModelDescription
+
+Save = Callable[..., Path]
+Publish = Callable[[str, str, str], None]
+
+# Another package's architecture: a Llama by another name.
+_THEIRS = """
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from worker_svc.model.architecture import Architecture
+from worker_svc.model.describe_decoder import describe_decoder
+
+
+class TheirConfig(LlamaConfig):
+    model_type = "theirs"
+
+
+class TheirForCausalLM(LlamaForCausalLM):
+    config_class = TheirConfig
+
+
+AutoConfig.register("theirs", TheirConfig, exist_ok=True)
+AutoModelForCausalLM.register(TheirConfig, TheirForCausalLM, exist_ok=True)
+ARCHITECTURE = Architecture(__file__, "TheirForCausalLM", describe_decoder)
+"""
+
+
+@pytest.fixture
+def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publish:
+    """Puts a distribution on the path that registers what a module of its own defines."""
+
+    def publish(distribution: str, name: str, source: str) -> None:
+        site = tmp_path / distribution
+        metadata = site / f"{distribution}-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text(f"[quire.models]\n{name} = {distribution}_models:ARCHITECTURE\n")
+        (site / f"{distribution}_models.py").write_text(source)
+        monkeypatch.syspath_prepend(str(site))
+        monkeypatch.delitem(sys.modules, f"{distribution}_models", raising=False)
+
+    return publish
+
+
+def _shapes(description: ModelDescription) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a description names, with its shape."""
+    shapes: dict[str, tuple[int, ...]] = {
+        description.embedding: (description.vocab_size, description.hidden_size),
+        **{norm.tensor: (norm.size,) for norm in description.norms},
+    }
+    for linear in description.linear_layers:
+        for stored in linear.stored:
+            shapes[f"{stored.name}.weight"] = (sum(stored.outputs), linear.inputs)
+            if stored.bias:
+                shapes[f"{stored.name}.bias"] = (sum(stored.outputs),)
+    return shapes
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tensors_are_those_of_transformers(variant: str) -> None:
+    config = VARIANTS[variant]()
+    description = describe(config)
+    assert description is not None
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    assert _shapes(description) == {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**SIZES, architectures=["LlamaForSequenceClassification"]),
+        LlamaConfig(**SIZES, hidden_act="relu"),
+        LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}),
+        MistralConfig(**SIZES, architectures=["LlamaForCausalLM"]),
+    ],
+    ids=["head", "activation", "rope", "class"],
+)
+def test_what_a_description_cannot_hold_is_not_described(config: Any) -> None:
+    assert describe(config) is None
+
+
+def test_sizes_that_do_not_fit_each_other_are_refused() -> None:
+    config = LlamaConfig(**SIZES | {"num_key_value_heads": 4})
+    with pytest.raises(UnsupportedModel, match="this llama model do not fit each other: num_heads: must be a multiple"):
+        describe(config)
+
+
+def test_an_architecture_of_another_package_is_served(
+    publish: Publish, save_model: Save, reference: Callable[..., list[list[int]]]
+) -> None:
+    publish("theirs", "theirs", _THEIRS)
+    architecture = architecture_of("theirs")
+    assert architecture is not None
+    assert architecture.class_name == "TheirForCausalLM"
+    directory = save_model(sys.modules["theirs_models"].TheirConfig(**SIZES))
+    assert json.loads((directory / "config.json").read_text())["model_type"] == "theirs"
+    prompts = [[1, 2, 3], list(range(40))]
+    described = describe(read_config(directory))
+    assert described is not None
+    for kernels in ("torch", "compiled"):
+        runner = make_runner(directory, kernels, description=described)
+        assert Driver(runner).generate(prompts, 8) == reference(directory, prompts, 8)
+
+
+def test_a_name_that_two_packages_register_is_refused(publish: Publish) -> None:
+    publish("usurper", "llama", _THEIRS)
+    with pytest.raises(StartupFailed, match="llama is registered by several packages: quire, usurper"):
+        architecture_of("llama")
+    publish("first", "new", _THEIRS)
+    publish("second", "new", _THEIRS)
+    with pytest.raises(StartupFailed, match="new is registered by several packages: first, second"):
+        architecture_of("new")
+
+
+def test_a_package_that_cannot_be_imported_is_named(publish: Publish) -> None:
+    publish("broken", "broken", "import no_such_module_at_all")
+    with pytest.raises(StartupFailed, match=r"broken of the package broken cannot be loaded: .*no_such_module_at_all"):
+        architecture_of("broken")
+    assert architecture_of("llama") is not None
+
+
+def test_an_unknown_name_is_no_architecture() -> None:
+    assert architecture_of("none-such") is None
+    assert architecture_of("_decoder") is None

@@ -1,0 +1,175 @@
+"""A checkpoint is read layer by layer: of no linear layer is more held than twice what it takes, by any backend."""
+
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig
+
+import compiled
+from llama_models import SIZES
+from worker_svc.model.architecture import describe
+from worker_svc.model.building import build
+from worker_svc.model.compiled import CompiledLlama
+from worker_svc.model.config import read_config
+from worker_svc.model.description import LinearLayer, LinearRole, ModelDescription, Norm, SplitDimension
+from worker_svc.model.linear_weights import LinearWeights, Shard
+from worker_svc.model.llama import LlamaModel
+from worker_svc.model.weight_format import format_of
+from worker_svc.model.weights import Checkpoint
+
+Save = Callable[..., Path]
+NUM_LAYERS = 12
+CPU = torch.device("cpu")
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of all tensors that operators made and that someone still holds."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._made: list[weakref.ref[Tensor]] = []
+        self.peak = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        # oneDNN's own layouts have no storage; they are what a backend keeps.
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
+        if made:
+            self._made += [weakref.ref(tensor) for tensor in made]
+            self.peak = max(self.peak, self.now())
+        return result
+
+    def now(self) -> int:
+        self._made = [made for made in self._made if made() is not None]
+        storages = {}
+        for made in self._made:
+            tensor = made()
+            if tensor is not None:
+                storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return sum(storages.values())
+
+
+class KeepNothing:
+    """A builder whose linear layers take no memory once they are built."""
+
+    def linear(self, weights: LinearWeights) -> None:
+        weights.fused()
+
+    def norm(self, norm: Norm, weight: Tensor) -> None: ...
+
+    def head(self, layer: LinearLayer, weight: Tensor) -> None: ...
+
+
+class KeepWeights:
+    """A builder that keeps what it is given."""
+
+    def linear(self, weights: LinearWeights) -> tuple[Tensor, Tensor | None]:
+        return weights.fused()
+
+    def norm(self, norm: Norm, weight: Tensor) -> Tensor:
+        return weight
+
+    def head(self, layer: LinearLayer, weight: Tensor) -> Tensor:
+        return weight
+
+
+def _describe(directory: Path) -> ModelDescription:
+    description = describe(read_config(directory))
+    assert description is not None
+    return description
+
+
+def _largest_layer(description: ModelDescription, dtype: torch.dtype) -> int:
+    return max(sum(linear.outputs) * linear.inputs for linear in description.linear_layers) * dtype.itemsize
+
+
+def _open(directory: Path, dtype: torch.dtype) -> Checkpoint:
+    return Checkpoint(directory, format_of(directory), dtype, CPU)
+
+
+@pytest.fixture(scope="module")
+def directory(save_model: Save) -> Path:
+    """Of layers that outweigh embedding and head."""
+    return save_model(LlamaConfig(**SIZES | {"num_hidden_layers": NUM_LAYERS, "intermediate_size": 331}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.inference_mode()
+def test_a_linear_layer_is_held_at_most_twice(dtype: torch.dtype, directory: Path) -> None:
+    description = _describe(directory)
+    # What is stored, float32, beside what is made of it
+    largest = max(_largest_layer(description, dtype), _largest_layer(description, torch.float32))
+    embedding = description.vocab_size * description.hidden_size * dtype.itemsize
+    with _open(directory, dtype) as checkpoint, LiveBytes() as live:
+        built = build(description, checkpoint, KeepNothing())
+        checkpoint.check_all_taken()
+        assert live.now() == built.embedding.nbytes == embedding
+    assert largest < live.peak <= embedding + 2 * largest
+
+
+@pytest.mark.parametrize("kind", ["torch", "compiled-float32", "compiled-bfloat16", "compiled-int8", "triton"])
+@torch.inference_mode()
+def test_what_a_backend_holds_while_it_loads_is_the_model_and_two_layers(kind: str, directory: Path) -> None:
+    description = _describe(directory)
+    dtype = torch.float32 if kind in ("torch", "compiled-float32") else torch.bfloat16
+    with _open(directory, dtype) as checkpoint, LiveBytes() as live:
+        if kind == "torch":
+            model: object = LlamaModel(description, checkpoint)
+        elif kind == "triton":
+            from worker_svc.model.triton_llama import TritonLlama
+
+            model = TritonLlama(description, checkpoint)
+        else:
+            model = CompiledLlama(description, checkpoint, compiled.thread_pool(), int8=kind == "compiled-int8")
+    del checkpoint
+    kept = live.now()
+    largest = _largest_layer(description, torch.float32)
+    assert live.peak <= kept + 2 * largest
+    # A layer's tensors that were kept would be seen.
+    assert 4 * largest < NUM_LAYERS * largest
+    del model
+
+
+@torch.inference_mode()
+def test_two_ranks_make_up_the_model(save_model: Save) -> None:
+    directory = save_model(
+        LlamaConfig(**SIZES | {"vocab_size": 96}, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
+    )
+    description = _describe(directory)
+
+    def built(shard: Shard) -> Any:
+        with Checkpoint(directory, format_of(directory), torch.float32, CPU) as checkpoint:
+            return build(description, checkpoint, KeepWeights(), shard)
+
+    whole, *ranks = [built(Shard()), built(Shard(0, 2)), built(Shard(1, 2))]
+    assert torch.equal(torch.cat([rank.head for rank in ranks]), whole.head)
+    for number, spec in enumerate(description.layers):
+        for name, linear in (
+            ("qkv", spec.attention.qkv),
+            ("output", spec.attention.output),
+            ("gate_up", spec.mlp.gate_up),
+            ("down", spec.mlp.down),
+        ):
+            (weight, bias), *shares = (getattr(model.layers[number], name) for model in (whole, *ranks))
+            if linear.split is SplitDimension.INPUTS:
+                assert torch.equal(torch.cat([share for share, _ in shares], 1), weight)
+                assert torch.equal(shares[0][1], bias)
+                continue
+            assert linear.role in (LinearRole.QKV, LinearRole.GATE_UP)
+            halves = [width // 2 for width in linear.outputs]
+            for tensor, of_ranks in ((weight, [s for s, _ in shares]), (bias, [b for _, b in shares])):
+                parts = zip(*(share.split(halves) for share in of_ranks), strict=True)
+                assert torch.equal(torch.cat([torch.cat(part) for part in parts]), tensor)

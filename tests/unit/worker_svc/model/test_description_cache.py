@@ -1,0 +1,69 @@
+"""A model's description is the same the second time, and made anew where anything changed that it comes of."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llama_models import VARIANTS
+from transformers_models import VARIANTS as OTHERS
+from worker_svc.model import architecture, description_cache
+from worker_svc.model.architecture import Architecture, describe
+from worker_svc.model.config import read_config
+from worker_svc.model.description_cache import description_of
+
+Save = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_is_kept_is_what_was_described(variant: str, save_model: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = save_model(VARIANTS[variant]())
+    described = description_of(directory)
+    assert described == describe(read_config(directory))
+    monkeypatch.setattr(description_cache, "read_config", None)
+    assert description_of(directory) == described
+
+
+def test_another_config_is_described(save_model: Save) -> None:
+    directory = save_model(VARIANTS["llama"]())
+    first = description_of(directory)
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_position_embeddings": 77}))
+    second = description_of(directory)
+    assert first is not None
+    assert second is not None
+    assert (first.context_length != 77, second.context_length) == (True, 77)
+
+
+def test_an_architecture_whose_source_changed_describes_anew(
+    save_model: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = save_model(VARIANTS["llama"]())
+    described = describe(read_config(directory))
+    assert described is not None
+    source = tmp_path / "theirs.py"
+    for length in (77, 78):
+        source.write_text(str(length))
+        theirs = Architecture(str(source), "LlamaForCausalLM", lambda config: replace(described, context_length=length))  # noqa: B023
+        monkeypatch.setattr(architecture._registry, "find", {"llama": theirs}.get)
+        made = description_of(directory)
+        assert made is not None
+        assert made.context_length == length
+
+
+def test_other_architectures_are_left_to_transformers(save_model: Save, cache: Path) -> None:
+    assert description_of(save_model(next(iter(OTHERS.values()))())) is None
+    assert not cache.exists()
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(save_model: Save, cache: Path) -> None:
+    cache.write_text("a file where the directory would be")
+    assert description_of(save_model(VARIANTS["llama"]())) is not None

@@ -1,0 +1,112 @@
+"""A linear layer is read part by part: fused or apart in the checkpoint, whole or for one of several ranks."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.description import LinearLayer, LinearRole, SplitDimension, StoredLinear
+from worker_svc.model.formats.dense import DenseFormat
+from worker_svc.model.linear_weights import WHOLE, LinearWeights, Shard
+from worker_svc.model.weights import Checkpoint
+
+INPUTS, DIM = 12, 4
+# Four query heads, two KV heads
+WIDTHS = (4 * DIM, 2 * DIM, 2 * DIM)
+APART = LinearLayer(
+    LinearRole.QKV,
+    INPUTS,
+    tuple(StoredLinear(name, (width,), bias=name != "k") for name, width in zip("qkv", WIDTHS, strict=True)),
+    SplitDimension.OUTPUTS,
+    DIM,
+)
+FUSED = LinearLayer(LinearRole.QKV, INPUTS, (StoredLinear("qkv", WIDTHS, bias=True),), SplitDimension.OUTPUTS, DIM)
+DOWN = LinearLayer(LinearRole.DOWN, INPUTS, (StoredLinear("down", (6,), bias=True),), SplitDimension.INPUTS)
+
+Open = Callable[..., Checkpoint]
+
+
+@pytest.fixture
+def tensors() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    made = {}
+    for linear in (APART, FUSED, DOWN):
+        for stored in linear.stored:
+            outputs = sum(stored.outputs)
+            made[f"{stored.name}.weight"] = torch.randn(outputs, INPUTS, generator=generator)
+            if stored.bias:
+                made[f"{stored.name}.bias"] = torch.randn(outputs, generator=generator)
+    return made
+
+
+@pytest.fixture
+def read(tensors: dict[str, Tensor], tmp_path: Path) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The weight and bias of a linear layer."""
+    save_file(tensors, tmp_path / "model.safetensors")
+
+    def read(
+        layer: LinearLayer, shard: Shard = WHOLE, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, Tensor | None]:
+        with Checkpoint(tmp_path, DenseFormat(), dtype, torch.device("cpu")) as checkpoint:
+            return LinearWeights(layer, checkpoint, shard).fused()
+
+    return read
+
+
+Read = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_parts_lie_side_by_side_in_the_models_dtype(dtype: torch.dtype, tensors: dict[str, Tensor], read: Read) -> None:
+    weight, bias = read(APART, dtype=dtype)
+    assert torch.equal(weight, torch.cat([tensors[f"{name}.weight"] for name in "qkv"]).to(dtype))
+    # A part without a bias among others has zeros.
+    expected = torch.cat([tensors["q.bias"], torch.zeros(WIDTHS[1]), tensors["v.bias"]]).to(dtype)
+    assert bias is not None
+    assert torch.equal(bias, expected)
+    weight, bias = read(FUSED, dtype=dtype)
+    assert bias is not None
+    assert torch.equal(weight, tensors["qkv.weight"].to(dtype))
+    assert torch.equal(bias, tensors["qkv.bias"].to(dtype))
+
+
+@pytest.mark.parametrize("layer", [APART, FUSED], ids=["apart", "fused"])
+def test_ranks_divide_the_heads_of_every_part(layer: LinearLayer, read: Read) -> None:
+    whole, whole_bias = read(layer)
+    assert whole_bias is not None
+    shares, biases = zip(*(read(layer, Shard(rank, 2)) for rank in range(2)), strict=True)
+    for whole_tensor, of_ranks in ((whole, shares), (whole_bias, biases)):
+        by_part = [share.split([width // 2 for width in WIDTHS]) for share in of_ranks]
+        together = [torch.cat(parts) for parts in zip(*by_part, strict=True)]
+        assert torch.equal(torch.cat(together), whole_tensor)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_the_summands_of_ranks_that_divide_inputs_add_up(num_ranks: int, read: Read) -> None:
+    weight, bias = read(DOWN)
+    inputs = torch.randn(5, INPUTS, generator=torch.Generator().manual_seed(1))
+    summands = []
+    for rank, share in enumerate(inputs.chunk(num_ranks, 1)):
+        part, part_bias = read(DOWN, Shard(rank, num_ranks))
+        assert (part_bias is None) == (rank > 0)
+        summands.append(torch.nn.functional.linear(share, part, part_bias))
+    torch.testing.assert_close(sum(summands), torch.nn.functional.linear(inputs, weight, bias))
+
+
+def test_heads_that_ranks_cannot_share_are_refused_by_name(read: Read) -> None:
+    with pytest.raises(UnsupportedModel, match=r"k: 8 in units of 4 .* among 4 ranks"):
+        read(APART, Shard(0, 4))
+    with pytest.raises(UnsupportedModel, match=r"qkv: 8 in units of 4 .* among 4 ranks"):
+        read(FUSED, Shard(0, 4))
+    with pytest.raises(UnsupportedModel, match=r"down: 12 in units of 1 .* among 5 ranks"):
+        read(DOWN, Shard(0, 5))
+
+
+def test_a_tensor_of_another_shape_is_refused_by_name(read: Read) -> None:
+    wide = LinearLayer(LinearRole.DOWN, INPUTS + 1, DOWN.stored, SplitDimension.INPUTS)
+    with pytest.raises(UnsupportedModel, match=r"down.weight .* is \[6, 12\], not \[6, 13\]"):
+        read(wide)

@@ -1,0 +1,234 @@
+"""What a backend does not compute it refuses by name, and layers may differ in all that it computes."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+import compiled
+from llama_models import SIZES, VOCAB, prompts
+from runner_driver import Driver, make_runner
+from worker_svc.attention import AttentionKind, CompiledKernels
+from worker_svc.model.architecture import describe
+from worker_svc.model.compiled import load_compiled
+from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.description import (
+    Activation,
+    ComputedFormat,
+    DecoderLayer,
+    KVFormat,
+    LinearLayer,
+    MlpKind,
+    ModelDescription,
+    NormKind,
+    StoredLinear,
+)
+from worker_svc.model.llama import load_model
+from worker_svc.model.loading import unsupported_natively
+from worker_svc.model.triton_llama import load_triton_llama
+from worker_svc.step import SamplingParams
+
+CPU = torch.device("cpu")
+Change = Callable[[DecoderLayer], DecoderLayer]
+
+
+@pytest.fixture(scope="module")
+def description(tiny_llama: Path) -> ModelDescription:
+    described = describe(read_config(tiny_llama))
+    assert described is not None
+    return described
+
+
+def _attention(**changes: Any) -> Change:
+    return lambda layer: replace(layer, attention=replace(layer.attention, **changes))
+
+
+def _mlp(**changes: Any) -> Change:
+    return lambda layer: replace(layer, mlp=replace(layer.mlp, **changes))
+
+
+def _norm(**changes: Any) -> Change:
+    return lambda layer: replace(layer, mlp_norm=replace(layer.mlp_norm, **changes))
+
+
+def _with_first(description: ModelDescription, change: Change) -> ModelDescription:
+    first, *others = description.layers
+    return replace(description, layers=(change(first), *others))
+
+
+def _other_rope(layer: DecoderLayer) -> DecoderLayer:
+    assert layer.attention.rope is not None
+    return _attention(rope=replace(layer.attention.rope, theta=3.0))(layer)
+
+
+def _int8(layer: DecoderLayer) -> DecoderLayer:
+    return replace(
+        layer,
+        attention=replace(layer.attention, qkv=replace(layer.attention.qkv, computed=ComputedFormat.INT8)),
+        mlp=replace(layer.mlp, down=replace(layer.mlp.down, computed=ComputedFormat.INT8)),
+    )
+
+
+def _shape(num_heads: int, num_kv_heads: int, head_dim: int) -> Change:
+    def change(layer: DecoderLayer) -> DecoderLayer:
+        qkv = layer.attention.qkv
+        widths = [count * head_dim for count in (num_heads, num_kv_heads, num_kv_heads)]
+        stored = tuple(replace(one, outputs=(width,)) for one, width in zip(qkv.stored, widths, strict=True))
+        return _attention(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            qkv=replace(qkv, stored=stored),
+            output=replace(layer.attention.output, inputs=widths[0]),
+        )(layer)
+
+    return change
+
+
+def _plain(layer: DecoderLayer) -> DecoderLayer:
+    up = replace(layer.mlp.gate_up, stored=layer.mlp.gate_up.stored[1:])
+    return _mlp(kind=MlpKind.PLAIN, gate_up=up)(layer)
+
+
+NO_BACKEND: dict[str, Change] = {
+    "layer norms": _norm(kind=NormKind.LAYER),
+    "norms whose weight has an offset": _norm(weight_offset=1.0),
+    "layers without positions": _attention(rope=None),
+    "layers of different rotary positions": _other_rope,
+    r"layers of different shapes .*: \(6, 2, 64\), \(6, 3, 64\)": _shape(6, 3, 64),
+    r"layers of different shapes .*: \(6, 2, 64\), \(12, 4, 32\)": _shape(12, 4, 32),
+    "norms of queries or keys alone": lambda layer: _attention(query_norm=replace(layer.mlp_norm, size=64))(layer),
+    "an MLP without a gate": _plain,
+    "the activation gelu_tanh": _mlp(activation=Activation.GELU_TANH),
+    "a format of keys and values for each layer": _attention(kv_format=KVFormat.INT8),
+}
+
+
+@pytest.mark.parametrize("name", NO_BACKEND)
+def test_what_no_backend_computes_is_refused_by_all(name: str, description: ModelDescription, tiny_llama: Path) -> None:
+    kernels = CompiledKernels(compiled.thread_pool(), int8=False)
+    changed = _with_first(description, NO_BACKEND[name])
+    for who, call in (
+        ("torch's operators", lambda: load_model(changed, tiny_llama, torch.float32)),
+        ("the Triton kernels", lambda: load_triton_llama(changed, tiny_llama, torch.float32, CPU)),
+        ("the compiled kernels", lambda: load_compiled(changed, tiny_llama, torch.float32, kernels)),
+    ):
+        with pytest.raises(UnsupportedModel, match=f"^{who} do not compute {name}"):
+            call()
+    for kind in (kernels, AttentionKind.TORCH):
+        assert unsupported_natively(description, kind, CPU) is None
+        assert re.match(name, unsupported_natively(changed, kind, CPU) or "")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_attention(num_kv_heads=3), r"^qkv: must be of the outputs \(384, 192, 192\)"),
+        (_attention(num_kv_heads=4), "^num_heads: must be a multiple of 4"),
+        (_attention(head_dim=32), "^qkv: must be"),
+        (_mlp(width=33), r"^gate_up: must be of the outputs \(33, 33\)"),
+        (_mlp(kind=MlpKind.PLAIN), "^gate_up: must be"),
+        (_norm(size=47), "post_attention_layernorm.weight: must be of the size 48"),
+        (lambda layer: _mlp(down=replace(layer.mlp.down, inputs=81))(layer), "^down: must be of 80 inputs"),
+        (lambda layer: _mlp(gate_up=replace(layer.mlp.gate_up, inputs=47))(layer), "^gate_up: must be of 48 inputs"),
+        (lambda layer: _attention(key_norm=replace(layer.mlp_norm))(layer), "^key_norm: must be of the size 64"),
+    ],
+)
+def test_a_description_whose_sizes_do_not_fit_is_none(change: Change, told: str, description: ModelDescription) -> None:
+    with pytest.raises(ValueError, match=told):
+        _with_first(description, change)
+
+
+def test_a_head_with_a_bias_is_refused(description: ModelDescription, tiny_llama: Path) -> None:
+    head: LinearLayer = replace(description.head, stored=(StoredLinear("lm_head", (VOCAB,), bias=True),))
+    with pytest.raises(UnsupportedModel, match="a head with a bias"):
+        load_model(replace(description, head=head), tiny_llama, torch.float32)
+
+
+def test_all_that_is_not_computed_is_named(description: ModelDescription, tiny_llama: Path) -> None:
+    changed = _with_first(_with_first(description, _norm(kind=NormKind.LAYER)), _plain)
+    with pytest.raises(UnsupportedModel, match="layer norms, an MLP without a gate, which this llama model has"):
+        load_model(changed, tiny_llama, torch.float32)
+
+
+def test_weights_in_int8_are_each_layers_own(description: ModelDescription, tiny_llama: Path) -> None:
+    mixed = _with_first(description, _int8)
+    kernels = CompiledKernels(compiled.thread_pool(), int8=False)
+    first, second = load_compiled(mixed, tiny_llama, torch.float32, kernels)._built.layers
+    quantized = [layer.qkv.scales is not None for layer in (first, second)]
+    quantized += [layer.down.scales is not None for layer in (first, second)]
+    assert quantized == [True, False, True, False]
+    assert first.output.scales is None
+    asked = prompts(1, 17, 40)
+    params = SamplingParams(logprobs=VOCAB)
+    told = {}
+    for name, described in (("mixed", mixed), ("dense", description)):
+        driver = Driver(make_runner(tiny_llama, "compiled", description=described))
+        driver.generate(asked, 1, params)
+        told[name] = torch.tensor([[value for _, value in sorted(driver.logprobs[s][0].top)] for s in (1, 2, 3)])
+    error = (told["mixed"] - told["dense"]).norm() / told["dense"].norm()
+    assert 0 < error < 0.1
+    with pytest.raises(UnsupportedModel, match=r"Triton kernels .* linear layers computed in int8"):
+        load_triton_llama(mixed, tiny_llama, torch.float32, CPU)
+    with pytest.raises(UnsupportedModel, match=r"torch's operators .* linear layers computed in int8"):
+        load_model(mixed, tiny_llama, torch.float32)
+
+
+@pytest.mark.parametrize("kernels", ["compiled", "fused"])
+def test_windows_scales_and_caps_are_each_layers_own(
+    kernels: str, description: ModelDescription, tiny_llama: Path
+) -> None:
+    changed = _with_first(description, _attention(window=7, scale=0.2, soft_cap=1.5))
+    params, asked = SamplingParams(logprobs=VOCAB), prompts(2, 18)
+    by_torch = Driver(make_runner(tiny_llama, description=changed))
+    plain, ours = (Driver(make_runner(tiny_llama, kernels, description=d), chunk=9) for d in (description, changed))
+    expected = by_torch.generate(asked, 3, params)
+    assert ours.generate(asked, 3, params) == expected
+    plain.generate(asked, 3, params)
+    for sequence, told in by_torch.logprobs.items():
+        assert dict(ours.logprobs[sequence][0].top) == pytest.approx(dict(told[0].top), abs=2e-4)
+    assert dict(plain.logprobs[2][0].top) != pytest.approx(dict(by_torch.logprobs[2][0].top), abs=2e-2)
+
+
+def test_mlps_may_differ_in_width(description: ModelDescription, tmp_path: Path) -> None:
+    config = LlamaConfig(**SIZES)
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    narrow_config = LlamaConfig(**SIZES | {"intermediate_size": 33})
+    model.model.layers[0].mlp = LlamaMLP(narrow_config)  # type: ignore[no-untyped-call]
+    model.eval()
+    config.save_pretrained(tmp_path)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in model.state_dict().items()}, tmp_path / "model.safetensors"
+    )
+
+    def narrow(layer: DecoderLayer) -> DecoderLayer:
+        gate_up = replace(
+            layer.mlp.gate_up, stored=tuple(replace(stored, outputs=(33,)) for stored in layer.mlp.gate_up.stored)
+        )
+        return _mlp(width=33, gate_up=gate_up, down=replace(layer.mlp.down, inputs=33))(layer)
+
+    changed = _with_first(description, narrow)
+    (prompt,) = prompts(20)
+    for kernels in ("torch", "fused"):
+        driver = Driver(make_runner(tmp_path, kernels, description=changed))
+        (drawn,) = driver.generate([prompt], 3, SamplingParams(logprobs=VOCAB))
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + drawn])).logits[0, len(prompt) - 1 : -1]
+        for told, expected in zip(driver.logprobs[1], logits.log_softmax(-1), strict=True):
+            ours = torch.tensor([value for _, value in sorted(told.top)])
+            assert torch.allclose(ours, expected, atol=1e-4)
+    with pytest.raises(UnsupportedModel, match=r"compiled kernels .* MLPs of different widths"):
+        load_compiled(changed, tmp_path, torch.float32, CompiledKernels(compiled.thread_pool(), int8=False))
+
+
+def test_the_compiled_kernels_refuse_a_cache_that_they_do_not_take(tiny_llama: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="block size must be 8 or a multiple of 16, not 24"):
+        make_runner(tiny_llama, "compiled", block_size=24)

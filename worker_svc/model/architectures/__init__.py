@@ -1,0 +1,1 @@
+"""A module for each architecture, named as its `model_type`, whose ARCHITECTURE says how its models are described."""

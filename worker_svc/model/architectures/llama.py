@@ -1,0 +1,15 @@
+"""Llama 1 to 3, and what calls itself so: SmolLM, Yi."""
+
+from typing import Any
+
+from worker_svc.model.architecture import Architecture
+from worker_svc.model.describe_decoder import describe_decoder
+from worker_svc.model.description import ModelDescription
+
+
+def _describe(config: Any) -> ModelDescription | None:
+    bias: bool = config.attention_bias
+    return describe_decoder(config, qkv_bias=bias, output_bias=bias, mlp_bias=config.mlp_bias)
+
+
+ARCHITECTURE = Architecture(__file__, "LlamaForCausalLM", _describe)

@@ -1,0 +1,8 @@
+"""Qwen 2 and 2.5: queries, keys and values have biases, and some layers may have a window."""
+
+from functools import partial
+
+from worker_svc.model.architecture import Architecture
+from worker_svc.model.describe_decoder import describe_decoder
+
+ARCHITECTURE = Architecture(__file__, "Qwen2ForCausalLM", partial(describe_decoder, qkv_bias=True))

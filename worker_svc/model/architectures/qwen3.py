@@ -1,0 +1,15 @@
+"""Qwen 3: queries and keys are normalised head by head."""
+
+from typing import Any
+
+from worker_svc.model.architecture import Architecture
+from worker_svc.model.describe_decoder import describe_decoder
+from worker_svc.model.description import ModelDescription
+
+
+def _describe(config: Any) -> ModelDescription | None:
+    bias: bool = config.attention_bias
+    return describe_decoder(config, qkv_bias=bias, output_bias=bias, qk_norm=True)
+
+
+ARCHITECTURE = Architecture(__file__, "Qwen3ForCausalLM", _describe)

@@ -1,0 +1,103 @@
+"""One walk over a description, on which a backend's builder makes its weights of the checkpoint's tensors.
+
+Linear layers are read one after the other, and each is released before the next one is read.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from worker_svc.model.description import DecoderLayer, LinearLayer, ModelDescription, Norm
+from worker_svc.model.linear_weights import WHOLE, LinearWeights, Shard
+from worker_svc.model.weights import Checkpoint
+
+LinearT = TypeVar("LinearT")
+NormT = TypeVar("NormT")
+HeadT = TypeVar("HeadT")
+LinearT_co = TypeVar("LinearT_co", covariant=True)
+NormT_co = TypeVar("NormT_co", covariant=True)
+HeadT_co = TypeVar("HeadT_co", covariant=True)
+
+
+class Builder(Protocol[LinearT_co, NormT_co, HeadT_co]):
+    """What a backend makes of tensors."""
+
+    def linear(self, weights: LinearWeights) -> LinearT_co:
+        """A linear layer of the backend's own. `weights` are not valid after the call."""
+
+    def norm(self, norm: Norm, weight: Tensor) -> NormT_co:
+        """A norm; `weight` [norm.size] is in the model's dtype and on its device."""
+
+    def head(self, layer: LinearLayer, weight: Tensor) -> HeadT_co:
+        """The head, of a weight [vocab_size, hidden_size] that may be the embedding too."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltLayer(Generic[LinearT, NormT]):
+    """One decoder layer of a backend."""
+
+    spec: DecoderLayer
+    attention_norm: NormT
+    query_norm: NormT | None
+    key_norm: NormT | None
+    qkv: LinearT
+    output: LinearT
+    mlp_norm: NormT
+    gate_up: LinearT
+    down: LinearT
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltModel(Generic[LinearT, NormT, HeadT]):
+    """All weights of a backend."""
+
+    embedding: Tensor
+    """[vocab_size, hidden_size], contiguous, in the model's dtype and on its device."""
+    layers: list[BuiltLayer[LinearT, NormT]]
+    norm: NormT
+    head: HeadT
+
+
+def build(
+    description: ModelDescription,
+    checkpoint: Checkpoint,
+    builder: Builder[LinearT, NormT, HeadT],
+    shard: Shard = WHOLE,
+) -> BuiltModel[LinearT, NormT, HeadT]:
+    """Build all weights; linear layers are one rank's, embedding and norms are whole.
+
+    Raises UnsupportedModel where a tensor is missing or of another shape, or ranks cannot share a layer.
+    """
+
+    def linear(layer: LinearLayer) -> LinearT:
+        return builder.linear(LinearWeights(layer, checkpoint, shard))
+
+    def norm(spec: Norm) -> NormT:
+        return builder.norm(spec, checkpoint.take(spec.tensor, spec.size))
+
+    def layer(spec: DecoderLayer) -> BuiltLayer[LinearT, NormT]:
+        attention, mlp = spec.attention, spec.mlp
+        return BuiltLayer(
+            spec,
+            attention_norm=norm(spec.attention_norm),
+            query_norm=None if attention.query_norm is None else norm(attention.query_norm),
+            key_norm=None if attention.key_norm is None else norm(attention.key_norm),
+            qkv=linear(attention.qkv),
+            output=linear(attention.output),
+            mlp_norm=norm(spec.mlp_norm),
+            gate_up=linear(mlp.gate_up),
+            down=linear(mlp.down),
+        )
+
+    embedding = checkpoint.take(description.embedding, description.vocab_size, description.hidden_size).contiguous()
+    layers = [layer(spec) for spec in description.layers]
+    last_norm = norm(description.norm)
+    if description.tied_embeddings:
+        for stored in description.head.stored:
+            checkpoint.drop(f"{stored.name}.weight")
+        name = description.head.stored[0].name
+        weight = embedding[shard.share(description.vocab_size, description.head.split_unit, name)]
+    else:
+        weight, _ = LinearWeights(description.head, checkpoint, shard).fused()
+    return BuiltModel(embedding, layers, last_norm, builder.head(description.head, weight))

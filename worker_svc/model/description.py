@@ -1,0 +1,270 @@
+"""A model as plain values: its layers in order, and of each tensor its name in the checkpoint, its shape and its role.
+
+An architecture makes a description of a config, and every backend builds its weights from it. Layers may differ.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from worker_svc.model.layout import LayerAttention, ModelLayout
+
+
+def _require(holds: bool, name: str, must_be: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}: must be {must_be}")
+
+
+class RopeKind(Enum):
+    """How the frequencies of rotary positions are scaled."""
+
+    DEFAULT = "default"
+    LINEAR = "linear"
+    LLAMA3 = "llama3"
+    YARN = "yarn"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary positions: base, and the scaling of its kind."""
+
+    kind: RopeKind
+    theta: float
+    factor: float = 1.0
+    """All kinds but DEFAULT."""
+    original_context_length: int = 0
+    """LLAMA3 and YARN."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    """LLAMA3."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    """YARN: whether the dimensions at which blending begins and ends are rounded outwards."""
+    attention_factor: float = 1.0
+    """What turned queries and keys are multiplied by; other than 1 for YARN alone."""
+
+
+class LinearRole(StrEnum):
+    """What a linear layer is for."""
+
+    QKV = "qkv"
+    ATTENTION_OUTPUT = "attention_output"
+    GATE_UP = "gate_up"
+    DOWN = "down"
+    HEAD = "head"
+
+
+class ComputedFormat(StrEnum):
+    """What the weight of a linear layer is kept and multiplied in."""
+
+    MODEL = "model"
+    """The dtype that the model computes in."""
+    INT8 = "int8"
+    """8 bits, with a scale for each output."""
+
+
+class KVFormat(StrEnum):
+    """What a layer's keys and values are kept in."""
+
+    MODEL = "model"
+    """The dtype that the model computes in."""
+    FP8 = "fp8"
+    INT8 = "int8"
+
+
+class SplitDimension(StrEnum):
+    """The dimension of a weight [outputs, inputs] that ranks divide among them."""
+
+    OUTPUTS = "outputs"
+    """Each rank computes some of the outputs, of every part its share."""
+    INPUTS = "inputs"
+    """Each rank computes a summand of all outputs, from its share of the inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLinear:
+    """A linear layer as the checkpoint stores it: `name`.weight [sum of outputs, inputs], perhaps `name`.bias.
+
+    `outputs` are the widths of its parts, side by side: (queries, keys, values) where one tensor holds all three.
+    """
+
+    name: str
+    outputs: tuple[int, ...]
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinearLayer:
+    """A linear layer that a backend computes as one product: the parts of its stored layers, side by side."""
+
+    role: LinearRole
+    inputs: int
+    stored: tuple[StoredLinear, ...]
+    split: SplitDimension
+    split_unit: int = 1
+    """Outputs of each part, or inputs, that stay together on a rank: those of a head."""
+    computed: ComputedFormat | None = None
+    """None: what the worker's settings choose."""
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The width of each part."""
+        return tuple(width for stored in self.stored for width in stored.outputs)
+
+    @property
+    def biased(self) -> bool:
+        """Whether any part has a bias; the others' are zeros."""
+        return any(stored.bias for stored in self.stored)
+
+
+class NormKind(StrEnum):
+    """How a vector is normalised."""
+
+    RMS = "rms"
+    LAYER = "layer"
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A normalisation over the last dimension, and the checkpoint's tensor [size] that multiplies its result."""
+
+    tensor: str
+    size: int
+    eps: float
+    kind: NormKind = NormKind.RMS
+    weight_offset: float = 0.0
+    """Added to the weight: 1 where a checkpoint stores its distance from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Causal attention with grouped queries."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    """What scores are multiplied by."""
+    qkv: LinearLayer
+    output: LinearLayer
+    rope: RopeConfig | None
+    """None: no positions."""
+    window: int | None = None
+    """How many keys up to its own a query sees; None: all."""
+    soft_cap: float | None = None
+    """Scores s become c * tanh(s / c); None: they stay."""
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    """Of each head, before rotation."""
+    kv_format: KVFormat | None = None
+    """None: what the worker's settings choose."""
+
+    def __post_init__(self) -> None:
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        _require(self.num_heads % self.num_kv_heads == 0, "num_heads", f"a multiple of {self.num_kv_heads} KV heads")
+        _require(self.qkv.outputs == (queries, keys, keys), "qkv", f"of the outputs {(queries, keys, keys)}")
+        _require(self.output.inputs == queries, "output", f"of {queries} inputs")
+        for name, norm in (("query_norm", self.query_norm), ("key_norm", self.key_norm)):
+            _require(norm is None or norm.size == self.head_dim, name, f"of the size {self.head_dim}")
+
+
+class MlpKind(StrEnum):
+    """The form of an MLP."""
+
+    GATED = "gated"
+    """down(activation(gate(x)) * up(x))"""
+    PLAIN = "plain"
+    """down(activation(up(x)))"""
+
+
+class Activation(StrEnum):
+    """The function between an MLP's products."""
+
+    SILU = "silu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"
+
+
+@dataclass(frozen=True, slots=True)
+class MlpSpec:
+    """The MLP of a layer. Where it is plain, `gate_up` has one part."""
+
+    width: int
+    gate_up: LinearLayer
+    down: LinearLayer
+    kind: MlpKind = MlpKind.GATED
+    activation: Activation = Activation.SILU
+
+    def __post_init__(self) -> None:
+        outputs = (self.width,) * (2 if self.kind is MlpKind.GATED else 1)
+        _require(self.gate_up.outputs == outputs, "gate_up", f"of the outputs {outputs}")
+        _require(self.down.inputs == self.width, "down", f"of {self.width} inputs")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """x += attention(norm(x)), then x += mlp(norm(x))."""
+
+    attention_norm: Norm
+    attention: AttentionSpec
+    mlp_norm: Norm
+    mlp: MlpSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """A decoder: an embedding, layers, a norm, and a head whose outputs are the logits."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    context_length: int
+    embedding: str
+    """The checkpoint's tensor [vocab_size, hidden_size]."""
+    layers: tuple[DecoderLayer, ...]
+    norm: Norm
+    head: LinearLayer
+    tied_embeddings: bool
+    """The head's weight is the embedding; a checkpoint may hold a copy, which is not read."""
+
+    def __post_init__(self) -> None:
+        """Backends compute with these sizes unchecked."""
+        hidden = self.hidden_size
+        for layer in self.layers:
+            for linear in (layer.attention.qkv, layer.mlp.gate_up):
+                _require(linear.inputs == hidden, linear.role, f"of {hidden} inputs")
+            for linear in (layer.attention.output, layer.mlp.down):
+                _require(linear.outputs == (hidden,), linear.role, f"of {hidden} outputs")
+            for norm in (layer.attention_norm, layer.mlp_norm):
+                _require(norm.size == hidden, norm.tensor, f"of the size {hidden}")
+        _require(self.norm.size == hidden, self.norm.tensor, f"of the size {hidden}")
+        _require(self.head.inputs == hidden, "head", f"of {hidden} inputs")
+        _require(self.head.outputs == (self.vocab_size,), "head", f"of {self.vocab_size} outputs")
+        _require(bool(self.layers), "layers", "at least one")
+
+    @property
+    def linear_layers(self) -> Iterator[LinearLayer]:
+        """All, in the order in which they are computed."""
+        for layer in self.layers:
+            yield from (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
+        yield self.head
+
+    @property
+    def norms(self) -> Iterator[Norm]:
+        """All, in the order in which they are computed."""
+        for layer in self.layers:
+            yield layer.attention_norm
+            yield from (norm for norm in (layer.attention.query_norm, layer.attention.key_norm) if norm is not None)
+            yield layer.mlp_norm
+        yield self.norm
+
+    @property
+    def layout(self) -> ModelLayout:
+        """What the rest of the worker must know. KV heads and their dimensions are the first layer's: see `support`."""
+        first = self.layers[0].attention
+        layers = tuple(
+            LayerAttention(layer.attention.scale, layer.attention.window, layer.attention.soft_cap)
+            for layer in self.layers
+        )
+        return ModelLayout(self.vocab_size, self.context_length, first.num_kv_heads, first.head_dim, layers)

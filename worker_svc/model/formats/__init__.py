@@ -1,0 +1,1 @@
+"""A module for each format of weights, named as its `quant_method`, whose FORMAT reads it."""

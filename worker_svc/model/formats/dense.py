@@ -1,0 +1,46 @@
+"""Weights as they are: one floating-point tensor for each linear layer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from worker_svc.model.config import UnsupportedModel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseWeight:
+    """A `StoredWeight` that needs no unpacking."""
+
+    tensor: Tensor
+
+    def outputs(self, start: int, stop: int) -> "DenseWeight":
+        return DenseWeight(self.tensor[start:stop])
+
+    def inputs(self, start: int, stop: int) -> "DenseWeight":
+        return DenseWeight(self.tensor[:, start:stop])
+
+    def dense(self) -> Tensor:
+        return self.tensor
+
+
+class DenseFormat:
+    """A `WeightFormat` of one tensor, `weight`."""
+
+    def tensors(self, layer: str, outputs: int, inputs: int) -> Mapping[str, tuple[int, ...]]:
+        return {f"{layer}.weight": (outputs, inputs)}
+
+    def weight(self, layer: str, tensors: Mapping[str, Tensor]) -> DenseWeight:
+        tensor = tensors[f"{layer}.weight"]
+        if not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise UnsupportedModel(f"the tensor {layer}.weight is {kind}, and config.json names no format of weights")
+        return DenseWeight(tensor)
+
+
+def _make(quantization: Mapping[str, Any]) -> DenseFormat:
+    return DenseFormat()
+
+
+FORMAT = _make

@@ -1,0 +1,108 @@
+"""The tensors of one linear layer, read from a checkpoint part by part, for one of several ranks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.description import LinearLayer, SplitDimension, StoredLinear
+from worker_svc.model.weight_format import StoredWeight
+from worker_svc.model.weights import Checkpoint
+
+Place: TypeAlias = Callable[[int, StoredWeight, Tensor | None], None]
+"""Takes a part: its number, its weight [outputs, inputs] as it is stored, and its bias [outputs]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The share of one of several ranks in every linear layer."""
+
+    rank: int = 0
+    num_ranks: int = 1
+
+    def share(self, size: int, unit: int, name: str) -> slice:
+        """This rank's part of a dimension, in whole units. Raises UnsupportedModel where there is no such part."""
+        if size % (unit * self.num_ranks):
+            raise UnsupportedModel(f"{name}: {size} in units of {unit} cannot be divided among {self.num_ranks} ranks")
+        width = size // self.num_ranks
+        return slice(self.rank * width, (self.rank + 1) * width)
+
+
+WHOLE = Shard()
+
+
+class LinearWeights:
+    """What a backend builds one linear layer from. To be read once."""
+
+    def __init__(self, layer: LinearLayer, checkpoint: Checkpoint, shard: Shard = WHOLE) -> None:
+        """Raises UnsupportedModel where the ranks cannot share the layer."""
+        self.layer = layer
+        self._checkpoint = checkpoint
+        split_inputs = layer.split is SplitDimension.INPUTS
+        by_inputs, by_outputs = (shard, WHOLE) if split_inputs else (WHOLE, shard)
+        unit = layer.split_unit
+        self._inputs = by_inputs.share(layer.inputs, unit if split_inputs else 1, layer.stored[0].name)
+        self._outputs = [
+            by_outputs.share(width, 1 if split_inputs else unit, stored.name)
+            for stored in layer.stored
+            for width in stored.outputs
+        ]
+        self.inputs = self._inputs.stop - self._inputs.start
+        self.outputs = tuple(share.stop - share.start for share in self._outputs)
+        """The width of each part on this rank."""
+        # Where ranks share inputs, their products are added up: the bias is in one of them.
+        self.biased = layer.biased and (not split_inputs or shard.rank == 0)
+
+    def for_each_part(self, place: Place) -> None:
+        """Hand over the parts in order. Each is released before the next stored layer is read."""
+        number = 0
+        for stored in self.layer.stored:
+            self._hand_over(stored, number, place)
+            number += len(stored.outputs)
+
+    def fused(self) -> tuple[Tensor, Tensor | None]:
+        """The parts side by side, in the model's dtype and on its device: a weight [sum of outputs, inputs] and a bias.
+
+        A single part is not copied where it has that dtype and device already.
+        """
+        dtype, device = self._checkpoint.dtype, self._checkpoint.device
+        if len(self.outputs) == 1:
+            parts: list[tuple[Tensor, Tensor | None]] = []
+            self.for_each_part(lambda number, weight, bias: parts.append((weight.dense(), bias)))
+            ((weight, bias),) = parts
+            return weight.to(device, dtype), None if bias is None else bias.to(device, dtype)
+        fused = torch.empty(sum(self.outputs), self.inputs, dtype=dtype, device=device)
+        biases = torch.zeros(len(fused), dtype=dtype, device=device) if self.biased else None
+
+        def place(number: int, weight: StoredWeight, bias: Tensor | None) -> None:
+            start = sum(self.outputs[:number])
+            rows = slice(start, start + self.outputs[number])
+            fused[rows].copy_(weight.dense())
+            if biases is not None and bias is not None:
+                biases[rows].copy_(bias)
+
+        self.for_each_part(place)
+        return fused, biases
+
+    def _hand_over(self, stored: StoredLinear, number: int, place: Place) -> None:
+        weight, bias = self._read(stored)
+        start = 0
+        for part, width in enumerate(stored.outputs, start=number):
+            share = self._outputs[part]
+            rows = slice(start + share.start, start + share.stop)
+            place(part, weight.outputs(rows.start, rows.stop), None if bias is None else bias[rows])
+            start += width
+
+    def _read(self, stored: StoredLinear) -> tuple[StoredWeight, Tensor | None]:
+        """The weight of a stored layer, cut to this rank's inputs, and its bias."""
+        checkpoint, inputs, outputs = self._checkpoint, self.layer.inputs, sum(stored.outputs)
+        shapes = checkpoint.weight_format.tensors(stored.name, outputs, inputs)
+        tensors = {name: checkpoint.read(name, *shape) for name, shape in shapes.items()}
+        weight = checkpoint.weight_format.weight(stored.name, tensors)
+        if self.inputs != inputs:
+            weight = weight.inputs(self._inputs.start, self._inputs.stop)
+        bias = checkpoint.read(f"{stored.name}.bias", outputs) if stored.bias else None
+        return weight, bias if self.biased else None

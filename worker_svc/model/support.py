@@ -1,0 +1,105 @@
+"""Which descriptions a backend computes. What it does not compute it refuses by name.
+
+Every backend computes a stack of equal layers: RMS norms of one epsilon, rotary positions, grouped queries over KV
+heads, a gated MLP with SiLU. What a description has beyond that is a `Feature`, and a backend lists those it computes.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import Enum, auto
+from pathlib import Path
+
+from worker_svc.model.adapters import Adapter
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.description import (
+    Activation,
+    ComputedFormat,
+    LinearLayer,
+    MlpKind,
+    ModelDescription,
+    NormKind,
+)
+
+
+class Feature(Enum):
+    """What a description may have beyond what every backend computes."""
+
+    LAYER_NORM = auto()
+    NORM_WEIGHT_OFFSET = auto()
+    NORM_EPSILONS = auto()
+    SOFT_CAP = auto()
+    NO_POSITIONS = auto()
+    ROPE_PER_LAYER = auto()
+    HEADS_PER_LAYER = auto()
+    SINGLE_HEAD_NORM = auto()
+    PLAIN_MLP = auto()
+    ACTIVATION = auto()
+    MLP_WIDTH_PER_LAYER = auto()
+    INT8_WEIGHTS = auto()
+    KV_FORMAT = auto()
+    HEAD_BIAS = auto()
+
+
+def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
+    """What a description has beyond what every backend computes, each with its name for the operator."""
+    layers = description.layers
+    attentions, mlps = [layer.attention for layer in layers], [layer.mlp for layer in layers]
+    norms = list(description.norms)
+    if any(norm.kind is not NormKind.RMS for norm in norms):
+        yield Feature.LAYER_NORM, "layer norms"
+    if any(norm.weight_offset for norm in norms):
+        yield Feature.NORM_WEIGHT_OFFSET, "norms whose weight has an offset"
+    if len({norm.eps for norm in norms}) > 1:
+        yield Feature.NORM_EPSILONS, "norms of different epsilons"
+    if any(attention.soft_cap is not None for attention in attentions):
+        yield Feature.SOFT_CAP, "a soft cap on attention scores"
+    if any(attention.rope is None for attention in attentions):
+        yield Feature.NO_POSITIONS, "layers without positions"
+    if len({attention.rope for attention in attentions}) > 1:
+        yield Feature.ROPE_PER_LAYER, "layers of different rotary positions"
+    shapes = {(attention.num_heads, attention.num_kv_heads, attention.head_dim) for attention in attentions}
+    if len(shapes) > 1:
+        named = ", ".join(map(str, sorted(shapes)))
+        yield Feature.HEADS_PER_LAYER, f"layers of different shapes (heads, KV heads, dimensions): {named}"
+    if any((attention.query_norm is None) != (attention.key_norm is None) for attention in attentions):
+        yield Feature.SINGLE_HEAD_NORM, "norms of queries or keys alone"
+    if any(mlp.kind is not MlpKind.GATED for mlp in mlps):
+        yield Feature.PLAIN_MLP, "an MLP without a gate"
+    for activation in sorted({mlp.activation for mlp in mlps} - {Activation.SILU}):
+        yield Feature.ACTIVATION, f"the activation {activation}"
+    if len({mlp.width for mlp in mlps}) > 1:
+        yield Feature.MLP_WIDTH_PER_LAYER, "MLPs of different widths"
+    if any(linear.computed is ComputedFormat.INT8 for linear in description.linear_layers):
+        yield Feature.INT8_WEIGHTS, "linear layers computed in int8"
+    if any(attention.kv_format is not None for attention in attentions):
+        yield Feature.KV_FORMAT, "a format of keys and values for each layer"
+    if description.head.biased:
+        yield Feature.HEAD_BIAS, "a head with a bias"
+
+
+def unsupported_reason(description: ModelDescription, computed: frozenset[Feature]) -> str | None:
+    """What of a description is not among the computed features, by name; None: nothing."""
+    names = [name for feature, name in features(description) if feature not in computed]
+    return ", ".join(names) or None
+
+
+def check_computed(backend: str, description: ModelDescription, computed: frozenset[Feature]) -> None:
+    """Raises UnsupportedModel, which names the backend and what it does not compute."""
+    refused = unsupported_reason(description, computed)
+    if refused is not None:
+        raise UnsupportedModel(f"{backend} do not compute {refused}, which this {description.architecture} model has")
+
+
+def check_adapters(directory: Path, description: ModelDescription | None, adapters: Sequence[Adapter]) -> None:
+    """Raises UnsupportedModel for any adapter: no backend computes one. It says where the adapter would attach."""
+    for adapter in adapters:
+        layers = () if description is None else description.linear_layers
+        places = [place for linear in layers for place in adapter_places(linear, adapter)]
+        where = (
+            f"attaches to {len(places)} linear layers, {places[0]} first" if places else "attaches to no linear layer"
+        )
+        raise UnsupportedModel(f"the {adapter.kind} adapter in {directory} {where}; adapters are not served")
+
+
+def adapter_places(linear: LinearLayer, adapter: Adapter) -> list[str]:
+    """The stored layers of a linear layer to which an adapter attaches, each of which has parts of its own."""
+    return [stored.name for stored in linear.stored if adapter.attaches_to(stored.name)]

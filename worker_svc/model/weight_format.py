@@ -1,0 +1,67 @@
+"""The formats in which checkpoints store the weights of linear layers.
+
+Each is a module of `formats`, or an entry point of `quire.weight_formats`. Its name is the `quant_method` of a model's
+`quantization_config`; a model without that is dense. A format says which tensors it takes for a linear layer, and makes
+of them a weight that can be cut into parts and ranks before it is unpacked.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from torch import Tensor
+
+from worker_svc.model import formats
+from worker_svc.model.config import UnsupportedModel, raw_config
+from worker_svc.model.plugins import Registry
+
+_DENSE = "dense"
+
+
+class StoredWeight(Protocol):
+    """The weight [outputs, inputs] of a stored linear layer, packed or not, on the processor."""
+
+    def outputs(self, start: int, stop: int) -> "StoredWeight":
+        """Some of the outputs. Raises UnsupportedModel where the format cannot be cut there."""
+
+    def inputs(self, start: int, stop: int) -> "StoredWeight":
+        """Some of the inputs. Raises UnsupportedModel where the format cannot be cut there."""
+
+    def dense(self) -> Tensor:
+        """The weight in floating point, [outputs, inputs]."""
+
+
+class WeightFormat(Protocol):
+    """How one checkpoint stores its linear layers."""
+
+    def tensors(self, layer: str, outputs: int, inputs: int) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of the tensors that hold the weight of the stored linear layer `layer`."""
+
+    def weight(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredWeight:
+        """The weight, given these tensors as they are stored. Raises UnsupportedModel where they do not fit."""
+
+
+FormatFactory: TypeAlias = Callable[[Mapping[str, Any]], WeightFormat]
+"""Makes a format, given a model's `quantization_config`. Raises UnsupportedModel for a variant that is not read."""
+
+_registry = Registry(formats, "FORMAT", "quire.weight_formats")
+
+
+def quantization_of(directory: Path) -> Mapping[str, Any] | None:
+    """What config.json says of quantized weights; None: they are dense."""
+    raw = raw_config(directory)
+    quantization: Mapping[str, Any] | None = raw.get("quantization_config") or raw.get("compression_config")
+    return quantization
+
+
+def format_of(directory: Path) -> WeightFormat:
+    """The format of a model's weights. Raises UnsupportedModel where none that is registered reads them."""
+    quantization = quantization_of(directory)
+    method = _DENSE if quantization is None else str(quantization.get("quant_method", "unnamed"))
+    factory: FormatFactory | None = _registry.find(method)
+    if factory is None:
+        raise UnsupportedModel(
+            f"the model in {directory} has quantized weights of the format {method}, which is not read; the formats "
+            f"that are read: {', '.join(_registry.names())}"
+        )
+    return factory(quantization or {})
