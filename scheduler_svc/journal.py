@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from prometheus_client import Counter, Histogram
 
 from scheduler_svc.request_log import RequestLog, SequenceLog
-from scheduler_svc.store.base import Batch, Ending, Gap, KeyTaken, StaleEpoch, Store, StoreUnavailable, Write
+from scheduler_svc.store.base import Ending, Gap, KeyTaken, StaleEpoch, Store, StoreUnavailable, Write, WriteBatch
 
 log = logging.getLogger("quire.scheduler")
 
@@ -40,7 +40,7 @@ _UNCONFIRMED_SECONDS = 5.0  # seconds after its end for which a request is writt
 class _PendingCall:
     """A batch on its way: of which logs, noted when, and of which sequences its parts are."""
 
-    batch: Batch = field(default_factory=Batch)
+    batch: WriteBatch = field(default_factory=WriteBatch)
     logs: dict[RequestLog, float] = field(default_factory=dict)
     places: list[tuple[RequestLog, int]] = field(default_factory=list)
     ended: list[RequestLog] = field(default_factory=list)

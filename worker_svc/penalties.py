@@ -82,7 +82,7 @@ class Adjustments:
 
 
 @dataclass(slots=True)
-class _Entries:
+class _PenaltyEntries:
     """Logits of the batch, by their place in the flattened [rows, vocab], and a value for each."""
 
     places: list[NDArray[np.int64]]
@@ -113,7 +113,7 @@ def adjust_logits(logits: Tensor, rows: Sequence[Adjustments]) -> None:
 
 
 def _add_bias(flat: Tensor, vocab_size: int, rows: Sequence[Adjustments]) -> None:
-    entries = _Entries([], [])
+    entries = _PenaltyEntries([], [])
     for row, adjustments in enumerate(rows):
         if len(adjustments.bias_ids):
             entries.places.append(row * vocab_size + adjustments.bias_ids.astype(np.int64))
@@ -123,7 +123,7 @@ def _add_bias(flat: Tensor, vocab_size: int, rows: Sequence[Adjustments]) -> Non
 
 
 def _penalize(flat: Tensor, vocab_size: int, rows: Sequence[Adjustments]) -> None:
-    factors, terms = _Entries([], []), _Entries([], [])
+    factors, terms = _PenaltyEntries([], []), _PenaltyEntries([], [])
     for row, adjustments in enumerate(rows):
         seen, params = adjustments.counts, adjustments.params
         if seen is None or not len(seen.ids):

@@ -72,7 +72,7 @@ class KeyTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class WriteBatch:
     """What the steps since the last batch brought. Records come before the rest, and without tokens.
 
     A submission's record that is there stays as it is. Another submission's stands where it has finished, or is live
@@ -110,7 +110,7 @@ class Store(Protocol):
         """
         ...
 
-    async def write(self, batch: Batch, epoch: int) -> list[Gap | KeyTaken]:
+    async def write(self, batch: WriteBatch, epoch: int) -> list[Gap | KeyTaken]:
         """Take in a batch, in one call; returns what could not be done. Not to be called concurrently."""
         ...
 

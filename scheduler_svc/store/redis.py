@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from scheduler_svc.request_log import RequestLog
-from scheduler_svc.store.base import Batch, Gap, KeyTaken
+from scheduler_svc.store.base import Gap, KeyTaken, WriteBatch
 from scheduler_svc.store.client import Argument, RedisClient
 from scheduler_svc.store.packing import pack_ending, pack_record, pack_writes, unpack_log, unpack_written
 
@@ -43,7 +43,7 @@ class RedisStore:
         reply = await self._records.evaluate("put", epoch, _EPOCH_TTL, self._ttl, *record)
         return None if reply is None else unpack_log(reply)
 
-    async def write(self, batch: Batch, epoch: int) -> list[Gap | KeyTaken]:
+    async def write(self, batch: WriteBatch, epoch: int) -> list[Gap | KeyTaken]:
         """Take in a batch, in one call; returns what could not be done."""
         self._last_write = max(self._last_write + 1, time.time_ns() // 1000)
         rest: list[Argument] = []

@@ -1,6 +1,5 @@
 """A real Redis of the test's own, in a directory of its own: one that can die and come back with what it kept."""
 
-import shutil
 import signal
 import subprocess
 import time
@@ -13,9 +12,6 @@ import redis
 
 from ports import lasting_port
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
-
-INSTALLED = shutil.which("redis-server")
-"""Where the machine's own redis-server is, if it has one."""
 
 
 class RedisServer:

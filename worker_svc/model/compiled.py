@@ -36,13 +36,13 @@ COMPUTED = frozenset({Feature.SOFT_CAP, Feature.INT8_WEIGHTS})
 _LANES = PANEL // 2
 
 
-class _Builder:
+class _CompiledBuilder:
     """Lays weights out as the compiled code wants them, while they are read."""
 
     def __init__(self, thread_pool: ThreadPool, dtype: torch.dtype, default: ComputedFormat) -> None:
         self.vectors: list[Tensor] = []
         """What the addresses that `norm` returns are of."""
-        self._team, self._dtype, self._default = thread_pool, dtype, default
+        self._thread_pool, self._dtype, self._default = thread_pool, dtype, default
         self._memory = LargePages()
 
     def linear(self, weights: LinearWeights) -> PackedMatrix:
@@ -60,7 +60,7 @@ class _Builder:
 
     def _pack(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
         int8 = (layer.computed or self._default) is ComputedFormat.INT8
-        return pack_matrix(self._team, weight, bias, int8=int8, memory=self._memory)
+        return pack_matrix(self._thread_pool, weight, bias, int8=int8, memory=self._memory)
 
     def _gate_up(self, weights: LinearWeights) -> tuple[Tensor, Tensor | None]:
         """Sixteen outputs of the gate, then the same of up, and so on, padded with zeros."""
@@ -90,7 +90,7 @@ class CompiledLlama:
         self.thread_pool = thread_pool
         self.rope = rope_of(description)
         self.frequencies = inverse_frequencies(self.rope, self.layout.head_dim)
-        builder = _Builder(thread_pool, checkpoint.dtype, ComputedFormat.INT8 if int8 else ComputedFormat.MODEL)
+        builder = _CompiledBuilder(thread_pool, checkpoint.dtype, ComputedFormat.INT8 if int8 else ComputedFormat.MODEL)
         self._built = build(description, checkpoint, builder)
         self._vectors = builder.vectors
         self._layers = (LayerArgs * len(description.layers))(*map(_layer_args, self._built.layers))

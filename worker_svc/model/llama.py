@@ -42,7 +42,7 @@ class RmsNorm:
 Layer: TypeAlias = BuiltLayer[Linear, RmsNorm]
 
 
-class _Builder:
+class _TorchBuilder:
     """Makes torch's weights of a checkpoint's."""
 
     def linear(self, weights: LinearWeights) -> Linear:
@@ -62,7 +62,7 @@ class LlamaModel:
         """Raises UnsupportedModel where the description is not computed, or tensors do not fit it."""
         check_computed("torch's operators", description, COMPUTED)
         self.description = description
-        built = build(description, checkpoint, _Builder())
+        built = build(description, checkpoint, _TorchBuilder())
         self._embedding, self._layers, self._norm, self._head = built.embedding, built.layers, built.norm, built.head
         self._rope = rope_of(description)
         self._frequencies = inverse_frequencies(self._rope, description.layout.head_dim)

@@ -55,7 +55,7 @@ _Layer: TypeAlias = BuiltLayer[_Product, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Builder:
+class _TritonBuilder:
     """Makes the GPU's weights of a checkpoint's."""
 
     multiply: Multiply
@@ -78,7 +78,7 @@ class TritonLlama:
         check_computed("the Triton kernels", description, COMPUTED)
         self.description = description
         self.deterministic = deterministic
-        built = build(description, checkpoint, _Builder(invariant_linear if deterministic else F.linear))
+        built = build(description, checkpoint, _TritonBuilder(invariant_linear if deterministic else F.linear))
         self.embedding, self.layers, self.norm, self.head = built.embedding, built.layers, built.norm, built.head
         self.rope = rope_of(description)
         self.frequencies = inverse_frequencies(self.rope, self.layout.head_dim).to(self.embedding.device)

@@ -5,7 +5,7 @@ from operator import attrgetter
 
 from scheduler_svc.core.policies.base import OrderKey, PolicySettings, arrival_order
 from scheduler_svc.core.policies.fair_class import FairClass, Turn
-from scheduler_svc.core.policies.tenants import Tenant, Urgency
+from scheduler_svc.core.policies.tenants import TenantQueues, Urgency
 from scheduler_svc.core.sequence import Sequence
 
 MAX_CLASSES = 16  # classes at a time; beyond that a new priority counts as the next lower one that is in use
@@ -39,7 +39,7 @@ class FairPolicy:
         self._horizon = settings.deadline_horizon
         self._waiting: dict[Sequence, FairClass] = {}  # and the class that it waits in by its own priority
         self._classes: list[FairClass] = []  # in use, from the lowest
-        self._tenants: dict[str, Tenant] = {}
+        self._tenants: dict[str, TenantQueues] = {}
         self._max_tenants = 64  # idle ones that owe nothing are forgotten when there are more
         self._now = 0.0
         self._swept_at = 0.0
@@ -144,7 +144,7 @@ class FairPolicy:
     def _rises_at(self, sequence: Sequence, num_classes: int) -> float:
         return sequence.request.arrived_at + num_classes * self._ageing_seconds
 
-    def _candidate(self, tenant: Tenant, top: FairClass) -> Sequence:
+    def _candidate(self, tenant: TenantQueues, top: FairClass) -> Sequence:
         """Of a tenant that has a turn: the most urgent of its own of the class and of those that have risen to it."""
         best = tenant.most_urgent(top.priority)
         for priority, oldest in tenant.oldest_below(top.priority):
@@ -155,7 +155,7 @@ class FairPolicy:
         assert best is not None, "a tenant has a turn and nothing to run"
         return best
 
-    def _place(self, tenant: Tenant, at: FairClass) -> None:
+    def _place(self, tenant: TenantQueues, at: FairClass) -> None:
         """Give a tenant a turn in a class, or note when it will have one, or neither, by what of it waits."""
         ripe_at = self._ripe_at(tenant, at)
         if ripe_at is None or ripe_at <= self._now:
@@ -167,7 +167,7 @@ class FairPolicy:
         else:
             at.leave(tenant)
 
-    def _ripe_at(self, tenant: Tenant, at: FairClass) -> float | None:
+    def _ripe_at(self, tenant: TenantQueues, at: FairClass) -> float | None:
         if tenant.waits_in(at.priority):
             return self._now
         below = tenant.oldest_below(at.priority)
@@ -182,7 +182,7 @@ class FairPolicy:
         num_risen = max(0, int((self._now - sequence.request.arrived_at) / self._ageing_seconds))
         return self._classes[max(own.rank, min(own.rank + num_risen, top.rank))]
 
-    def _turns(self, tenant: Tenant, at: FairClass, queue: list[Sequence]) -> list[tuple[Sequence, Turn]]:
+    def _turns(self, tenant: TenantQueues, at: FairClass, queue: list[Sequence]) -> list[tuple[Sequence, Turn]]:
         counter, entered = at.turn(tenant)
         turns = []
         for sequence in sorted(queue, key=self._urgency):
@@ -232,13 +232,13 @@ class FairPolicy:
                 for each in self._classes:
                     self._place(tenant, each)
 
-    def _tenant(self, name: str) -> Tenant:
+    def _tenant(self, name: str) -> TenantQueues:
         known = self._tenants.get(name)
         if known is not None:
             return known
         if len(self._tenants) >= self._max_tenants:
             self._forget_tenants()
-        tenant = self._tenants[name] = Tenant(name)
+        tenant = self._tenants[name] = TenantQueues(name)
         return tenant
 
     def _forget_tenants(self) -> None:

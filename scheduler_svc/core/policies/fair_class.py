@@ -1,7 +1,7 @@
 """A class of priority as tenants stand in it: whose turn it is, by what they were served."""
 
 from scheduler_svc.core.policies.lazy_heap import LazyHeap
-from scheduler_svc.core.policies.tenants import Tenant
+from scheduler_svc.core.policies.tenants import TenantQueues
 
 Turn = tuple[float, int]  # a tenant's counter in a class, and which of equals came first
 
@@ -20,17 +20,19 @@ class FairClass:
         self.rank = 0  # among the classes there are, from the lowest
         self.num_waiting = 0  # sequences of this very class
         self.used_at = 0.0  # when the last one of them came, in seconds
-        self.unripe: LazyHeap[Tenant, float] = LazyHeap()  # by when the first of their lower classes rises to here
-        self._ready: LazyHeap[Tenant, Turn] = LazyHeap()
-        self._offsets: dict[Tenant, float] = {}
+        self.unripe: LazyHeap[TenantQueues, float] = (
+            LazyHeap()
+        )  # by when the first of their lower classes rises to here
+        self._ready: LazyHeap[TenantQueues, Turn] = LazyHeap()
+        self._offsets: dict[TenantQueues, float] = {}
         self._floor = 0.0  # the smallest counter, as it was last known
         self._num_entered = 0
 
-    def __contains__(self, tenant: Tenant) -> bool:
+    def __contains__(self, tenant: TenantQueues) -> bool:
         """Whether it has a turn here."""
         return tenant in self._ready
 
-    def counter(self, tenant: Tenant) -> float:
+    def counter(self, tenant: TenantQueues) -> float:
         """Weighted tokens that it counts as served, were it to come to this class now."""
         if tenant in self._ready:
             return tenant.served + self._offsets[tenant]
@@ -38,11 +40,11 @@ class FairClass:
         # What one that was never here was served elsewhere says nothing of its turns here.
         return self.floor() if offset is None else max(tenant.served + offset, self.floor())
 
-    def debt(self, tenant: Tenant) -> float:
+    def debt(self, tenant: TenantQueues) -> float:
         """How far its counter is above the smallest one of those who wait."""
         return max(0.0, self.counter(tenant) - self.floor())
 
-    def turn(self, tenant: Tenant) -> Turn:
+    def turn(self, tenant: TenantQueues) -> Turn:
         """The key that its turn comes by; the smallest goes first."""
         entered = self._ready.key(tenant)[1] if tenant in self._ready else self._num_entered
         return (self.counter(tenant), entered)
@@ -56,7 +58,7 @@ class FairClass:
         self._floor = first[0][0]
         return self._floor
 
-    def enter(self, tenant: Tenant) -> None:
+    def enter(self, tenant: TenantQueues) -> None:
         """Give it a turn, unless it has one."""
         if tenant in self._ready:
             return
@@ -64,13 +66,13 @@ class FairClass:
         self._ready.put(tenant, (tenant.served + self._offsets[tenant], self._num_entered))
         self._num_entered += 1
 
-    def leave(self, tenant: Tenant) -> None:
+    def leave(self, tenant: TenantQueues) -> None:
         """It has nothing to run here any more."""
         if tenant in self._ready:
             self.floor()
             self._ready.discard(tenant)
 
-    def next(self) -> Tenant | None:
+    def next(self) -> TenantQueues | None:
         """Whose turn it is: of equal counters, who came to the class first."""
         while (first := self._ready.first()) is not None:
             (known, entered), tenant = first
@@ -80,10 +82,10 @@ class FairClass:
             self._ready.put(tenant, (counter, entered))
         return None
 
-    def owes_nothing(self, tenant: Tenant) -> bool:
+    def owes_nothing(self, tenant: TenantQueues) -> bool:
         """Whether it makes no difference to forget it: it has no turn, and would be lifted anyway."""
         return tenant not in self._ready and self.counter(tenant) <= self.floor()
 
-    def forget(self, tenant: Tenant) -> None:
+    def forget(self, tenant: TenantQueues) -> None:
         """Drop its account."""
         self._offsets.pop(tenant, None)

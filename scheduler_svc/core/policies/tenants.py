@@ -41,7 +41,7 @@ class Queue:
         return first[1] if first is not None else None
 
 
-class Tenant:
+class TenantQueues:
     """Its queues by class of priority, and its virtual token counter: tokens served, by their requests' weight."""
 
     def __init__(self, name: str) -> None:

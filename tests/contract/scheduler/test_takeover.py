@@ -25,7 +25,7 @@ from scheduler_harness import (
 )
 from scheduler_svc.live_requests import Graces
 from scheduler_svc.request_log import RequestLog, State
-from scheduler_svc.store.base import Batch, Write
+from scheduler_svc.store.base import Write, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 
 
@@ -48,7 +48,7 @@ async def left_behind(
         for index, token_ids in enumerate(known)
         if token_ids
     ]
-    assert await store.write(Batch(writes=writes), epoch) == []
+    assert await store.write(WriteBatch(writes=writes), epoch) == []
     await store.release_lease("before")
     return submit
 

@@ -18,7 +18,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal import Journal
 from scheduler_svc.live_requests import Graces, LiveRequests
 from scheduler_svc.request_log import State
-from scheduler_svc.store.base import Batch, Gap, KeyTaken
+from scheduler_svc.store.base import Gap, KeyTaken, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 
 
@@ -30,7 +30,7 @@ class HeldUpStore(RedisStore):
         self.goes_on = asyncio.Event()
         self.goes_on.set()
 
-    async def write(self, batch: Batch, epoch: int) -> list[Gap | KeyTaken]:
+    async def write(self, batch: WriteBatch, epoch: int) -> list[Gap | KeyTaken]:
         await self.goes_on.wait()
         return await super().write(batch, epoch)
 

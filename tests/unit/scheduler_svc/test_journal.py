@@ -12,7 +12,7 @@ from request_logs import end, length_end, logprobs, request_log
 from scheduler_svc import journal as journal_module
 from scheduler_svc.journal import Journal
 from scheduler_svc.request_log import State
-from scheduler_svc.store.base import Batch, Gap, KeyTaken
+from scheduler_svc.store.base import Gap, KeyTaken, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 
 
@@ -109,7 +109,7 @@ class Slow(RedisStore):
         self.is_slow = False
         self.is_called, self.is_let = asyncio.Event(), asyncio.Event()
 
-    async def write(self, batch: Batch, epoch: int) -> list[Gap | KeyTaken]:
+    async def write(self, batch: WriteBatch, epoch: int) -> list[Gap | KeyTaken]:
         if self.is_slow:
             self.is_called.set()
             await self.is_let.wait()
@@ -250,7 +250,7 @@ async def test_of_what_is_over_and_cannot_be_written_the_latest_are_kept(
 
 
 async def test_a_later_term_ends_the_journal(store: RedisStore, journal: Journal, told: Told) -> None:
-    await store.write(Batch(), EPOCH + 1)
+    await store.write(WriteBatch(), EPOCH + 1)
     log = request_log()
     journal.mark_changed(log)
     async with asyncio.timeout(60):
@@ -268,7 +268,7 @@ async def test_an_epoch_that_is_raised_between_two_calls_is_not_stale(
     log = request_log()
     async with at_work(journal):
         async with journal.paused():
-            await store.write(Batch(), EPOCH + 1)
+            await store.write(WriteBatch(), EPOCH + 1)
             journal.mark_changed(log)
             await asyncio.sleep(0)
             journal.epoch = EPOCH + 1

@@ -11,7 +11,7 @@ from redis_server import RedisServer
 from request_logs import end, logprobs, request_log
 from scheduler_svc.journal import Journal
 from scheduler_svc.request_log import RequestLog, State
-from scheduler_svc.store.base import Batch, Gap, KeyTaken, StoreUnavailable
+from scheduler_svc.store.base import Gap, KeyTaken, StoreUnavailable, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 
 
@@ -23,7 +23,7 @@ class Batches(RedisStore):
         self.sizes: list[tuple[int, int]] = []  # prompt tokens, and output tokens
         self.num_failures = 0
 
-    async def write(self, batch: Batch, epoch: int) -> list[Gap | KeyTaken]:
+    async def write(self, batch: WriteBatch, epoch: int) -> list[Gap | KeyTaken]:
         prompts = sum(len(log.submit.prompt_token_ids) for log in batch.records)
         self.sizes.append((prompts, sum(len(write.token_ids) for write in batch.writes)))
         if self.num_failures:

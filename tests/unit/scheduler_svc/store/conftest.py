@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import redis
 
-from redis_server import INSTALLED, RedisServer, running_server
+from redis_server import RedisServer, running_server
 from scheduler_svc.store.redis import RedisStore
+from tools import tool
 
 TTL = 500
 
@@ -14,11 +15,7 @@ TTL = 500
 @pytest.fixture(params=["embedded", "installed"], scope="package")
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A server of each kind that there is."""
-    executable = None
-    if request.param == "installed":
-        if INSTALLED is None:
-            pytest.skip("there is no redis-server on the PATH")
-        executable = INSTALLED
+    executable = tool("redis-server") if request.param == "installed" else None
     with running_server(tmp_path_factory.mktemp("redis"), executable) as running:
         yield running
 

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from request_logs import request_log
-from scheduler_svc.store.base import Batch, StaleEpoch
+from scheduler_svc.store.base import StaleEpoch, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 
 LEASE = "{quire}:lease"
@@ -114,9 +114,9 @@ async def test_a_store_that_lost_everything_learns_the_epoch_from_its_leader(
 ) -> None:
     epoch = await taken(store, "a")
     keys.flushall()
-    await store.write(Batch([request_log()]), epoch)
+    await store.write(WriteBatch([request_log()]), epoch)
     with pytest.raises(StaleEpoch):
-        await store.write(Batch(), epoch - 1)
+        await store.write(WriteBatch(), epoch - 1)
     keys.flushall()
     assert await store.keep_lease("a", epoch, 30)
     assert await taken(store, "a") > epoch

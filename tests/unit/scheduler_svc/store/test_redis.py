@@ -10,11 +10,12 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from redis_server import INSTALLED, RedisServer, running_server
+from redis_server import RedisServer, running_server
 from request_logs import length_end, logprobs, request_log
 from scheduler_svc.request_log import RequestLog, State
-from scheduler_svc.store.base import Batch, Ending, StoreUnavailable, Write
+from scheduler_svc.store.base import Ending, StoreUnavailable, Write, WriteBatch
 from scheduler_svc.store.redis import RedisStore
+from tools import tool
 
 EPOCH = 100
 TTL = 500
@@ -32,7 +33,7 @@ async def again(store: RedisStore, epoch: int = EPOCH) -> None:
         while True:
             try:
                 await store.leader()
-                await store.write(Batch(), epoch)
+                await store.write(WriteBatch(), epoch)
                 await store.read("no such key")
                 return
             except StoreUnavailable:
@@ -71,9 +72,7 @@ async def slowed(url: str, delay: float) -> AsyncIterator[str]:
 @pytest.fixture(params=["embedded", "installed"])
 def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> RedisServer:
     """A server of the test's own, not started."""
-    if request.param == "installed" and INSTALLED is None:
-        pytest.skip("there is no redis-server on the PATH")
-    return RedisServer(tmp_path, INSTALLED if request.param == "installed" else None)
+    return RedisServer(tmp_path, tool("redis-server") if request.param == "installed" else None)
 
 
 async def test_every_key_expires(store: RedisStore, keys: "redis.Redis") -> None:
@@ -84,10 +83,10 @@ async def test_every_key_expires(store: RedisStore, keys: "redis.Redis") -> None
     for log in (running, over):
         log.sequences[0].logprobs = logprobs(-1, -2)
         assert await store.put(log, epoch) is None
-        await store.write(Batch(writes=[whole(log, [1, 2])]), epoch)
+        await store.write(WriteBatch(writes=[whole(log, [1, 2])]), epoch)
         cut = Write(log.key, log.submit.submission_id, 0, 1, [], truncates=True)
-        await store.write(Batch(writes=[cut]), epoch)
-    await store.write(Batch(endings=[Ending(over.key, over.submit.submission_id, State.FINISHED, 1.0)]), epoch)
+        await store.write(WriteBatch(writes=[cut]), epoch)
+    await store.write(WriteBatch(endings=[Ending(over.key, over.submit.submission_id, State.FINISHED, 1.0)]), epoch)
     ttls = {name: keys.ttl(name) for name in keys.scan_iter()}
     assert len(ttls) == 9  # two records with tokens and logprobs, the live ones, epoch, lease
     assert all(ttl > 0 for ttl in ttls.values())
@@ -98,7 +97,7 @@ async def test_renewal_starts_the_time_of_all_of_a_request_anew(store: RedisStor
     log.sequences[0].logprobs = logprobs(-1, -2)
     for one in (log, other):
         await store.put(one, EPOCH)
-        await store.write(Batch(writes=[whole(one, [1, 2])]), EPOCH)
+        await store.write(WriteBatch(writes=[whole(one, [1, 2])]), EPOCH)
     for name in keys.scan_iter():
         keys.expire(name, 60)
     await store.renew([log.key, "no such key"], EPOCH)
@@ -110,11 +109,11 @@ async def test_renewal_starts_the_time_of_all_of_a_request_anew(store: RedisStor
 async def test_the_end_starts_the_time_anew(store: RedisStore, keys: "redis.Redis") -> None:
     log = request_log()
     await store.put(log, EPOCH)
-    await store.write(Batch(writes=[whole(log, [1, 2])]), EPOCH)
+    await store.write(WriteBatch(writes=[whole(log, [1, 2])]), EPOCH)
     record = "{quire}:request:" + log.key
     for name in (record, record + ":tokens:0"):
         keys.expire(name, 60)
-    await store.write(Batch(endings=[Ending(log.key, log.submit.submission_id, State.FINISHED, 1.0)]), EPOCH)
+    await store.write(WriteBatch(endings=[Ending(log.key, log.submit.submission_id, State.FINISHED, 1.0)]), EPOCH)
     assert keys.ttl(record) > 60
     assert keys.ttl(record + ":tokens:0") > 60
 
@@ -124,15 +123,15 @@ async def test_a_thousand_tokens_take_less_than_sixteen_kilobytes(store: RedisSt
         return sum(keys.memory_usage(name) or 0 for name in keys.scan_iter())
 
     logs = [request_log() for _ in range(5)]
-    await store.write(Batch(logs), EPOCH)
+    await store.write(WriteBatch(logs), EPOCH)
     for offset in range(200):  # as steps bring them: strings that grow have room to grow
         writes = [Write(log.key, log.submit.submission_id, 0, offset, [40_000], None, 0) for log in logs]
-        assert await store.write(Batch(writes=writes), EPOCH) == []
+        assert await store.write(WriteBatch(writes=writes), EPOCH) == []
     running = held()
     end = length_end().SerializeToString()
     writes = [Write(log.key, log.submit.submission_id, 0, 200, [], end=end) for log in logs]
     endings = [Ending(log.key, log.submit.submission_id, State.FINISHED, 1.0) for log in logs]
-    await store.write(Batch(writes=writes, endings=endings), EPOCH)
+    await store.write(WriteBatch(writes=writes, endings=endings), EPOCH)
     assert max(running, held()) < 16_000
 
 
@@ -141,7 +140,7 @@ async def test_a_restarted_server_has_what_it_was_told_and_is_known_to_have_rest
     try:
         mortal.start()
         await store.put(log, EPOCH)
-        await store.write(Batch(writes=[whole(log, [1, 2])]), EPOCH)
+        await store.write(WriteBatch(writes=[whole(log, [1, 2])]), EPOCH)
         restarts = store.num_restarts
         mortal.kill()
         mortal.start()
@@ -151,7 +150,7 @@ async def test_a_restarted_server_has_what_it_was_told_and_is_known_to_have_rest
         assert found is not None
         assert found.sequences[0].token_ids == [1, 2]
         restarts = store.num_restarts
-        await store.write(Batch(), EPOCH)
+        await store.write(WriteBatch(), EPOCH)
         assert store.num_restarts == restarts
     finally:
         mortal.kill()
@@ -165,7 +164,7 @@ async def test_a_server_that_is_gone_is_unavailable_until_it_is_back(mortal: Red
         await store.put(log, EPOCH)
         mortal.kill()
         assert store.is_answering
-        for call in (store.put(log, EPOCH), store.write(Batch(), EPOCH), store.read(log.key), store.leader()):
+        for call in (store.put(log, EPOCH), store.write(WriteBatch(), EPOCH), store.read(log.key), store.leader()):
             with pytest.raises(StoreUnavailable):
                 await call
         assert not store.is_answering
@@ -183,7 +182,7 @@ async def test_a_server_that_hangs_is_unavailable_and_what_it_did_late_may_be_re
     try:
         mortal.start()
         await store.put(log, EPOCH)
-        first = Batch(writes=[Write(log.key, log.submit.submission_id, 0, 0, [1, 2, 3])])
+        first = WriteBatch(writes=[Write(log.key, log.submit.submission_id, 0, 0, [1, 2, 3])])
         mortal.pause()
         with pytest.raises(StoreUnavailable):
             await store.write(first, EPOCH)
@@ -191,7 +190,7 @@ async def test_a_server_that_hangs_is_unavailable_and_what_it_did_late_may_be_re
         await again(store)
         # The first call reached the server, which does it when it goes on.
         assert await store.write(first, EPOCH) == []
-        further = Batch(writes=[Write(log.key, log.submit.submission_id, 0, 3, [4])])
+        further = WriteBatch(writes=[Write(log.key, log.submit.submission_id, 0, 3, [4])])
         assert await store.write(further, EPOCH) == []
         found = await store.read(log.key)
         assert found is not None
@@ -206,13 +205,13 @@ async def test_a_write_that_comes_behind_a_later_one_is_not_done(
     store: RedisStore, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = request_log()
-    await store.write(Batch([log], [Write(log.key, log.submit.submission_id, 0, 0, [1, 2, 3])]), EPOCH)
+    await store.write(WriteBatch([log], [Write(log.key, log.submit.submission_id, 0, 0, [1, 2, 3])]), EPOCH)
     late = RedisStore(server.url, TTL)
     with monkeypatch.context() as earlier:
         earlier.setattr("time.time_ns", lambda: 1000)
         cut = Write(log.key, log.submit.submission_id, 0, 0, [9], truncates=True)
         with pytest.raises(StoreUnavailable):
-            await late.write(Batch(writes=[cut]), EPOCH)
+            await late.write(WriteBatch(writes=[cut]), EPOCH)
     await late.close()
     found = await store.read(log.key)
     assert found is not None
@@ -235,7 +234,7 @@ async def test_more_puts_than_a_slow_server_answers_do_not_keep_the_steps_and_th
             puts = [asyncio.create_task(store.put(request_log(), epoch)) for _ in range(400)]
             for _ in range(4):
                 assert await store.keep_lease("a", epoch, 60)
-                assert await store.write(Batch([request_log()]), epoch) == []
+                assert await store.write(WriteBatch([request_log()]), epoch) == []
             outcomes = await asyncio.gather(*puts, return_exceptions=True)
             assert any(isinstance(one, StoreUnavailable) for one in outcomes)
             assert None in outcomes
