@@ -38,19 +38,21 @@ class InvalidResponse(Exception):  # noqa: N818
 class _ExpectedResult:
     """What the answer to a step must be: of these sequences, with so many tokens each.
 
+    With `most`, for a worker that speculates, any number of tokens from 0 to `most` is valid instead.
     `num_top_logprobs` is by place, of those that ask for log-probabilities: how many of the likeliest tokens.
     """
 
     sequence_ids: list[int]
     num_tokens: list[int]
     num_top_logprobs: dict[int, int]
+    most: list[int] | None
 
 
 class ResponseValidator:
     """The answers that are due on the step stream that `opening` opened, from a worker with so large a vocabulary."""
 
-    def __init__(self, opening: worker_v1.StepRequest, vocab_size: int) -> None:
-        self._opening, self._vocab_size = opening, vocab_size
+    def __init__(self, opening: worker_v1.StepRequest, vocab_size: int, max_new_tokens: int = 1) -> None:
+        self._opening, self._vocab_size, self._speculates = opening, vocab_size, max_new_tokens > 1
         # Of the sequences that the worker knows and that ask for log-probabilities: how many of the likeliest tokens.
         self._logprobs_by_id: dict[int, int] = {}
         self._expected: deque[_ExpectedResult] = deque()  # of each step in flight
@@ -76,7 +78,8 @@ class ResponseValidator:
                 for schedule_index, one in drawing
                 if one in self._logprobs_by_id
             }
-        self._expected.append(_ExpectedResult(ids, num_tokens, num_top_logprobs))
+        most = [part.samples + part.max_extra_tokens for part in plan.scheduled] if self._speculates else None
+        self._expected.append(_ExpectedResult(ids, num_tokens, num_top_logprobs, most))
 
     def outcome_of(self, response: worker_v1.StepResponse, replica: Replica) -> StepOutcome:
         """What came of the oldest step in flight. Raises InvalidResponse."""
@@ -122,22 +125,28 @@ class ResponseValidator:
 
     def _check_logprobs(self, sequence_id: int, row: SampledSequence, num_top_logprobs: int) -> None:
         logprobs = cast("Seq[worker_v1.TokenLogprobs]", row.logprobs)
-        if len(logprobs) != 1 or not _is_valid(logprobs[0], min(num_top_logprobs, self._vocab_size), self._vocab_size):
+        num_top = min(num_top_logprobs, self._vocab_size)
+        if len(logprobs) != len(row.token_ids) or not all(
+            _is_valid(one, num_top, self._vocab_size) for one in logprobs
+        ):
             text = f"sequence {sequence_id} is answered without the log-probabilities that it asks for"
             raise InvalidResponse(InvalidPart.LOGPROBS, text)
 
 
 def _check_counts(expected: _ExpectedResult, result: worker_v1.StepResult) -> None:
-    """Of each sequence one token is due, or none where it draws none or failed."""
+    """One token for each sequence, or none where it does not sample or failed. With speculation, 0 to `most`."""
     counts, expected_counts = result.num_tokens[:], expected.num_tokens
     if counts == expected_counts and not result.failures:
         return
-    expected_counts = expected_counts.copy()
+    least, most = expected_counts.copy(), (expected.most or expected_counts).copy()
+    if expected.most is not None:
+        least = [0] * len(most)
     for failure in result.failures:
-        expected_counts[failure.schedule_index] = 0
-    for sequence_id, num_tokens, num_pending_free in zip(expected.sequence_ids, counts, expected_counts, strict=True):
-        if num_tokens != num_pending_free:
-            text = f"sequence {sequence_id} is answered with {num_tokens} tokens, and {num_pending_free} are due"
+        least[failure.schedule_index] = most[failure.schedule_index] = 0
+    for sequence_id, num_tokens, fewest, highest in zip(expected.sequence_ids, counts, least, most, strict=True):
+        if not fewest <= num_tokens <= highest:
+            due = f"{highest}" if fewest == highest else f"{fewest} to {highest}"
+            text = f"sequence {sequence_id} is answered with {num_tokens} tokens, and {due} are due"
             raise InvalidResponse(InvalidPart.TOKENS, text)
 
 

@@ -111,6 +111,7 @@ def shape_from_proto(description: worker_v1.DescribeResponse) -> ReplicaShape:
         block_bytes=description.block_bytes,
         swap_bytes_per_second=description.swap_bytes_per_second,
         prefill_tokens_per_second=description.prefill_tokens_per_second,
+        max_new_tokens=max(1, description.max_new_tokens),
     )
 
 
@@ -180,7 +181,7 @@ def _copies_to_proto(sources: list[int], destinations: list[int]) -> worker_v1.B
 def _schedule_to_proto(scheduled: list[ScheduledSequence]) -> worker_v1.Schedule:
     if not scheduled:
         return worker_v1.Schedule()
-    sequences, starts, num_tokens, new_block_ids, cached_tokens, _ = zip(*scheduled, strict=True)
+    sequences, starts, num_tokens, new_block_ids, cached_tokens, _, max_extra_tokens = zip(*scheduled, strict=True)
     return worker_v1.Schedule(
         sequence_ids=[sequence.id for sequence in sequences],
         starts=starts,
@@ -194,6 +195,7 @@ def _schedule_to_proto(scheduled: list[ScheduledSequence]) -> worker_v1.Schedule
         ]
         if starts != cached_tokens
         else (),
+        max_extra_tokens=max_extra_tokens if any(max_extra_tokens) else (),
     )
 
 

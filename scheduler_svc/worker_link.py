@@ -99,7 +99,12 @@ class WorkerLink:
                 self._was_ready, self._last = True, ""
                 log.info("worker ready", extra={"worker": self._address, "blocks": description.num_blocks})
                 try:
-                    drive = self._drive(call, replica, opening, ResponseValidator(opening, description.vocab_size))
+                    drive = self._drive(
+                        call,
+                        replica,
+                        opening,
+                        ResponseValidator(opening, description.vocab_size, replica.shape.max_new_tokens),
+                    )
                     await _until_first(drive, self._watch(stub, replica))
                 finally:
                     self._engine.remove_worker(replica)

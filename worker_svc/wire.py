@@ -68,6 +68,8 @@ def _scheduled(schedule: pb.Schedule) -> list[ScheduledSequence]:
     counts, blocks = schedule.num_new_blocks[:], schedule.new_block_ids[:]
     if not len(ids) == len(starts) == len(num_tokens) == len(counts) or sum(counts) != len(blocks):
         raise MalformedMessage("a schedule whose columns are of different lengths")
+    if any(schedule.max_extra_tokens):
+        raise MalformedMessage("a schedule with more than one token a step, and this worker does not speculate")
     new_blocks: list[list[int]] = [[]] * len(ids)
     first = 0
     for schedule_index in compress(range(len(ids)), counts):

@@ -21,6 +21,7 @@ class ScheduledSequence(NamedTuple):
     new_block_ids: list[int]
     num_cached_tokens: int
     samples: bool
+    max_extra_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

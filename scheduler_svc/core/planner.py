@@ -69,7 +69,7 @@ class Planner:
             num_tokens = step.num_prefill_tokens(sequence)
             if num_tokens == 0:
                 continue
-            num_missing = replica.num_blocks_for(sequence.num_computed + num_tokens) - len(sequence.block_ids)
+            num_missing = replica.num_missing_blocks(sequence, num_tokens)
             if num_missing > replica.device.pool.num_available:
                 is_short = True  # those behind it take no block before it has its own
                 self._ensure_blocks(replica, sequence, num_missing, {part.sequence.id for part in step.scheduled})
@@ -121,7 +121,7 @@ class Planner:
         """A step of a suspect alone, or what makes room for it."""
         step = StepBuilder(min(self._limits.max_step_tokens, replica.shape.max_step_tokens), replica.costs)
         num_tokens = min(suspected.num_uncomputed, step.budget)
-        num_missing = replica.num_blocks_for(suspected.num_computed + num_tokens) - len(suspected.block_ids)
+        num_missing = replica.num_missing_blocks(suspected, num_tokens)
         if num_missing > replica.device.pool.num_available:
             self._ensure_blocks(replica, suspected, num_missing, {suspected.id})
         can_go_on = suspected.phase is Phase.RUNNING and num_missing <= replica.device.pool.num_available
@@ -139,10 +139,14 @@ class Planner:
     def _plan(self, replica: Replica, step: StepBuilder, sequence: Sequence, num_tokens: int) -> None:
         """Add a sequence to a step."""
         start = sequence.num_computed
-        num_missing = replica.num_blocks_for(start + num_tokens) - len(sequence.block_ids)
+        num_missing = replica.num_missing_blocks(sequence, num_tokens)
         if num_missing > 0:
             replica.allocate(sequence, num_missing)
         samples = start + num_tokens == sequence.num_known
+        num_extra = 0
+        if samples and replica.shape.max_new_tokens > 1:
+            num_extra = replica.num_extra_tokens(sequence, num_tokens)
+            sequence.num_extra += num_extra
         sequence.num_computed += num_tokens
         sequence.num_promised += samples
         sequence.num_in_flight += 1
@@ -152,7 +156,9 @@ class Planner:
         new_block_ids = sequence.block_ids[sequence.num_sent_blocks or 0 :]
         sequence.num_sent_blocks = len(sequence.block_ids)
         num_cached_tokens = max(start, sequence.num_stored)
-        step.scheduled.append(ScheduledSequence(sequence, start, num_tokens, new_block_ids, num_cached_tokens, samples))
+        step.scheduled.append(
+            ScheduledSequence(sequence, start, num_tokens, new_block_ids, num_cached_tokens, samples, num_extra)
+        )
         step.budget -= num_tokens
         self._totals.computed_tokens += num_tokens
 

@@ -34,6 +34,7 @@ class ReplicaShape:
     block_bytes: int = 0
     swap_bytes_per_second: float = 0.0
     prefill_tokens_per_second: float = 0.0
+    max_new_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,22 @@ class Replica:
 
     def needs_block(self, sequence: Sequence) -> bool:
         """Whether the next token of a running sequence has no place in its blocks."""
-        return len(sequence.block_ids) * self.shape.block_size <= sequence.num_computed
+        return len(sequence.block_ids) * self.shape.block_size <= sequence.num_computed + sequence.num_extra
+
+    def num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks to allocate before a running sequence computes more tokens, whatever its steps in flight return."""
+        end = sequence.num_computed + sequence.num_extra + num_tokens
+        return self.num_blocks_for(end) - len(sequence.block_ids)
+
+    def num_extra_tokens(self, sequence: Sequence, num_tokens: int) -> int:
+        """How many tokens a step that samples may return beyond the first: none that would take another block."""
+        request = sequence.request
+        if request.beam is not None:
+            return 0
+        num_output = sequence.num_known - len(request.prompt) + sequence.num_extra + 1
+        end = sequence.num_computed + sequence.num_extra + num_tokens
+        num_slots = self.num_blocks_for(end) * self.shape.block_size - end
+        return min(self.shape.max_new_tokens - 1, request.max_tokens - num_output, num_slots)
 
     @property
     def num_pending_free(self) -> int:
@@ -178,7 +194,10 @@ class Replica:
     def num_needed_to_resume(self, sequence: Sequence) -> int:
         """Blocks that must be available for a swapped sequence to come back."""
         assert sequence.swapped_kv is not None
-        return self.num_blocks_for(len(sequence.tokens)) - len(sequence.swapped_kv.kept_block_ids)
+        swapped = sequence.swapped_kv
+        # Blocks for tokens that were speculated and refused come back with the others.
+        num_kept = len(swapped.kept_block_ids)
+        return max(self.num_blocks_for(len(sequence.tokens)) - num_kept, len(swapped.host_ids))
 
     def resume(self, sequence: Sequence) -> None:
         """Let a swapped sequence run again; there is room. What can still be found on the device is not moved."""
@@ -284,6 +303,9 @@ class Replica:
             return False
         del self.pending_free[sequence.id]
         self.device.release(sequence.block_ids)
+        if sequence.swapped_kv is not None:  # how many tokens its last steps returned is known now
+            sequence.swapped_kv.num_tokens = sequence.num_committed
+            sequence.swapped_kv.num_stored = max(sequence.num_stored, sequence.num_committed)
         sequence.forget_blocks()
         return True
 
@@ -305,7 +327,7 @@ class Replica:
         if any(copy.destination in tail for copy in self._copies):
             return False  # its last block is not there yet
         first = len(sequence.block_ids) - len(tail)
-        num_stored = max(sequence.num_stored, sequence.num_computed)
+        num_stored = max(sequence.num_stored, sequence.num_computed + sequence.num_extra)
         del tail[max(0, self.num_blocks_for(num_stored) - first) :]
         contents = [self._content(sequence, first + place) for place in range(len(tail))]
         backups = [None if content is None else self.host.index.find(content) for content in contents]
@@ -493,7 +515,11 @@ class Replica:
         for sequence in self.running:
             assert sequence.phase is (Phase.SWAPPING_IN if sequence.id in self._swapping_in else Phase.RUNNING)
             assert sequence.num_committed <= sequence.num_computed <= sequence.num_known
-            assert len(sequence.block_ids) >= self.num_blocks_for(sequence.num_computed)
+            assert len(sequence.block_ids) >= self.num_blocks_for(sequence.num_computed + sequence.num_extra)
+            in_flight_extra = sum(
+                part.max_extra_tokens for plan in self.in_flight for part in plan.scheduled if part.sequence is sequence
+            )
+            assert sequence.num_extra == in_flight_extra, "extra tokens in flight do not add up"
         assert all(s.phase is Phase.SWAPPED and s.swapped_kv is not None for s in self.swapped)
         in_flight = Counter(part.sequence.id for plan in self.in_flight for part in plan.scheduled)
         assert all(in_flight[s.id] == s.num_in_flight for s in owners), "steps in flight do not add up"

@@ -238,7 +238,7 @@ class Scheduler:
         self._replicas_changed()
         replica.in_flight.clear()
         for sequence in [*replica.running, *replica.pending_free.values(), *replica.swapped]:
-            sequence.num_in_flight = sequence.num_promised = 0
+            sequence.num_in_flight = sequence.num_promised = sequence.num_extra = 0
             sequence.swapped_kv = None
             sequence.forget_blocks()
             if sequence.phase is not Phase.ENDED:
@@ -286,6 +286,7 @@ class Scheduler:
         for part, result in zip(plan.scheduled, outcome.results, strict=True):
             sequence = part.sequence
             sequence.num_in_flight -= 1
+            sequence.num_extra -= part.max_extra_tokens
             if part.samples:
                 sequence.num_promised -= 1
             if part.num_tokens == 1 and part.samples:
@@ -294,10 +295,10 @@ class Scheduler:
                 num_prefill += part.num_tokens
                 num_pairs += count_pairs(part.start, part.num_tokens)
             if sequence.phase is not Phase.ENDED:
-                self._commit_part(replica, part, result, events)
+                num_new = self._commit_part(replica, part, result, events)
                 if part.samples:
                     tenant = sequence.request.tenant
-                    served[tenant] = (sequence, served[tenant][1] + 1 if tenant in served else 1)
+                    served[tenant] = (sequence, served[tenant][1] + num_new if tenant in served else num_new)
             if (
                 sequence.phase is not Phase.RUNNING
                 and replica.free_if_idle(sequence)
@@ -323,38 +324,49 @@ class Scheduler:
 
     def _commit_part(
         self, replica: Replica, part: ScheduledSequence, result: SampledSequence, events: list[Event]
-    ) -> None:
+    ) -> int:
+        """Take in what a sequence's part of a step returned; how many tokens are new."""
         sequence, request = part.sequence, part.sequence.request
-        if result.failure is not None or len(result.token_ids) != part.samples:
+        num_new = len(result.token_ids)
+        if result.failure is not None or (num_new != part.samples and not _may_return(replica, part, num_new)):
             self._fail(request, events)
-            return
-        sequence.num_committed = part.start + part.num_tokens
+            return 0
         is_beam = request.beam is not None
         offset = sequence.num_output
+        sequence.num_committed += part.num_tokens
+        if (
+            num_new != part.samples
+        ):  # one token was planned for: what is beyond it was computed too, and nothing without it
+            sequence.num_computed += num_new - part.samples
+            sequence.num_committed += num_new - part.samples
         if part.samples and self.waiting.quarantine.has_losses:
             self.waiting.quarantine.clear(sequence)
-        if part.samples and not is_beam:
-            sequence.append(result.token_ids)
+        tokens: Seq[int] = () if is_beam else result.token_ids
+        if len(tokens) > 1:
+            tokens = tokens[: _num_until_end(request, offset, tokens)]
+            sequence.num_committed -= num_new - len(tokens)  # what is behind an end is not published
+        if tokens:
+            sequence.append(tokens)
         if sequence.phase is Phase.RUNNING:
             replica.publish(sequence)
         self.waiting.release_ready(sequence, self.planner.now)
-        if not part.samples:
-            return
-        if is_beam:
+        if is_beam and part.samples:
             self._commit_beam(sequence, result, events)
-            return
-        num_output = offset + 1
-        self.totals.generation_tokens += 1
+            return 1
+        if not tokens:
+            return 0
+        num_output = offset + len(tokens)
+        self.totals.generation_tokens += len(tokens)
         end: StopToken | MaxTokens | None = None
-        last = sequence.tokens[-1]
-        if last in request.stop_token_ids and num_output > request.min_tokens:
-            end = StopToken(last)
+        if tokens[-1] in request.stop_token_ids and num_output > request.min_tokens:
+            end = StopToken(tokens[-1])
         elif num_output >= request.max_tokens:
             end = MaxTokens()
         if end is not None:
             self.waiting.admission.observe_end(request, num_output)
             self._end(sequence)
-        events.append(TokensEvent(sequence, offset, [last], result.logprobs, end))
+        events.append(TokensEvent(sequence, offset, tokens, result.logprobs[: len(tokens)], end))
+        return len(tokens)
 
     def _fail(self, request: Request, events: list[Event]) -> None:
         failed = self.cancel(request.key, Failure.INTERNAL, "the worker could not compute this request")
@@ -452,3 +464,19 @@ class Scheduler:
             del self._requests[key]
             self._searches.pop(key, None)
             self._deadlines.discard(key)
+
+
+def _may_return(replica: Replica, part: ScheduledSequence, num_tokens: int) -> bool:
+    """Whether a step may return so many tokens for a sequence: one where it samples, unless the worker speculates."""
+    if not part.samples:
+        return num_tokens == 0
+    may_be_none = replica.shape.max_new_tokens > 1 and part.num_tokens == 1 and part.sequence.request.beam is None
+    return 1 - may_be_none <= num_tokens <= 1 + part.max_extra_tokens
+
+
+def _num_until_end(request: Request, num_output: int, token_ids: Seq[int]) -> int:
+    """How many of these tokens count: up to the first that ends the sequence. `num_output` tokens came before."""
+    for place, token in enumerate(token_ids, 1):
+        if token in request.stop_token_ids and num_output + place > request.min_tokens:
+            return place
+    return len(token_ids)

@@ -99,6 +99,7 @@ class Sequence:
     siblings: "list[Sequence]" = field(default_factory=list)  # all of its request, itself included
     replica: "Replica | None" = None  # where it has blocks or an image
     num_promised: int = 0
+    num_extra: int = 0  # the most tokens that steps in flight may return beyond those promised
     num_computed: int = 0
     num_committed: int = 0
     num_in_flight: int = 0  # steps in flight that name it
@@ -179,6 +180,8 @@ class Sequence:
         """Whether another step makes sense: not when the tokens promised end it, nor too far beyond the gateway."""
         request, num_known = self.request, len(self.tokens) + self.num_promised
         num_output, num_uncomputed = num_known - len(request.prompt), num_known - self.num_computed
+        # With speculation the tokens in flight may be more: what is planned must fit behind the most.
+        num_output += self.num_extra
         if num_output >= request.max_tokens or num_uncomputed == 0:
             return False
         if request.beam is not None:

@@ -1,6 +1,7 @@
 """A worker process stand-in at the network's edge: the step stream, with a checksum for a model."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,10 +15,18 @@ VOCAB = 1000
 
 
 class ChecksumService(WorkerServiceServicer):
-    """Draws `next_token` of all tokens, and confirms every transfer; keeps labels, and what it was sent."""
+    """Samples `next_token` of all tokens, and confirms every swap; keeps block hashes, and what it was sent.
+
+    With `max_new_tokens` above 1 its steps return 0 to as many tokens for a sequence, in turn.
+    """
 
     def __init__(
-        self, num_blocks: int = 64, fingerprint: bytes = b"checksum", epoch: int = 0, num_host_blocks: int = 0
+        self,
+        num_blocks: int = 64,
+        fingerprint: bytes = b"checksum",
+        epoch: int = 0,
+        num_host_blocks: int = 0,
+        max_new_tokens: int = 1,
     ) -> None:
         self.about = worker_v1.DescribeResponse(
             model="checksum",
@@ -34,7 +43,9 @@ class ChecksumService(WorkerServiceServicer):
             num_host_blocks=num_host_blocks,
             swap_bytes_per_second=1e9 if num_host_blocks else 0.0,
             prefill_tokens_per_second=1e4,
+            max_new_tokens=max_new_tokens,
         )
+        self.num_returned: Counter[int] = Counter()  # how often a step returned so many tokens of a sequence
         self.openings: list[worker_v1.StepRequest] = []
         self.steps: list[worker_v1.StepRequest] = []
         self.gate = asyncio.Event()  # steps wait while it is clear
@@ -102,8 +113,17 @@ class ChecksumService(WorkerServiceServicer):
             if moved.sources:
                 result.swaps.add(step_id=request.step_id, direction=direction, duration_us=1)
         for schedule_index, sequence_id in enumerate(schedule.sequence_ids):
-            tokens = known[sequence_id]
-            samples = schedule.starts[schedule_index] + schedule.num_tokens[schedule_index] == len(tokens)
+            tokens, num_tokens = known[sequence_id], schedule.num_tokens[schedule_index]
+            if self.about.max_new_tokens > 1 and num_tokens == 1:
+                most = 1 + (schedule.max_extra_tokens[schedule_index] if schedule.max_extra_tokens else 0)
+                count = sum(self.num_returned.values()) % (most + 1)
+                self.num_returned[count] += 1
+                result.num_tokens.append(count)
+                for _ in range(count):
+                    tokens.append(next_token(tokens, VOCAB))
+                    result.token_ids.append(tokens[-1])
+                continue
+            samples = schedule.starts[schedule_index] + num_tokens == len(tokens)
             if tokens[0] == self.failing_token:
                 result.failures.add(schedule_index=schedule_index, message="told to fail")
                 samples = False

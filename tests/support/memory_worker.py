@@ -11,6 +11,7 @@ import math
 import random
 import zlib
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.beam_search import num_candidates
@@ -32,6 +33,8 @@ class Drawn:
 class Known:
     tokens: list[int]
     table: list[int] = field(default_factory=list)
+    position: int | None = None  # of the first token that is not computed; its first step says
+    num_cached_tokens: int = 0
 
 
 def next_token(tokens: list[int], vocab_size: int) -> int:
@@ -106,7 +109,8 @@ class UnderWay:
 class MemoryWorker:
     """Executes plans in order, and raises AssertionError where a plan is not executable.
 
-    With an `rng` its transfers take some steps, and fail now and then; without one they are done with their step.
+    With an `rng` its transfers take some steps, and fail now and then; without one they are done with their step. One
+    that `speculates` returns 0 to as many tokens for a sequence as the plan allows, at random.
     """
 
     def __init__(
@@ -116,6 +120,8 @@ class MemoryWorker:
         vocab_size: int = 2,
         num_host_blocks: int = 0,
         rng: random.Random | None = None,
+        *,
+        speculates: bool = False,
     ) -> None:
         self.vocab_size = vocab_size
         self.block_size = block_size
@@ -125,6 +131,8 @@ class MemoryWorker:
         self.num_computed = 0
         self.in_progress: list[UnderWay] = []
         self._rng = rng
+        self.speculates = speculates
+        self.num_returned: Counter[int] = Counter()  # how often a speculation returned how many tokens
 
     def restart(self) -> BlockHashReport:
         """Another scheduler comes: forget all sequences and transfers, and say what the blocks hold."""
@@ -158,7 +166,7 @@ class MemoryWorker:
             self.known[part.sequence.id].table += part.new_block_ids
         for part in plan.scheduled:  # all of a step's tokens are stored before any is attended to
             self._store(part, plan.step_id)
-        results = [self._draw(part, part.start + part.num_tokens) for part in plan.scheduled]
+        results = [self._draw(part, plan.step_id) for part in plan.scheduled]
         return StepOutcome(results, self._finish_transfers(plan.step_id, wait=not plan.scheduled))
 
     def _begin(self, step_id: int, direction: Direction, pairs: list[BlockPair]) -> None:
@@ -175,7 +183,12 @@ class MemoryWorker:
 
     def _store(self, part: ScheduledSequence, step_id: int) -> None:
         known = self.known[part.sequence.id]
-        first, end = max(part.start, part.num_cached_tokens), part.start + part.num_tokens
+        start = part.start if known.position is None else known.position
+        if part.num_cached_tokens > part.start:  # it holds too where a step that returns nothing is repeated
+            known.num_cached_tokens = part.num_cached_tokens
+        first = max(start, known.num_cached_tokens)
+        end = start + part.num_tokens
+        known.position = end
         written = set(known.table[first // self.block_size : -(-end // self.block_size)])
         for block_id in written:
             self._check_not_under_way(block_id)
@@ -214,9 +227,11 @@ class MemoryWorker:
             for pair in transfer.pairs:
                 assert pair.device != block_id, "a step writes a block that a transfer names"
 
-    def _draw(self, part: ScheduledSequence, end: int) -> Drawn:
+    def _draw(self, part: ScheduledSequence, step_id: int) -> Drawn:
         sequence_id, beam = part.sequence.id, part.sequence.request.beam
         known = self.known[sequence_id]
+        end = known.position
+        assert end is not None
         context = [self.device.slots[self._slot(known, position)] for position in range(end)]
         in_transit = {pair.device for t in self.in_progress if t.direction is Direction.IN for pair in t.pairs}
         assert in_transit.isdisjoint(known.table), f"sequence {sequence_id} reads blocks that are not there yet"
@@ -225,8 +240,31 @@ class MemoryWorker:
             return Drawn([])
         count = num_candidates(beam.width, len(part.sequence.request.stop_token_ids)) if beam is not None else 0
         logprobs: list[object] = [Options(options(known.tokens, self.vocab_size, count))] if beam is not None else []
+        if beam is None and self.speculates:
+            return self._speculate(part, known, end, step_id)
         known.tokens.append(next_token(known.tokens, self.vocab_size))
         return Drawn(known.tokens[-1:], logprobs)
+
+    def _speculate(self, part: ScheduledSequence, known: Known, end: int, step_id: int) -> Drawn:
+        """Accept some of the drafts that the plan has room for; keys and values of one refused stay in its slot."""
+        assert self._rng is not None
+        num_tokens = self._rng.randint(0 if part.num_tokens == 1 else 1, 1 + part.max_extra_tokens)
+        self.num_returned[num_tokens] += 1
+        if num_tokens == 0:
+            known.position = end - 1
+            return Drawn([])
+        for _ in range(num_tokens):
+            known.tokens.append(next_token(known.tokens, self.vocab_size))
+        for position in range(end, end + part.max_extra_tokens):
+            slot = self._slot(known, position)
+            block_id = known.table[position // self.block_size]
+            self._check_not_under_way(block_id)
+            self.device.block_hashes.pop(block_id, None)
+            is_accepted = position < end + num_tokens - 1
+            self.device.slots[slot] = (position, known.tokens[position]) if is_accepted else (position, -1)
+            self.device.filled_by[slot] = step_id
+        known.position = end + num_tokens - 1
+        return Drawn(known.tokens[-num_tokens:])
 
     def _slot(self, known: Known, position: int) -> int:
         return known.table[position // self.block_size] * self.block_size + position % self.block_size

@@ -121,7 +121,8 @@ class Site:
         held = Counter(block_id for step in self.replica.in_flight for block_id in step.held_block_ids)
         size = self.replica.shape.block_size
         for part in plan.scheduled:
-            first, end = max(part.start, part.num_cached_tokens), part.start + part.num_tokens
+            first = max(part.start, part.num_cached_tokens)
+            end = part.start + part.num_tokens + part.sequence.num_extra
             for block_id in part.sequence.block_ids[first // size : -(-end // size)]:
                 assert pool.num_owners(block_id) - held[block_id] == 1, "a shared block is written"
                 assert block_id not in index, "a block is written that can be found"
@@ -147,7 +148,14 @@ class World:
     # What can be done.
 
     def join(self, shape: ReplicaShape) -> None:
-        worker = MemoryWorker(shape.num_blocks, shape.block_size, VOCAB_SIZE, shape.num_host_blocks, self.rng)
+        worker = MemoryWorker(
+            shape.num_blocks,
+            shape.block_size,
+            VOCAB_SIZE,
+            shape.num_host_blocks,
+            self.rng,
+            speculates=shape.max_new_tokens > 1,
+        )
         self._add(Site(shape, worker))
 
     def _add(self, site: Site) -> None:

@@ -7,7 +7,9 @@ import pytest
 from checksum_service import ChecksumService, serve
 from ports import lasting_port
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scheduler_harness import PATIENCE, PROMPT, Deployment, Worker, expected, scheduler
+from scheduler_harness import PATIENCE, PROMPT, Deployment, Worker, expected, scheduler, until_recorded
+from scheduler_svc.request_log import State
+from scheduler_svc.store.redis import RedisStore
 
 
 async def test_worker_that_restarts_gets_its_sequences_anew(redis_url: str) -> None:
@@ -115,3 +117,20 @@ async def test_a_request_without_room_ends_with_a_reason(running: Deployment) ->
         submit = await session.submit(max_tokens=1000)
         answer = await session.answer(submit.attachment_id)
         assert answer.failed.reason == scheduler_v1.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED
+
+
+async def test_steps_of_a_worker_that_speculates_return_none_to_several_tokens(
+    redis_url: str, store: RedisStore
+) -> None:
+    service = ChecksumService(max_new_tokens=4)
+    server, port = await serve(service)
+    async with scheduler(redis_url, [port]) as running, running.session() as session:
+        await session.ready()
+        submits = [await session.submit(max_tokens=count) for count in (1, 2, 50, 100)]
+        for submit in submits:
+            await session.until(submit.key, "tokens")
+            assert session.tokens(submit.key) == expected(submit.max_tokens)
+        recorded = await until_recorded(store, submits[-1].key, State.FINISHED)
+        assert recorded.sequences[0].token_ids == expected(100)
+    assert set(service.num_returned) == {0, 1, 2, 3, 4}
+    await server.stop(0)

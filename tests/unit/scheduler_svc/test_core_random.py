@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from memory_worker import MemoryWorker
 from scheduler_svc.core.admission import AdmissionLimits
 from scheduler_svc.core.beam_search import BeamParams, EarlyStopping
 from scheduler_svc.core.limits import SchedulerLimits
@@ -22,7 +23,7 @@ NUM_ACTIONS = 2000  # in each; together 200,000
 class Life:
     """A world, and somebody who does one thing after another to it."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, max_new_tokens: int = 1) -> None:
         rng = self.rng = random.Random(seed)
         self.shape = ReplicaShape(
             fingerprint=b"model",
@@ -36,6 +37,8 @@ class Life:
             swap_bytes_per_second=rng.choice([1e4, 1e6]),
             prefill_tokens_per_second=rng.choice([100.0, 1e4]),
         )
+        if max_new_tokens > 1:  # only slots of blocks that are needed anyway hold speculated tokens
+            self.shape = replace(self.shape, max_new_tokens=max_new_tokens, block_size=rng.choice([2, 4, 8]))
         self.beginnings = [[rng.randint(0, 1) for _ in range(200)] for _ in range(rng.choice([2, 8]))]
         self.share_of_common = rng.choice([0.1, 0.9])  # of the requests
         self.share_of_beams = rng.choice([0.02, 0.4])
@@ -149,3 +152,29 @@ def test_books_balance_and_texts_are_right(seed: int) -> None:
     life.world.drain()
     life.world.check_texts()
     life.world.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("max_new_tokens", [2, 4, 7])
+def test_random_lives_of_workers_that_speculate(max_new_tokens: int) -> None:
+    """Steps return 0 to k tokens a sequence: books balance, texts are right, and refused tokens are never published."""
+    met: Counter[str] = Counter()
+    returned: Counter[int] = Counter()
+    for seed in range(NUM_LIVES // 2):
+        life = Life(1000 + seed, max_new_tokens)
+        workers: dict[int, MemoryWorker] = {}
+        for _ in range(NUM_ACTIONS // 2):
+            life.act()
+            workers |= {id(site.worker): site.worker for site in life.world.sites}
+        if not life.world.working:
+            life.join()
+        life.world.drain()
+        life.world.part()
+        life.world.check_texts()
+        life.world.check_nothing_is_left()
+        met.update(life.world.met)
+        for worker in workers.values():
+            returned.update(worker.num_returned)
+    assert all(returned[num_tokens] > 20 for num_tokens in range(max_new_tokens + 1))
+    assert met["swaps"] > 10
+    assert met["preemptions"] - met["swaps"] > 20
+    assert met["adopted"] > 20

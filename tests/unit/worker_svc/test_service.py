@@ -128,6 +128,7 @@ async def test_a_step_that_does_not_follow_ends_the_stream(message: dict[str, An
         {"num_new_blocks": [1]},
         {"num_new_blocks": [2, 1]},
         {"new_block_ids": [1]},
+        {"max_extra_tokens": [0, 1]},
         {"cached_tokens": [pb.CachedTokens(schedule_index=2, num_cached_tokens=1)]},
     ],
     ids=str,
