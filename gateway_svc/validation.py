@@ -47,7 +47,7 @@ _RANDOM_SEED_BITS = 53  # an integer that JSON clients in any language can hold
 
 
 class Validator:
-    """FieldChecker drafts against the documented ranges and one model. `defaults` are what the operator sets."""
+    """Checks requests against the documented ranges and one model. `defaults` are what the operator sets."""
 
     def __init__(self, tokenizer: ModelTokenizer, defaults: GenerationDefaults | None = None) -> None:
         self._tokenizer = tokenizer

@@ -19,7 +19,7 @@ Argmax: TypeAlias = Callable[[Tensor], NDArray[np.int64]]
 
 
 class CompiledSampler:
-    """`draw_tokens` by a team of threads, each a row at a time."""
+    """Samples by a pool of threads, each a row at a time."""
 
     def __init__(self, thread_pool: ThreadPool, find_argmax: Argmax | None = None) -> None:
         """`find_argmax` stands in for the kernel of that name, for whoever has looked at the logits already."""

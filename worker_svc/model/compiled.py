@@ -154,7 +154,7 @@ class CompiledForward:
         self._logits = torch.empty(0, model.description.vocab_size)
         self._argmax: NDArray[np.int64] = np.empty(0, np.int64)
         self._library = model.thread_pool.library
-        # The team's threads are the ones that compute. Others, which torch would keep spinning, would take their place.
+        # The pool's threads are the ones that compute. Others, which torch would keep spinning, would take their place.
         torch.set_num_threads(1)
         self._handle: int | None = self._library.quire_llama_new(
             model.thread_pool.handle, type_of(cache.dtype), byref(arguments)
@@ -185,7 +185,7 @@ class CompiledForward:
         return logits
 
     def argmax(self, logits: Tensor) -> NDArray[np.int64]:
-        """As `quire_kernels.cpu.sample.likeliest`, of the logits returned last: found by the call that gave them."""
+        """As `quire_kernels.cpu.sample.argmax`, of the logits returned last: found by the call that gave them."""
         if logits.data_ptr() != self._logits.data_ptr() or len(logits) != len(self._argmax):
             raise ValueError("logits: must be those that the last forward pass returned")
         return self._argmax

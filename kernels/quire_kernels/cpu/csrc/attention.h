@@ -388,7 +388,7 @@ private:
     KeyTile key_tile_, next_key_tile_;
 };
 
-// For all threads of a team: attention of every query of the step. `tile` is this thread's own.
+// For all threads of the thread pool: attention of every query of the step. `tile` is this thread's own.
 template <class T>
 void attend(ThreadPool& pool, TileAttention<T>& attention, const Cache<T>& cache, const Sequences& sequences,
             const std::vector<Tile>& tiles, const AttentionRule& rule, const T* query, T* output) {

@@ -1,6 +1,6 @@
 // What Python calls, through ctypes: plain functions and structures, no header of Python or torch.
-// A pointer to a team or a model is its maker's to give back. Nothing here checks its arguments: the callers do. Where
-// memory or threads run out, the answer is null, or not 0: all that may fail so is done before the team's threads begin.
+// A pointer to a thread pool or a model is its maker's to give back. Nothing here checks its arguments: the callers do. Where
+// memory or threads run out, the answer is null, or not 0: all that may fail so is done before the pool's threads begin.
 
 #include <deque>
 #include <memory>

@@ -96,7 +96,7 @@ struct TaskGrid {
     static constexpr int64_t TILES = 8;
 };
 
-// For all threads of a team: for each row and each panel, calls finish(row, panel, left sums, right sums).
+// For all threads of the thread pool: for each row and each panel, calls finish(row, panel, left sums, right sums).
 // `scratch` is this thread's own, of the size of an expanded panel.
 template <class T, class F>
 inline void multiply(

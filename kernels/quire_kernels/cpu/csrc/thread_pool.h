@@ -99,7 +99,7 @@ private:
     uint64_t state_;  // what the slot holds while the piece is this thread's, but while a unit is being written
 };
 
-// The calling thread is one of the team. A phase is over when its pieces are done, whoever did them: a thread that lost
+// The calling thread is one of the pool. A phase is over when its tiles are done, whoever did them: a thread that lost
 // its processor, or that sleeps, is not waited for unless it holds a piece that nobody can take over. When it is back it
 // passes by what is over.
 class ThreadPool {
@@ -200,7 +200,7 @@ private:
     static constexpr int64_t CLOSED = 1 << 20;
     static constexpr uint64_t TASK_MASK = 0xffffffff;
 
-    // The phase that a thread is in, which may be behind the team's, and its place in the team.
+    // The phase that a thread is in, which may be behind the pool's, and its place in the pool.
     struct ThreadState {
         uint32_t phase;
         int thread;
