@@ -1,41 +1,27 @@
-"""Adapters that lie beside a model's weights (PEFT's files), and the linear layers to which they attach."""
+"""Adapters that lie beside a model's weights (PEFT's files): they are refused, since they would change every answer."""
 
 import json
-import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from worker_svc.model.config import UnsupportedModel
 
 _CONFIG = "adapter_config.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A change of some linear layers, named as the checkpoint stores them."""
-
-    kind: str
-    """As PEFT names it: lora."""
-    targets: tuple[str, ...]
-    """The last parts of the names of linear layers; where `is_pattern`, one regular expression of whole names."""
-    is_pattern: bool = False
-
-    def attaches_to(self, layer: str) -> bool:
-        """Whether it changes the stored linear layer of this name."""
-        if self.is_pattern:
-            return re.fullmatch(self.targets[0], layer) is not None
-        return any(layer == target or layer.endswith(f".{target}") for target in self.targets)
-
-
-def read_adapters(directory: Path) -> tuple[Adapter, ...]:
-    """The adapters of a model directory: one, or none."""
+def refuse_adapters(directory: Path) -> None:
+    """Raises UnsupportedModel where a model directory has an adapter, whatever its config says."""
     path = directory / _CONFIG
-    if not path.is_file():
-        return ()
-    config = json.loads(path.read_text())
-    kind = str(config.get("peft_type", "unnamed")).lower()
-    targets = config.get("target_modules") or ()
-    # PEFT's word for every linear layer but the head
-    if targets == "all-linear":
-        targets = r".*\.layers\..*"
-    if isinstance(targets, str):
-        return (Adapter(kind, (targets,), is_pattern=True),)
-    return (Adapter(kind, tuple(targets)),)
+    if path.is_file():
+        raise UnsupportedModel(f"{path} is the config of {_named(path)}, and adapters are not served")
+
+
+def _named(path: Path) -> str:
+    """The adapter's kind and base model, as far as they can be read."""
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return "an adapter"
+    fields = config if isinstance(config, dict) else {}
+    kind, base = fields.get("peft_type"), fields.get("base_model_name_or_path")
+    named = f"an adapter ({kind.lower()})" if isinstance(kind, str) and kind else "an adapter"
+    return f"{named} of {base}" if isinstance(base, str) and base else named

@@ -87,6 +87,7 @@ class StoredLinear:
     """A linear layer as the checkpoint stores it: `name`.weight [sum of outputs, inputs], perhaps `name`.bias.
 
     `outputs` are the widths of its parts, side by side: (queries, keys, values) where one tensor holds all three.
+    Adapters name stored layers too: here they attach, not to the product that a backend makes of several.
     """
 
     name: str

@@ -10,13 +10,13 @@ from worker_svc.cache import KVCache
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor, HostExecutor
 from worker_svc.model import compiled, llama
-from worker_svc.model.adapters import read_adapters
+from worker_svc.model.adapters import refuse_adapters
 from worker_svc.model.compiled import load_compiled
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.layout import ModelLayout
 from worker_svc.model.llama import EagerForward, LlamaModel, load_model
-from worker_svc.model.support import check_adapters, unsupported_reason
+from worker_svc.model.support import unsupported_reason
 from worker_svc.model.weight_format import format_of, quantization_of
 
 
@@ -75,7 +75,7 @@ def load(
     """
     # Of formats that are not read, and of adapters, the operator is told before anything else.
     format_of(directory)
-    check_adapters(directory, description, read_adapters(directory))
+    refuse_adapters(directory)
     if description is None or unsupported_natively(description, kernels, device) is not None:
         if quantization_of(directory) is not None:
             raise UnsupportedModel(

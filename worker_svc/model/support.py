@@ -4,16 +4,13 @@ Every backend computes a stack of equal layers: RMS norms of one epsilon, rotary
 heads, a gated MLP with SiLU. What a description has beyond that is a `Feature`, and a backend lists those it computes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import Enum, auto
-from pathlib import Path
 
-from worker_svc.model.adapters import Adapter
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import (
     Activation,
     ComputedFormat,
-    LinearLayer,
     MlpKind,
     ModelDescription,
     NormKind,
@@ -87,19 +84,3 @@ def check_computed(backend: str, description: ModelDescription, computed: frozen
     refused = unsupported_reason(description, computed)
     if refused is not None:
         raise UnsupportedModel(f"{backend} do not compute {refused}, which this {description.architecture} model has")
-
-
-def check_adapters(directory: Path, description: ModelDescription | None, adapters: Sequence[Adapter]) -> None:
-    """Raises UnsupportedModel for any adapter: no backend computes one. It says where the adapter would attach."""
-    for adapter in adapters:
-        layers = () if description is None else description.linear_layers
-        places = [place for linear in layers for place in adapter_places(linear, adapter)]
-        where = (
-            f"attaches to {len(places)} linear layers, {places[0]} first" if places else "attaches to no linear layer"
-        )
-        raise UnsupportedModel(f"the {adapter.kind} adapter in {directory} {where}; adapters are not served")
-
-
-def adapter_places(linear: LinearLayer, adapter: Adapter) -> list[str]:
-    """The stored layers of a linear layer to which an adapter attaches, each of which has parts of its own."""
-    return [stored.name for stored in linear.stored if adapter.attaches_to(stored.name)]
