@@ -6,7 +6,7 @@ from typing import Any
 
 from worker_svc.model import architectures
 from worker_svc.model.config import UnsupportedModel
-from worker_svc.model.description import ModelDescription
+from worker_svc.model.description import InvalidDescription, ModelDescription
 from worker_svc.model.plugins import Registry
 
 
@@ -22,7 +22,9 @@ class Architecture:
     """The description, given transformers' config; None where it is beyond what descriptions hold."""
 
 
-_registry = Registry(architectures, "ARCHITECTURE", "quire.models")
+_registry = Registry(
+    architectures, "ARCHITECTURE", "quire.models", lambda value: isinstance(value, Architecture), "an Architecture"
+)
 
 
 def architecture_of(model_type: str) -> Architecture | None:
@@ -31,15 +33,24 @@ def architecture_of(model_type: str) -> Architecture | None:
     return found
 
 
+def origin_of(model_type: str) -> str:
+    """The packages that register an architecture, with their versions; empty where it is our own."""
+    return _registry.origin(model_type)
+
+
 def describe(config: Any) -> ModelDescription | None:
     """The description of a model, given transformers' config; None: only transformers' own modules compute it.
 
-    Raises UnsupportedModel where the sizes of the config do not fit each other.
+    Raises UnsupportedModel where the sizes of the config do not fit each other, and StartupFailed where the
+    architecture fails.
     """
     architecture = architecture_of(config.model_type)
     if architecture is None or config.architectures not in (None, [architecture.class_name]):
         return None
-    try:
-        return architecture.describe(config)
-    except ValueError as error:
-        raise UnsupportedModel(f"the sizes of this {config.model_type} model do not fit each other: {error}") from error
+    with _registry.running(config.model_type):
+        try:
+            return architecture.describe(config)
+        except InvalidDescription as error:
+            raise UnsupportedModel(
+                f"the sizes of this {config.model_type} model do not fit each other: {error}"
+            ) from error

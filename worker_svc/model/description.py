@@ -10,9 +10,13 @@ from enum import Enum, StrEnum
 from worker_svc.model.layout import LayerAttention, ModelLayout
 
 
+class InvalidDescription(ValueError):  # noqa: N818
+    """Sizes that do not fit each other. The text names the field and says what it must be."""
+
+
 def _require(holds: bool, name: str, must_be: str) -> None:
     if not holds:
-        raise ValueError(f"{name}: must be {must_be}")
+        raise InvalidDescription(f"{name}: must be {must_be}")
 
 
 class RopeKind(Enum):

@@ -1,7 +1,8 @@
 """What is registered by name: a module of a package of ours, or an entry point of another distribution."""
 
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
@@ -17,8 +18,12 @@ class Registry:
     whose names begin with _ are not registered.
     """
 
-    def __init__(self, package: ModuleType, attribute: str, group: str) -> None:
+    def __init__(
+        self, package: ModuleType, attribute: str, group: str, accepts: Callable[[Any], bool], must_be: str
+    ) -> None:
+        """Values of other packages are those that `accepts` takes; `must_be` says which."""
         self._package, self._attribute, self._group = package, attribute, group
+        self._accepts, self._must_be = accepts, must_be
 
     def names(self) -> list[str]:
         """All names, sorted; those of our own modules as these are called."""
@@ -27,17 +32,49 @@ class Registry:
     def find(self, name: str) -> Any:
         """The value of this name, or None.
 
-        Raises StartupFailed where several have the name, or an entry point cannot be loaded.
+        Raises StartupFailed where several have the name, or an entry point cannot be loaded or is of another type.
         """
         module = "".join(letter if letter.isalnum() else "_" for letter in name)
-        points = [point for point in self._entry_points() if point.name == name]
+        points = self._points(name)
         is_own = module in self._modules()
         if is_own + len(points) > 1:
             owners = ["quire"] * is_own + sorted(_distribution(point) for point in points)
             raise StartupFailed(f"{self._group}: {name} is registered by several packages: {', '.join(owners)}")
         if is_own:
             return getattr(import_module(f"{self._package.__name__}.{module}"), self._attribute)
-        return _load(self._group, points[0]) if points else None
+        return self._load(points[0]) if points else None
+
+    def origin(self, name: str) -> str:
+        """The distributions that register this name, with their versions; empty where it is our own."""
+        distributions = [point.dist for point in self._points(name)]
+        return ", ".join("unknown" if dist is None else f"{dist.name} {dist.version}" for dist in distributions)
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """Runs code of the value of this name. What that raises, but StartupFailed, becomes StartupFailed."""
+        try:
+            yield
+        except StartupFailed:
+            raise
+        except Exception as error:  # whatever the code of another package raises
+            points = self._points(name)
+            owner = _distribution(points[0]) if points else "quire"
+            raise StartupFailed(
+                f"{self._group}: {name} of the package {owner} failed: {type(error).__name__}: {error}"
+            ) from error
+
+    def _load(self, point: EntryPoint) -> Any:
+        where = f"{self._group}: {point.name} of the package {_distribution(point)}"
+        try:
+            value = point.load()
+        except Exception as error:  # whatever the module of another package raises
+            raise StartupFailed(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
+        if not self._accepts(value):
+            raise StartupFailed(f"{where} must be {self._must_be}, and is of the type {type(value).__name__}")
+        return value
+
+    def _points(self, name: str) -> list[EntryPoint]:
+        return [point for point in self._entry_points() if point.name == name]
 
     def _modules(self) -> list[str]:
         names = (module.name for module in pkgutil.iter_modules(self._package.__path__))
@@ -49,13 +86,3 @@ class Registry:
 
 def _distribution(point: EntryPoint) -> str:
     return "unknown" if point.dist is None else point.dist.name
-
-
-def _load(group: str, point: EntryPoint) -> Any:
-    try:
-        return point.load()
-    except Exception as error:  # whatever the module of another package raises
-        raise StartupFailed(
-            f"{group}: {point.name} of the package {_distribution(point)} cannot be loaded: "
-            f"{type(error).__name__}: {error}"
-        ) from error

@@ -44,7 +44,7 @@ class WeightFormat(Protocol):
 FormatFactory: TypeAlias = Callable[[Mapping[str, Any]], WeightFormat]
 """Makes a format, given a model's `quantization_config`. Raises UnsupportedModel for a variant that is not read."""
 
-_registry = Registry(formats, "FORMAT", "quire.weight_formats")
+_registry = Registry(formats, "FORMAT", "quire.weight_formats", callable, "a function of a quantization_config")
 
 
 def quantization_of(directory: Path) -> Mapping[str, Any] | None:
@@ -64,4 +64,5 @@ def format_of(directory: Path) -> WeightFormat:
             f"the model in {directory} has quantized weights of the format {method}, which is not read; the formats "
             f"that are read: {', '.join(_registry.names())}"
         )
-    return factory(quantization or {})
+    with _registry.running(method):
+        return factory(quantization or {})

@@ -136,6 +136,32 @@ def test_a_package_that_cannot_be_imported_is_named(publish: Publish) -> None:
     assert architecture_of("llama") is not None
 
 
+def test_a_value_that_is_no_architecture_is_refused_by_its_package(publish: Publish) -> None:
+    publish("numbered", "numbered", "ARCHITECTURE = 7")
+    told = "quire.models: numbered of the package numbered must be an Architecture, and is of the type int"
+    with pytest.raises(StartupFailed, match=f"^{told}$"):
+        architecture_of("numbered")
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyError, ZeroDivisionError])
+def test_an_architecture_that_fails_is_named(error: type[Exception], publish: Publish) -> None:
+    source = """
+from worker_svc.model.architecture import Architecture
+
+def describe(config):
+    raise ERROR("hidden_sizes")
+
+ARCHITECTURE = Architecture(__file__, "FailingForCausalLM", describe)
+"""
+    publish("failing", "failing", source.replace("ERROR", error.__name__))
+    config: Any = LlamaConfig(**SIZES)
+    config.model_type = "failing"
+    told = f"quire.models: failing of the package failing failed: {error.__name__}: .*hidden_sizes"
+    with pytest.raises(StartupFailed, match=told) as raised:
+        describe(config)
+    assert not isinstance(raised.value, UnsupportedModel)
+
+
 def test_an_unknown_name_is_no_architecture() -> None:
     assert architecture_of("none-such") is None
     assert architecture_of("_decoder") is None

@@ -1,6 +1,7 @@
 """A format of weights is one module or entry point, which every backend can load; others are refused by name."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ def nibbles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: nibbles\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[quire.weight_formats]\nnibbles = nibble_format:make\n")
     (tmp_path / "site" / "nibble_format.py").write_text(_NIBBLES)
+    monkeypatch.delitem(sys.modules, "nibble_format", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
 
 
@@ -161,6 +163,22 @@ def test_a_variant_that_a_format_does_not_read_is_refused(save_model: Save) -> N
     )
     with pytest.raises(UnsupportedModel, match="nibbles of 3 bits"):
         _load(directory)
+
+
+@pytest.mark.usefixtures("nibbles")
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("make = 7", "must be a function of a quantization_config, and is of the type int"),
+        ("def make(quantization): return quantization['group_size']", "failed: KeyError: 'group_size'"),
+    ],
+    ids=["value", "raises"],
+)
+def test_a_format_that_cannot_be_made_is_refused_by_its_package(source: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "site" / "nibble_format.py").write_text(source)
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "nibbles"}}))
+    with pytest.raises(StartupFailed, match=f"^quire.weight_formats: nibbles of the package nibbles {told}$"):
+        format_of(tmp_path)
 
 
 @pytest.mark.usefixtures("nibbles")
