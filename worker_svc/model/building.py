@@ -95,7 +95,10 @@ def build(
     last_norm = norm(description.norm)
     if description.tied_embeddings:
         for stored in description.head.stored:
+            # A copy of the embedding, dense or in the format of the other layers
             checkpoint.drop(f"{stored.name}.weight")
+            for tensor in checkpoint.weight_format.tensors(stored.name, sum(stored.outputs), description.head.inputs):
+                checkpoint.drop(tensor)
         name = description.head.stored[0].name
         weight = embedding[shard.share(description.vocab_size, description.head.split_unit, name)]
     else:

@@ -6,12 +6,12 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from svc_common.models import cache_root
 from worker_svc.model import describe_decoder
 from worker_svc.model import description as description_module
-from worker_svc.model.architecture import architecture_of, describe
+from worker_svc.model.architecture import architecture_of, describe, origin_of
 from worker_svc.model.config import raw_config, read_config
 from worker_svc.model.description import ModelDescription
 
@@ -24,7 +24,7 @@ def description_of(directory: Path) -> ModelDescription | None:
     Raises StartupFailed where nothing does.
     """
     cached = cache_root() / "descriptions" / f"{_origin(directory)}.json"
-    if cached.is_file():
+    with suppress(OSError, ValidationError):  # what is not there or is damaged is described, and written, anew
         return _JSON.validate_json(cached.read_bytes())
     description = describe(read_config(directory))
     if description is not None:
@@ -42,9 +42,12 @@ def _origin(directory: Path) -> str:
     digest.update(version("transformers").encode())
     sources = [description_module.__file__, describe_decoder.__file__]
     # Also of other packages; importing it is what lets transformers know a config of theirs.
-    architecture = architecture_of(str(raw_config(directory).get("model_type")))
+    model_type = str(raw_config(directory).get("model_type"))
+    architecture = architecture_of(model_type)
     if architecture is not None:
         sources.append(architecture.source)
+        # Their source may use other files of their package.
+        digest.update(origin_of(model_type).encode())
     for source in sources:
         digest.update(Path(source).read_bytes())
     return digest.hexdigest()

@@ -48,16 +48,26 @@ _registry = Registry(formats, "FORMAT", "quire.weight_formats", callable, "a fun
 
 
 def quantization_of(directory: Path) -> Mapping[str, Any] | None:
-    """What config.json says of quantized weights; None: they are dense."""
+    """What config.json says of quantized weights; None: they are dense. Raises UnsupportedModel for no object."""
     raw = raw_config(directory)
-    quantization: Mapping[str, Any] | None = raw.get("quantization_config") or raw.get("compression_config")
-    return quantization
+    for key in ("quantization_config", "compression_config"):
+        quantization = raw.get(key)
+        if isinstance(quantization, dict):
+            return quantization
+        if quantization is not None:
+            raise UnsupportedModel(f"{directory / 'config.json'}: {key} must be an object, not {quantization!r}")
+    return None
 
 
 def format_of(directory: Path) -> WeightFormat:
     """The format of a model's weights. Raises UnsupportedModel where none that is registered reads them."""
     quantization = quantization_of(directory)
     method = _DENSE if quantization is None else str(quantization.get("quant_method", "unnamed"))
+    if quantization is not None and method == _DENSE:
+        raise UnsupportedModel(
+            f"the model in {directory} has quantized weights of the format {_DENSE}, which is that of models without a "
+            "quantization_config"
+        )
     factory: FormatFactory | None = _registry.find(method)
     if factory is None:
         raise UnsupportedModel(

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 from llama_models import SIZES, VARIANTS
 from runner_driver import Driver, make_runner
 from worker_svc.errors import StartupFailed
-from worker_svc.model.architecture import architecture_of, describe
+from worker_svc.model.architecture import architecture_of, describe, origin_of
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.description import ModelDescription
 
@@ -109,6 +109,7 @@ def test_an_architecture_of_another_package_is_served(
     architecture = architecture_of("theirs")
     assert architecture is not None
     assert architecture.class_name == "TheirForCausalLM"
+    assert (origin_of("theirs"), origin_of("llama")) == ("theirs 1.0", "")
     directory = save_model(sys.modules["theirs_models"].TheirConfig(**SIZES))
     assert json.loads((directory / "config.json").read_text())["model_type"] == "theirs"
     prompts = [[1, 2, 3], list(range(40))]

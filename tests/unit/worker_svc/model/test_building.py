@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -19,6 +20,7 @@ from worker_svc.model.building import build
 from worker_svc.model.compiled import CompiledLlama
 from worker_svc.model.config import read_config
 from worker_svc.model.description import LinearLayer, LinearRole, ModelDescription, Norm, SplitDimension
+from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.linear_weights import LinearWeights, Shard
 from worker_svc.model.llama import LlamaModel
 from worker_svc.model.weight_format import format_of
@@ -141,6 +143,30 @@ def test_what_a_backend_holds_while_it_loads_is_the_model_and_two_layers(kind: s
     # A layer's tensors that were kept would be seen.
     assert 4 * largest < NUM_LAYERS * largest
     del model
+
+
+class ScaledFormat(DenseFormat):
+    """Dense weights, each beside a scale."""
+
+    def tensors(self, layer: str, outputs: int, inputs: int) -> Mapping[str, tuple[int, ...]]:
+        return {**super().tensors(layer, outputs, inputs), f"{layer}.scale": (outputs, 1)}
+
+
+@torch.inference_mode()
+def test_a_tied_head_of_any_format_is_not_read(save_model: Save) -> None:
+    directory = save_model(LlamaConfig(**SIZES, tie_word_embeddings=True))
+    description = _describe(directory)
+    assert description.tied_embeddings
+    tensors = load_file(directory / "model.safetensors")
+    for linear in description.linear_layers:
+        for stored in linear.stored:
+            tensors[f"{stored.name}.scale"] = torch.ones(sum(stored.outputs), 1)
+    tensors["lm_head.weight"] = tensors[description.embedding] + 1
+    save_file(tensors, directory / "model.safetensors")
+    with Checkpoint(directory, ScaledFormat(), torch.float32, CPU) as checkpoint:
+        built = build(description, checkpoint, KeepWeights())
+        checkpoint.check_all_taken()
+    assert torch.equal(built.head, built.embedding)
 
 
 @torch.inference_mode()

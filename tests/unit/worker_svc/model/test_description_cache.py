@@ -59,6 +59,35 @@ def test_an_architecture_whose_source_changed_describes_anew(
         assert made.context_length == length
 
 
+def test_another_version_of_a_package_describes_anew(save_model: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = save_model(VARIANTS["llama"]())
+    described = describe(read_config(directory))
+    assert described is not None
+    for length, version in enumerate(("1.0", "1.1"), start=77):
+        theirs = Architecture(
+            __file__,
+            "LlamaForCausalLM",
+            lambda config: replace(described, context_length=length),  # noqa: B023
+        )
+        monkeypatch.setattr(architecture._registry, "find", {"llama": theirs}.get)
+        monkeypatch.setattr(architecture._registry, "origin", {"llama": f"theirs {version}"}.get)
+        made = description_of(directory)
+        assert made is not None
+        assert made.context_length == length
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"\xff", b"[1]"], ids=str)
+def test_a_damaged_cache_is_written_anew(content: bytes, save_model: Save, cache: Path) -> None:
+    directory = save_model(VARIANTS["llama"]())
+    described = description_of(directory)
+    (kept,) = cache.glob("descriptions/*.json")
+    whole = kept.read_bytes()
+    for damaged in (content, whole.replace(b'"num_heads":', b'"num_heads":1')):
+        kept.write_bytes(damaged)
+        assert description_of(directory) == described
+        assert kept.read_bytes() == whole
+
+
 def test_other_architectures_are_left_to_transformers(save_model: Save, cache: Path) -> None:
     assert description_of(save_model(next(iter(OTHERS.values()))())) is None
     assert not cache.exists()

@@ -1,6 +1,7 @@
 """A format of weights is one module or entry point, which every backend can load; others are refused by name."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -201,6 +202,26 @@ def test_a_config_that_names_no_format_is_dense(save_model: Save) -> None:
     directory = save_model(LlamaConfig(**SIZES))
     assert format_of(directory).tensors("layer", 3, 4) == {"layer.weight": (3, 4)}
     assert type(format_of(_change_config(directory, quantization_config=None))) is type(format_of(directory))
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ([], "{key} must be an object, not []"),
+        ("gptq", "{key} must be an object, not 'gptq'"),
+        (False, "{key} must be an object, not False"),
+        ({}, "the format unnamed, which is not read"),
+        ({"bits": 4}, "the format unnamed, which is not read"),
+        ({"quant_method": None}, "the format None, which is not read"),
+        ({"quant_method": "dense"}, "the format dense, which is that of models without"),
+    ],
+    ids=str,
+)
+def test_a_config_that_names_no_known_format_is_refused(value: object, told: str, key: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({key: value}))
+    with pytest.raises(UnsupportedModel, match=re.escape(told.format(key=key))):
+        format_of(tmp_path)
 
 
 def test_codes_without_a_format_are_refused(save_model: Save) -> None:
