@@ -53,10 +53,10 @@ def _load(point: EntryPoint) -> Callable[[PolicySettings], Policy]:
 
 
 def _accepts(function: Callable[..., object], num_arguments: int) -> bool:
-    """Whether it can be called with so many positional arguments."""
+    """Whether it can be called with so many positional arguments, as far as it has a signature that says so."""
     try:
         inspect.signature(function).bind(*[None] * num_arguments)
-    except TypeError:
+    except (TypeError, ValueError):  # ValueError: it is written in C and has no signature
         return False
     return True
 

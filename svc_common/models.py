@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shlex
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
@@ -90,10 +91,9 @@ def resolve_model(
     other = find_tokenizer(model, revision, tokenizer, tokenizer_revision)
     path, tokenizer_path = source.directory(), other.directory() if other else None
     flags = {"revision": revision, "tokenizer": tokenizer, "tokenizer-revision": tokenizer_revision}
-    command = " ".join(
-        ["python -m worker_svc.prepare", *([model] if model else [])]
-        + [f"--{flag} {value}" for flag, value in flags.items() if value]
-    )
+    arguments = [model] if model else []
+    arguments += [word for flag, value in flags.items() if value for word in (f"--{flag}", value)]
+    command = shlex.join(["python", "-m", "worker_svc.prepare", *arguments])
     if path is None or not path.is_dir():
         raise ModelNotFound(f"the model {source} is not prepared yet: run `{command}` first")
     if other is None:
@@ -102,7 +102,7 @@ def resolve_model(
     if tokenizer_path is None or not tokenizer_path.is_dir():
         raise ModelNotFound(f"the tokenizer {other} is not prepared yet: run `{command}` first")
     check_model_files(path, with_tokenizer=False)
-    check_tokenizer_files(tokenizer_path)
+    check_tokenizer_files(tokenizer_path, "QUIRE_TOKENIZER" if tokenizer else "QUIRE_TOKENIZER_REVISION")
     return ServedModel(source.name, path, tokenizer_path)
 
 
@@ -175,10 +175,10 @@ def check_model_files(path: Path, *, with_tokenizer: bool = True) -> None:
         raise ModelNotFound(f"{path} is not a model directory: it has no {', no '.join(missing)}")
 
 
-def check_tokenizer_files(path: Path) -> None:
-    """Raises ModelNotFound unless the tokenizer that the settings name can be loaded from the directory."""
+def check_tokenizer_files(path: Path, setting: str = "QUIRE_TOKENIZER") -> None:
+    """Raises ModelNotFound, naming the setting that led there, unless a tokenizer can be loaded from the directory."""
     if not (path / "tokenizer.json").is_file():
-        raise ModelNotFound(f"QUIRE_TOKENIZER: {path} is not a tokenizer directory: it has no tokenizer.json")
+        raise ModelNotFound(f"{setting}: {path} is not a tokenizer directory: it has no tokenizer.json")
 
 
 def tokenizer_fingerprint(path: Path) -> bytes:

@@ -94,18 +94,18 @@ def _passes(check: Callable[[Path], None], directory: Path) -> bool:
 
 def _convert_source(source: ModelSource, directory: Path, report: Report) -> None:
     """Converts into a directory beside the target and renames it, so that the target is there only when whole."""
-    partial = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    unfinished = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
     try:
         if source.kind is SourceKind.GGUF:
-            convert_gguf(Path(source.origin), partial, report)
+            convert_gguf(Path(source.origin), unfinished, report)
         else:
             with TemporaryDirectory(prefix="quire-") as scratch:
-                convert_gguf(_fetch_default(Path(scratch), report), partial, report)
-        partial.rename(directory)
+                convert_gguf(_fetch_default(Path(scratch), report), unfinished, report)
+        unfinished.rename(directory)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _fetch_default(scratch: Path, report: Report) -> Path:

@@ -117,8 +117,13 @@ def test_a_class_that_has_every_method_is_taken(install: Install) -> None:
         (WHOLE.replace("def charge", "def charged").replace("def first", "def last"), "it has no first, no charge"),
         (WHOLE.replace("def __len__", "def len"), "it has no __len__"),
         (WHOLE.replace("charge(self, sequence, num_tokens)", "charge(self, sequence)"), "charge does not take"),
+        ("Policy = type", "does not take PolicySettings as its one argument"),
+        (WHOLE + "    charge = max", "charge does not take"),
     ],
-    ids=["import", "raises", "absent", "value", "settings", "methods", "length", "arguments"],
+    ids=[
+        *("import", "raises", "absent", "value", "settings", "methods", "length", "arguments"),
+        *("class without a signature", "method without a signature"),
+    ],
 )
 def test_what_is_no_policy_is_refused_by_its_setting(
     source: str, why: str, install: Install, capsys: pytest.CaptureFixture[str]

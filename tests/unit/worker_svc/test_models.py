@@ -1,5 +1,6 @@
 """A model is found by what names it, and what is missing is said with what to do about it."""
 
+import shlex
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -185,3 +186,23 @@ def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
         resolve_model(model, tokenizer="./gone")
     with pytest.raises(ModelNotFound, match=r"tokenizer owner/name .*prepare .*mine --tokenizer owner/name`"):
         resolve_model(model, tokenizer="owner/name")
+
+
+def test_a_tokenizers_revision_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    directories = _write_hub(tmp_path)
+    (directories["v1"] / "tokenizer.json").unlink()
+    with pytest.raises(ModelNotFound, match=r"^QUIRE_TOKENIZER_REVISION: .* no tokenizer\.json"):
+        resolve_model("owner/name", tokenizer_revision="v1")
+    with pytest.raises(ModelNotFound, match=r"^QUIRE_TOKENIZER: .* no tokenizer\.json"):
+        resolve_model("owner/name", tokenizer="owner/name", tokenizer_revision="v1")
+
+
+def test_the_command_that_is_told_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    gguf = tmp_path / "my models; $HOME" / "it's.gguf"
+    gguf.parent.mkdir()
+    gguf.write_bytes(b"GGUF")
+    with pytest.raises(ModelNotFound) as raised:
+        resolve_model(str(gguf), tokenizer="owner/name", tokenizer_revision="a b")
+    command = str(raised.value).split("`")[1]
+    arguments = [str(gguf), "--tokenizer", "owner/name", "--tokenizer-revision", "a b"]
+    assert shlex.split(command) == ["python", "-m", "worker_svc.prepare", *arguments]
