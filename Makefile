@@ -8,8 +8,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test chaos lint type protos gpu-check clean
-.PHONY: bench bench-sweep bench-steps bench-pressure bench-recovery bench-journal bench-kernels bench-quality
+.PHONY: help install run test chaos acceptance lint type protos gpu-check clean
+.PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality
 .PHONY: bench-deterministic bench-simulator bench-docs bench-continuous-batching
 
 help:  ## List the commands
@@ -30,14 +30,19 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP)  ## Start everything on this machine; Ctrl-C ends it
 	@exec $(BIN)/python -m svc_common.supervisor
 
-test: $(STAMP)  ## Run all tests that need no GPU
-	$(BIN)/python -m pytest
+# A file's tests share fixtures that take long to make, so they stay in one process.
+TEST_PROCESSES ?= auto
+test: $(STAMP)  ## Run all tests that need no GPU, in up to 4 processes; TEST_PROCESSES=1
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 FAULTS ?= 200
 CLIENTS ?= 32
 SEED ?= 1
 chaos: $(STAMP)  ## Kill, stop and cut what runs under load, and check every token; FAULTS=200 CLIENTS=32 SEED=1
 	@PYTHONPATH=tests/support $(BIN)/python -m tests.chaos --faults $(FAULTS) --clients $(CLIENTS) --seed $(SEED)
+
+acceptance: $(STAMP)  ## Run the large checks, hours in all, and write benchmarks/results/acceptance.json; PARTS=chaos
+	$(BIN)/python -m tests.acceptance $(if $(PARTS),--parts $(PARTS))
 
 lint: $(STAMP)  ## Check style, contracts, their code, images and chart
 	$(BIN)/ruff check .
@@ -66,11 +71,14 @@ bench-sweep: $(STAMP)  ## Measure them over concurrency
 bench-steps: $(STAMP)  ## Measure what a step costs beside the forward pass
 	$(BIN)/python -m benchmarks.steps
 
+bench-pairs: $(STAMP)  ## Compare with another checkout, in pairs: TREE=../quire-before
+	$(BIN)/python -m benchmarks.pairs $(TREE)
+
 bench-pressure: $(STAMP)  ## Measure swap against recompute, and streams beside a long prompt
 	$(BIN)/python -m benchmarks.pressure
 
 bench-recovery: $(STAMP)  ## Measure how long streams stand still when a process dies
-	$(BIN)/python -m benchmarks.recovery
+	@PYTHONPATH=tests/support $(BIN)/python -m benchmarks.recovery
 
 bench-journal: $(STAMP)  ## Measure what the journal costs
 	$(BIN)/python -m benchmarks.journal

@@ -1,6 +1,8 @@
-"""Quire as `make run` starts it, on free ports and with a Redis of its own, and what its services count."""
+"""Quire as `make run` starts it, on free ports and with a Redis of its own, and its services' metrics."""
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,8 +16,10 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.processes import BenchmarkFailed, running
+from benchmarks.record import ROOT
 from quire.worker.v1 import worker_pb2 as pb
 from quire.worker.v1.worker_pb2_grpc import WorkerServiceStub
+from svc_common.models import ServedModel, resolve_model
 
 START_SECONDS = 600
 _CALL_SECONDS = 30
@@ -24,7 +28,7 @@ _PORTS = ("HTTP", "GRPC", "SCHEDULER", "SCHEDULER_ADMIN", "SCHEDULER_METRICS", "
 
 @dataclass(frozen=True)
 class Deployment:
-    """One that is ready. Addresses are host:port; `http` and `gateway` are the two protocols of one gateway."""
+    """A ready deployment. Addresses are host:port; `http` and `gateway` are the two protocols of one gateway."""
 
     http: str
     gateway: str
@@ -33,7 +37,7 @@ class Deployment:
     worker_metrics: str
 
     def describe(self) -> pb.DescribeResponse:
-        """What the worker says of itself."""
+        """The worker's description."""
         with grpc.insecure_channel(self.worker) as channel:
             answer: pb.DescribeResponse = WorkerServiceStub(channel).Describe(
                 pb.DescribeRequest(), timeout=_CALL_SECONDS
@@ -41,9 +45,17 @@ class Deployment:
             return answer
 
 
+def prepare_model() -> ServedModel:
+    """The model that QUIRE_MODEL names, or the default one, prepared first. Raises BenchmarkFailed, ModelNotFound."""
+    command = [sys.executable, "-m", "worker_svc.prepare"]
+    if subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode != 0:
+        raise BenchmarkFailed("the model could not be prepared")
+    return resolve_model(os.environ.get("QUIRE_MODEL"))
+
+
 @contextmanager
-def running_quire(title: str, settings: Mapping[str, str]) -> Iterator[Deployment]:
-    """Quire in bfloat16, with QUIRE_… settings beside. Stopped at the end. Raises BenchmarkFailed."""
+def running_quire(title: str, settings: Mapping[str, str], tree: Path = ROOT) -> Iterator[Deployment]:
+    """Quire of a source tree in bfloat16, with `settings` beside. Stopped at the end. Raises BenchmarkFailed."""
     with TemporaryDirectory(prefix="quire-bench-") as folder:
         state_file = Path(folder, "state.json")
         environment = {
@@ -53,7 +65,7 @@ def running_quire(title: str, settings: Mapping[str, str]) -> Iterator[Deploymen
             "QUIRE_STATE_FILE": str(state_file),
             **settings,
         }
-        with running(title, (sys.executable, "-m", "svc_common.supervisor"), environment) as process:
+        with running(title, (sys.executable, "-m", "svc_common.supervisor"), environment, tree) as process:
 
             def state() -> dict[str, Any] | None:
                 found: dict[str, Any] = json.loads(state_file.read_bytes()) if state_file.exists() else {}

@@ -2,8 +2,8 @@
 
     python -m benchmarks.docs
 
-Each section of a page between `<!-- NAME: … -->` and `<!-- end of NAME -->` is written from its result; what stands
-around them is not touched. The plots are drawn anew too.
+Each section of a page between `<!-- NAME: … -->` and `<!-- end of NAME -->` is written from its result; the rest
+stays as it is. The plots are drawn anew too.
 """
 
 import re
@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.deterministic.report import deterministic_section
+from benchmarks.deterministic import deterministic_section
 from benchmarks.gpu.report import gpu_section
 from benchmarks.journal.report import journal_section
 from benchmarks.kernels.report import kernels_section
 from benchmarks.plot import Chart, draw
 from benchmarks.pressure.report import pressure_section
-from benchmarks.quality.report import quality_section
+from benchmarks.quality import quality_section
 from benchmarks.record import RESULTS, ROOT, read_result
 from benchmarks.recovery.report import recovery_section
 from benchmarks.serving.report import serving_section, sweep_charts, sweep_section
-from benchmarks.simulator.report import scenario_section
 from benchmarks.simulator.scenarios import SCENARIOS
 from benchmarks.steps.report import steps_section
 
@@ -40,7 +39,6 @@ class Section:
     render: Callable[[dict[str, Any]], str]
 
     def text(self) -> str:
-        """What it says, by its result."""
         result = read_result(self.result)
         if result is None:
             return f"Not measured yet: `{self.command}`."
@@ -49,28 +47,28 @@ class Section:
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture that is drawn from a result."""
+    """A plot of a result."""
 
     path: Path
     result: Path
     charts: Callable[[dict[str, Any]], Sequence[Chart]]
 
     def drawn(self) -> str | None:
-        """The picture; None while there is no result."""
+        """The picture as SVG; None while there is no result."""
         result = read_result(self.result)
         return None if result is None else draw(self.charts(result))
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page, and what of it is written from results."""
+    """A page with sections and plots that are written from results."""
 
     path: Path
     sections: tuple[Section, ...]
     plots: tuple[Plot, ...]
 
     def written(self) -> str:
-        """The page with all sections as the results say."""
+        """The page with its sections written anew."""
         page = self.path.read_text()
         for section in self.sections:
             page = rewritten(page, section.name, section.text())
@@ -102,7 +100,7 @@ POLICIES = tuple(
         scenario.name,
         scenario.result_path,
         f"python -m benchmarks.simulator {scenario.name}",
-        scenario_section(scenario),
+        scenario.section,
     )
     for scenario in SCENARIOS.values()
 )
@@ -135,7 +133,6 @@ def _link(path: Path) -> str:
 
 
 def main() -> None:
-    """Writes pages and plots."""
     for page in PAGES:
         page.path.write_text(page.written())
         for plot in page.plots:

@@ -1,8 +1,8 @@
-"""Writes mix.json: the requests that benchmarks of serving send, as token ids, so that every server gets the same.
+"""Writes mix.json: the requests that benchmarks of serving send, as token ids, so that every server gets the same ones.
 
     python -m benchmarks.mix
 
-Lengths are log-uniform, seed 0. The text is made here, and no two prompts begin alike.
+Lengths are log-uniform, seed 0. The text is generated, and no two prompts have the same beginning.
 """
 
 import json
@@ -22,7 +22,6 @@ PATH = Path(__file__).with_name("mix.json")
 
 
 def main() -> None:
-    """Writes the file beside this one."""
     model = resolve_model(None)
     tokenizer = Tokenizer.from_file(str(model.path / "tokenizer.json"))
     rng = random.Random(f"{SEED} text")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-# Told apart with colour blindness too (Okabe and Ito), and on white and black.
+# Distinguishable with colour blindness (Okabe and Ito), on white and on black.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 _WIDTH, _HEIGHT = 430, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 34, 66
@@ -21,7 +21,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over a common x, which is positive and grows by factors; y begins at 0."""
+    """Lines over a common, positive, logarithmic x; y starts at 0."""
 
     title: str
     x_label: str

@@ -1,4 +1,4 @@
-"""Servers under measurement: started in processes of their own, waited for, and ended with all that they started."""
+"""Servers under measurement: started in processes of their own, and ended with all that they started."""
 
 import os
 import signal
@@ -20,19 +20,19 @@ T = TypeVar("T")
 
 
 class BenchmarkFailed(Exception):  # noqa: N818
-    """There are no figures. The text says why."""
+    """A benchmark has no figures, for the reason in the text."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A program that runs, and the file that takes what it prints."""
+    """A running program, and the file with its output."""
 
     name: str
     popen: "subprocess.Popen[bytes]"
     log: Path
 
     def wait_until(self, probe: Callable[[], T | None], seconds: float) -> T:
-        """What `probe` finds at last. Raises BenchmarkFailed at the program's end, or after `seconds`."""
+        """The first result of `probe` but None. Raises BenchmarkFailed at the program's end, or after `seconds`."""
         deadline = time.monotonic() + seconds
         while self.popen.poll() is None and time.monotonic() < deadline:
             found = probe()
@@ -44,29 +44,30 @@ class Process:
         raise BenchmarkFailed(f"{self.name} {why}:\n{self.last_lines()}")
 
     def stop(self) -> None:
-        """End it, as a signal from outside would, and wait until it is gone."""
+        """Sends SIGTERM, and SIGKILL to what is left after STOP_SECONDS."""
         self.popen.terminate()
         with suppress(subprocess.TimeoutExpired):
             self.popen.wait(STOP_SECONDS)
-        # What it left behind, or itself, where it did not end.
         with suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
 
     def last_lines(self) -> str:
-        """The end of what it printed."""
+        """The last 20 lines of its output."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
 
 
 @contextmanager
-def running(name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Process]:
-    """A program in the project's root, with `environment` added to ours, which ends with the block or with us."""
+def running(
+    name: str, command: Sequence[str], environment: Mapping[str, str] | None = None, directory: Path = ROOT
+) -> Iterator[Process]:
+    """A program in a directory, with `environment` added to ours, which ends with the block or with us."""
     with TemporaryDirectory(prefix="quire-bench-") as folder:
         log = Path(folder, "log")
         with log.open("wb") as output:
             popen = subprocess.Popen(
                 launch_command(command),
-                cwd=ROOT,
+                cwd=directory,
                 env={**os.environ, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -1,4 +1,4 @@
-"""When, on what and of which code a result was measured, and how it is kept. Imports nothing that must be installed."""
+"""Results' files: provenance, writing and reading. Imports only the standard library."""
 
 import importlib.metadata
 import json
@@ -32,7 +32,7 @@ def commit() -> str | None:
 
 
 def describe_machine(*packages: str) -> dict[str, Any]:
-    """What figures depend on besides the code; nothing that tells whose machine it is."""
+    """The parts of a machine that figures depend on; nothing that identifies the machine."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -58,7 +58,7 @@ def describe_gpu() -> dict[str, Any] | None:
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:
-    """Replace the file as a whole, so that a program which is killed leaves one that can be read."""
+    """Replaces the file atomically, so that a killed program leaves a valid one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(json.dumps(result, indent=2) + "\n")
@@ -66,7 +66,7 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
-    """What was written there; None where nothing was."""
+    """The result in a file; None where there is none."""
     if not path.exists():
         return None
     result: dict[str, Any] = json.loads(path.read_bytes())

@@ -1,4 +1,4 @@
-"""English of our own making, of words and grammar below: prompts that no model and no cache has seen."""
+"""Generated English: prompts that no model and no cache has seen."""
 
 import random
 
@@ -41,7 +41,7 @@ _OPENINGS = (
 
 
 def write_text(rng: random.Random, number: int, num_words: int) -> str:
-    """Sentences of at least `num_words` words in all, behind a number of three digits that tells texts apart."""
+    """Sentences of at least `num_words` words in all, behind a number of three digits that makes texts distinct."""
     sentences = [f"No. {number}. {rng.choice(_OPENINGS)}"]
     while sum(len(sentence.split()) for sentence in sentences) < num_words:
         parts = [
@@ -64,6 +64,6 @@ def write_tokens(rng: random.Random, tokenizer: Tokenizer, number: int, num_toke
     while True:
         text = write_text(rng, number, num_tokens)
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids[:num_tokens]
-        # Where the cut goes through a word, its text may be tokenized otherwise than it was.
+        # A word that is cut may be tokenized differently.
         if tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False).ids == ids and len(ids) == num_tokens:
             return ids

@@ -7,34 +7,40 @@ import uvloop
 
 from gateway_svc.auth import InvalidKeyFile
 from gateway_svc.gateway import Gateway
+from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.settings import BadSetting, GatewaySettings
 from gateway_svc.tokenizer import InvalidModelFiles
 from svc_common.gc_tuning import freeze_gc
 from svc_common.logs import configure_logging
-from svc_common.models import ModelNotFound, ServedModel, resolve_model
+from svc_common.model_settings import InvalidModelsFile
+from svc_common.models import ModelNotFound
 from svc_common.server import CannotListen, run_until_signal
 from svc_common.settings import read_settings
 from svc_common.telemetry import configure_tracing, shutdown_tracing
 
 
-async def serve(settings: GatewaySettings, model: ServedModel) -> None:
-    """Runs until a signal."""
-    gateway = Gateway(settings, model)
+async def serve(settings: GatewaySettings) -> None:
+    gateway = Gateway(settings, ModelCatalog.load(settings.model_settings()))
     await gateway.start()
     freeze_gc()
     await run_until_signal(gateway.stop)
 
 
 def main() -> None:
-    """Reads settings, runs, exits."""
     settings = read_settings(GatewaySettings)
     configure_logging("gateway", settings.log_level)
     configure_tracing("gateway")
     try:
-        model = resolve_model(settings.model, settings.revision, settings.tokenizer, settings.tokenizer_revision)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(settings, model))
-    except (InvalidKeyFile, InvalidModelFiles, BadSetting, CannotListen, ModelNotFound) as error:
+            runner.run(serve(settings))
+    except (
+        InvalidKeyFile,
+        InvalidModelFiles,
+        InvalidModelsFile,
+        BadSetting,
+        CannotListen,
+        ModelNotFound,
+    ) as error:
         print(f"python -m gateway_svc: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     finally:

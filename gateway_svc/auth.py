@@ -1,4 +1,4 @@
-"""Who calls: API keys from a file, each with its tenant. Without such a file everyone is tenant `default`."""
+"""Authentication: API keys from a file, each with its tenant. Without a file every caller is tenant `default`."""
 
 import hashlib
 import hmac
@@ -19,7 +19,7 @@ _ENTRY_NAMES = {"key", "sha256", "tenant", "weight"}
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who pays, and the share of the machine beside others'."""
+    """A tenant, and its weight in the fair share of tokens."""
 
     name: str
     weight: float = 1.0
@@ -36,7 +36,7 @@ class Authenticator:
     """Turns an authorization header into a tenant."""
 
     def __init__(self, tenants_by_digest: Sequence[tuple[bytes, Tenant]] | None) -> None:
-        """Takes SHA-256 digests of keys; None lets everyone in."""
+        """Takes SHA-256 digests of keys; with None no key is required."""
         self._tenants_by_digest = tenants_by_digest
 
     @classmethod
@@ -67,7 +67,7 @@ class Authenticator:
             raise QuireError(Reason.UNAUTHENTICATED, "an API key is required: authorization: Bearer …")
         digest = _digest(key.strip())
         found = None
-        # Every entry is looked at, so that the time taken tells nothing.
+        # Every entry is compared, so that the time taken does not depend on the key.
         for known, tenant in self._tenants_by_digest:
             if hmac.compare_digest(known, digest):
                 found = tenant

@@ -1,4 +1,4 @@
-"""Renders chats by the model's own template, as Hugging Face defines such templates, in a Jinja sandbox."""
+"""Renders chats by the model's own chat template, in Hugging Face's format, in a Jinja sandbox."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 
 
 class ChatTemplateError(Exception):
-    """The template does not take these messages. Carries no text: it might quote them."""
+    """The template rejects these messages. There is no text, since it might quote them."""
 
 
 class ChatTemplate:
     """A model's template, compiled once."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises jinja2.TemplateError where the source is no template."""
+        """Raises jinja2.TemplateError where the source is not a template."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
@@ -35,19 +35,21 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The chat as text that ends where the assistant is to speak. Raises ChatTemplateError."""
+        """The chat as text that ends where the assistant's answer begins. Raises ChatTemplateError."""
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
-        except Exception as error:  # a template is a program: on messages it does not expect it may do anything
+        except (
+            Exception
+        ) as error:  # a template is a program, and may fail in any way on messages that it does not expect
             raise ChatTemplateError from error
 
 
 def load_chat_template(directory: Path, override: str | None = None) -> ChatTemplate | None:
     """The template of a tokenizer's directory, or None where it has none.
 
-    `override` is a file of another template, or another template itself, which gets the same special tokens. Raises
-    BadSetting where it cannot be used, and jinja2.TemplateError, OSError or ValueError on files of the directory that
-    are not what they should be.
+    `override` is the path of another template, or another template itself, and gets the same special tokens. Raises
+    BadSetting where the override cannot be used, and jinja2.TemplateError, OSError or ValueError where a file of the
+    directory is invalid.
     """
     path = directory / "tokenizer_config.json"
     config = json.loads(path.read_text()) if path.exists() else {}
@@ -55,7 +57,7 @@ def load_chat_template(directory: Path, override: str | None = None) -> ChatTemp
     if override is not None:
         return _override(override, tokens)
     source = _named_default(config.get("chat_template"))
-    # A file of its own is the newer place, and holds where both are there.
+    # A separate file is the newer place, and takes precedence.
     if (own := directory / "chat_template.jinja").exists():
         source = own.read_text()
     return None if source is None else ChatTemplate(source, tokens)
@@ -65,7 +67,7 @@ def _override(setting: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
     try:
         source = Path(setting).read_text()
     except (OSError, ValueError) as error:
-        # A template that contains no tag and no line break would ignore the messages, so this is the name of a file.
+        # A template without a tag and without a line break would ignore the messages, so this is a path.
         if not any(character in setting for character in "{}\n"):
             raise BadSetting(f"QUIRE_CHAT_TEMPLATE: {setting} cannot be read: {error}") from error
         source = setting
@@ -92,7 +94,7 @@ def _token_text(token: Any) -> str:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what an assistant said, for training; here it only stands aside."""
+    """`{% generation %}` marks the assistant's messages for training. It renders its content unchanged."""
 
     tags = {"generation"}  # noqa: RUF012
 

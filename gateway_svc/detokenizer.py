@@ -1,5 +1,5 @@
-"""Text of a sequence as its tokens come. T(k), the text due after k tokens, depends on those k tokens and the
-request alone, so that any gateway can go on from any token."""
+"""The text of a sequence, token by token. T(k), the text that is due after k tokens, depends on those k tokens and the
+request alone, so that any gateway can continue at any token."""
 
 import codecs
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from gateway_svc.vocabulary import Vocabulary
 
 
 class Detokenizer:
-    """Tokens to text, a token at a time. Bytes of a character that is not whole yet are held back.
+    """Tokens to text, one at a time. Bytes of an incomplete character are held back.
 
-    The pieces together are the tokenizer's own decoding of prompt and output, less that of the prompt.
+    The pieces joined equal the tokenizer's own decoding of prompt and output, less that of the prompt.
     """
 
     __slots__ = ("_at_start", "_hidden_ids", "_pending", "_vocabulary")
@@ -28,7 +28,7 @@ class Detokenizer:
             self._decode(vocabulary.piece(token_id))
 
     def push(self, token_id: int) -> str:
-        """Text that this token makes whole."""
+        """The characters that this token completes."""
         if token_id in self._hidden_ids:
             return ""
         if self._at_start:
@@ -59,12 +59,12 @@ class SequenceText:
         self._pending = ""
         self.num_tokens = 0
         self.num_chars = 0
-        """Characters that the tokens so far have made whole, whether due or held."""
+        """The number of characters that the tokens so far complete, sent or held back."""
         self.matched: str | None = None
-        """The stop string that was found; no token counts after that."""
+        """The stop string that was found. Tokens after it do not count."""
 
     def push(self, token_id: int) -> str:
-        """Text that is due with this token and was not before."""
+        """T(k) - T(k - 1): the text that becomes due with this token."""
         self.num_tokens += 1
         text = self._detokenizer.push(token_id)
         self.num_chars += len(text)
@@ -82,7 +82,7 @@ class SequenceText:
         return pending[:num_due]
 
     def flush(self) -> str:
-        """What was held back, once no more tokens come; nothing after a stop string."""
+        """The text that was held back, when no more tokens follow; empty after a stop string."""
         if self.matched is not None:
             return ""
         text = self._pending + self._detokenizer.flush()

@@ -1,4 +1,4 @@
-"""A gateway process from start to stop: its two listeners over one engine and one session."""
+"""A gateway process from start to stop: two listeners over one request manager and one session."""
 
 import asyncio
 import contextlib
@@ -7,28 +7,25 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import uvicorn
 
 from gateway_svc.auth import Authenticator
-from gateway_svc.generation_config import load_generation_defaults
 from gateway_svc.metrics import GatewayMetrics
+from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.openai_http.app import HttpHandlers
 from gateway_svc.request_manager import RequestManager
 from gateway_svc.servicer import SERVICE, InferenceServicer
 from gateway_svc.session import SchedulerSession
 from gateway_svc.settings import GatewaySettings
-from gateway_svc.tokenizer import ModelTokenizer
 from quire.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from svc_common.addresses import cannot_listen, check_can_listen
-from svc_common.models import ServedModel, tokenizer_fingerprint
 from svc_common.server import PUBLIC_MESSAGE_BYTES, HealthReporter, bind, create_server, enable_reflection
 from svc_common.telemetry import server_interceptors
 
 logger = logging.getLogger("quire.gateway")
 
-# Time for answers that are already written to reach their clients.
+# Time for responses that are already written to reach their clients.
 _CLOSE_SECONDS = 2.0
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
@@ -37,22 +34,17 @@ _BACKLOG = 2048
 class Gateway:
     """Both listeners. `http_port` and `grpc_port` are those in use."""
 
-    def __init__(self, settings: GatewaySettings, model: ServedModel) -> None:
-        """Binds both ports. Raises CannotListen, InvalidKeyFile, InvalidModelFiles and BadSetting."""
+    def __init__(self, settings: GatewaySettings, catalog: ModelCatalog) -> None:
+        """Binds both ports. Raises CannotListen and InvalidKeyFile."""
         authenticator = Authenticator.from_file(settings.api_keys)
         self._drain_grace = settings.drain_grace
-        defaults = load_generation_defaults(settings.generation_config, settings.override_generation_config, model.path)
-        self._defaults = {name: value for name, value in asdict(defaults).items() if value is not None}
-        self._tokenizer = ModelTokenizer.load(model.path, model.other_tokenizer, settings.chat_template or None)
+        self._catalog = catalog
         self._changed = asyncio.Event()
         self._session = SchedulerSession(
-            settings.scheduler_addresses,
-            model.name,
-            tokenizer_fingerprint(model.tokenizer_path),
-            self._changed.set,
-            settings.scheduler_patience,
+            settings.scheduler_addresses, catalog.fingerprints, self._changed.set, settings.scheduler_patience
         )
-        self._request_manager = RequestManager(self._tokenizer, self._session, GatewayMetrics(), defaults)
+        metrics = GatewayMetrics([model.name for model in catalog])
+        self._request_manager = RequestManager(catalog, self._session, metrics)
         self._grpc = create_server(max_message_bytes=PUBLIC_MESSAGE_BYTES, interceptors=server_interceptors(SERVICE))
         add_InferenceServiceServicer_to_server(InferenceServicer(self._request_manager, authenticator), self._grpc)
         self._health = HealthReporter(self._grpc, [SERVICE])
@@ -71,14 +63,14 @@ class Gateway:
                 ws="none",
                 http="httptools",
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                # Only what still streams at the end of the grace has so little time.
+                # Only streams that still run at the end of the grace get this short time.
                 timeout_graceful_shutdown=int(_CLOSE_SECONDS),
             )
         )
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Begins to serve. Calls are refused as not ready until a scheduler has the model."""
+        """Starts serving. Calls are rejected as not ready until a scheduler has their model."""
         await self._grpc.start()
         self._tasks = [
             asyncio.create_task(self._session.run()),
@@ -87,11 +79,16 @@ class Gateway:
         ]
         for task in self._tasks:
             task.add_done_callback(_end_process_on_failure)
-        about = {"http_port": self.http_port, "grpc_port": self.grpc_port}
-        logger.info("listening", extra=about | ({"defaults": self._defaults} if self._defaults else {}))
+        names = {model.name: model.aliases for model in self._catalog}
+        about: dict[str, object] = {"http_port": self.http_port, "grpc_port": self.grpc_port, "models": names}
+        defaults = {model.name: model.given_defaults for model in self._catalog if model.given_defaults}
+        if defaults:
+            # Without a label for one model; by the model's name for several.
+            about["defaults"] = defaults if len(names) > 1 else defaults.popitem()[1]
+        logger.info("listening", extra=about)
 
     async def stop(self) -> None:
-        """Says that it is not serving, lets running requests end within the grace, then closes everything."""
+        """Reports NOT_SERVING, waits up to the grace for running requests, then closes everything."""
         session, reporter, http = self._tasks
         reporter.cancel()
         await self._health.set_serving(False)
@@ -101,7 +98,7 @@ class Gateway:
         await asyncio.gather(self._grpc.stop(_CLOSE_SECONDS), http)
         session.cancel()
         await asyncio.gather(session, reporter, return_exceptions=True)
-        self._tokenizer.close()
+        self._catalog.close()
         logger.info("stopped")
 
     async def _report_health(self) -> None:
@@ -112,7 +109,7 @@ class Gateway:
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn's server, without its hold on the process's signals."""
+    """uvicorn's server, without its signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -123,7 +120,7 @@ def _listen(host: str, port: int) -> socket.socket:
     """A socket that listens on a port, or on a free one where `port` is 0. Raises CannotListen."""
     check_can_listen(host, port)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's algorithm off only where it is.
+    # asyncio turns Nagle's algorithm off only if the protocol is given.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -136,7 +133,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _end_process_on_failure(task: asyncio.Task[None]) -> None:
-    """Better started anew than half alive."""
+    """Ends the process, so that it is started again, where a part of it has failed."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.critical("a part of the gateway ended", exc_info=error)
         os.kill(os.getpid(), signal.SIGTERM)

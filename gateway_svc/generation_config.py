@@ -1,4 +1,4 @@
-"""Defaults of sampling from a generation_config.json and from the operator, checked by the ranges of requests."""
+"""Sampling defaults from generation_config.json and from the operator, checked by the ranges of requests."""
 
 import json
 from collections.abc import Mapping
@@ -7,25 +7,20 @@ from typing import Any
 
 from gateway_svc.field_paths import Field
 from gateway_svc.openai_http.json_fields import JsonFields
+from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.settings import BadSetting
 from gateway_svc.unvalidated_request import GenerationDefaults
 from gateway_svc.validation import FieldChecker
 from svc_common.errors import QuireError
 
 _FILE = "generation_config.json"
-_NAMES = {
-    Field.TEMPERATURE: "temperature",
-    Field.TOP_P: "top_p",
-    Field.TOP_K: "top_k",
-    Field.MIN_P: "min_p",
-    Field.REPETITION_PENALTY: "repetition_penalty",
-    Field.MAX_TOKENS: "max_new_tokens",
-}
+_FIELDS = tuple(one for one in SAMPLING_FIELDS if one.may_be_configured)
+_NAMES: Mapping[str, str] = {**{one.path: one.name for one in _FIELDS}, Field.MAX_TOKENS: "max_new_tokens"}
 """Fields that may have a default, and their names in a generation_config.json."""
 
 
 def load_generation_defaults(source: str, override: str | None, model: Path) -> GenerationDefaults:
-    """What requests that leave a field out get, by QUIRE_GENERATION_CONFIG and QUIRE_OVERRIDE_GENERATION_CONFIG.
+    """The defaults of fields, by QUIRE_GENERATION_CONFIG and QUIRE_OVERRIDE_GENERATION_CONFIG.
 
     `model` is the model's directory. Raises BadSetting, which names the variable, the field and its range.
     """
@@ -36,7 +31,7 @@ def load_generation_defaults(source: str, override: str | None, model: Path) -> 
             config = _object(path.read_text(), setting)
         except (OSError, UnicodeDecodeError) as error:
             raise BadSetting(f"{setting} cannot be read: {error}") from error
-        # The file is for other purposes too, such as end-of-text tokens: what else it holds is not ours to judge.
+        # The file has other purposes too, such as end-of-text tokens: other fields are ignored.
         values = {name: config[name] for name in _NAMES.values() if name in config}
         _defaults(values, setting)
     if override:
@@ -76,23 +71,13 @@ def _object(text: str, setting: str) -> dict[str, Any]:
 
 
 def _defaults(values: Mapping[str, Any], setting: str) -> GenerationDefaults:
-    """Values as defaults, once each is of its type and in its range. Raises BadSetting."""
+    """Raises BadSetting where a value is not of its type or not in its range."""
     check = FieldChecker(lambda which, place=None: _NAMES[which])
     fields = JsonFields(values)
     try:
-        defaults = GenerationDefaults(
-            temperature=fields.number("temperature"),
-            top_p=fields.number("top_p"),
-            top_k=fields.integer("top_k"),
-            min_p=fields.number("min_p"),
-            repetition_penalty=fields.number("repetition_penalty"),
-            max_tokens=fields.integer("max_new_tokens"),
-        )
-        check.temperature(defaults.temperature)
-        check.top_p(defaults.top_p)
-        check.top_k(defaults.top_k)
-        check.min_p(defaults.min_p)
-        check.repetition_penalty(defaults.repetition_penalty)
+        defaults = GenerationDefaults(fields.sampling(_FIELDS), fields.integer("max_new_tokens"))
+        for one in _FIELDS:
+            check.sampling(one, defaults.sampling)
         check.max_tokens(defaults.max_tokens)
     except QuireError as error:
         raise BadSetting(f"{setting}: {error.field} {error.message}, not {values[str(error.field)]!r}") from error

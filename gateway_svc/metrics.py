@@ -1,8 +1,8 @@
-"""The gateway's Prometheus metrics. Labels hold only values of ours, never a client's."""
+"""The gateway's Prometheus metrics. No label holds a value that a client chose."""
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -36,16 +36,18 @@ Protocol = Literal["grpc", "http"]
 
 @dataclass(slots=True)
 class CallOutcome:
-    """How a call ended, as its protocol says it: a gRPC status name or an HTTP status."""
+    """How a call ended: a gRPC status name or an HTTP status. `model` is the name of its model, empty where
+    that is not served."""
 
     code: str
+    model: str = ""
 
 
-class TokenMetrics(Collector):
-    """Tokens generated, and the time between those of a sequence.
+class TokenMetrics:
+    """Tokens that a model generated, and the time between tokens of a sequence.
 
-    They are noted for every token on the one thread that there is: without the lock and the walk over the buckets that
-    an observation of prometheus_client's costs.
+    Observed for every token on the one thread that there is, so without the lock and the search over buckets of
+    prometheus_client's histogram.
     """
 
     def __init__(self) -> None:
@@ -54,57 +56,93 @@ class TokenMetrics(Collector):
         self._gap_seconds = 0.0
 
     def add_tokens(self, num_tokens: int) -> None:
-        """Notes tokens that came together."""
+        """Counts tokens."""
         self._num_tokens += num_tokens
 
     def observe_gap(self, seconds: float) -> None:
-        """Notes the time between two tokens."""
+        """Observes the time between two tokens, in seconds."""
         self._num_gaps[bisect_left(_TOKEN_BUCKETS, seconds)] += 1
         self._gap_seconds += seconds
 
-    def collect(self) -> Iterator[Metric]:
-        """What a scrape is told."""
-        yield CounterMetricFamily("quire_gateway_generation_tokens", "Tokens generated", value=self._num_tokens)
+    def add_to(self, model: str, tokens: CounterMetricFamily, gaps: HistogramMetricFamily) -> None:
+        """Adds the samples of a model to a scrape."""
+        tokens.add_metric([model], self._num_tokens)
         bounds = map(floatToGoString, (*_TOKEN_BUCKETS, float("inf")))
-        yield HistogramMetricFamily(
-            "quire_gateway_inter_token_latency_seconds",
-            "Time between tokens of a sequence",
-            buckets=list(zip(bounds, accumulate(self._num_gaps), strict=True)),
-            sum_value=self._gap_seconds,
+        buckets = list(zip(bounds, accumulate(self._num_gaps), strict=True))
+        gaps.add_metric([model], buckets=buckets, sum_value=self._gap_seconds)
+
+
+class _TokenCollector(Collector):
+    """The token metrics of all models, for a scrape."""
+
+    def __init__(self, models: Mapping[str, TokenMetrics]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        tokens = CounterMetricFamily("quire_gateway_generation_tokens", "Tokens generated", labels=["model"])
+        gaps = HistogramMetricFamily(
+            "quire_gateway_inter_token_latency_seconds", "Time between tokens of a sequence", labels=["model"]
         )
+        for name, metrics in self._models.items():
+            metrics.add_to(name, tokens, gaps)
+        yield from (tokens, gaps)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetrics:
+    """Metrics of the requests for one model."""
+
+    in_flight: Gauge
+    first_token_seconds: Histogram
+    prompt_tokens: Counter
+    tokens: TokenMetrics
 
 
 class GatewayMetrics:
     """One gateway's metrics, in a registry of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Sequence[str]) -> None:
+        """`models` are the names of all models that this gateway serves: no other name becomes a label."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._requests = Counter(
-            "quire_gateway_requests", "Calls answered", ["protocol", "method", "code"], registry=self._registry
+            "quire_gateway_requests", "Calls answered", ["protocol", "method", "code", "model"], registry=self._registry
         )
         self._request_seconds = Histogram(
             "quire_gateway_request_seconds",
             "Time from a call to the end of its answer",
-            ["protocol", "method"],
+            ["protocol", "method", "model"],
             buckets=_REQUEST_BUCKETS,
             registry=self._registry,
         )
-        self.in_flight = Gauge(
-            "quire_gateway_requests_in_flight", "Requests to generate that run now", registry=self._registry
+        in_flight = Gauge(
+            "quire_gateway_requests_in_flight",
+            "Requests to generate that run now",
+            ["model"],
+            registry=self._registry,
         )
-        self.first_token_seconds = Histogram(
+        first_token_seconds = Histogram(
             "quire_gateway_time_to_first_token_seconds",
             "Time from a call to the first token of each of its requests",
+            ["model"],
             buckets=_FIRST_TOKEN_BUCKETS,
             registry=self._registry,
         )
-        self.prompt_tokens = Counter(
-            "quire_gateway_prompt_tokens", "Prompt tokens of accepted requests", registry=self._registry
+        prompt_tokens = Counter(
+            "quire_gateway_prompt_tokens", "Prompt tokens of accepted requests", ["model"], registry=self._registry
         )
-        self.tokens = TokenMetrics()
-        self._registry.register(self.tokens)
+        self._models = {
+            name: ModelMetrics(
+                in_flight.labels(name), first_token_seconds.labels(name), prompt_tokens.labels(name), TokenMetrics()
+            )
+            for name in models
+        }
+        self._registry.register(_TokenCollector({name: model.tokens for name, model in self._models.items()}))
+
+    def of_model(self, name: str) -> ModelMetrics:
+        """The metrics of a model that this gateway serves."""
+        return self._models[name]
 
     @contextmanager
     def call(self, protocol: Protocol, method: str, code: str) -> Iterator[CallOutcome]:
@@ -114,8 +152,8 @@ class GatewayMetrics:
         try:
             yield outcome
         finally:
-            self._requests.labels(protocol, method, outcome.code).inc()
-            self._request_seconds.labels(protocol, method).observe(time.monotonic() - started)
+            self._requests.labels(protocol, method, outcome.code, outcome.model).inc()
+            self._request_seconds.labels(protocol, method, outcome.model).observe(time.monotonic() - started)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -1,4 +1,4 @@
-"""What a request yields: pieces of its sequences, their ends, and what was used."""
+"""The output of a request: chunks of its sequences, their ends, and the usage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,6 @@ class FinishReason(Enum):
     LENGTH = "length"
 
     def to_proto(self) -> inference_pb2.FinishReason:
-        """The reason in the public contract."""
         if self is FinishReason.STOP:
             return inference_pb2.FINISH_REASON_STOP
         return inference_pb2.FINISH_REASON_LENGTH
@@ -24,13 +23,12 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a sequence; at a stop, the string that was found or the token that was drawn."""
+    """The end of a sequence. `matched` is the stop string or the stop token that ended it."""
 
     reason: FinishReason
     matched: str | int | None = None
 
     def to_proto(self) -> inference_pb2.Finish:
-        """The end in the public contract."""
         finish = inference_pb2.Finish(reason=self.reason.to_proto())
         match self.matched:
             case str(stop):
@@ -42,7 +40,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability of a token that was drawn, and the likeliest (token, log-probability) at its place.
+    """Log-probability of a sampled token, and the top-k (token, log-probability) at its position.
 
     `text_offset` is where the token begins in the sequence's text, in characters.
     """
@@ -56,20 +54,19 @@ class TokenLogprob:
     def from_proto(
         cls, token_id: int, logprobs: worker_pb2.TokenLogprobs, num_top: int, text_offset: int
     ) -> "TokenLogprob":
-        """From what the worker reports for `token_id`; a beam search has more beside it than its client asked for."""
+        """From the worker's log-probabilities of `token_id`. A beam search has more top tokens than were requested."""
         top = tuple((other.token_id, other.logprob) for other in logprobs.top[:num_top])
         return cls(token_id, logprobs.logprob, top, text_offset)
 
     def to_worker_proto(self) -> worker_pb2.TokenLogprobs:
-        """What the worker reported, as far as it was asked for."""
+        """The log-probabilities as the worker sent them, with the top tokens that were requested."""
         top = [worker_pb2.Logprob(token_id=token_id, logprob=logprob) for token_id, logprob in self.top]
         return worker_pb2.TokenLogprobs(logprob=self.logprob, top=top)
 
     def to_proto(self, vocabulary: Vocabulary) -> inference_pb2.TokenLogprob:
-        """The log-probabilities in the public contract."""
-        drawn = _token_to_proto(self.token_id, self.logprob, vocabulary)
-        drawn.top.extend(_token_to_proto(token_id, logprob, vocabulary) for token_id, logprob in self.top)
-        return drawn
+        sampled = _token_to_proto(self.token_id, self.logprob, vocabulary)
+        sampled.top.extend(_token_to_proto(token_id, logprob, vocabulary) for token_id, logprob in self.top)
+        return sampled
 
 
 def _token_to_proto(token_id: int, logprob: float, vocabulary: Vocabulary) -> inference_pb2.TokenLogprob:
@@ -83,9 +80,9 @@ def _token_to_proto(token_id: int, logprob: float, vocabulary: Vocabulary) -> in
 
 @dataclass(slots=True)
 class Chunk:
-    """A piece of one sequence: the tokens from `offset` on, counted from the end of the prompt, and the text that
-    is due with them. `logprobs` is one for each token where they were asked for, `score` what the sequence was ranked
-    by, in its last piece."""
+    """Tokens of one sequence from `offset` on, counted from the end of the prompt, and the text that is due with them.
+    `logprobs` has one for each token where they were requested. `score`, by which the sequence was ranked, is set in
+    its last chunk."""
 
     index: int
     offset: int
@@ -96,7 +93,6 @@ class Chunk:
     score: float | None = None
 
     def to_proto(self, vocabulary: Vocabulary) -> inference_pb2.Chunk:
-        """The chunk in the public contract."""
         return inference_pb2.Chunk(
             index=self.index,
             offset=self.offset,
@@ -107,7 +103,7 @@ class Chunk:
         )
 
     def to_completion(self, vocabulary: Vocabulary) -> inference_pb2.Completion:
-        """A chunk that is the whole sequence, in the public contract."""
+        """A chunk that is a whole sequence, in the public contract."""
         chunk = self.to_proto(vocabulary)
         return inference_pb2.Completion(
             index=chunk.index,
@@ -148,7 +144,6 @@ class Usage:
         )
 
     def to_proto(self) -> inference_pb2.Usage:
-        """The usage in the public contract."""
         return inference_pb2.Usage(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,

@@ -1,4 +1,4 @@
-"""Which of a request's sequences go out, and in which order."""
+"""Ranks the sequences of best_of and beam search."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,11 +8,11 @@ from gateway_svc.rendering import Rendering
 
 
 def completed_sequences(chunks: Sequence[Chunk], rendering: Rendering) -> list[Chunk]:
-    """The whole sequences that go out, from all chunks of a request that has ended; indices are places in the answer.
+    """The whole sequences to send, from all chunks of a request that has ended. Their indices are ranks.
 
-    Of all sequences the n with the highest mean log-probability per token, the best one first, as the OpenAI API
-    defines it; of equal ones the one of the lower index. What was drawn counts, under the model's own distribution,
-    the token that ended the sequence included.
+    These are the n sequences with the highest mean log-probability per token, as the OpenAI API defines it; of equal
+    ones the one with the lower index is first. Log-probabilities are those of the sampled tokens under the model's own
+    distribution, including the token that ended the sequence.
     """
     whole = merge_chunks(chunks)
     if not rendering.is_best_of:

@@ -1,5 +1,4 @@
-"""How the tokens of a request become what its client reads: all that a gateway needs to go on with a request, whichever
-gateway took it in."""
+"""How the tokens of a request become text: all that a gateway needs to continue a request of any gateway."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ _BYTES_OF_A_CHARACTER = 4
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """`num_sequences` come of the scheduler, and the best `n` of them go out.
+    """The scheduler runs `num_sequences`, and the best `n` of them are sent.
 
-    `prompt_tail` holds the last tokens of the prompt that are text, as many as a character has bytes; `logprobs` is how
-    many likeliest tokens go out beside each token, or None.
+    `prompt_tail` holds the last tokens of the prompt that are text, as many as a character has bytes. `logprobs` is how
+    many top tokens are sent beside each token, or None.
     """
 
     request_id: str
@@ -35,10 +34,12 @@ class Rendering:
     num_sequences: int
     logprobs: int | None
     seed: int
+    tokenizer_fingerprint: bytes = b""
+    """Of the tokenizer that made the prompt's tokens; empty for a request of this gateway, or of protocol 1."""
 
     @classmethod
     def of(cls, generation: ValidatedRequest, vocabulary: Vocabulary) -> "Rendering":
-        """That of a request which this gateway took in."""
+        """The rendering of a request of this gateway."""
         stopping = generation.stopping
         hidden = vocabulary.hidden_ids(generation.special_tokens)
         return cls(
@@ -60,7 +61,7 @@ class Rendering:
 
     @classmethod
     def from_proto(cls, attached: scheduler_pb2.Attached) -> "Rendering":
-        """That of a request which some gateway took in, as the scheduler kept it."""
+        """The rendering of a request of any gateway, as the scheduler stored it."""
         options = attached.render_options
         return cls(
             request_id=options.request_id,
@@ -77,15 +78,16 @@ class Rendering:
             num_sequences=attached.num_sequences,
             logprobs=options.logprobs if options.HasField("logprobs") else None,
             seed=attached.seed,
+            tokenizer_fingerprint=attached.tokenizer_fingerprint,
         )
 
     @property
     def is_best_of(self) -> bool:
-        """Whether sequences are ranked by the log-probabilities of what was drawn, and so go out at their end."""
+        """Whether sequences are ranked by their log-probabilities, and so are sent when all have ended."""
         return self.num_sequences > self.n
 
     def to_proto(self) -> scheduler_pb2.RenderOptions:
-        """What the scheduler keeps of it; the rest it knows."""
+        """The fields that the scheduler stores; the others are in the Submit."""
         return scheduler_pb2.RenderOptions(
             request_id=self.request_id,
             model=self.model,
@@ -101,6 +103,6 @@ class Rendering:
 
 
 def _visible_tail(token_ids: Sequence[int], hidden_ids: frozenset[int]) -> tuple[int, ...]:
-    # Every token that is seen has a byte or more, and nothing before the last character matters.
+    # Each visible token has at least one byte, and only the last character may be incomplete.
     visible = (token_id for token_id in reversed(token_ids) if token_id not in hidden_ids)
     return tuple(islice(visible, _BYTES_OF_A_CHARACTER))[::-1]

@@ -1,4 +1,4 @@
-"""What clients are told of a scheduler's verdicts, and of having none."""
+"""The errors of requests, as clients receive them."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ logger = logging.getLogger("quire.gateway")
 
 RETRY_AFTER_SECONDS = 1.0
 
-# What of a request a scheduler's refusal is about.
+# The field that a scheduler's refusal is about.
 _FIELDS = {
     scheduler_pb2.FAILURE_REASON_SEARCH_TOO_WIDE: Field.BEAM_WIDTH,
     scheduler_pb2.FAILURE_REASON_TOO_MANY_TOKENS: Field.MAX_TOKENS,
@@ -22,7 +22,7 @@ _FIELDS = {
 
 
 def error_from_failed(failed: scheduler_pb2.Failed, field_path: FieldPath, tenant: str) -> QuireError:
-    """A scheduler's verdict on a tenant's request, with fields as its client spells them."""
+    """The error for a scheduler's failure of a tenant's request, with fields as its client spells them."""
     hint = to_seconds(failed.retry_after) if failed.HasField("retry_after") else None
     soon = RETRY_AFTER_SECONDS if hint is None else hint
     about = _FIELDS.get(failed.reason)
@@ -40,6 +40,8 @@ def error_from_failed(failed: scheduler_pb2.Failed, field_path: FieldPath, tenan
             | scheduler_pb2.FAILURE_REASON_TOO_MANY_TOKENS
         ):
             return QuireError(Reason.INVALID_FIELD, failed.message, field)
+        case scheduler_pb2.FAILURE_REASON_UNSUPPORTED_RESULT:
+            return QuireError(Reason.FEATURE_UNSUPPORTED, failed.message)
         case scheduler_pb2.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED:
             return QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, failed.message, field)
         case scheduler_pb2.FAILURE_REASON_UNAVAILABLE:
@@ -48,7 +50,7 @@ def error_from_failed(failed: scheduler_pb2.Failed, field_path: FieldPath, tenan
             subject = f"tenant:{tenant}"
             return QuireError(Reason.TENANT_QUOTA_EXCEEDED, failed.message, retry_after=soon, subject=subject)
         case scheduler_pb2.FAILURE_REASON_DEADLINE_INFEASIBLE:
-            # Without a hint there is no later at which this deadline would do.
+            # Without a hint no later attempt could meet this deadline.
             return QuireError(Reason.DEADLINE_TOO_SHORT, failed.message, retry_after=hint)
         case scheduler_pb2.FAILURE_REASON_UNKNOWN_REQUEST:
             return unknown()
@@ -61,27 +63,39 @@ def error_from_failed(failed: scheduler_pb2.Failed, field_path: FieldPath, tenan
 
 
 def internal(message: str) -> QuireError:
-    """A fault of ours: the client gets an id that leads to the log."""
+    """An internal error. The client receives an id that is in the log."""
     error_id = uuid.uuid4().hex
     logger.error("request failed", extra={"error_id": error_id, "why": message}, exc_info=sys.exception())
     return QuireError(Reason.INTERNAL, f"internal error {error_id}")
 
 
 def unknown() -> QuireError:
-    """There is nothing to go on with."""
     return QuireError(Reason.REQUEST_UNKNOWN, "no such request runs, or ran lately")
 
 
 def cancelled() -> QuireError:
-    """It was cancelled by name."""
     return QuireError(Reason.CANCELLED, "the request was cancelled")
 
 
 def deadline_exceeded() -> QuireError:
-    """Its time is over."""
     return QuireError(Reason.DEADLINE_EXCEEDED, "the deadline passed before the request was done")
 
 
+def model_not_ready(name: str) -> QuireError:
+    message = f"the model {name} is not ready"
+    return QuireError(Reason.MODEL_NOT_READY, message, retry_after=RETRY_AFTER_SECONDS)
+
+
+def no_model_ready() -> QuireError:
+    return QuireError(Reason.MODEL_NOT_READY, "no model is ready", retry_after=RETRY_AFTER_SECONDS)
+
+
+def model_missing(name: str) -> QuireError:
+    """The request exists, and this gateway does not have its model; another gateway may."""
+    message = f"this gateway does not serve the model of the request, {name}"
+    return QuireError(Reason.MODEL_NOT_READY, message, retry_after=RETRY_AFTER_SECONDS)
+
+
 def unavailable(message: str, retry_after: float = RETRY_AFTER_SECONDS) -> QuireError:
-    """It may do later."""
+    """A later attempt may succeed."""
     return QuireError(Reason.CAPACITY_EXHAUSTED, message, retry_after=retry_after)

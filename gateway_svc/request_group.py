@@ -1,4 +1,4 @@
-"""The requests of one call, and whoever waits for them."""
+"""The requests of one call, and the call's wait for their output."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,36 +9,60 @@ import grpc
 from gateway_svc.output import Chunk, Usage
 from gateway_svc.rendering import Rendering
 from gateway_svc.running_request import RunningRequest
+from gateway_svc.session import SchedulerSession
+from gateway_svc.subscriptions import Attachment
 from gateway_svc.validated_request import OnDisconnect
+from gateway_svc.vocabulary import Vocabulary
+from svc_common.errors import QuireError
 
 
 class ClientDisconnected(Exception):  # noqa: N818
-    """Nobody is left to take an answer."""
+    """The client left before the answer was complete."""
 
 
 class RequestGroup:
-    """The requests of one call, one for each of its prompts. Leaving the block leaves what still runs."""
+    """The requests of one call, one for each of its prompts. The end of the block releases those that still run."""
 
     def __init__(self, requests: Sequence[RunningRequest], wake: asyncio.Event) -> None:
         self.requests = requests
         self._wake = wake
         self._client_left = False
+        self._attachments: dict[RunningRequest, Attachment] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Once one has failed the call is answered with that, and nobody comes back for the others, unless it is to be
-        # tried again.
+        # If one fails, the call fails with its error. Its client does not come back for the others, unless the error
+        # is one to retry.
         codes = {request.failure.code for request in self.requests if request.failure is not None}
         on_disconnect = OnDisconnect.CANCEL if codes - {grpc.StatusCode.UNAVAILABLE} else None
         for request in self.requests:
-            request.close(on_disconnect)
+            self._release(request, on_disconnect or request.on_disconnect)
+            request.close()
+
+    def start(self, session: SchedulerSession, deadline: float | None) -> None:
+        """Subscribes to the requests. `deadline` is on the monotonic clock, in seconds. Raises QuireError."""
+        for request in self.requests:
+            request.prepare()
+            call = request.generate_call
+            self._attachments[request] = session.subscribe(call.key, call.submit, request, deadline)
+
+    def give_up(self, error: QuireError) -> None:
+        """Fails the requests that still run."""
+        for request in self.requests:
+            self._release(request, request.on_disconnect)
+            request.on_failed(error)
 
     @property
     def renderings(self) -> list[Rendering]:
-        """How their tokens become text; known once they are accepted."""
+        """How their tokens become text; set once they are accepted."""
         return [request.rendering for request in self.requests]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary of their model; set once they are accepted."""
+        return self.requests[0].vocabulary
 
     @property
     def usage(self) -> Usage:
@@ -46,7 +70,7 @@ class RequestGroup:
         return sum((request.usage for request in self.requests), Usage())
 
     def client_disconnected(self) -> None:
-        """Notes that nobody waits any more: whoever does is told with ClientDisconnected."""
+        """Ends any wait for output with ClientDisconnected."""
         self._client_left = True
         self._wake.set()
 
@@ -59,9 +83,9 @@ class RequestGroup:
                 raise request.failure
 
     async def next(self) -> list[tuple[int, Chunk]]:
-        """Waits for the next chunks, each with the place of its request; none at the end.
+        """Waits for the next chunks, each with its prompt index; an empty list at the end.
 
-        Raises, after all that came before, the QuireError of a request that failed, or ClientDisconnected. May be
+        Raises the QuireError of a request that failed, after all chunks before it, or ClientDisconnected. May be
         cancelled and called again without loss.
         """
         while True:
@@ -85,6 +109,11 @@ class RequestGroup:
         while more := await self.next():
             chunks += more
         return chunks
+
+    def _release(self, request: RunningRequest, on_disconnect: OnDisconnect) -> None:
+        # A request that was not subscribed to must not end the one that has its key.
+        if request in self._attachments:
+            self._attachments[request].release(on_disconnect)
 
     async def _change(self) -> None:
         self._wake.clear()

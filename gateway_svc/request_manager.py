@@ -1,4 +1,4 @@
-"""What both protocols share: admits calls, resolves what they ask for, and has it run."""
+"""The gateway without its protocols: admits calls, builds their requests, and runs them."""
 
 import asyncio
 import time
@@ -9,20 +9,20 @@ from enum import Enum
 
 from opentelemetry.context import Context
 
+from gateway_svc import request_errors
 from gateway_svc.auth import Tenant
 from gateway_svc.field_paths import FieldPath
 from gateway_svc.metrics import GatewayMetrics
+from gateway_svc.model_catalog import CatalogModel, ModelCatalog
 from gateway_svc.rendering import Rendering
 from gateway_svc.request_errors import RETRY_AFTER_SECONDS
 from gateway_svc.request_group import RequestGroup
 from gateway_svc.running_request import GenerateCall, RunningRequest
 from gateway_svc.sequence_output import ResumePosition
 from gateway_svc.session import SchedulerSession
-from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.tracing import GenerationSpan, Operation
-from gateway_svc.unvalidated_request import GenerationDefaults, UnvalidatedRequest
+from gateway_svc.unvalidated_request import UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, ValidatedRequest
-from gateway_svc.validation import Validator
 from svc_common.errors import QuireError, Reason
 from svc_common.keys import cache_salt, request_key
 
@@ -44,17 +44,10 @@ class _Admission(Enum):
 
 
 class RequestManager:
-    """The gateway without its protocols."""
+    """Runs the calls of both protocols over one session."""
 
-    def __init__(
-        self,
-        tokenizer: ModelTokenizer,
-        session: SchedulerSession,
-        metrics: GatewayMetrics,
-        defaults: GenerationDefaults | None = None,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.validator = Validator(tokenizer, defaults)
+    def __init__(self, catalog: ModelCatalog, session: SchedulerSession, metrics: GatewayMetrics) -> None:
+        self.catalog = catalog
         self.metrics = metrics
         self._session = session
         self._admission = _Admission.OPEN
@@ -64,35 +57,42 @@ class RequestManager:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request that came now would be taken."""
-        return self._admission is _Admission.OPEN and self._session.model is not None
+        """Whether a request for at least one of the models would be accepted now."""
+        return self._admission is _Admission.OPEN and bool(self._session.models)
 
     @property
     def is_durable(self) -> bool:
-        """Whether a request that came now would outlive its scheduler."""
+        """Whether a request that is accepted now survives its scheduler."""
         return not self._session.is_store_degraded
 
     @property
-    def model(self) -> ModelInfo:
-        """The model that is served. Raises QuireError where none is ready."""
-        if self._session.model is None:
-            raise QuireError(Reason.MODEL_NOT_READY, "the model is not ready", retry_after=RETRY_AFTER_SECONDS)
-        return self._session.model
+    def ready_models(self) -> list[tuple[CatalogModel, ModelInfo]]:
+        """The models that are ready, the default one first. Raises QuireError where there is none."""
+        ready = self._session.models
+        if not ready:
+            raise request_errors.no_model_ready()
+        return [(model, ready[model.name]) for model in self.catalog if model.name in ready]
+
+    def model_info(self, model: CatalogModel) -> ModelInfo:
+        """The scheduler's description of a model. Raises QuireError where it is not ready."""
+        if (info := self._session.models.get(model.name)) is None:
+            raise request_errors.model_not_ready(model.name)
+        return info
 
     def admit(self) -> None:
-        """Refuses new work while draining."""
+        """Raises QuireError while the gateway drains."""
         if self._admission is _Admission.DRAINING:
             raise _draining()
 
     async def validate(
-        self, unvalidated: UnvalidatedRequest, field_path: FieldPath, generated_id: str
+        self, model: CatalogModel, unvalidated: UnvalidatedRequest, field_path: FieldPath, generated_id: str
     ) -> ValidatedRequest:
-        """Validates one prompt of a call; `generated_id` is for a request that its client did not name.
+        """Validates one prompt of a call. `generated_id` names the request where its client did not.
 
         Raises QuireError.
         """
         self.admit()
-        return await self.validator.generation(unvalidated, self.model, field_path, generated_id)
+        return await model.validator.generation(unvalidated, self.model_info(model), field_path, generated_id)
 
     @contextmanager
     def run(
@@ -101,9 +101,9 @@ class RequestManager:
         generations: Sequence[ValidatedRequest],
         resume_positions: Sequence[Mapping[int, ResumePosition]] = (),
     ) -> Iterator[RequestGroup]:
-        """Has the requests of one call run, or joins those that run under its names, while the block lasts.
+        """Runs the requests of one call, or joins those that run under their names, until the block ends.
 
-        `resume_positions` says of each, by index, how far the client has its sequences. Raises QuireError.
+        `resume_positions` are the client's positions in the sequences of each request, by index. Raises QuireError.
         """
         self.admit()
         with self._run_group(
@@ -121,7 +121,7 @@ class RequestManager:
     def resume(
         self, call: Call, request_id: str, resume_positions: Mapping[int, ResumePosition]
     ) -> Iterator[RequestGroup]:
-        """Goes on with a tenant's request while the block lasts. Raises QuireError."""
+        """Continues a tenant's request until the block ends. Raises QuireError."""
         self.admit()
         name = call.tenant.name
         generate_call = GenerateCall(request_key(name, request_id), name, request_id, resume_positions=resume_positions)
@@ -131,18 +131,18 @@ class RequestManager:
             yield group
 
     def cancel(self, tenant: Tenant, request_id: str) -> None:
-        """Ends a tenant's request, on whichever gateway it is. Raises QuireError."""
+        """Cancels a tenant's request, whichever gateway reads it. Raises QuireError."""
         self._session.cancel(request_key(tenant.name, request_id))
 
     async def drain(self, grace: float) -> None:
-        """Takes no more work, and waits `grace` seconds for what runs; what is left then fails as DRAINING."""
+        """Rejects new calls, and waits `grace` seconds for those that run; the others then fail with DRAINING."""
         self._admission = _Admission.DRAINING
         try:
             async with asyncio.timeout(grace):
                 await self._idle.wait()
         except TimeoutError:
-            for request in [request for group in self._groups for request in group.requests]:
-                request.give_up(_draining())
+            for group in list(self._groups):
+                group.give_up(_draining())
 
     @contextmanager
     def _run_group(self, call: Call, calls: Sequence[tuple[GenerateCall, GenerationSpan]]) -> Iterator[RequestGroup]:
@@ -150,8 +150,7 @@ class RequestManager:
         requests = [
             RunningRequest(
                 generate_call,
-                session=self._session,
-                vocabulary=self.tokenizer.vocabulary,
+                catalog=self.catalog,
                 metrics=self.metrics,
                 span=span,
                 arrival_time=call.arrival_time,
@@ -162,13 +161,10 @@ class RequestManager:
         with RequestGroup(requests, wake) as group:
             self._groups.add(group)
             self._idle.clear()
-            self.metrics.in_flight.inc(len(requests))
             try:
-                for request in requests:
-                    request.start(call.deadline)
+                group.start(self._session, call.deadline)
                 yield group
             finally:
-                self.metrics.in_flight.dec(len(requests))
                 self._groups.discard(group)
                 if not self._groups:
                     self._idle.set()
@@ -181,12 +177,15 @@ class RequestManager:
         resume_positions: Mapping[int, ResumePosition],
     ) -> tuple[GenerateCall, GenerationSpan]:
         span = GenerationSpan.of(generation, call.operation, call.parent)
-        rendering = Rendering.of(generation, self.tokenizer.vocabulary)
+        model = self.catalog.get(generation.model)
+        assert model is not None, "it was validated for a model of the catalog"
+        rendering = Rendering.of(generation, model.tokenizer.vocabulary)
         submit = generation.to_proto(rendering.to_proto())
         submit.key = request_key(call.tenant.name, generation.request_id, prompt_index)
         submit.tenant = call.tenant.name
         submit.weight = call.tenant.weight
         submit.cache_salt = cache_salt(call.tenant.name)
+        submit.tokenizer_fingerprint = model.tokenizer_fingerprint
         submit.traceparent = span.traceparent
         submit.is_resumption = any(not start.is_beginning for start in resume_positions.values())
         generate_call = GenerateCall(

@@ -1,19 +1,20 @@
-"""A request while it runs: the scheduler's tokens become text as they come, whether or not the client reads."""
+"""A request while it runs: the scheduler's tokens become text as they arrive, whether or not the client reads."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gateway_svc.field_paths import Field, FieldPath, contract_field_path
-from gateway_svc.metrics import GatewayMetrics
+from gateway_svc import request_errors
+from gateway_svc.field_paths import FieldPath, contract_field_path
+from gateway_svc.metrics import GatewayMetrics, ModelMetrics
+from gateway_svc.model_catalog import CatalogModel, ModelCatalog
 from gateway_svc.output import Chunk, Usage
+from gateway_svc.reader import Acknowledgement, ReaderAction, Release, StopFound
 from gateway_svc.rendering import Rendering
 from gateway_svc.sequence_output import ResumePosition, SequenceOutput
-from gateway_svc.session import SchedulerSession
-from gateway_svc.subscriptions import Attachment
 from gateway_svc.tracing import GenerationSpan
 from gateway_svc.validated_request import OnDisconnect
 from gateway_svc.vocabulary import Vocabulary
@@ -28,8 +29,8 @@ _BEGINNING = ResumePosition()
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """What a client asks of a request: with `submit` to run it or, where its name has it running, to join; without, to
-    go on with one that must be there. `resume_positions` says by index how far the client has its sequences."""
+    """A client's call for one request. With `submit`, run the request, or join the one that runs under its name.
+    Without, continue one that must exist. `resume_positions` are the client's positions in its sequences, by index."""
 
     key: str
     tenant: str
@@ -41,69 +42,79 @@ class GenerateCall:
 
 
 class _Phase(Enum):
-    NEW = "new"
     PENDING = "pending"
     RUNNING = "running"
     FINISHED = "finished"
 
 
 class RunningRequest:
-    """One request of a call, as its events leave it."""
+    """One request of a call: a reader of the scheduler's events."""
 
     def __init__(
         self,
         generate_call: GenerateCall,
         *,
-        session: SchedulerSession,
-        vocabulary: Vocabulary,
+        catalog: ModelCatalog,
         metrics: GatewayMetrics,
         span: GenerationSpan,
         arrival_time: float,
         wake: asyncio.Event,
     ) -> None:
-        """`arrival_time` is when the client's call came, on the monotonic clock; `wake` is set at each change."""
+        """`arrival_time` is when the client's call arrived, on the monotonic clock; `wake` is set at each change."""
         self.generate_call = generate_call
         self.failure: QuireError | None = None
         self.is_durable = False
-        """Whether the request outlives its scheduler, as known when it was accepted."""
-        self._session = session
-        self._vocabulary = vocabulary
-        self._metrics = metrics
+        """Whether the request survives its scheduler, as of its acceptance."""
+        self._catalog = catalog
+        self._gateway_metrics = metrics
         self._span = span
         self._arrival_time = arrival_time
         self._wake = wake
-        self._phase = _Phase.NEW
-        self._rendering = generate_call.rendering
-        self._attachment: Attachment | None = None
+        self._phase = _Phase.PENDING
+        self._rendering: Rendering | None = None
+        self._model: CatalogModel | None = None
+        self._model_metrics: ModelMetrics | None = None
         self._sequences: list[SequenceOutput] = []
         self._num_open = 0
         self._has_stops = False
         self._has_tokens = False
 
-    def start(self, deadline: float | None) -> None:
-        """Asks the scheduler for it. Raises QuireError."""
-        self._attachment = self._session.subscribe(self.generate_call.key, self.generate_call.submit, self, deadline)
-        self._phase = _Phase.PENDING
+    def prepare(self) -> None:
+        """Looks up the model, where the call names it. Raises QuireError."""
+        if self.generate_call.rendering is not None:
+            self._set_rendering(self.generate_call.rendering)
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the scheduler has it, or had."""
+        """Whether the scheduler has accepted it, or it has failed."""
         return self._phase in (_Phase.RUNNING, _Phase.FINISHED)
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether it has ended or failed."""
         return self._phase is _Phase.FINISHED
 
     @property
     def rendering(self) -> Rendering:
-        """How its tokens become text; known once it is accepted."""
+        """How its tokens become text; set once it is accepted."""
         assert self._rendering is not None, "the caller waits for the acceptance"
         return self._rendering
 
     @property
+    def model_name(self) -> str:
+        """The name of its model; set once it is accepted."""
+        assert self._model is not None, "the caller waits for the acceptance"
+        return self._model.name
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary of its model; set once it is accepted."""
+        assert self._model is not None, "the caller waits for the acceptance"
+        return self._model.tokenizer.vocabulary
+
+    @property
     def usage(self) -> Usage:
-        """Tokens processed so far, up to the cut where a stop string was found."""
+        """Tokens processed so far, up to the stop string where one was found."""
         return Usage(
             prompt_tokens=self._rendering.prompt_length if self._rendering else 0,
             completion_tokens=sum(sequence.num_tokens for sequence in self._sequences),
@@ -111,82 +122,107 @@ class RunningRequest:
         )
 
     def pop_pending(self) -> list[Chunk]:
-        """What came since the call before, one chunk for each sequence that grew."""
+        """The output since the previous call, one chunk for each sequence that has any."""
         return [chunk for sequence in self._sequences if (chunk := sequence.pop_pending()) is not None]
 
-    def close(self, on_disconnect: OnDisconnect | None = None) -> None:
-        """Ends the request's stay here: as `on_disconnect` says, else detached if its client named it, or cancelled."""
-        self._release(on_disconnect or self._on_disconnect)
+    @property
+    def on_disconnect(self) -> OnDisconnect:
+        """What becomes of it when its client leaves: it is detached if the client named it, else cancelled."""
+        # A request whose rendering is not known yet was started by another call, which may still run.
+        return OnDisconnect.DETACH if self._rendering is None else self._rendering.on_disconnect
+
+    def close(self) -> None:
+        """Ends the request's metrics and span."""
         if self._phase is not _Phase.FINISHED:
             self._end()
+        if self._model_metrics is not None:
+            self._model_metrics.in_flight.dec()
 
-    def give_up(self, error: QuireError) -> None:
-        """Fails the request for its client, and leaves it."""
-        self._release(self._on_disconnect)
-        if self._phase is not _Phase.FINISHED:
-            self.on_failed(error)
+    # Events of the subscription.
 
-    # Events of the session.
-
-    def field_path(self, which: Field, item_index: int | None = None) -> str:
+    def field_path(self, which: str, item_index: int | None = None) -> str:
         """A field as the client spells it."""
         return self.generate_call.field_path(which, item_index)
 
     def on_accepted(self, is_durable: bool) -> None:
-        """It is queued."""
+        """The scheduler has queued it."""
         self.is_durable = is_durable
         self._metrics.prompt_tokens.inc(self.rendering.prompt_length)
         self._begin()
 
-    def on_attached(self, attached: scheduler_pb2.Attached) -> None:
-        """It was there, and this is what came of it; what is here already is not taken twice."""
+    def on_attached(self, attached: scheduler_pb2.Attached, *, is_durable: bool) -> Sequence[ReaderAction]:
+        """Takes the request's output so far; tokens that are here already are compared, and not taken twice."""
         is_new = self._phase is _Phase.PENDING
         if is_new:
-            self._rendering = Rendering.from_proto(attached)
-            self.is_durable = not self._session.is_store_degraded
-            self._has_tokens = True  # what came first came in another call's time
+            try:
+                self._set_rendering(Rendering.from_proto(attached))
+            except QuireError as error:
+                return self._give_up(error)
+            self._span.attached(self.model_name)
+            self.is_durable = is_durable
+            self._has_tokens = True  # the first token was computed for another call
             self._begin()
+        actions: list[ReaderAction] = []
         num_before = self.usage.completion_tokens
         for tokens in attached.sequences:
             sequence = self._sequences[tokens.index]
             sequence.check(tokens)
-            self._extend(sequence, tokens)
+            actions += self._extend(sequence, tokens)
         if not is_new:
             self._metrics.tokens.add_tokens(self.usage.completion_tokens - num_before)
-        if self._has_stops and self._phase is _Phase.RUNNING:
-            # The scheduler may not have heard how far they were looked for, and wait for that.
+        if self._has_stops:
+            # The scheduler may not have received the latest acknowledgements, and pause without them.
             for sequence in self._sequences:
-                self._acknowledge(sequence)
+                actions += self._acknowledge(sequence)
         self._wake.set()
+        return actions
 
-    def on_tokens(self, tokens: scheduler_pb2.Tokens) -> None:
-        """A sequence grew. Stop strings are acted on here, so that a slow client holds nothing up."""
+    def on_tokens(self, tokens: scheduler_pb2.Tokens) -> Sequence[ReaderAction]:
+        """Extends a sequence. Stop strings are searched for here, so that a slow client delays nothing."""
         sequence = self._sequences[tokens.index]
         num_before = sequence.num_tokens
-        self._extend(sequence, tokens)
+        actions = self._extend(sequence, tokens)
         if sequence.num_tokens > num_before:
             self._measure(sequence, sequence.num_tokens - num_before)
         if self._has_stops and sequence.num_tokens - sequence.num_acknowledged >= _ACKNOWLEDGE_EVERY:
-            self._acknowledge(sequence)
+            actions = [*actions, *self._acknowledge(sequence)]
         self._wake.set()
+        return actions
 
     def on_failed(self, error: QuireError) -> None:
-        """It is over without all its tokens."""
-        self.failure = error
-        self._end()
-        self._wake.set()
+        """Ends the request without all its tokens."""
+        if self._phase is not _Phase.FINISHED:
+            self.failure = error
+            self._end()
+            self._wake.set()
 
     def unflushed(self, offsets: Mapping[int, int]) -> list[scheduler_pb2.UnflushedTokens]:
-        """What it has of each sequence from an offset on, by index, or else from the beginning."""
-        tails = (sequence.unflushed(offsets.get(sequence.index, 0)) for sequence in self._sequences)
-        return [unflushed for unflushed in tails if unflushed is not None]
+        """The tokens of each sequence from its offset on; without an offset, from the beginning."""
+        found = (sequence.unflushed(offsets.get(sequence.index, 0)) for sequence in self._sequences)
+        return [unflushed for unflushed in found if unflushed is not None]
+
+    def _set_rendering(self, rendering: Rendering) -> None:
+        """Raises QuireError where this gateway does not have the model or its tokenizer."""
+        if self._model is None:
+            model = self._catalog.get(rendering.model)
+            if model is None or rendering.tokenizer_fingerprint not in (b"", model.tokenizer_fingerprint):
+                raise request_errors.model_missing(rendering.model)
+            self._model = model
+            self._model_metrics = self._gateway_metrics.of_model(model.name)
+            self._model_metrics.in_flight.inc()
+        self._rendering = rendering
+
+    @property
+    def _metrics(self) -> ModelMetrics:
+        assert self._model_metrics is not None, "only what has a model is accepted"
+        return self._model_metrics
 
     def _begin(self) -> None:
         rendering = self.rendering
-        # Of what is ranked, indices are places in the answer: what a client has of it is left out there.
+        # With best_of an index is a rank in the answer: what the client has is left out once the sequences are ranked.
         resume_positions = {} if rendering.is_best_of else self.generate_call.resume_positions
         self._sequences = [
-            SequenceOutput(index, self._vocabulary, rendering, resume_positions.get(index, _BEGINNING))
+            SequenceOutput(index, self.vocabulary, rendering, resume_positions.get(index, _BEGINNING))
             for index in range(rendering.num_sequences)
         ]
         self._num_open = rendering.num_sequences
@@ -194,42 +230,33 @@ class RunningRequest:
         self._phase = _Phase.RUNNING
         self._wake.set()
 
-    def _extend(self, sequence: SequenceOutput, tokens: scheduler_pb2.Tokens) -> None:
+    def _extend(self, sequence: SequenceOutput, tokens: scheduler_pb2.Tokens) -> Sequence[ReaderAction]:
         if sequence.finish is not None or self._phase is not _Phase.RUNNING:
-            return
+            return ()
         try:
             sequence.extend(tokens)
         except QuireError as error:
-            self.give_up(error)
-            return
+            return self._give_up(error)
         if sequence.finish is None:
-            return
+            return ()
+        actions: list[ReaderAction] = []
         if isinstance(sequence.finish.matched, str):
-            self._started_attachment.finish(sequence.index, sequence.num_tokens)
+            actions.append(StopFound(sequence.index, sequence.num_tokens))
         self._num_open -= 1
         if not self._num_open:
-            self._release(None)
+            actions.append(Release(None))
             self._end()
+        return actions
 
-    def _acknowledge(self, sequence: SequenceOutput) -> None:
-        if sequence.finish is None:
-            sequence.num_acknowledged = sequence.num_tokens
-            self._started_attachment.acknowledge(sequence.index, sequence.num_tokens)
+    def _acknowledge(self, sequence: SequenceOutput) -> Sequence[ReaderAction]:
+        if sequence.finish is not None or self._phase is not _Phase.RUNNING:
+            return ()
+        sequence.num_acknowledged = sequence.num_tokens
+        return (Acknowledgement(sequence.index, sequence.num_tokens),)
 
-    @property
-    def _on_disconnect(self) -> OnDisconnect:
-        # One that is not known yet is another call's as well.
-        return OnDisconnect.DETACH if self._rendering is None else self._rendering.on_disconnect
-
-    @property
-    def _started_attachment(self) -> Attachment:
-        assert self._attachment is not None, "only what was started has tokens"
-        return self._attachment
-
-    def _release(self, on_disconnect: OnDisconnect | None) -> None:
-        # One that was never started must not touch the request that may have its key.
-        if self._attachment is not None:
-            self._attachment.release(on_disconnect)
+    def _give_up(self, error: QuireError) -> Sequence[ReaderAction]:
+        self.on_failed(error)
+        return (Release(self.on_disconnect),)
 
     def _end(self) -> None:
         self._phase = _Phase.FINISHED
@@ -240,6 +267,7 @@ class RunningRequest:
             extra = {
                 "request_id": self.generate_call.request_id,
                 "tenant": self.generate_call.tenant,
+                "model": self._model.name if self._model else None,
                 "prompt_tokens": usage.prompt_tokens,
                 "completion_tokens": usage.completion_tokens,
                 "error": self.failure.reason.value if self.failure else None,

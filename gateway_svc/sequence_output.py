@@ -1,4 +1,4 @@
-"""One sequence on its way out: the scheduler's tokens become chunks, from wherever its client has it."""
+"""The output of one sequence: the scheduler's tokens become chunks, from the client's position on."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,17 +12,17 @@ from svc_common.errors import QuireError, Reason
 
 
 class EndDelivery(Enum):
-    """Whether a client that has all tokens of a sequence was given its end."""
+    """Whether a client that has all tokens of a sequence has received its end."""
 
     MISSING = "missing"
     GIVEN = "given"
     UNKNOWN = "unknown"
-    """It is told again; its text went out with the last token."""
+    """The end is sent again; its text was sent with the last token."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePosition:
-    """How far a client has a sequence, in tokens. `where` is the field that says so, as the client spells it."""
+    """A client's position in a sequence, in tokens. `where` is the field that holds it, as the client spells it."""
 
     num_tokens: int = 0
     ending: EndDelivery = EndDelivery.MISSING
@@ -34,15 +34,15 @@ class ResumePosition:
         return self.num_tokens == 0
 
     def offset_error(self) -> QuireError:
-        """What is told where the sequence has not so many tokens, or, where its end was given, has more."""
+        """The error where the sequence has fewer tokens, or more although its end was received."""
         return QuireError(Reason.RESUME_OFFSET_INVALID, "does not lie within the sequence", field=self.where)
 
 
 class SequenceOutput:
-    """What a sequence has, and what of that was not taken yet."""
+    """A sequence's tokens, text and end, and the part of them that was not popped yet."""
 
     def __init__(self, index: int, vocabulary: Vocabulary, rendering: Rendering, start: ResumePosition) -> None:
-        """Chunks begin at `start`, once the sequence gets there."""
+        """The first chunk begins at `start`, once the sequence has so many tokens."""
         self.index = index
         self.num_tokens = 0
         self.num_acknowledged = 0
@@ -59,9 +59,9 @@ class SequenceOutput:
         self._pending: Chunk | None = None
 
     def extend(self, tokens: scheduler_pb2.Tokens) -> None:
-        """Takes tokens in, less those that are here already.
+        """Appends tokens, except those that are here already.
 
-        Raises ValueError where some are missing, and QuireError where the sequence turns out not to reach its start.
+        Raises ValueError where tokens are missing, and QuireError where the sequence ends before its start.
         """
         num_known = self.num_tokens - tokens.offset
         if num_known < 0:
@@ -71,7 +71,7 @@ class SequenceOutput:
         cause = tokens.end.WhichOneof("cause") if tokens.HasField("end") else None
         token_ids = tokens.token_ids
         num_tokens = len(token_ids)
-        # The token that ends a sequence is counted and not read.
+        # A stop token counts as a token and has no text.
         num_read = num_tokens - 1 if cause == "stop_token_id" else num_tokens
         logprobs = tokens.logprobs if self._has_logprobs else ()
         chunk: Chunk | None = None
@@ -97,13 +97,13 @@ class SequenceOutput:
             self._end_with_cause(cause, tokens)
 
     def check(self, tokens: scheduler_pb2.Tokens) -> None:
-        """Raises ValueError where tokens are not those that are here."""
+        """Raises ValueError where tokens differ from those that are here."""
         here = self._token_ids[tokens.offset :]
         if any(ours != theirs for ours, theirs in zip(here, tokens.token_ids, strict=False)):
             raise ValueError("tokens that were given out have changed")
 
     def unflushed(self, offset: int) -> scheduler_pb2.UnflushedTokens | None:
-        """What is here from an offset on, as a scheduler is told of it; None where that is nothing."""
+        """The tokens from an offset on, for a scheduler; None where there are none."""
         is_truncated = self.finish is not None and isinstance(self.finish.matched, str)
         offset = min(offset, self.num_tokens)
         if offset == self.num_tokens and not is_truncated:
@@ -117,7 +117,7 @@ class SequenceOutput:
         )
 
     def pop_pending(self) -> Chunk | None:
-        """What came since the call before."""
+        """The output since the previous call."""
         chunk, self._pending = self._pending, None
         return chunk
 
@@ -135,7 +135,7 @@ class SequenceOutput:
             case "length":
                 self._end(Finish(FinishReason.LENGTH))
             case _:
-                raise ValueError("no stop string is where the sequence was cut")
+                raise ValueError("no stop string is where the sequence was truncated")
         if self._pending is not None and tokens.HasField("score"):
             self._pending.score = tokens.score
 
@@ -154,10 +154,7 @@ class SequenceOutput:
 
 
 def remainder(whole: Chunk, start: ResumePosition, vocabulary: Vocabulary, rendering: Rendering) -> Chunk:
-    """What a client that has a sequence up to `start` lacks of it, and its end.
-
-    Raises QuireError where the sequence has not so many tokens.
-    """
+    """The rest of a sequence from `start` on, with its end. Raises QuireError where the sequence has fewer tokens."""
     num_client_tokens = start.num_tokens
     if num_client_tokens > len(whole.token_ids):
         raise start.offset_error()

@@ -1,4 +1,4 @@
-"""quire.inference.v1.InferenceService: the public gRPC API over the engine."""
+"""quire.inference.v1.InferenceService: the public gRPC API over the request manager."""
 
 import asyncio
 import time
@@ -13,13 +13,15 @@ from opentelemetry import context as otel
 
 from gateway_svc.auth import Authenticator, Tenant
 from gateway_svc.field_paths import Field, contract_field_path
+from gateway_svc.metrics import CallOutcome
+from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.ranking import completed_sequences
 from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.running_request import RunningRequest
 from gateway_svc.sequence_output import EndDelivery, ResumePosition, remainder
 from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import ChatPrompt, ResponseMode, TextPrompt, UnvalidatedRequest
-from gateway_svc.validated_request import SpecialTokens, ValidatedRequest
+from gateway_svc.validated_request import ModelInfo, SpecialTokens, ValidatedRequest
 from gateway_svc.validation import FieldChecker, is_request_id
 from quire.inference.v1 import inference_pb2
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceServicer
@@ -31,12 +33,12 @@ SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_nam
 
 _REQUEST_ID = "x-request-id"
 _PUSHBACK = "grpc-retry-pushback-ms"
-_LATER_SECONDS = 2.0  # beyond what a channel waits until its own tries are used up
-_ENDLESS_SECONDS = 1e9  # a deadline decades away is none
+_LATER_SECONDS = 2.0  # longer than a channel waits between its own retries
+_ENDLESS_SECONDS = 1e9  # a deadline decades away counts as none
 
 
 class InferenceServicer(InferenceServiceServicer):
-    """Glue of a few lines a call. Every reply carries x-request-id: in its first metadata, in its last on errors."""
+    """Every reply has x-request-id in its initial metadata, and an error in its trailing metadata."""
 
     def __init__(self, request_manager: RequestManager, authenticator: Authenticator) -> None:
         self._request_manager = request_manager
@@ -47,14 +49,14 @@ class InferenceServicer(InferenceServiceServicer):
     ) -> AsyncIterator[inference_pb2.StreamGenerateResponse]:
         """Acceptance, chunks, usage."""
         request_id = _reply_id(request.generation.request_id)
-        async with self._answer(context, "StreamGenerate", request_id):
+        async with self._answer(context, "StreamGenerate", request_id) as outcome:
             call = self._call(_operation(request.generation), context)
-            generation = await self._validate(request.generation, ResponseMode.STREAMED, request_id)
+            generation = await self._validate(request.generation, ResponseMode.STREAMED, request_id, outcome)
             with self._request_manager.run(call, [generation]) as group:
                 await group.accepted()
                 await context.send_initial_metadata(((_REQUEST_ID, request_id),))
                 yield inference_pb2.StreamGenerateResponse(acceptance=_acceptance(group.requests[0]))
-                vocabulary = self._request_manager.tokenizer.vocabulary
+                vocabulary = group.vocabulary
                 while chunks := await group.next():
                     for _, chunk in chunks:
                         yield inference_pb2.StreamGenerateResponse(chunk=chunk.to_proto(vocabulary))
@@ -63,19 +65,17 @@ class InferenceServicer(InferenceServiceServicer):
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: _Context
     ) -> inference_pb2.GenerateResponse:
-        """Everything at once."""
         request_id = _reply_id(request.generation.request_id)
-        async with self._answer(context, "Generate", request_id):
+        async with self._answer(context, "Generate", request_id) as outcome:
             call = self._call(_operation(request.generation), context)
-            generation = await self._validate(request.generation, ResponseMode.WHOLE, request_id)
+            generation = await self._validate(request.generation, ResponseMode.WHOLE, request_id, outcome)
             with self._request_manager.run(call, [generation]) as group:
                 (running,) = group.requests
                 chunks = completed_sequences([chunk for _, chunk in await group.all()], running.rendering)
-                vocabulary = self._request_manager.tokenizer.vocabulary
                 await context.send_initial_metadata(((_REQUEST_ID, request_id),))
         return inference_pb2.GenerateResponse(
             acceptance=_acceptance(running),
-            completions=[whole.to_completion(vocabulary) for whole in chunks],
+            completions=[whole.to_completion(running.vocabulary) for whole in chunks],
             usage=group.usage.to_proto(),
         )
 
@@ -83,7 +83,7 @@ class InferenceServicer(InferenceServiceServicer):
         self, request: inference_pb2.ResumeRequest, context: _Context
     ) -> AsyncIterator[inference_pb2.ResumeResponse]:
         """Acceptance, the chunks that the client lacks, usage."""
-        async with self._answer(context, "Resume", request_id := _reply_id(request.request_id)):
+        async with self._answer(context, "Resume", request_id := _reply_id(request.request_id)) as outcome:
             call = self._call(Operation.RESUME, context)
             if not is_request_id(request.request_id):
                 raise FieldChecker(_plain_field_path).invalid(Field.REQUEST_ID, "is not the id of a request")
@@ -91,7 +91,7 @@ class InferenceServicer(InferenceServiceServicer):
             with self._request_manager.resume(call, request_id, resume_positions) as group:
                 await group.accepted()
                 (running,) = group.requests
-                rendering, vocabulary = running.rendering, self._request_manager.tokenizer.vocabulary
+                rendering, vocabulary, outcome.model = running.rendering, running.vocabulary, running.model_name
                 for item_index, position in enumerate(request.positions):
                     if position.index >= rendering.n:
                         message = f"must be below {rendering.n}, the number of sequences"
@@ -112,7 +112,6 @@ class InferenceServicer(InferenceServiceServicer):
     async def Cancel(  # noqa: N802
         self, request: inference_pb2.CancelRequest, context: _Context
     ) -> inference_pb2.CancelResponse:
-        """Passes the cancel on."""
         async with self._answer(context, "Cancel", request_id := _reply_id(request.request_id)):
             tenant = self._tenant(context)
             if not is_request_id(request.request_id):
@@ -124,54 +123,50 @@ class InferenceServicer(InferenceServiceServicer):
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: _Context
     ) -> inference_pb2.TokenizeResponse:
-        """Text or chat to tokens."""
-        async with self._answer(context, "Tokenize", request_id := _reply_id("")):
+        async with self._answer(context, "Tokenize", request_id := _reply_id("")) as outcome:
             self._tenant(context)
-            model, check = self._request_manager.model, FieldChecker(_plain_field_path)
-            check.model(request.model if request.HasField("model") else None, model)
+            check = FieldChecker(_plain_field_path)
+            model, info = self._find_model(request, outcome)
             prompt: TextPrompt | ChatPrompt | None = None
             match request.WhichOneof("input"):
                 case "text":
                     prompt = TextPrompt(request.text)
                 case "chat":
                     prompt = ChatPrompt.from_proto(request.chat)
-            token_ids = await self._request_manager.validator.encode(prompt, check)
+            token_ids = await model.validator.encode(prompt, check)
             await context.send_initial_metadata(((_REQUEST_ID, request_id),))
-        return inference_pb2.TokenizeResponse(token_ids=token_ids, context_length=model.context_length)
+        return inference_pb2.TokenizeResponse(token_ids=token_ids, context_length=info.context_length)
 
     async def Detokenize(  # noqa: N802
         self, request: inference_pb2.DetokenizeRequest, context: _Context
     ) -> inference_pb2.DetokenizeResponse:
-        """Tokens to text."""
-        async with self._answer(context, "Detokenize", request_id := _reply_id("")):
+        async with self._answer(context, "Detokenize", request_id := _reply_id("")) as outcome:
             self._tenant(context)
-            model, check = self._request_manager.model, FieldChecker(_plain_field_path)
-            check.model(request.model if request.HasField("model") else None, model)
-            check.token_ids(Field.TOKEN_IDS, request.token_ids, model)
+            model, info = self._find_model(request, outcome)
+            FieldChecker(_plain_field_path).token_ids(Field.TOKEN_IDS, request.token_ids, info)
             special = SpecialTokens.KEPT if request.keep_special_tokens else SpecialTokens.HIDDEN
-            text = await self._request_manager.tokenizer.decode(request.token_ids, special)
+            text = await model.tokenizer.decode(request.token_ids, special)
             await context.send_initial_metadata(((_REQUEST_ID, request_id),))
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest, context: _Context
     ) -> inference_pb2.ListModelsResponse:
-        """The one model."""
         async with self._answer(context, "ListModels", request_id := _reply_id("")):
             self._tenant(context)
-            model = self._request_manager.model
+            ready = self._request_manager.ready_models
             await context.send_initial_metadata(((_REQUEST_ID, request_id),))
-        return inference_pb2.ListModelsResponse(models=[model.to_proto()])
+        return inference_pb2.ListModelsResponse(models=[info.to_proto(model.aliases) for model, info in ready])
 
     @asynccontextmanager
-    async def _answer(self, context: _Context, method: str, request_id: str) -> AsyncIterator[None]:
-        """Counts a call, and ends it with the status of a QuireError.
+    async def _answer(self, context: _Context, method: str, request_id: str) -> AsyncIterator[CallOutcome]:
+        """Counts a call, and ends it with the status of a QuireError. The block sets the model that it is for.
 
-        An error is a reply without first metadata, so that a client's retry policy may act on it.
+        An error has no initial metadata, so that a client's retry policy may act on it.
         """
         with self._request_manager.metrics.call("grpc", method, grpc.StatusCode.OK.name) as outcome:
             try:
-                yield
+                yield outcome
             except QuireError as error:
                 outcome.code = error.code.name
                 metadata: list[tuple[str, str | bytes]] = [
@@ -203,11 +198,25 @@ class InferenceServicer(InferenceServiceServicer):
         )
 
     async def _validate(
-        self, generation: inference_pb2.Generation, response_mode: ResponseMode, request_id: str
+        self,
+        generation: inference_pb2.Generation,
+        response_mode: ResponseMode,
+        request_id: str,
+        outcome: CallOutcome,
     ) -> ValidatedRequest:
-        return await self._request_manager.validate(
-            UnvalidatedRequest.from_proto(generation, response_mode), generation_field_path, request_id
-        )
+        unvalidated = UnvalidatedRequest.from_proto(generation, response_mode)
+        model = self._request_manager.catalog.find(unvalidated.model, generation_field_path)
+        outcome.model = model.name
+        return await self._request_manager.validate(model, unvalidated, generation_field_path, request_id)
+
+    def _find_model(
+        self, request: inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest, outcome: CallOutcome
+    ) -> tuple[CatalogModel, ModelInfo]:
+        """The model of a Tokenize or Detokenize request. Raises QuireError where it is not ready."""
+        name = request.model if request.HasField("model") else None
+        model = self._request_manager.catalog.find(name, _plain_field_path)
+        outcome.model = model.name
+        return model, self._request_manager.model_info(model)
 
     def _tenant(self, context: _Context) -> Tenant:
         metadata = dict(context.invocation_metadata() or ())
@@ -216,15 +225,14 @@ class InferenceServicer(InferenceServiceServicer):
 
 
 def _reply_id(request_id: str) -> str:
-    """The id that a reply carries: the client's, where that can be one."""
+    """The id of a reply: the client's, where that is a valid one."""
     return request_id if is_request_id(request_id) else uuid.uuid4().hex
 
 
 def _is_for_the_channel(error: QuireError) -> bool:
     """Whether a client's own retry policy may act on an error, or must leave it to the caller.
 
-    It comes back at once, which only adds to a crowd that takes longer to clear; and with the same deadline, so that
-    one that could not be met is even further from it.
+    A retry policy retries at once, which adds to the load, and with the same deadline, which is then harder to meet.
     """
     if error.reason is Reason.DEADLINE_TOO_SHORT:
         return False
@@ -236,7 +244,7 @@ def _operation(generation: inference_pb2.Generation) -> Operation:
 
 
 def _resume_positions(positions: Sequence[inference_pb2.Position]) -> dict[int, ResumePosition]:
-    """How far a client has each sequence."""
+    """A client's position in each sequence."""
     resume_positions: dict[int, ResumePosition] = {}
     for item_index, position in enumerate(positions):
         where = f"positions[{item_index}]"
@@ -255,12 +263,13 @@ def _acceptance(running: RunningRequest) -> inference_pb2.Acceptance:
     )
 
 
-def generation_field_path(which: Field, item_index: int | None = None) -> str:
-    """A field as it is spelled in a request that holds a Generation."""
+def generation_field_path(which: str, item_index: int | None = None) -> str:
+    """A field as spelled in a request that holds a Generation."""
     return f"generation.{contract_field_path(which, item_index)}"
 
 
-def _plain_field_path(which: Field, item_index: int | None = None) -> str:
-    """A field as it is spelled in the small requests."""
-    name = {Field.PROMPT: "input", Field.TOKEN_IDS: "token_ids"}.get(which, str(which))
+def _plain_field_path(which: str, item_index: int | None = None) -> str:
+    """A field as spelled in Tokenize and Detokenize requests."""
+    names: dict[str, str] = {Field.PROMPT: "input", Field.TOKEN_IDS: "token_ids"}
+    name = names.get(which, which)
     return name if item_index is None else f"{name}[{item_index}]"

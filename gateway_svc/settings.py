@@ -5,6 +5,15 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from svc_common.model_settings import (
+    MODELS,
+    SERVED_MODEL_NAME,
+    ModelSettings,
+    ModelsFile,
+    ServedModelNames,
+    read_models_file,
+)
+from svc_common.models import split_names
 from svc_common.settings import ServiceSettings
 
 
@@ -13,7 +22,7 @@ class BadSetting(Exception):  # noqa: N818
 
 
 class GatewaySettings(ServiceSettings):
-    """What the gateway is told."""
+    """Settings of a gateway. Each is a flag and a variable: --http-port and QUIRE_HTTP_PORT."""
 
     model_config = SettingsConfigDict(cli_prog_name="python -m gateway_svc")
 
@@ -22,39 +31,58 @@ class GatewaySettings(ServiceSettings):
     schedulers_at: str = Field(
         "127.0.0.1:50052",
         pattern=r"^\s*[^\s,]+:\d+\s*(,\s*[^\s,]+:\d+\s*)*$",
-        description="schedulers as host:port, separated by commas; the first that answers is used",
+        description="schedulers as host:port, separated by commas; the gateway uses the one that leads",
     )
     scheduler_patience: float = Field(
         60.0, ge=0, description="seconds that running requests wait while no scheduler can be reached"
     )
-    model: str | None = Field(None, description="model directory, GGUF file or hub id; absent: the default model")
-    revision: str | None = Field(None, description="branch, tag or commit of the model's hub id; absent: main")
+    model: str | None = Field(None, description="model directory, GGUF file or hub id; unset: SmolLM2-135M-Instruct")
+    revision: str | None = Field(None, description="branch, tag or commit of the model's hub id; unset: main")
     tokenizer: str | None = Field(
-        None, description="directory or hub id of another tokenizer than the model's own, the same for all roles"
+        None,
+        description="directory or hub id of a tokenizer that replaces the model's; the same for gateways and workers",
     )
     tokenizer_revision: str | None = Field(
         None,
-        description="branch, tag or commit of the tokenizer's hub id; absent: main, or the model's revision where the "
+        description="branch, tag or commit of the tokenizer's hub id; unset: main, or the model's revision if the "
         "tokenizer is the model's",
     )
+    served_model_name: ServedModelNames | None = Field(None, description=SERVED_MODEL_NAME)
     chat_template: str | None = Field(
-        None, description="file of a Jinja chat template, or the template itself, in place of the model's own"
+        None, description="file of a Jinja chat template, or the template itself, instead of the model's own"
     )
     generation_config: str = Field(
         "quire",
         min_length=1,
-        description="where sampling values come from that a request leaves out: quire (Quire's own defaults), model "
-        "(the model's generation_config.json), auto (the same, if there is one), or a directory with such a file",
+        description="default sampling values of requests: quire (Quire's own), model (the model's "
+        "generation_config.json), auto (the same if the file exists), or a directory with such a file",
     )
     override_generation_config: str | None = Field(
         None,
-        description="JSON object of sampling values for requests that leave them out, before those of "
-        "generation_config: temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens; null is Quire's own",
+        description="JSON object of default sampling values that replace those of generation_config: temperature, "
+        "top_p, top_k, min_p, typical_p, repetition_penalty, max_new_tokens; null is Quire's own",
     )
-    api_keys: Path | None = Field(None, description="TOML file of API keys; absent: everyone may call")
-    drain_grace: float = Field(30.0, ge=0, description="seconds that running requests have to end after SIGTERM")
+    models: ModelsFile = Field(None, description=MODELS)
+    api_keys: Path | None = Field(None, description="TOML file of API keys; unset: no key is required")
+    drain_grace: float = Field(30.0, ge=0, description="seconds after SIGTERM in which running requests may end")
 
     @property
     def scheduler_addresses(self) -> list[str]:
-        """`schedulers_at`, one by one."""
         return [address.strip() for address in self.schedulers_at.split(",")]
+
+    def model_settings(self) -> list[ModelSettings]:
+        """The settings of each model, the default one first. Raises InvalidModelsFile."""
+        if self.models is not None:
+            return read_models_file(self.models)
+        return [
+            ModelSettings(
+                model=self.model,
+                revision=self.revision,
+                tokenizer=self.tokenizer,
+                tokenizer_revision=self.tokenizer_revision,
+                served_names=split_names(self.served_model_name or ""),
+                chat_template=self.chat_template,
+                generation_config=self.generation_config,
+                override_generation_config=self.override_generation_config,
+            )
+        ]

@@ -1,4 +1,4 @@
-"""Stop strings that were found in requests which are over here, and of which a next scheduler might not know."""
+"""Stop strings found in requests that have no reader here any more, for a new scheduler that may not know of them."""
 
 import time
 from collections.abc import Iterator
@@ -11,27 +11,27 @@ _RETENTION_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _KeptMatches:
-    """`stop_matches` says where sequences of a submission end, in tokens by index."""
+    """`stop_matches` holds where sequences of a submission end, in tokens, by index."""
 
-    noted_at: float
+    added_at: float
     submission_id: str
     stop_matches: dict[int, int]
 
 
 class StopMatches:
-    """They are kept until the store has them, or for as long as a scheduler would run such a request on."""
+    """Each is kept until it is durable, or for 60 s: longer than a scheduler runs a request without a gateway."""
 
     def __init__(self) -> None:
         self._kept: dict[str, _KeptMatches] = {}  # by key, oldest first
 
     def add(self, key: str, submission_id: str, stop_matches: dict[int, int]) -> None:
-        """Notes the ends of a request's sequences, in tokens by index."""
+        """Keeps the ends of a submission's sequences, in tokens, by index."""
         self._drop_expired()
         self._kept.pop(key, None)
         self._kept[key] = _KeptMatches(time.monotonic(), submission_id, stop_matches)
 
     def confirm_durable(self, key: str, durable: scheduler_pb2.Durable) -> None:
-        """Forgets what the store has."""
+        """Drops a stop match that is durable."""
         kept = self._kept.get(key)
         if kept is not None and kept.stop_matches.get(durable.index) == durable.num_tokens:
             del kept.stop_matches[durable.index]
@@ -39,7 +39,7 @@ class StopMatches:
                 del self._kept[key]
 
     def forget(self, key: str) -> None:
-        """Forgets a request: it is over everywhere."""
+        """Drops those of a request that has ended at the scheduler."""
         self._kept.pop(key, None)
 
     def __iter__(self) -> Iterator[scheduler_pb2.Finish]:
@@ -52,5 +52,5 @@ class StopMatches:
 
     def _drop_expired(self) -> None:
         oldest = time.monotonic() - _RETENTION_SECONDS
-        while self._kept and self._kept[first := next(iter(self._kept))].noted_at < oldest:
+        while self._kept and self._kept[first := next(iter(self._kept))].added_at < oldest:
             del self._kept[first]

@@ -1,4 +1,4 @@
-"""Looks for stop strings in text that comes piece by piece, in time linear in the text for each string."""
+"""Searches streamed text for stop strings, in time linear in the text for each string."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StopString:
-    """A string to look for. `fallback[k]` is where a search that has matched k characters goes on after a
+    """A string to search for. `fallback[k]` is where a search that has matched k characters continues after a
     mismatch (Knuth, Morris, Pratt: the longest proper prefix of the first k characters that also ends them)."""
 
     text: str
@@ -28,7 +28,7 @@ class StopString:
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """A stop string that was found, at characters `start` to `end` of the text held and the text fed."""
+    """A stop string that was found, at characters `start` to `end` of the text held back and the text fed."""
 
     stop: str
     start: int
@@ -46,13 +46,13 @@ class StopSearch:
 
     @property
     def num_pending(self) -> int:
-        """How many characters at the end of the text may yet become a stop string."""
+        """How many characters at the end of the text may be the beginning of a stop string."""
         return max(self._matched, default=0)
 
     def feed(self, text: str) -> StopMatch | None:
-        """Goes on with more text. Of several matches the one that begins first counts, then the shortest.
+        """Searches more text. Of several matches the one that begins first counts, then the shortest.
 
-        Call it no more after a match.
+        Must not be called after a match.
         """
         num_pending = self.num_pending
         matches = [
@@ -63,7 +63,7 @@ class StopSearch:
         return min(matches, key=lambda match: (match.start, match.end), default=None)
 
     def skip(self, text: str) -> None:
-        """Goes on with text in which no match counts, though one that begins in it and ends later does."""
+        """Searches text in which a match does not count unless it ends later."""
         for which, stop in enumerate(self._stops):
             rest = text
             while (end := self._advance(which, stop, rest)) is not None:
@@ -71,7 +71,7 @@ class StopSearch:
                 rest = rest[end:]
 
     def _advance(self, which: int, stop: StopString, text: str) -> int | None:
-        """Where in `text` the string is first complete."""
+        """Where the string is first complete in `text`."""
         wanted, fallback = stop.text, stop.fallback
         matched = self._matched[which]
         for position, char in enumerate(text, 1):

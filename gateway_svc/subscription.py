@@ -1,177 +1,233 @@
-"""One request on its way between readers here and whichever scheduler leads."""
+"""One request between its readers here and whichever scheduler leads: its state, and the commands that it sends."""
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from gateway_svc.field_paths import Field
+from gateway_svc.reader import Reader
+from gateway_svc.subscription_state import SubscriptionEvent, SubscriptionState, next_state
 from gateway_svc.validated_request import OnDisconnect
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.durations import to_duration
-from svc_common.errors import QuireError
 
 DetachReason: TypeAlias = scheduler_pb2.Cancel | scheduler_pb2.Detach
 
 
-class RequestObserver(Protocol):
-    """One call's end of a request, and what it is told. None of it waits."""
-
-    def field_path(self, which: Field, item_index: int | None = None) -> str:
-        """A field as the reader's client spells it."""
-
-    def on_accepted(self, is_durable: bool) -> None:
-        """The scheduler has queued the request."""
-
-    def on_attached(self, attached: scheduler_pb2.Attached) -> None:
-        """The request was there already, and this is what came of it so far. Told again by each new scheduler."""
-
-    def on_tokens(self, tokens: scheduler_pb2.Tokens) -> None:
-        """A sequence grew."""
-
-    def on_failed(self, error: QuireError) -> None:
-        """It is over; nothing more comes."""
-
-    def unflushed(self, offsets: Mapping[int, int]) -> list[scheduler_pb2.UnflushedTokens]:
-        """What it has of each sequence from an offset on, by index, or else from the beginning."""
-
-
 @dataclass(slots=True, eq=False)
 class Subscriber:
-    """A reader's place at a request: it asked for `submit`, or, with None, for what is there. `deadline` is on the
-    monotonic clock, in seconds."""
+    """A reader of the request. With `submit` it runs or joins it; with None the request must exist. `deadline` is on
+    the monotonic clock, in seconds."""
 
-    observer: RequestObserver
+    reader: Reader
     submit: scheduler_pb2.Submit | None
     deadline: float | None
     deadline_timer: asyncio.TimerHandle | None = None
     was_sent: bool = False
-    """Whether a scheduler may have heard of it."""
+    """Whether its command was sent, so that a scheduler may have the request."""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingAttach:
-    """What a scheduler was asked and has not answered: to let a newcomer in or, with None, to go on with those who
-    are there."""
+@dataclass(slots=True)
+class _Submission:
+    """The submission that runs under the request's key, as far as this gateway knows it."""
 
-    attachment_id: int
-    new_subscriber: Subscriber | None
-
-
-@dataclass(slots=True, eq=False)
-class Subscription:
-    """A request and its readers. Its scheduler is asked one thing at a time, so that the next question can heed the
-    answer."""
-
-    key: str
-    waiting: deque[Subscriber] = field(default_factory=deque)
-    """Readers that want to take part, in the order of their asking."""
-    subscribers: tuple[Subscriber, ...] = ()
-    """Those that do. Replaced when it changes, so that it may change while they are told something."""
-    pending_attach: PendingAttach | None = None
-    is_attached: bool = False
-    """Whether the scheduler of this session knows of the readers."""
-    is_unknown: bool = False
-    """Whether it said that it has no such request."""
     submission_id: str = ""
-    """The submission that runs."""
+    model_fingerprint: bytes = b""
+    """The version of the model that computed its tokens; empty while there are none."""
     submit: scheduler_pb2.Submit | None = None
-    """What runs, where this gateway knows all of it."""
+    """Set where this gateway could submit it again."""
     deadline: float | None = None
-    resubmit_timer: asyncio.TimerHandle | None = None
-    """Ends the wait for a scheduler that runs anew what none knew."""
     watermarks: dict[int, int] = field(default_factory=dict)
-    """How many tokens of each sequence the store is known to have."""
+    """How many tokens of each sequence are durable, by index."""
     stop_matches: dict[int, int] = field(default_factory=dict)
-    """Where stop strings ended sequences, in tokens."""
-    detach_reason: DetachReason | None = None
-    """What is to be told of readers who left, unless a newcomer that was asked for is let in."""
+    """Where stop strings ended sequences, in tokens, by index."""
 
-    def add(self, new_subscriber: Subscriber) -> None:
-        """Lets the one that waits longest in."""
-        self.waiting.popleft()
-        self.subscribers = (*self.subscribers, new_subscriber)
-        self.detach_reason = None
 
-    def detach_reason_of(self, subscriber: Subscriber, on_disconnect: OnDisconnect | None) -> DetachReason | None:
-        """What is to be told where nobody is left once this reader leaves. It ends what it submitted itself, and never
-        what it joined."""
+class Subscription:
+    """A request and its readers.
+
+    At most one command of a subscription is unanswered, so that the next one can depend on the answer. In OPENING and
+    JOINING the command is about the first of `waiting`, in ATTACHING and RESUBMITTING about all `subscribers`.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.state = SubscriptionState.IDLE
+        self.waiting: deque[Subscriber] = deque()
+        """Readers that do not receive events yet, oldest first."""
+        self.subscribers: tuple[Subscriber, ...] = ()
+        """Readers that receive events. Replaced when it changes, so that it may change during a delivery."""
+        self.attachment_id: int | None = None
+        """Of the unanswered command."""
+        self.submission = _Submission()
+        self.detach_reason: DetachReason | None = None
+        """What is sent for readers that left, unless a waiting reader is admitted first."""
+        self.resubmit_timer: asyncio.TimerHandle | None = None
+        """Limits the time from the first answer "unknown request" until a scheduler runs the request again."""
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether readers receive events."""
+        return self.state is SubscriptionState.ATTACHED or self.state is SubscriptionState.JOINING
+
+    @property
+    def joining(self) -> Subscriber | None:
+        """The waiting reader whose command is unanswered."""
+        is_joining = self.state in (SubscriptionState.OPENING, SubscriptionState.JOINING)
+        return self.waiting[0] if is_joining else None
+
+    # Commands.
+
+    def next_command(
+        self, accepted_models: Collection[str], attachment_ids: Iterator[int]
+    ) -> scheduler_pb2.SessionRequest | None:
+        """The command that is due now, if any. Subscribers attach again before waiting readers are admitted."""
+        match self.state:
+            case SubscriptionState.IDLE | SubscriptionState.ATTACHED if self.waiting:
+                return self._join(self.waiting[0], accepted_models, attachment_ids)
+            case SubscriptionState.DISCONNECTED:
+                unflushed = self.subscribers[0].reader.unflushed(self.submission.watermarks)
+                self._sent(SubscriptionEvent.ATTACH_SENT, attachment_ids)
+                return scheduler_pb2.SessionRequest(attach=self._attach(unflushed))
+            case SubscriptionState.UNKNOWN:
+                submit = self.submission.submit
+                if submit is None or submit.model not in accepted_models:
+                    return None
+                self._sent(SubscriptionEvent.RESUBMIT_SENT, attachment_ids)
+                request = self._submit(submit, self.submission.deadline)
+                request.submit.unflushed.extend(self.subscribers[0].reader.unflushed({}))
+                request.submit.model_fingerprint = self.submission.model_fingerprint
+                return request
+        return None
+
+    def _join(
+        self, subscriber: Subscriber, accepted_models: Collection[str], attachment_ids: Iterator[int]
+    ) -> scheduler_pb2.SessionRequest | None:
+        submit = subscriber.submit
+        if submit is not None and submit.model not in accepted_models:
+            return None
+        self._sent(SubscriptionEvent.JOIN_SENT, attachment_ids)
+        subscriber.was_sent = True
+        if submit is None:
+            return scheduler_pb2.SessionRequest(attach=self._attach([]))
+        return self._submit(submit, subscriber.deadline)
+
+    def _sent(self, event: SubscriptionEvent, attachment_ids: Iterator[int]) -> None:
+        self._advance(event)
+        self.attachment_id = next(attachment_ids)
+
+    def _attach(self, unflushed: list[scheduler_pb2.UnflushedTokens]) -> scheduler_pb2.Attach:
+        return scheduler_pb2.Attach(
+            key=self.key,
+            attachment_id=self.attachment_id,
+            unflushed=unflushed,
+            model_fingerprint=self.submission.model_fingerprint if unflushed else b"",
+        )
+
+    def _submit(self, submit: scheduler_pb2.Submit, deadline: float | None) -> scheduler_pb2.SessionRequest:
+        request = scheduler_pb2.SessionRequest(submit=submit)
+        request.submit.attachment_id = self.attachment_id or 0
+        if deadline is not None:
+            request.submit.time_left.CopyFrom(to_duration(max(deadline - time.monotonic(), 0.0)))
+        return request
+
+    # Answers.
+
+    def admit(self) -> Subscriber | None:
+        """The unanswered command was accepted or attached: returns the reader that receives events from now on, or None
+        where the command was for all subscribers."""
+        admitted = self.joining
+        self._answered(SubscriptionEvent.ADMITTED)
+        self._cancel_resubmit_timer()
+        if admitted is not None:
+            self.waiting.popleft()
+            self.subscribers = (*self.subscribers, admitted)
+            self.detach_reason = None
+        return admitted
+
+    def unknown(self) -> None:
+        """The scheduler has no such request, and so nothing of it is durable."""
+        self._answered(SubscriptionEvent.UNKNOWN_REQUEST)
+        self.submission.watermarks = {}
+
+    def diverged(self) -> None:
+        """The store has lost tokens that were durable: the next Attach sends all of them."""
+        self._answered(SubscriptionEvent.DIVERGED)
+        self.submission.watermarks = {}
+
+    def session_lost(self) -> None:
+        """The session is over: an unanswered command stays unanswered, and the next scheduler knows no reader."""
+        self._answered(SubscriptionEvent.SESSION_LOST)
+
+    def record_submission(self, submit: scheduler_pb2.Submit, deadline: float | None) -> None:
+        """Sets the submission that runs, which this gateway can repeat."""
+        self.submission.submit, self.submission.deadline = submit, deadline
+        self.submission.submission_id = submit.submission_id
+
+    def take_detach_reason(self) -> DetachReason | None:
+        """What is to be sent for readers that left; it is sent once."""
+        detach_reason, self.detach_reason = self.detach_reason, None
+        return detach_reason
+
+    # Readers leave.
+
+    def remove(self, subscriber: Subscriber, on_disconnect: OnDisconnect | None) -> DetachReason | None:
+        """Removes a reader, if it is still there.
+
+        Returns what has to be sent at once: the Cancel of a submission that was not answered, and that no other reader
+        here can have joined. Anything else that has to be sent becomes the `detach_reason`.
+        """
+        detach_reason = self._detach_reason_of(subscriber, on_disconnect)
+        was_waiting = subscriber in self.waiting
+        if was_waiting:
+            is_joining = subscriber is self.joining
+            self.waiting.remove(subscriber)
+            if is_joining:
+                self._answered(SubscriptionEvent.JOIN_DROPPED)
+        elif subscriber in self.subscribers:
+            self.subscribers = tuple(one for one in self.subscribers if one is not subscriber)
+            if not self.subscribers:
+                self._readers_left()
+        else:
+            return None
+        if subscriber.deadline_timer is not None:
+            subscriber.deadline_timer.cancel()
+        if was_waiting and isinstance(detach_reason, scheduler_pb2.Cancel):
+            return detach_reason
+        if not self.subscribers and self.detach_reason is None:
+            self.detach_reason = detach_reason
+        return None
+
+    def close(self) -> None:
+        """No reader is left."""
+        self._advance(SubscriptionEvent.CLOSE)
+
+    def _detach_reason_of(self, subscriber: Subscriber, on_disconnect: OnDisconnect | None) -> DetachReason | None:
+        """What has to be sent if this reader is the last one. It cancels its own submission, and never another's."""
         if on_disconnect is None or not subscriber.was_sent:
             return None
         if on_disconnect is OnDisconnect.CANCEL and subscriber.submit is not None:
             submission_id = subscriber.submit.submission_id
-            if subscriber not in self.subscribers or submission_id == self.submission_id:
+            if subscriber not in self.subscribers or submission_id == self.submission.submission_id:
                 return scheduler_pb2.Cancel(key=self.key, submission_id=submission_id)
         return scheduler_pb2.Detach(key=self.key)
 
-    def record_submission(self, submit: scheduler_pb2.Submit, deadline: float | None) -> None:
-        """Notes what runs."""
-        self.submit, self.deadline, self.submission_id = submit, deadline, submit.submission_id
-
-    def mark_attached(self) -> None:
-        """Notes that the scheduler knows of the readers."""
-        self.is_attached = True
+    def _readers_left(self) -> None:
+        if self.state is SubscriptionState.JOINING:
+            self._advance(SubscriptionEvent.READERS_LEFT)  # the command of the waiting reader stays unanswered
+        else:
+            self._answered(SubscriptionEvent.READERS_LEFT)
+        self.submission = _Submission()
         self._cancel_resubmit_timer()
 
-    def remove(self, subscriber: Subscriber) -> bool:
-        """Takes a reader out; whether it was there."""
-        if subscriber in self.subscribers:
-            self.subscribers = tuple(one for one in self.subscribers if one is not subscriber)
-            if not self.subscribers:
-                self._reset()
-        elif subscriber in self.waiting:
-            self.waiting.remove(subscriber)
-            if self.pending_attach is not None and self.pending_attach.new_subscriber is subscriber:
-                self.pending_attach = None
-        else:
-            return False
-        if subscriber.deadline_timer is not None:
-            subscriber.deadline_timer.cancel()
-        return True
+    def _answered(self, event: SubscriptionEvent) -> None:
+        self._advance(event)
+        self.attachment_id = None
 
-    def disconnect(self) -> None:
-        """Notes that the session is over, and with it what was asked and answered."""
-        self.pending_attach = None
-        self.is_attached = self.is_unknown = False
-
-    def begin_attach(self, new_subscriber: Subscriber | None, attachment_id: int) -> scheduler_pb2.Attach:
-        """Asks to take part in what is there, and brings what the store may lack of it."""
-        self.pending_attach = PendingAttach(attachment_id, new_subscriber)
-        if new_subscriber is None:
-            unflushed = self.subscribers[0].observer.unflushed(self.watermarks)
-        else:
-            new_subscriber.was_sent, unflushed = True, []
-        return scheduler_pb2.Attach(key=self.key, attachment_id=attachment_id, unflushed=unflushed)
-
-    def begin_submit(self, new_subscriber: Subscriber | None, attachment_id: int) -> scheduler_pb2.Submit:
-        """Asks for what the newcomer wants or, with None, for what ran here, from where it stands."""
-        self.pending_attach = PendingAttach(attachment_id, new_subscriber)
-        asked, deadline = (
-            (self.submit, self.deadline) if new_subscriber is None else (new_subscriber.submit, new_subscriber.deadline)
-        )
-        assert asked is not None, "the caller looks whether there is one"
-        submit = scheduler_pb2.Submit()
-        submit.CopyFrom(asked)
-        submit.attachment_id = attachment_id
-        if new_subscriber is None:
-            submit.unflushed.extend(self.subscribers[0].observer.unflushed({}))
-        else:
-            new_subscriber.was_sent = True
-        if deadline is not None:
-            submit.time_left.CopyFrom(to_duration(max(deadline - time.monotonic(), 0.0)))
-        return submit
-
-    def _reset(self) -> None:
-        """Nobody takes part any more; who waits asks for the request as it then is."""
-        if self.pending_attach is not None and self.pending_attach.new_subscriber is None:
-            self.pending_attach = None
-        self.is_attached = self.is_unknown = False
-        self.submit = self.deadline = None
-        self.submission_id = ""
-        self.watermarks, self.stop_matches = {}, {}
-        self._cancel_resubmit_timer()
+    def _advance(self, event: SubscriptionEvent) -> None:
+        self.state = next_state(self.state, event)
 
     def _cancel_resubmit_timer(self) -> None:
         if self.resubmit_timer is not None:

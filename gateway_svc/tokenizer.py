@@ -1,4 +1,4 @@
-"""The served model's tokenizer: text and chats to tokens and back, in threads, so that the event loop goes on."""
+"""A model's tokenizer: text and chats to tokens and back, in threads, so that the event loop is not blocked."""
 
 import asyncio
 import json
@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 
 class InvalidModelFiles(Exception):  # noqa: N818
-    """A model directory that does not hold what it should. The text is for the operator."""
+    """A model directory with a missing or invalid file. The text is for the operator."""
 
 
 class PromptTooLong(Exception):  # noqa: N818
-    """A text that has more tokens than were allowed for."""
+    """A text with more tokens than allowed."""
 
 
 class ModelTokenizer:
@@ -51,9 +51,9 @@ class ModelTokenizer:
     def load(
         cls, directory: Path, tokenizer_directory: Path | None = None, chat_template: str | None = None
     ) -> "ModelTokenizer":
-        """Reads tokenizer.json and its companions, from a directory of their own if one is given.
+        """Reads tokenizer.json and its companions, from a separate directory if one is given.
 
-        `chat_template` is the setting that replaces the tokenizer's. End-of-text tokens are the model's in any case.
+        `chat_template` is the setting that replaces the tokenizer's. End-of-text tokens are always the model's.
         Raises InvalidModelFiles and BadSetting.
         """
         source = tokenizer_directory or directory
@@ -86,7 +86,7 @@ class ModelTokenizer:
         return await self._in_thread(lambda: self._encode(text, max_tokens, add_special_tokens=True))
 
     async def encode_chat(self, messages: Sequence[Mapping[str, str]], max_tokens: int | None = None) -> list[int]:
-        """Tokens of a chat, up to where the assistant is to speak. Raises ChatTemplateError, and as encode_text."""
+        """Tokens of a chat, up to where the assistant's answer begins. Raises ChatTemplateError, and as encode_text."""
         template = self._chat_template
         assert template is not None, "the caller looks at has_chat_template"
 
@@ -96,18 +96,16 @@ class ModelTokenizer:
         )
 
     async def decode(self, token_ids: Sequence[int], special: SpecialTokens) -> str:
-        """Text of tokens."""
         hide = special is SpecialTokens.HIDDEN
         return await self._in_thread(lambda: self._tokenizer.decode(token_ids, skip_special_tokens=hide))
 
     def close(self) -> None:
-        """Ends the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _encode(self, text: str, max_tokens: int | None, *, add_special_tokens: bool) -> list[int]:
         if max_tokens is not None and len(text) > max_tokens * self._longest_token:
             raise PromptTooLong
-        # The batched call, unlike the single one, lets other threads run meanwhile.
+        # The batched call, unlike the single one, releases the GIL.
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encodings[0].ids
 
@@ -116,7 +114,7 @@ class ModelTokenizer:
 
 
 def _eos_token_ids(directory: Path) -> list[int]:
-    """End-of-text tokens: generation_config.json names all of them, config.json the one at least."""
+    """End-of-text tokens: all of them from generation_config.json, else the one in config.json."""
     for name in ("generation_config.json", "config.json"):
         path = directory / name
         config = json.loads(path.read_text()) if path.exists() else {}

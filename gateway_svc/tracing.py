@@ -1,4 +1,4 @@
-"""The span of a request to generate, with OpenTelemetry's GenAI attributes. Neither prompts nor outputs are in it."""
+"""The span of a generation, with OpenTelemetry's GenAI attributes. It has neither prompts nor outputs."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -13,27 +13,25 @@ from svc_common.telemetry import traceparent_of, tracer
 
 
 class Operation(Enum):
-    """gen_ai.operation.name."""
-
     CHAT = "chat"
     TEXT_COMPLETION = "text_completion"
     RESUME = "resume"
 
 
 class GenerationSpan:
-    """Covers one request, from its submission or from where it is taken up again, to its end. It is never made
-    current, so that no context can leak between the tasks that a stream passes through."""
+    """Covers one request from its submission, or from the resume call, to its end. It is never the current span, so
+    that no context leaks between the tasks of a stream."""
 
     def __init__(self, name: str, request_id: str, parent: Context | None) -> None:
         self._span = tracer().start_span(name, context=parent)
         self.traceparent = traceparent_of(self._span)
-        """What the scheduler goes on from; empty where nothing is recorded."""
+        """The trace context for the scheduler; empty where the span is not recorded."""
         if self._span.is_recording():
             self._span.set_attributes({"gen_ai.provider.name": "quire", "gen_ai.response.id": request_id})
 
     @classmethod
     def of(cls, generation: ValidatedRequest, operation: Operation, parent: Context | None) -> "GenerationSpan":
-        """That of a request which is submitted here."""
+        """The span of a request that this gateway submits."""
         span = cls(f"{operation.value} {generation.model}", generation.request_id, parent)
         if span._span.is_recording():
             span._describe(generation, operation)
@@ -46,11 +44,11 @@ class GenerationSpan:
                 "gen_ai.operation.name": operation.value,
                 "gen_ai.request.model": generation.model,
                 "gen_ai.request.max_tokens": stopping.max_tokens,
-                "gen_ai.request.temperature": sampling.temperature,
-                "gen_ai.request.top_p": sampling.top_p,
-                "gen_ai.request.top_k": sampling.top_k,
-                "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
-                "gen_ai.request.presence_penalty": sampling.presence_penalty,
+                "gen_ai.request.temperature": sampling.params["temperature"],
+                "gen_ai.request.top_p": sampling.params["top_p"],
+                "gen_ai.request.top_k": sampling.params["top_k"],
+                "gen_ai.request.frequency_penalty": sampling.params["frequency_penalty"],
+                "gen_ai.request.presence_penalty": sampling.params["presence_penalty"],
                 "gen_ai.request.seed": sampling.seed,
                 "gen_ai.request.choice.count": generation.n,
                 "gen_ai.response.model": generation.model,
@@ -58,12 +56,15 @@ class GenerationSpan:
             }
         )
 
+    def attached(self, model: str) -> None:
+        """Sets the model of a request that existed before."""
+        self._span.set_attribute("gen_ai.response.model", model)
+
     def first_token(self, seconds: float) -> None:
-        """Notes how long after the call the first token came."""
+        """Sets the time from the call to the first token, in seconds."""
         self._span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
 
     def end(self, usage: Usage, reasons: Sequence[FinishReason], error: QuireError | None) -> None:
-        """Closes the span."""
         if self._span.is_recording():
             self._span.set_attributes(
                 {
@@ -74,6 +75,6 @@ class GenerationSpan:
             )
             if error is not None:
                 self._span.set_attribute("error.type", error.reason.value)
-                if error.reason is not Reason.CANCELLED:  # which is what its client wanted
+                if error.reason is not Reason.CANCELLED:  # a cancelled request is not an error
                     self._span.set_status(Status(StatusCode.ERROR))
         self._span.end()

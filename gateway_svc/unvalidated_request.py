@@ -1,4 +1,4 @@
-"""What a client asked for, in either protocol: of the right types, not checked otherwise."""
+"""A client's request in either protocol: typed values, not validated."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from gateway_svc.field_paths import Field
+from gateway_svc.sampling_fields import SAMPLING_FIELDS, Value
 from gateway_svc.validated_request import EarlyStopping, SpecialTokens, StopText
 from quire.inference.v1 import inference_pb2
 from svc_common.errors import QuireError, Reason
@@ -36,7 +37,6 @@ class ChatPrompt:
 
     @classmethod
     def from_proto(cls, chat: inference_pb2.Chat) -> "ChatPrompt":
-        """From the public contract."""
         return cls([(message.role, message.content) for message in chat.messages])
 
 
@@ -44,14 +44,14 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
 class EndOfText(StrEnum):
-    """What the model's end-of-text token does."""
+    """Whether the model's end-of-text token ends a sequence."""
 
     ENDS = "ends"
     IGNORED = "ignored"
 
 
 class ResponseMode(StrEnum):
-    """How the answer is given."""
+    """Whether the answer is streamed."""
 
     WHOLE = "whole"
     STREAMED = "streamed"
@@ -59,7 +59,7 @@ class ResponseMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UnvalidatedBeamSearch:
-    """A beam search, before validation. None is what was left out."""
+    """A beam search, before validation. Absent fields are None."""
 
     width: int
     length_penalty: float | None = None
@@ -89,22 +89,17 @@ _EARLY_STOPPINGS = {
 
 @dataclass(frozen=True, slots=True)
 class UnvalidatedRequest:
-    """A request to generate, before validation. None is what was left out."""
+    """A request to generate, before validation. Absent fields are None."""
 
     prompt: Prompt | None = None
     model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    sampling: Mapping[str, Value] = field(default_factory=dict)
+    """By name of `SAMPLING_FIELDS`, without absent ones."""
     seed: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     max_tokens: int | None = None
     default_max_tokens: int | None = None
-    """What an absent max_tokens means, as far as the context leaves room; None: all the rest of the context."""
+    """The value of an absent max_tokens, limited by the context; None: the rest of the context."""
     min_tokens: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
@@ -128,13 +123,7 @@ class UnvalidatedRequest:
         return cls(
             prompt=_prompt_from_proto(generation),
             model=_present(generation, "model"),
-            temperature=_present(sampling, "temperature"),
-            top_p=_present(sampling, "top_p"),
-            top_k=_present(sampling, "top_k"),
-            min_p=_present(sampling, "min_p"),
-            presence_penalty=_present(sampling, "presence_penalty"),
-            frequency_penalty=_present(sampling, "frequency_penalty"),
-            repetition_penalty=_present(sampling, "repetition_penalty"),
+            sampling={one.name: getattr(sampling, one.name) for one in SAMPLING_FIELDS if sampling.HasField(one.name)},
             seed=_present(sampling, "seed"),
             logit_bias=sampling.logit_bias,
             max_tokens=_present(stopping, "max_tokens"),
@@ -158,31 +147,24 @@ class UnvalidatedRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Values of what a request leaves out, as the operator sets them. None: Quire's own default."""
+    """The operator's defaults of absent fields. A field that is not here has Quire's own default."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    sampling: Mapping[str, Value] = field(default_factory=dict)
+    """By the names of `SAMPLING_FIELDS`."""
     max_tokens: int | None = None
 
     def fill(self, unvalidated: UnvalidatedRequest) -> UnvalidatedRequest:
-        """The draft with these values where it has none. A beam search does not sample: it gets max_tokens alone."""
+        """The request with these values in its absent fields. A beam search does not sample: it gets max_tokens."""
         filled: dict[str, Any] = {}
-        if unvalidated.beam_search is None:
-            filled = {name: value for name in _SAMPLED if (value := getattr(self, name)) is not None}
-            filled = {name: value for name, value in filled.items() if getattr(unvalidated, name) is None}
+        if unvalidated.beam_search is None and self.sampling.keys() - unvalidated.sampling.keys():
+            filled["sampling"] = {**self.sampling, **unvalidated.sampling}
         if self.max_tokens is not None:
             filled["default_max_tokens"] = self.max_tokens
         return replace(unvalidated, **filled) if filled else unvalidated
 
 
-_SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-
 def _reject_unknown_fields(message: Message, path: str) -> None:
-    """A field of a later contract asks for what is not served: it is refused by its number, not ignored."""
+    """Rejects a field of a later version of the contract by its number: it is not served, and must not be ignored."""
     for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]  # its stub knows only indexing
         text = "is not a field of this version of the contract"
         raise QuireError(Reason.FEATURE_UNSUPPORTED, text, field=f"{path}.{unknown.field_number}")
@@ -200,5 +182,5 @@ def _prompt_from_proto(generation: inference_pb2.Generation) -> Prompt | None:
 
 
 def _present(message: Any, name: str) -> Any:
-    """The value of an optional field, or None where it was left out."""
+    """The value of an optional field, or None where it is absent."""
     return getattr(message, name) if message.HasField(name) else None

@@ -1,11 +1,12 @@
-"""A request to generate, resolved: every default filled in, every value in range, the prompt as tokens."""
+"""A validated request to generate: defaults filled in, values in range, the prompt as tokens."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from gateway_svc.field_paths import FieldPath, contract_field_path
+from gateway_svc.sampling_fields import Value
 from gateway_svc.stop_strings import StopString
 from quire.inference.v1 import inference_pb2
 from quire.scheduler.v1 import scheduler_pb2
@@ -13,21 +14,21 @@ from quire.worker.v1 import worker_pb2
 
 
 class SpecialTokens(Enum):
-    """What the text does with special tokens."""
+    """Whether the text shows special tokens."""
 
     HIDDEN = "hidden"
     KEPT = "kept"
 
 
 class StopText(Enum):
-    """What the text does with the stop string that ended it."""
+    """Whether the text includes the stop string that ended it."""
 
     EXCLUDED = "excluded"
     INCLUDED = "included"
 
 
 class OnDisconnect(Enum):
-    """What becomes of a request whose client is gone."""
+    """What happens to a request when its client has left."""
 
     CANCEL = "cancel"
     DETACH = "detach"
@@ -35,7 +36,7 @@ class OnDisconnect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the scheduler tells of the model that is served."""
+    """A model that the scheduler serves."""
 
     name: str
     context_length: int
@@ -43,16 +44,16 @@ class ModelInfo:
 
     @classmethod
     def from_proto(cls, model: scheduler_pb2.Model) -> "ModelInfo":
-        """From a scheduler's status."""
         return cls(model.name, model.context_length, model.vocab_size)
 
-    def to_proto(self) -> inference_pb2.Model:
-        """The model in the public contract."""
-        return inference_pb2.Model(name=self.name, context_length=self.context_length, vocab_size=self.vocab_size)
+    def to_proto(self, aliases: Sequence[str]) -> inference_pb2.Model:
+        return inference_pb2.Model(
+            name=self.name, context_length=self.context_length, vocab_size=self.vocab_size, aliases=aliases
+        )
 
 
 class SeedOrigin(Enum):
-    """Who chose a seed."""
+    """Whether the client gave the seed, or the gateway drew it."""
 
     GIVEN = "given"
     DRAWN = "drawn"
@@ -60,23 +61,25 @@ class SeedOrigin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn; ranges as the contract says, and 0 for a top_k that keeps all."""
+    """How tokens are sampled. `params` has every one of `SAMPLING_FIELDS`, by its name."""
 
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
+    params: Mapping[str, Value]
     seed: int
     logit_bias: Mapping[int, float]
     seed_origin: SeedOrigin = SeedOrigin.GIVEN
 
 
 @dataclass(frozen=True, slots=True)
+class BeforeDefaults:
+    """The values of a request without the operator's defaults."""
+
+    sampling: Sampling
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stopping:
-    """When sequences end. `eos_token_ids` is empty where the request goes on through end-of-text."""
+    """When sequences end. `eos_token_ids` is empty where the request ignores end-of-text."""
 
     max_tokens: int
     min_tokens: int
@@ -92,7 +95,7 @@ class Stopping:
 
 
 class EarlyStopping(Enum):
-    """When a beam search ends, once it holds as many finished sequences as it is wide; as transformers has it."""
+    """When a beam search ends, once it has as many finished sequences as its width; as in transformers."""
 
     HEURISTIC = scheduler_pb2.EARLY_STOPPING_HEURISTIC
     AT_WIDTH = scheduler_pb2.EARLY_STOPPING_AT_WIDTH
@@ -101,14 +104,13 @@ class EarlyStopping(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchParams:
-    """Search for the likeliest sequences instead of draws."""
+    """A search for the most probable sequences, instead of sampling."""
 
     width: int
     length_penalty: float
     early_stopping: EarlyStopping
 
     def to_proto(self) -> scheduler_pb2.BeamSearch:
-        """The search as a scheduler is asked for it."""
         return scheduler_pb2.BeamSearch(
             width=self.width, length_penalty=self.length_penalty, early_stopping=self.early_stopping.value
         )
@@ -116,9 +118,9 @@ class BeamSearchParams:
 
 @dataclass(frozen=True, slots=True)
 class ValidatedRequest:
-    """What the gateway asks a scheduler to run, and how it gives the text out.
+    """A request for the scheduler, and how its text is sent.
 
-    `best_of` sequences come of the scheduler, and the best `n` of them go out.
+    The scheduler runs `best_of` sequences, and the best `n` of them are sent.
     """
 
     request_id: str
@@ -133,37 +135,24 @@ class ValidatedRequest:
     logprobs: int | None
     priority: int
     special_tokens: SpecialTokens
+    before_defaults: BeforeDefaults | None = None
+    """Set where the operator's defaults filled in what was left out."""
     field_path: FieldPath = field(default=contract_field_path, compare=False, repr=False)
-    """How its client spells fields, for what the scheduler refuses."""
+    """How its client spells fields, for errors of the scheduler."""
 
     @property
     def is_best_of(self) -> bool:
-        """Whether sequences are ranked by the log-probabilities of what was drawn."""
+        """Whether sequences are ranked by their log-probabilities."""
         return self.best_of > self.n
 
     def to_proto(self, render_options: scheduler_pb2.RenderOptions) -> scheduler_pb2.Submit:
-        """The request as a scheduler is asked to run it, less who asks, from where and until when."""
-        ending = self.stopping.ending_token_ids
-        logprobs = 0 if self.logprobs is None and self.is_best_of else self.logprobs
+        """The Submit, without key, tenant, trace context and deadline."""
         submit = scheduler_pb2.Submit(
             prompt_token_ids=self.prompt_token_ids,
             n=self.best_of,
             max_tokens=self.stopping.max_tokens,
-            sampling=worker_pb2.SamplingParams(
-                temperature=self.sampling.temperature,
-                top_p=self.sampling.top_p,
-                top_k=self.sampling.top_k,
-                min_p=self.sampling.min_p,
-                presence_penalty=self.sampling.presence_penalty,
-                frequency_penalty=self.sampling.frequency_penalty,
-                repetition_penalty=self.sampling.repetition_penalty,
-                seed=self.sampling.seed,
-                logit_bias=self.sampling.logit_bias,
-                suppressed_token_ids=ending if self.stopping.min_tokens else (),
-                min_tokens=self.stopping.min_tokens,
-                logprobs=logprobs,
-            ),
-            stop_token_ids=ending,
+            sampling=self._sampling_params(self.sampling),
+            stop_token_ids=self.stopping.ending_token_ids,
             has_stop_strings=bool(self.stopping.stops),
             priority=self.priority,
             detachable=self.on_disconnect is OnDisconnect.DETACH,
@@ -171,13 +160,31 @@ class ValidatedRequest:
             render_options=render_options,
         )
         submit.body_digest = self._digest(submit)
+        submit.model = self.model
         return submit
 
+    def _sampling_params(self, sampling: Sampling) -> worker_pb2.SamplingParams:
+        return worker_pb2.SamplingParams(
+            **sampling.params,  # type: ignore[arg-type]  # each of its own type
+            seed=sampling.seed,
+            logit_bias=sampling.logit_bias,
+            suppressed_token_ids=self.stopping.ending_token_ids if self.stopping.min_tokens else (),
+            min_tokens=self.stopping.min_tokens,
+            logprobs=0 if self.logprobs is None and self.is_best_of else self.logprobs,
+        )
+
     def _digest(self, submit: scheduler_pb2.Submit) -> bytes:
-        """SHA-256 over what the client asked for: not its name for it, and not what was drawn for it."""
-        asked = scheduler_pb2.Submit()
-        asked.CopyFrom(submit)
-        asked.render_options.request_id = ""
+        """SHA-256 over the body of the request: without its name, and without a seed that the gateway drew.
+
+        Absent fields count as Quire's own defaults, whatever the operator's are, so that the digest is the same at
+        gateways with different defaults. The model's name is the one in render_options, as in protocol 1.
+        """
+        body = scheduler_pb2.Submit()
+        body.CopyFrom(submit)
+        body.render_options.request_id = ""
+        if self.before_defaults is not None:
+            body.sampling.CopyFrom(self._sampling_params(self.before_defaults.sampling))
+            body.max_tokens = self.before_defaults.max_tokens
         if self.sampling.seed_origin is SeedOrigin.DRAWN:
-            asked.sampling.ClearField("seed")
-        return hashlib.sha256(asked.SerializeToString(deterministic=True)).digest()
+            body.sampling.ClearField("seed")
+        return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()

@@ -1,13 +1,15 @@
-"""The one validator behind both protocols: what a client asked for, as typed but unchecked values, becomes a
-Generation, or an error that names the field as the client spelled it."""
+"""The one validator of both protocols: an unvalidated request becomes a validated one, or an error that names the field
+as the client spelled it."""
 
 import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from gateway_svc.chat_template import ChatTemplateError
 from gateway_svc.field_paths import Field, FieldPath
+from gateway_svc.sampling_fields import SAMPLING_FIELDS, SamplingField, Value
 from gateway_svc.stop_strings import StopString
 from gateway_svc.tokenizer import ModelTokenizer, PromptTooLong
 from gateway_svc.unvalidated_request import (
@@ -22,6 +24,7 @@ from gateway_svc.unvalidated_request import (
 )
 from gateway_svc.validated_request import (
     BeamSearchParams,
+    BeforeDefaults,
     EarlyStopping,
     ModelInfo,
     OnDisconnect,
@@ -41,13 +44,13 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1_024
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-# Roles stand in templates as they are: nothing that could end a line or begin a special token.
+# Templates insert roles unchanged, so they have no character that ends a line or begins a special token.
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _RANDOM_SEED_BITS = 53  # an integer that JSON clients in any language can hold
 
 
 class Validator:
-    """Checks requests against the documented ranges and one model. `defaults` are what the operator sets."""
+    """Validates requests for one model. `defaults` are the operator's."""
 
     def __init__(self, tokenizer: ModelTokenizer, defaults: GenerationDefaults | None = None) -> None:
         self._tokenizer = tokenizer
@@ -56,13 +59,12 @@ class Validator:
     async def generation(
         self, unvalidated: UnvalidatedRequest, model: ModelInfo, field_path: FieldPath, generated_id: str
     ) -> ValidatedRequest:
-        """The draft resolved; `generated_id` is for a request that its client did not name.
+        """The validated request. `generated_id` names a request that its client did not name.
 
-        Raises QuireError; what costs least is checked first.
+        Raises QuireError. The cheapest checks come first.
         """
         check = FieldChecker(field_path)
-        check.model(unvalidated.model, model)
-        unvalidated = self._defaults.fill(unvalidated)
+        without_defaults, unvalidated = unvalidated, self._defaults.fill(unvalidated)
         request_id, on_disconnect = _identity(unvalidated, check, generated_id)
         sampling = _sampling(unvalidated, model, check)
         n = check.integer(Field.N, unvalidated.n, 1, 1, MAX_SEQUENCES)
@@ -76,6 +78,12 @@ class Validator:
         check.max_tokens(unvalidated.max_tokens)
         prompt_token_ids = await self.prompt_tokens(unvalidated.prompt, model, check)
         stopping = self._stopping(unvalidated, model, len(prompt_token_ids), check)
+        before_defaults = None
+        if unvalidated is not without_defaults:
+            room = model.context_length - len(prompt_token_ids)
+            before_defaults = BeforeDefaults(
+                _without_defaults(sampling, without_defaults, model), _max_tokens(without_defaults, room)
+            )
         return ValidatedRequest(
             request_id=request_id,
             on_disconnect=on_disconnect,
@@ -89,6 +97,7 @@ class Validator:
             logprobs=logprobs,
             priority=priority,
             special_tokens=unvalidated.special_tokens,
+            before_defaults=before_defaults,
             field_path=field_path,
         )
 
@@ -97,7 +106,7 @@ class Validator:
         where = prompt_field(prompt)
         room = model.context_length - 1
         if isinstance(prompt, TokenPrompt):
-            # Length first: the ids of a prompt that is far too long need no look at all.
+            # Length first: the ids of a prompt that is too long are not checked.
             if len(prompt.token_ids) > room:
                 raise check.too_long(where, len(prompt.token_ids), model)
             check.token_ids(where, prompt.token_ids, model)
@@ -116,7 +125,7 @@ class Validator:
     async def encode(
         self, prompt: TextPrompt | ChatPrompt | None, check: "FieldChecker", max_tokens: int | None = None
     ) -> list[int]:
-        """Tokens of a text or chat. Raises QuireError, and PromptTooLong where `max_tokens` cannot do."""
+        """Tokens of a text or chat. Raises QuireError, and PromptTooLong where there are more than `max_tokens`."""
         if prompt is None:
             raise check.invalid(Field.PROMPT, "must be given")
         if isinstance(prompt, TextPrompt):
@@ -146,10 +155,8 @@ class Validator:
         self, unvalidated: UnvalidatedRequest, model: ModelInfo, prompt_length: int, check: "FieldChecker"
     ) -> Stopping:
         room = model.context_length - prompt_length
-        max_tokens = unvalidated.max_tokens
-        if max_tokens is None:
-            max_tokens = room if unvalidated.default_max_tokens is None else min(room, unvalidated.default_max_tokens)
-        elif max_tokens > room:
+        max_tokens = _max_tokens(unvalidated, room)
+        if max_tokens > room:
             raise QuireError(
                 Reason.CONTEXT_LENGTH_EXCEEDED,
                 f"{prompt_length} tokens of prompt and {max_tokens} more do not fit the context of "
@@ -171,7 +178,7 @@ class Validator:
 
 
 def prompt_field(prompt: Prompt | None) -> Field:
-    """The field that a prompt came in."""
+    """The field that holds a prompt."""
     match prompt:
         case None:
             return Field.PROMPT
@@ -184,21 +191,21 @@ def prompt_field(prompt: Prompt | None) -> Field:
 
 
 def is_request_id(text: str) -> bool:
-    """Whether a client may name a request so."""
+    """Whether this is a valid name of a request."""
     return _REQUEST_ID.fullmatch(text) is not None
 
 
 class FieldChecker:
-    """Ranges, each refused in the client's own spelling."""
+    """Range checks, whose errors name fields as the client spells them."""
 
     def __init__(self, field_path: FieldPath) -> None:
         self.field_path = field_path
 
-    def invalid(self, which: Field, message: str) -> QuireError:
+    def invalid(self, which: str, message: str) -> QuireError:
         """The error to raise about a field."""
         return QuireError(Reason.INVALID_FIELD, message, field=self.field_path(which))
 
-    def unsupported(self, which: Field, message: str) -> QuireError:
+    def unsupported(self, which: str, message: str) -> QuireError:
         """The error to raise about a field that is not served as it stands."""
         return QuireError(Reason.FEATURE_UNSUPPORTED, message, field=self.field_path(which))
 
@@ -210,12 +217,6 @@ class FieldChecker:
             f"{length} leaves no room in the context of {model.context_length} tokens",
             field=self.field_path(which),
         )
-
-    def model(self, name: str | None, model: ModelInfo) -> None:
-        """Refuses a model that is not served; None stands for the one that is."""
-        if name is not None and name != model.name:
-            message = f"no such model is served; there is {model.name}"
-            raise QuireError(Reason.MODEL_NOT_FOUND, message, field=self.field_path(Field.MODEL))
 
     def integer(self, which: Field, value: int | None, default: int, least: int, most: int) -> int:
         """The value, from `least` to `most`."""
@@ -233,41 +234,22 @@ class FieldChecker:
             raise self.invalid(which, f"must be between {least:g} and {most:g}")
         return value
 
-    def positive(self, which: Field, value: float | None, default: float, most: float) -> float:
-        """The value, above 0 and up to `most`."""
+    def sampling(self, field: SamplingField, given: Mapping[str, Value]) -> Value:
+        """The value of a sampling parameter, in its range."""
+        value = given.get(field.name)
         if value is None:
-            return default
-        if not 0 < value <= most:
-            raise self.invalid(which, f"must be above 0 and at most {most:g}")
+            return field.default
+        if value not in field:
+            raise self.invalid(field.path, f"must be {field.range}")
         return value
 
-    def temperature(self, value: float | None, default: float = 1.0) -> float:
-        """A sampling temperature; 0 is greedy."""
-        return self.number(Field.TEMPERATURE, value, default, 0, 2)
-
-    def top_p(self, value: float | None) -> float:
-        """The probability mass that sampling keeps."""
-        return self.positive(Field.TOP_P, value, 1.0, 1)
-
-    def top_k(self, value: int | None) -> int:
-        """How many tokens sampling keeps; 0 and -1 keep all."""
-        return self.integer(Field.TOP_K, value, 0, -1, 2**63 - 1)
-
-    def min_p(self, value: float | None) -> float:
-        """The least probability that sampling keeps, relative to the highest."""
-        return self.number(Field.MIN_P, value, 0.0, 0, 1)
-
-    def repetition_penalty(self, value: float | None) -> float:
-        """What logits of tokens that are there already are divided by."""
-        return self.positive(Field.REPETITION_PENALTY, value, 1.0, 10)
-
     def max_tokens(self, value: int | None) -> None:
-        """Refuses a length below 1."""
+        """Rejects a length below 1."""
         if value is not None and value < 1:
             raise self.invalid(Field.MAX_TOKENS, "must be at least 1")
 
     def token_ids(self, which: Field, token_ids: Sequence[int], model: ModelInfo) -> None:
-        """Refuses ids outside the vocabulary."""
+        """Rejects ids outside the vocabulary."""
         if not token_ids or (min(token_ids) >= 0 and max(token_ids) < model.vocab_size):
             return
         item_index = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < model.vocab_size)
@@ -275,7 +257,7 @@ class FieldChecker:
         raise QuireError(Reason.INVALID_FIELD, message, field=self.field_path(which, item_index))
 
     def unicode(self, where: str, text: str) -> None:
-        """Refuses half a surrogate pair, which JSON can spell and UTF-8 cannot."""
+        """Rejects half a surrogate pair, which JSON can express and UTF-8 cannot."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -291,46 +273,59 @@ def _identity(unvalidated: UnvalidatedRequest, check: FieldChecker, generated_id
 
 
 def _sampling(unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChecker) -> Sampling:
-    top_k = check.top_k(unvalidated.top_k)
+    params = {one.name: check.sampling(one, unvalidated.sampling) for one in SAMPLING_FIELDS}
+    if unvalidated.beam_search is not None:
+        params |= {one.name: one.in_beam_search[0] for one in SAMPLING_FIELDS if one.name not in unvalidated.sampling}
     return Sampling(
-        temperature=check.temperature(unvalidated.temperature, 1.0 if unvalidated.beam_search is None else 0.0),
-        top_p=check.top_p(unvalidated.top_p),
-        top_k=top_k if 0 < top_k < model.vocab_size else 0,
-        min_p=check.min_p(unvalidated.min_p),
-        presence_penalty=check.number(Field.PRESENCE_PENALTY, unvalidated.presence_penalty, 0.0, -2, 2),
-        frequency_penalty=check.number(Field.FREQUENCY_PENALTY, unvalidated.frequency_penalty, 0.0, -2, 2),
-        repetition_penalty=check.repetition_penalty(unvalidated.repetition_penalty),
+        params={one.name: one.resolve(params[one.name], model.vocab_size) for one in SAMPLING_FIELDS},
         seed=check.integer(Field.SEED, unvalidated.seed, secrets.randbits(_RANDOM_SEED_BITS), -(2**63), 2**63 - 1),
         logit_bias=_logit_bias(unvalidated.logit_bias, model, check),
         seed_origin=SeedOrigin.DRAWN if unvalidated.seed is None else SeedOrigin.GIVEN,
     )
 
 
+def _without_defaults(sampling: Sampling, unvalidated: UnvalidatedRequest, model: ModelInfo) -> Sampling:
+    """Validated sampling with Quire's own defaults instead of the operator's, in a request that has neither."""
+    if unvalidated.beam_search is not None:
+        return sampling  # the operator's defaults do not apply
+    params = {
+        one.name: sampling.params[one.name]
+        if unvalidated.sampling.get(one.name) is not None
+        else one.resolve(one.default, model.vocab_size)
+        for one in SAMPLING_FIELDS
+    }
+    return replace(sampling, params=params)
+
+
+def _max_tokens(unvalidated: UnvalidatedRequest, room: int) -> int:
+    """The most tokens to generate. A length that the client did not set is limited by the context."""
+    if unvalidated.max_tokens is not None:
+        return unvalidated.max_tokens
+    return room if unvalidated.default_max_tokens is None else min(room, unvalidated.default_max_tokens)
+
+
 def _best_of(unvalidated: UnvalidatedRequest, n: int, check: FieldChecker) -> int:
-    """How many sequences are generated for the n that are given."""
+    """How many sequences are generated, for the n that are sent."""
     best_of = check.integer(Field.BEST_OF, unvalidated.best_of, n, 1, MAX_SEQUENCES)
     if best_of < n:
         raise check.invalid(Field.BEST_OF, f"must be at least n, which is {n}")
     if best_of > n and unvalidated.response_mode is ResponseMode.STREAMED:
-        # Which ones are the best is known when all have ended.
+        # The best ones are known only when all have ended.
         raise check.invalid(Field.BEST_OF, f"must be n, which is {n}, where the answer is streamed")
     return best_of
 
 
 def _beam_search(unvalidated: UnvalidatedRequest, n: int, check: FieldChecker) -> BeamSearchParams | None:
-    asked = unvalidated.beam_search
-    if asked is None:
+    search = unvalidated.beam_search
+    if search is None:
         return None
     if unvalidated.response_mode is ResponseMode.STREAMED:
         raise check.invalid(Field.BEAM_SEARCH, "has nothing to stream before its end")
-    meaningless = {
-        Field.TEMPERATURE: unvalidated.temperature not in (None, 0),
-        Field.TOP_P: unvalidated.top_p not in (None, 1),
-        Field.TOP_K: unvalidated.top_k not in (None, 0, -1),
-        Field.MIN_P: unvalidated.min_p not in (None, 0),
-        Field.PRESENCE_PENALTY: unvalidated.presence_penalty not in (None, 0),
-        Field.FREQUENCY_PENALTY: unvalidated.frequency_penalty not in (None, 0),
-        Field.REPETITION_PENALTY: unvalidated.repetition_penalty not in (None, 1),
+    sampling = unvalidated.sampling
+    meaningless: dict[str, bool] = {
+        **{
+            one.path: sampling.get(one.name, one.in_beam_search[0]) not in one.in_beam_search for one in SAMPLING_FIELDS
+        },
         Field.LOGIT_BIAS: len(unvalidated.logit_bias) > 0,
         Field.STOP: len(unvalidated.stop) > 0,
         Field.BEST_OF: unvalidated.best_of is not None,
@@ -338,14 +333,14 @@ def _beam_search(unvalidated: UnvalidatedRequest, n: int, check: FieldChecker) -
     for which, is_given in meaningless.items():
         if is_given:
             raise check.unsupported(which, "is not served in a beam search")
-    width = check.integer(Field.BEAM_WIDTH, asked.width, 0, 2, MAX_BEAMS)
+    width = check.integer(Field.BEAM_WIDTH, search.width, 0, 2, MAX_BEAMS)
     if n > width:
         raise check.invalid(Field.N, f"must be at most the width of the beam search, which is {width}")
     most = MAX_LENGTH_PENALTY
     return BeamSearchParams(
         width=width,
-        length_penalty=check.number(Field.LENGTH_PENALTY, asked.length_penalty, 1.0, -most, most),
-        early_stopping=asked.early_stopping or EarlyStopping.HEURISTIC,
+        length_penalty=check.number(Field.LENGTH_PENALTY, search.length_penalty, 1.0, -most, most),
+        early_stopping=search.early_stopping or EarlyStopping.HEURISTIC,
     )
 
 

@@ -1,4 +1,4 @@
-"""What each token of a vocabulary contributes to a text, in bytes: the ground of detokenizing and of logprobs."""
+"""The bytes that each token of a vocabulary contributes to a text, for detokenizing and for logprobs."""
 
 import re
 from collections.abc import Mapping
@@ -8,32 +8,32 @@ from tokenizers import Tokenizer
 
 from gateway_svc.validated_request import SpecialTokens
 
-# Bytes that are no character of their own, as tokens for characters that a vocabulary lacks.
+# Tokens for single bytes, which spell characters that a vocabulary lacks.
 _BYTE_TOKEN = re.compile(r"<0x([89A-F][0-9A-F])>")
 
 
 class Vocabulary:
-    """Token ids to bytes. Ids that the tokenizer does not know, as padded embeddings have, contribute nothing."""
+    """Token ids to bytes. Ids that the tokenizer does not have, as of padded embeddings, contribute nothing."""
 
     def __init__(self, tokenizer: Tokenizer, decoder: Mapping[str, Any] | None) -> None:
-        """`decoder` is the object of that name in tokenizer.json: it tells how tokens spell bytes."""
+        """`decoder` is the object of that name in tokenizer.json, which defines how tokens spell bytes."""
         self._tokenizer = tokenizer
         kinds = _kinds(decoder)
         self._byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        # Text to stand before a token, because a decoder may treat the first token of a text differently.
+        # A text before the token, since a decoder may treat the first token of a text differently.
         self._anchor = tokenizer.encode("a", add_special_tokens=False).ids
         self._anchor_text = self._decode(self._anchor)
         self._pieces: dict[int, bytes] = {}
 
     def hidden_ids(self, special: SpecialTokens) -> frozenset[int]:
-        """Tokens that no text shows."""
+        """Tokens that contribute no text."""
         return self.special_ids if special is SpecialTokens.HIDDEN else frozenset()
 
     def piece(self, token_id: int) -> bytes:
-        """Bytes of a token that follows others; special tokens have theirs too."""
+        """Bytes of a token that follows others, also of a special token."""
         piece = self._pieces.get(token_id)
         if piece is None:
             piece = self._spelled(token_id)
@@ -49,18 +49,18 @@ class Vocabulary:
         return self._decode([token_id]).encode() if piece is None else piece
 
     def token_text(self, token_id: int) -> str:
-        """A token as text of its own; a part of a character reads as U+FFFD."""
+        """A single token as text; a part of a character becomes U+FFFD."""
         return self.piece(token_id).decode("utf-8", "replace")
 
     def _spelled(self, token_id: int) -> bytes | None:
-        """Bytes that the token's own name spells, or None where only the decoder can tell."""
+        """Bytes that the token's own name spells, or None where only the decoder knows."""
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
         if self._byte_level:
             try:
                 return bytes([_BYTE_OF[char] for char in token])
-            except KeyError:  # an added token stands for itself
+            except KeyError:  # an added token is its own text
                 return token.encode()
         if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes.fromhex(match[1])

@@ -59,7 +59,7 @@ async def serve(settings: SchedulerSettings) -> None:
 
     async def on_lead(engine: SchedulerEngine) -> None:
         REGISTRY.register(EngineCollector(engine))
-        engine.join(StoreHealth(health))
+        engine.watch_status(StoreHealth(health).set_status)
         servicer.lead(engine)
         admin_servicer.lead(engine)
         freeze_gc()
@@ -75,11 +75,11 @@ async def serve(settings: SchedulerSettings) -> None:
     leading.add_done_callback(end_process)
 
     async def stop() -> None:
-        leading.remove_done_callback(end_process)  # a signal would end the process before it has handed over
+        leading.remove_done_callback(end_process)  # else it would signal the process before the handover is done
         await health.set_serving(False)
         if not leading.done():
             await leader.hand_over()
-            await health.set_serving(False)  # `on_lead` may have been at it
+            await health.set_serving(False)  # `on_lead` may have set it meanwhile
         servicer.resign()
         leading.cancel()
         await asyncio.gather(leading, return_exceptions=True)
@@ -92,22 +92,19 @@ async def serve(settings: SchedulerSettings) -> None:
 
 
 class StoreHealth:
-    """Passes the store's state on to whoever watches the health service."""
+    """The store's state in the health service."""
 
     def __init__(self, health: HealthReporter) -> None:
         self._health = health
         self._sending: asyncio.Task[None] | None = None
 
-    def send(self, message: scheduler_v1.SessionResponse) -> None:
-        """Requests are not its business."""
-
-    def send_status(self, status: scheduler_v1.Status) -> None:
-        """Note whether requests are recorded."""
+    def set_status(self, status: scheduler_v1.Status) -> None:
+        """Report whether requests are recorded."""
         self._sending = asyncio.create_task(self._health.set_one(STORE, not status.is_store_degraded))
 
 
 def end_process(leading: asyncio.Task[None]) -> None:
-    """End the process where it leads no more: better started anew than half alive."""
+    """End the process when it no longer leads, so that it is started again."""
     if not leading.cancelled():
         if leading.exception() is not None:
             log.critical("a part of the scheduler failed", exc_info=leading.exception())
@@ -115,7 +112,6 @@ def end_process(leading: asyncio.Task[None]) -> None:
 
 
 def main() -> None:
-    """Read settings, run, exit."""
     settings = read_settings(SchedulerSettings)
     configure_logging("scheduler", settings.log_level)
     configure_tracing("scheduler")

@@ -1,4 +1,4 @@
-"""quire.admin.v1.AdminService: tells a person why a request waits. Served on a port of its own."""
+"""quire.admin.v1.AdminService: why a request waits. Served on a separate port."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -8,14 +8,8 @@ import grpc
 
 from quire.admin.v1 import admin_pb2 as admin_v1
 from quire.admin.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
-from scheduler_svc.core.explain import (
-    Explanation,
-    PreemptionMethod,
-    PreemptionRecord,
-    SequenceExplanation,
-    SequenceStatus,
-    Summary,
-)
+from scheduler_svc.core.explain import Explanation, SequenceExplanation, SequenceStatus, Summary
+from scheduler_svc.core.request import PreemptionMethod, PreemptionRecord
 from svc_common.durations import to_duration
 from svc_common.errors import QuireError, Reason
 from svc_common.keys import DEFAULT_TENANT_NAME, request_key
@@ -42,16 +36,15 @@ _RETURNS = {PreemptionMethod.SWAP: admin_v1.RETURN_SWAP, PreemptionMethod.RECOMP
 
 
 class Explainer(Protocol):
-    """What the engine knows of its live requests."""
+    """Explanations of live requests."""
 
     def explain(self, key: str) -> Explanation | None:
-        """Where a request stands; None where no live one has this key."""
+        """The state of a request; None where no live one has this key."""
 
     def summaries(self, tenant: str | None) -> Iterable[Summary]:
-        """Live requests in a line each, of one tenant or of all, oldest first; made as they are read."""
+        """A summary of each live request, of one tenant or of all, oldest first; computed lazily."""
 
-    def num_live(self, tenant: str | None) -> int:
-        """How many requests are live, of one tenant or of all."""
+    def num_live(self, tenant: str | None) -> int: ...
 
 
 class AdminServicer(AdminServiceServicer):
@@ -61,7 +54,6 @@ class AdminServicer(AdminServiceServicer):
         self._engine: Explainer | None = None
 
     def lead(self, engine: Explainer) -> None:
-        """Answer from now on."""
         self._engine = engine
 
     @property
@@ -105,7 +97,7 @@ def admin_server(servicer: AdminServicer, host: str, port: int) -> tuple[grpc.ai
 
 
 def explanation_to_proto(explanation: Explanation) -> admin_v1.ExplainResponse:
-    """Where a request stands, as it is told."""
+    """The state of a request, in the public contract."""
     return admin_v1.ExplainResponse(
         key=explanation.key,
         tenant=explanation.tenant,
@@ -119,6 +111,7 @@ def explanation_to_proto(explanation: Explanation) -> admin_v1.ExplainResponse:
         max_tokens=explanation.max_tokens,
         num_waiting=explanation.num_waiting,
         sequences=map(_sequence_to_proto, explanation.sequences),
+        model=explanation.model,
     )
 
 
@@ -157,6 +150,7 @@ def _summary_to_proto(summary: Summary) -> admin_v1.RequestSummary:
         age=to_duration(summary.age),
         num_prompt_tokens=summary.num_prompt,
         num_generated_tokens=summary.num_generated,
+        model=summary.model,
     )
 
 
@@ -168,4 +162,4 @@ def _key(request: admin_v1.ExplainRequest) -> str:
             return request_key(tenant, name.request_id, name.prompt)
         case "key":
             return request.key
-    raise QuireError(Reason.INVALID_FIELD, "must be named, or told by its key", field="request")
+    raise QuireError(Reason.INVALID_FIELD, "must have a request_id or a key", field="request")

@@ -1,82 +1,110 @@
 """Prometheus metrics that are read from the engine when they are scraped."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from scheduler_svc.core.limits import Totals
 from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import SchedulerEngine
 
 
 class EngineCollector(Collector):
-    """What the engine and its core count."""
+    """The counters of the engine and its cores."""
 
     def __init__(self, engine: SchedulerEngine) -> None:
         self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
-        core, totals = self._engine.core, self._engine.core.totals
-        blocks = GaugeMetricFamily("quire_kv_blocks", "Blocks of KV memory", labels=["tier", "state"])
-        replicas = list(core.replicas)
-        for tier, pools in (("device", [r.device.pool for r in replicas]), ("host", [r.host.pool for r in replicas])):
-            counts = [pool.counts for pool in pools]
-            for state in ("free", "cached", "used", "in_flight"):
-                blocks.add_metric([tier, state], sum(getattr(count, state) for count in counts))
-        yield blocks
-        yield GaugeMetricFamily("quire_requests_running", "Sequences that run", core.num_running)
-        yield GaugeMetricFamily("quire_requests_waiting", "Sequences that wait for a worker", core.num_queued)
-        yield GaugeMetricFamily(
-            "quire_requests_swapped", "Those of them whose blocks stand in host memory", core.num_swapped
-        )
-        waiting = core.waiting.admission
-        yield GaugeMetricFamily("quire_queue_tokens", "Tokens that those who wait may come to have", waiting.num_tokens)
-        yield from self._costs(replicas)
-        preemptions = CounterMetricFamily(
-            "quire_preemptions", "Sequences that gave up their blocks, by how they come back", labels=["choice"]
-        )
-        preemptions.add_metric(["swap"], totals.swaps)
-        preemptions.add_metric(["recompute"], totals.preemptions - totals.swaps)
-        yield preemptions
-        hits = CounterMetricFamily("quire_prefix_cache_hits", "Tokens found in the prefix cache", labels=["tier"])
-        hits.add_metric(["device"], totals.cache_hits - totals.host_hits)
-        hits.add_metric(["host"], totals.host_hits)
-        yield hits
-        yield GaugeMetricFamily("quire_workers_ready", "Workers that take steps", len(core.replicas))
+        yield from self._models()
         yield GaugeMetricFamily("quire_epoch", "The term of the scheduler that leads", self._engine.epoch)
         journal = self._engine.journal
         degraded = "1 while the store cannot be reached, or is far behind"
         yield GaugeMetricFamily("quire_store_degraded", degraded, journal.is_degraded)
         yield GaugeMetricFamily("quire_journal_lag_seconds", "How far the store is behind the steps", journal.lag)
-        for name, text, value in (
-            ("quire_prompt_tokens", "Tokens of prompts taken in", totals.prompt_tokens),
-            ("quire_generation_tokens", "Tokens generated", totals.generation_tokens),
-            ("quire_prefix_cache_queries", "Tokens looked up in the prefix cache", totals.cache_queries),
-            (
-                "quire_tokens_computed",
-                "Tokens that steps computed, those of preempted sequences again",
-                totals.computed_tokens,
-            ),
-            ("quire_kv_slots_used", "Token places in blocks in use, summed over steps", totals.slots),
-            (
-                "quire_kv_tokens_used",
-                "Tokens in blocks in use, summed over steps",
-                totals.slots - totals.slots_unfilled,
-            ),
-        ):
-            yield CounterMetricFamily(name, text, value)
 
-    def _costs(self, replicas: list[Replica]) -> Iterable[Metric]:
-        """What bringing a preempted sequence back is taken to cost, by worker: the figures that it is decided by."""
-        estimates = GaugeMetricFamily(
-            "quire_cost_seconds", "Estimated seconds, for a block's worth of tokens", labels=["worker", "what"]
+    def _models(self) -> Iterable[Metric]:
+        """The counters of the cores, by model name, summed over versions."""
+        by_name: dict[str, list[Scheduler]] = {}
+        for model in self._engine.models:
+            by_name.setdefault(model.name, []).append(model.core)
+        blocks = GaugeMetricFamily("quire_kv_blocks", "Blocks of KV memory", labels=["model", "tier", "state"])
+        costs = GaugeMetricFamily(
+            "quire_cost_seconds",
+            "Estimated seconds to bring back a block's worth of a preempted sequence",
+            labels=["model", "worker", "what"],
         )
-        for replica in replicas:
-            swap, recompute = (
-                replica.costs.swap_seconds(1, 1),
-                replica.costs.recompute_seconds(replica.shape.block_size),
-            )
-            if replica.shape.num_host_blocks:
-                estimates.add_metric([replica.name, "swap"], swap)
-            estimates.add_metric([replica.name, "recompute"], recompute)
-        yield estimates
+        preemptions = CounterMetricFamily(
+            "quire_preemptions",
+            "Sequences that gave up their blocks, by how they come back",
+            labels=["model", "choice"],
+        )
+        hits = CounterMetricFamily(
+            "quire_prefix_cache_hits", "Tokens found in the prefix cache", labels=["model", "tier"]
+        )
+        gauges = [(GaugeMetricFamily(name, text, labels=["model"]), read) for name, text, read in _GAUGES]
+        counters = [(CounterMetricFamily(name, text, labels=["model"]), read) for name, text, read in _COUNTERS]
+        for name, cores in by_name.items():
+            replicas = [replica for core in cores for replica in core.replicas]
+            _add_blocks(blocks, name, replicas)
+            _add_costs(costs, name, replicas)
+            totals = [self._engine.models.discarded_totals(name), *(core.totals for core in cores)]
+            swaps, hosts = sum(one.swaps for one in totals), sum(one.host_hits for one in totals)
+            preemptions.add_metric([name, "swap"], swaps)
+            preemptions.add_metric([name, "recompute"], sum(one.preemptions for one in totals) - swaps)
+            hits.add_metric([name, "device"], sum(one.cache_hits for one in totals) - hosts)
+            hits.add_metric([name, "host"], hosts)
+            for gauge, read_core in gauges:
+                gauge.add_metric([name], sum(map(read_core, cores)))
+            for counter, read_totals in counters:
+                counter.add_metric([name], sum(map(read_totals, totals)))
+        yield from (blocks, costs, preemptions, hits)
+        yield from (gauge for gauge, _ in gauges)
+        yield from (counter for counter, _ in counters)
+
+
+_GAUGES: list[tuple[str, str, Callable[[Scheduler], int]]] = [
+    ("quire_requests_running", "Sequences that run", lambda core: core.num_running),
+    ("quire_requests_waiting", "Sequences that wait for a worker", lambda core: core.num_queued),
+    ("quire_requests_swapped", "Those of them whose blocks are in host memory", lambda core: core.num_swapped),
+    (
+        "quire_queue_tokens",
+        "The most tokens that those who wait may come to have",
+        lambda core: core.waiting.admission.num_tokens,
+    ),
+    ("quire_workers_ready", "Workers that take steps", lambda core: len(core.replicas)),
+]
+_COUNTERS: list[tuple[str, str, Callable[[Totals], int]]] = [
+    ("quire_prompt_tokens", "Tokens of prompts taken in", lambda totals: totals.prompt_tokens),
+    ("quire_generation_tokens", "Tokens generated", lambda totals: totals.generation_tokens),
+    ("quire_prefix_cache_queries", "Tokens looked up in the prefix cache", lambda totals: totals.cache_queries),
+    (
+        "quire_tokens_computed",
+        "Tokens that steps computed, those of preempted sequences again",
+        lambda totals: totals.computed_tokens,
+    ),
+    ("quire_kv_slots_used", "Token places in blocks in use, summed over steps", lambda totals: totals.slots),
+    (
+        "quire_kv_tokens_used",
+        "Tokens in blocks in use, summed over steps",
+        lambda totals: totals.slots - totals.slots_unfilled,
+    ),
+]
+
+
+def _add_blocks(blocks: GaugeMetricFamily, model: str, replicas: list[Replica]) -> None:
+    tiers = {"device": [r.kv.device for r in replicas], "host": [r.kv.host for r in replicas]}
+    for tier, of_replicas in tiers.items():
+        counts = [each.counts for each in of_replicas]
+        for state in ("free", "cached", "used", "in_flight"):
+            blocks.add_metric([model, tier, state], sum(getattr(count, state) for count in counts))
+
+
+def _add_costs(costs: GaugeMetricFamily, model: str, replicas: list[Replica]) -> None:
+    """The learned costs that decide between swap and recompute."""
+    for replica in replicas:
+        if replica.shape.num_host_blocks:
+            costs.add_metric([model, replica.name, "swap"], replica.costs.swap_seconds(1, 1))
+        costs.add_metric([model, replica.name, "recompute"], replica.costs.recompute_seconds(replica.shape.block_size))

@@ -1,198 +1,218 @@
-"""What gateways ask: to run a request, to take part in one, to end it. What is not live is looked up in the store."""
+"""The commands of gateways: submit, attach, cancel, detach, finish, acknowledge.
+
+A request that is not live is read from the store.
+"""
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from functools import partial
 from typing import Protocol
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_svc import unflushed_tokens
-from scheduler_svc.core.plan import FailedEvent, Failure
+from scheduler_svc.core.events import FailedEvent, Failure
+from scheduler_svc.gateway_session import GatewaySession
 from scheduler_svc.journal import Journal
 from scheduler_svc.keyed_queue import KeyedQueue
-from scheduler_svc.live_request import Listener, LiveRequest
+from scheduler_svc.live_request import LiveRequest
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.metrics import REQUESTS_ATTACHED
-from scheduler_svc.request_log import RequestLog, State
-from scheduler_svc.store.base import StaleEpoch, Store, StoreUnavailable
-from scheduler_svc.wire import accepted_to_proto, attached_to_proto, failed_to_proto, message_of, reason_from_proto
+from scheduler_svc.request_log import RecordState, RequestLog, State
+from scheduler_svc.session_wire import (
+    accepted_to_proto,
+    attached_to_proto,
+    failed_to_proto,
+    message_of,
+    reason_from_proto,
+)
+from scheduler_svc.store.base import StaleEpoch, Store, StoreUnavailable, UnsupportedRecord
 from svc_common.durations import to_seconds
 
-_FLUSH = 1.0  # seconds that a request may wait for the end of the one that had its key
+_FLUSH = 1.0  # seconds that a request waits at most for the store to know the end of the one that had its key
 
 
 class Commands:
-    """Commands of all sessions. Each key's are carried out in their order; none of them waits here."""
+    """Handles the commands of all sessions, those of one key in order."""
 
     def __init__(
         self,
         live: LiveRequests,
         store: Store,
         journal: Journal,
-        has_session: Callable[[Listener], bool],
+        sessions: Collection[GatewaySession],
         *,
         needs_store: bool,
     ) -> None:
-        """`has_session` says whether a session still is; with `needs_store` what cannot be recorded is refused."""
+        """`sessions` are the open ones. With `needs_store`, requests that cannot be recorded are refused."""
         self._live = live
         self._store = store
         self._journal = journal
-        self._has_session = has_session
+        self._sessions = sessions
         self._needs_store = needs_store
         self._queues = KeyedQueue()
 
-    def take(self, request: scheduler_v1.SessionRequest, listener: Listener) -> None:
-        """Carry out a command, now or soon."""
+    def take(self, request: scheduler_v1.SessionRequest, session: GatewaySession) -> None:
+        """Handle a command, now or as soon as the earlier ones of its key are done."""
         match request.WhichOneof("command"):
             case "submit":
-                self._queues.take(request.submit.key, partial(self._submit, request.submit, listener))
+                self._queues.take(request.submit.key, partial(self._submit, request.submit, session))
             case "attach":
-                self._queues.take(request.attach.key, partial(self._attach, request.attach, listener))
+                self._queues.take(request.attach.key, partial(self._attach, request.attach, session))
             case "cancel":
                 self._queues.take(request.cancel.key, partial(self._cancel, request.cancel))
             case "detach":
-                self._queues.take(request.detach.key, partial(self._detach, request.detach, listener))
+                self._queues.take(request.detach.key, partial(self._detach, request.detach, session))
             case "finish":
-                self._queues.take(request.finish.key, partial(self._finish, request.finish, listener))
+                self._queues.take(request.finish.key, partial(self._finish, request.finish, session))
             case "acknowledge":
-                self._acknowledge(request.acknowledge, listener)
+                self._acknowledge(request.acknowledge, session)
 
-    # Taking part.
+    # Submit and attach.
 
-    def _submit(self, submit: scheduler_v1.Submit, listener: Listener) -> Coroutine[None, None, None] | None:
+    def _submit(self, submit: scheduler_v1.Submit, session: GatewaySession) -> Coroutine[None, None, None] | None:
         unflushed = list(submit.unflushed)
-        submit.ClearField("unflushed")  # they are taken up once, and the submission stays as long as its request
+        submit.ClearField("unflushed")  # they are merged once, and the submission stays as long as its request
         live = self._live.get(submit.key)
         if live is not None:
-            self._join_existing(live, submit, unflushed, listener)
+            self._join_existing(live, submit, unflushed, session)
             return None
         if submit.is_resumption:
-            return self._join_recorded(submit, unflushed, listener)
-        return self._accept(submit, unflushed, listener)
+            return self._join_recorded(submit, unflushed, session)
+        return self._accept(submit, unflushed, session)
 
-    async def _accept(self, submit: scheduler_v1.Submit, unflushed: "_Unflushed", listener: Listener) -> None:
-        """Record a request, then queue it; or go by the one that has its key."""
+    async def _accept(self, submit: scheduler_v1.Submit, unflushed: "_Unflushed", session: GatewaySession) -> None:
+        """Record a request, then queue it; or join the one that has its key."""
         live = LiveRequest(_log_of(submit))
         try:
-            # What would be refused is not recorded: its prompt would stay in the store.
-            refusal = None if unflushed else self._live.check(live.log)
+            # A request that would be refused is not recorded: its prompt would stay in the store.
+            refusal = None if unflushed else self._live.check(live)
             if refusal is None:
                 found = await self._record(live.log)
         except StaleEpoch:
-            return  # the gateway asks again, of whoever leads now
+            return  # the gateway repeats the command in its session with the new leader
         except StoreUnavailable:
             if self._needs_store:
                 message = "the store cannot be reached, and requests are not taken without it"
-                _refuse(submit, listener, Failure.STORE_DEGRADED, message)
+                self._refuse(submit, session, Failure.STORE_DEGRADED, message)
                 return
             found = None
+        except UnsupportedRecord as error:
+            self._refuse(submit, session, Failure.UNAVAILABLE, f"the request's name is in use by {error}")
+            return
         except Exception:
-            _refuse(submit, listener, Failure.INTERNAL, "the request could not be taken")
+            self._refuse(submit, session, Failure.INTERNAL, "the request could not be taken")
             raise
         if refusal is not None:
-            await self._join_recorded(submit, unflushed, listener, refusal)
+            await self._join_recorded(submit, unflushed, session, refusal)
         elif found is None:
-            self._join(live, submit, unflushed, listener, is_new=True)
+            self._join(live, submit, unflushed, session, is_new=True)
         else:
-            self._join_existing(found, submit, unflushed, listener)
+            self._join_existing(found, submit, unflushed, session)
 
-    def _attach(self, attach: scheduler_v1.Attach, listener: Listener) -> Coroutine[None, None, None] | None:
+    def _attach(self, attach: scheduler_v1.Attach, session: GatewaySession) -> Coroutine[None, None, None] | None:
         live = self._live.get(attach.key)
         if live is None:
-            return self._join_recorded(attach, attach.unflushed, listener)
-        self._join(live, attach, attach.unflushed, listener)
+            return self._join_recorded(attach, attach.unflushed, session)
+        self._join(live, attach, attach.unflushed, session)
         return None
 
     async def _join_recorded(
-        self, request: "_Request", unflushed: "_Unflushed", listener: Listener, refusal: FailedEvent | None = None
+        self, request: "_Request", unflushed: "_Unflushed", session: GatewaySession, refusal: FailedEvent | None = None
     ) -> None:
-        """Go by the request that has the key, which is not live, and refuse to begin one where there is none.
+        """Join the request that has the key and is not live, or refuse where there is none.
 
-        With a `refusal`, that is what is said then, and where the store cannot tell, or the key is free again.
+        A `refusal` is sent instead where there is none, where the store cannot be reached, or where the key is free
+        again.
         """
         try:
             found = await self._read(request.key)
         except StoreUnavailable:
             if refusal is None:
-                _refuse(request, listener, Failure.UNAVAILABLE, "the store cannot be reached")
+                self._refuse(request, session, Failure.UNAVAILABLE, "the store cannot be reached")
                 return
             found = None
+        except UnsupportedRecord as error:
+            self._refuse(request, session, Failure.UNAVAILABLE, f"the request has {error}")
+            return
         except Exception:
-            _refuse(request, listener, Failure.INTERNAL, "the request could not be taken up")
+            self._refuse(request, session, Failure.INTERNAL, "the request could not be resumed")
             raise
         if refusal is not None and (found is None or not _has_key(found.log)):
-            _refuse(request, listener, refusal.reason, refusal.message, refusal.retry_after)
+            self._refuse(request, session, refusal.reason, refusal.message, refusal.retry_after)
         elif found is None:
-            _refuse(request, listener, Failure.UNKNOWN_REQUEST, "there is no such request")
+            self._refuse(request, session, Failure.UNKNOWN_REQUEST, "there is no such request")
         else:
-            self._join_existing(found, request, unflushed, listener)
+            self._join_existing(found, request, unflushed, session)
 
     def _join_existing(
-        self, found: LiveRequest, request: "_Request", unflushed: "_Unflushed", listener: Listener
+        self, found: LiveRequest, request: "_Request", unflushed: "_Unflushed", session: GatewaySession
     ) -> None:
-        """Take part in the request that has the key, unless something else was submitted."""
+        """Join the request that has the key, unless its body is another one."""
         if isinstance(request, scheduler_v1.Submit) and not _is_same(found.log.submit, request):
-            _refuse(request, listener, Failure.KEY_IN_USE, "another request has this id")
+            self._refuse(request, session, Failure.KEY_IN_USE, "another request has this id")
         else:
-            self._join(found, request, unflushed, listener)
+            self._join(found, request, unflushed, session)
 
     def _join(
         self,
         live: LiveRequest,
         request: "_Request",
         unflushed: "_Unflushed",
-        listener: Listener,
+        session: GatewaySession,
         *,
         is_new: bool = False,
     ) -> None:
-        """Let a session take part in a request, which runs from now on if it did not; or say why not."""
+        """Attach a session to a request, and start it if it does not run; or refuse."""
         log = live.log
         if not _has_key(log):
-            _refuse(request, listener, reason_from_proto(log.failure), f"the request has ended: {log.state}")
+            self._refuse(request, session, reason_from_proto(log.failure), f"the request has ended: {log.state}")
             return
+        if unflushed and request.model_fingerprint and not log.fingerprint:
+            log.fingerprint = request.model_fingerprint
         try:
             refusal = self._live.resume_request(live, unflushed, is_new=is_new)
         except unflushed_tokens.Diverged as error:
-            _refuse(request, listener, Failure.DIVERGED, str(error))
+            self._refuse(request, session, Failure.DIVERGED, str(error))
             return
         except Exception:
-            _refuse(request, listener, Failure.INTERNAL, "the request could not be taken up")
+            self._refuse(request, session, Failure.INTERNAL, "the request could not be resumed")
             raise
         if refusal is not None:
-            _refuse(request, listener, refusal.reason, refusal.message, refusal.retry_after)
+            self._refuse(request, session, refusal.reason, refusal.message, refusal.retry_after)
             return
         if _has_no_output_yet(log, request):
-            listener.send(message_of(accepted_to_proto(log, request.attachment_id)))
+            self._send(session, accepted_to_proto(log, request.attachment_id))
         else:
             REQUESTS_ATTACHED.inc()
-            listener.send(message_of(attached_to_proto(log, request.attachment_id)))
+            self._send(session, attached_to_proto(log, request.attachment_id))
         if self._live.get(log.key) is live:
-            live.join(listener)
-            if not self._has_session(listener):
-                self._live.leave(live, listener, has_broken=True)
+            self._live.attach(live, session)
+            if session not in self._sessions:
+                self._live.leave(live, session, has_broken=True)
 
     # The store.
 
     async def _record(self, log: RequestLog) -> LiveRequest | None:
         """Record a request, or return the one that has its key. Raises StoreUnavailable and StaleEpoch.
 
-        What has ended here wins over what the store says, which may not know it yet. Then this one is recorded behind
-        that ending.
+        The store may not know yet that the request with the key has ended here. Then this one is recorded behind that
+        ending.
         """
         ended = self._live.ended(log.key)
         if ended is not None and (_has_key(ended.log) or ended.log.submit.submission_id == log.submit.submission_id):
             return ended
         if ended is not None and not ended.log.is_durable:
-            await self._journal.flush(_FLUSH)  # else the store would mostly still have that one for live
+            await self._journal.flush(_FLUSH)  # else that one would mostly still be live in the store
         epoch = self._journal.epoch
         try:
             found = await self._store.put(log, epoch)
         except StaleEpoch:
-            async with self._journal.paused():  # where the later term is our own, it is known then
+            async with self._journal.paused():  # if the later epoch is our own, it is set by then
                 if self._journal.epoch == epoch:
                     raise
             found = await self._store.put(log, self._journal.epoch)
-        log.is_recorded = found is None
+        if found is None:
+            log.set_record(RecordState.RECORDED)
         if found is None or (ended is not None and _is_outdated(found, ended.log)):
             return None
         return _restored_request(found)
@@ -205,7 +225,7 @@ class Commands:
         found = await self._store.read(key)
         return None if found is None else _restored_request(found)
 
-    # Ending.
+    # Cancel, detach, finish, acknowledge.
 
     def _cancel(self, cancel: scheduler_v1.Cancel) -> None:
         live = self._live.get(cancel.key)
@@ -213,36 +233,49 @@ class Commands:
             return
         self._live.cancel(live)
 
-    def _detach(self, detach: scheduler_v1.Detach, listener: Listener) -> None:
+    def _detach(self, detach: scheduler_v1.Detach, session: GatewaySession) -> None:
         live = self._live.get(detach.key)
         if live is not None:
-            self._live.leave(live, listener, has_broken=False)
+            self._live.leave(live, session, has_broken=False)
 
-    def _finish(self, finish: scheduler_v1.Finish, listener: Listener) -> Coroutine[None, None, None] | None:
+    def _finish(self, finish: scheduler_v1.Finish, session: GatewaySession) -> Coroutine[None, None, None] | None:
         live = self._live.get(finish.key)
         if live is None:
             return self._finish_record(finish)
         if live.log.submit.submission_id != finish.submission_id:
             return None
-        if listener in live.listeners or not live.listeners:  # a verdict may outlive the clients that it was found for
+        if session in live.gateways or not live.gateways:  # the readers may have left the gateway since
             self._live.truncate(live, finish.index, finish.num_tokens)
         return None
 
     async def _finish_record(self, finish: scheduler_v1.Finish) -> None:
-        """The sequence ended by itself before the verdict was here."""
+        """The request ended before the stop match arrived."""
         try:
             found = await self._read(finish.key)
-        except StoreUnavailable:
-            return  # whoever replays it finds the same stop string
+        except (StoreUnavailable, UnsupportedRecord):
+            return  # a gateway that replays the request finds the same stop string
         if found is None or found.log.submit.submission_id != finish.submission_id:
             return
         if found.log.state is State.FINISHED:
             self._live.truncate_ended(found, finish.index, finish.num_tokens)
 
-    def _acknowledge(self, looked: scheduler_v1.Acknowledge, listener: Listener) -> None:
-        live = self._live.get(looked.key)
-        if live is not None and listener in live.listeners:
-            self._live.acknowledge(live, looked.index, looked.num_tokens)
+    def _acknowledge(self, acknowledge: scheduler_v1.Acknowledge, session: GatewaySession) -> None:
+        live = self._live.get(acknowledge.key)
+        if live is not None and session in live.gateways:
+            self._live.acknowledge(live, acknowledge.index, acknowledge.num_tokens)
+
+    def _send(self, session: GatewaySession, event: scheduler_v1.Event) -> None:
+        session.send(message_of(self._journal.epoch, event))
+
+    def _refuse(
+        self,
+        request: "_Request",
+        session: GatewaySession,
+        reason: Failure,
+        message: str,
+        retry_after: float | None = None,
+    ) -> None:
+        self._send(session, failed_to_proto(request.key, reason, message, retry_after, request.attachment_id))
 
 
 class _Request(Protocol):
@@ -253,6 +286,9 @@ class _Request(Protocol):
 
     @property
     def attachment_id(self) -> int: ...
+
+    @property
+    def model_fingerprint(self) -> bytes: ...
 
 
 _Unflushed = Sequence[scheduler_v1.UnflushedTokens]
@@ -272,15 +308,15 @@ def _log_of(submit: scheduler_v1.Submit) -> RequestLog:
 
 
 def _has_key(log: RequestLog) -> bool:
-    """Whether a request keeps its key from others: it is live, or has finished."""
+    """Whether no other request can have the key: this one is live, or has finished."""
     return log.state in (State.ACCEPTED, State.FINISHED)
 
 
 def _is_outdated(found: RequestLog, ended: RequestLog) -> bool:
-    """Whether what the store has is over, by what has ended here under its key: that one, or one that followed it."""
+    """Whether a record is over, as its submission has `ended` here, or a later one under its key has."""
     if found.submit.submission_id == ended.submit.submission_id:
         return True
-    return found.state is State.ACCEPTED and not ended.is_displaced
+    return found.state is State.ACCEPTED and ended.record is not RecordState.DISPLACED
 
 
 def _is_same(one: scheduler_v1.Submit, other: scheduler_v1.Submit) -> bool:
@@ -291,13 +327,7 @@ def _is_same(one: scheduler_v1.Submit, other: scheduler_v1.Submit) -> bool:
 
 
 def _has_no_output_yet(log: RequestLog, request: "_Request") -> bool:
-    """Whether a submission, maybe repeated, is answered with its acceptance: nobody was given anything of it yet."""
+    """Whether a submission, maybe repeated, is answered with Accepted: no gateway has received any output of it."""
     if not isinstance(request, scheduler_v1.Submit) or request.submission_id != log.submit.submission_id:
         return False
-    return not any(sequence.token_ids or sequence.end for sequence in log.sequences)
-
-
-def _refuse(
-    request: "_Request", listener: Listener, reason: Failure, message: str, retry_after: float | None = None
-) -> None:
-    listener.send(message_of(failed_to_proto(request.key, reason, message, retry_after, request.attachment_id)))
+    return not log.prompt_logprobs and not any(sequence.token_ids or sequence.end for sequence in log.sequences)

@@ -4,13 +4,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from prometheus_client import Counter, Histogram
 
-from scheduler_svc.request_log import RequestLog, SequenceLog
+from quire.worker.v1 import worker_pb2 as worker_v1
+from scheduler_svc.request_log import RecordState, RequestLog, SequenceLog
 from scheduler_svc.store.base import Ending, Gap, KeyTaken, StaleEpoch, Store, StoreUnavailable, Write, WriteBatch
 
 log = logging.getLogger("quire.scheduler")
@@ -23,22 +24,22 @@ SECONDS = Histogram(
 GAPS = Counter("quire_journal_gaps", "Writes that began beyond what the store had, and were done anew")
 DROPPED = Counter("quire_journal_dropped", "Requests that ended without the store's knowledge while it was unavailable")
 
-# What gathered while the store was away must not make calls that take too long, here or in the store. Tokens weigh 1
-# each, and as much again for each of their log-probabilities.
+# Updates that gathered while the store was away are split, so that no call takes too long, here or in the store. A
+# token has weight 1, and 1 more for each of its log-probabilities.
 _MAX_WEIGHT = 1 << 14  # of one call
 _MIN_WEIGHT = 1 << 9  # of one call, however often the store failed
-_LOG_WEIGHT = 64  # of a log beside its tokens
-_MAX_KEPT = 10_000  # requests that are over, kept for a store that fails
-_MIN_INTERVAL = 0.05  # seconds from one call to the next, unless it is urgent: steps between them share one
-_RETRY = 0.1  # seconds until a store that failed is asked again
-_WATCH = 1.0  # seconds between looks whether a store that nothing is written to was started anew
-_MAX_LAG = 2.0  # seconds behind the steps from which on it counts as degraded
-_UNCONFIRMED_SECONDS = 5.0  # seconds after its end for which a request is written anew where the store may have lost it
+_LOG_WEIGHT = 64  # of a log without its tokens
+_MAX_KEPT = 10_000  # ended requests that are kept for a store that fails
+_MIN_INTERVAL = 0.05  # seconds from one call to the next, unless it is urgent: the steps between share a call
+_RETRY = 0.1  # seconds until a call that failed is repeated
+_WATCH = 1.0  # seconds between checks, while nothing is written, whether the store was restarted
+_MAX_LAG = 2.0  # seconds of lag from which on the store counts as degraded
+_UNCONFIRMED_SECONDS = 5.0  # seconds after its end in which a request is written again if the store was restarted
 
 
 @dataclass(slots=True)
 class _PendingCall:
-    """A batch on its way: of which logs, noted when, and of which sequences its parts are."""
+    """A batch that is being written: its logs, with the times of their changes, and the sequence of each write."""
 
     batch: WriteBatch = field(default_factory=WriteBatch)
     logs: dict[RequestLog, float] = field(default_factory=dict)
@@ -51,14 +52,14 @@ class _PendingCall:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing in it that the store does not have."""
+        """Whether the store has everything in it."""
         return not (self.batch.records or self.batch.writes or self.batch.endings)
 
 
 class Journal:
     """Writes for one term. `on_stale` is called once, when a later term has begun; then nothing more is written.
 
-    `on_durable` is told of each sequence, by its place in its log, of which the store came to have more.
+    `on_durable` is called with a log and the index of a sequence of which the store has more than before.
     """
 
     def __init__(
@@ -68,25 +69,25 @@ class Journal:
         self._store = store
         self._on_stale = on_stale
         self._on_durable = on_durable
-        self._pending: dict[RequestLog, float] = {}  # and when they came, the oldest first
+        self._pending: dict[RequestLog, float] = {}  # the times of their changes, oldest first
         self._call: _PendingCall | None = None
-        self._weight = _MAX_WEIGHT  # that a call may have: less after a failure
+        self._weight = _MAX_WEIGHT  # the limit of a call: lower after a failure
         self._truncated: set[tuple[RequestLog, int]] = set()
         self._is_stale = False
         self._wake = asyncio.Event()
-        self._urgent = asyncio.Event()  # there is news that is not to wait for more of it
+        self._urgent = asyncio.Event()  # there are updates that must not wait for others
         self._writing = asyncio.Lock()
-        # What is written again where the store may have lost it.
+        # Written again if the store may have lost them.
         self._live: dict[RequestLog, None] = {}
         self._ended: deque[tuple[float, RequestLog]] = deque()
         self._unconfirmed: set[RequestLog] = set()
         self._num_restarts = store.num_restarts
 
     def mark_changed(self, request: RequestLog) -> None:
-        """A log has news, or is new. One whose key is another submission's is left alone."""
-        if request.is_displaced:
+        """A log has changed, or is new. One whose key is another submission's in the store is ignored."""
+        if request.record is RecordState.DISPLACED:
             return
-        if request.is_over:  # whoever reads it may leave now, and then nobody else knows how it ended
+        if request.is_over:  # its gateways may leave now, and then only the store has its end
             self._urgent.set()
         if request in self._pending:
             return
@@ -95,33 +96,32 @@ class Journal:
         self._live[request] = None
 
     def truncate(self, request: RequestLog, index: int) -> None:
-        """A sequence of a log has just been shortened: to be called before it grows again."""
+        """A sequence of a log was truncated. Must be called before it grows again."""
         sequence = request.sequences[index]
-        sequence.num_durable = min(sequence.num_durable, len(sequence.token_ids))
-        sequence.is_end_durable = False
-        if not request.is_displaced:
+        sequence.lose(len(sequence.token_ids))
+        if request.record is not RecordState.DISPLACED:
             self._truncated.add((request, index))
             self.mark_changed(request)
 
     @property
     def lag(self) -> float:
-        """Seconds since the oldest news that the store does not have; 0 where it has everything."""
+        """Seconds since the oldest change that the store does not have; 0 where it has everything."""
         oldest = self._pending if self._call is None else self._call.logs
         return time.monotonic() - next(iter(oldest.values())) if oldest else 0.0
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """No call is under way, and none begins meanwhile: `epoch` may be raised."""
+        """No call is in progress within the block, so that `epoch` may be raised."""
         async with self._writing:
             yield
 
     @property
     def is_degraded(self) -> bool:
-        """Whether the store cannot be reached, or is far behind: what runs now might not outlive this scheduler."""
+        """Whether the store cannot be reached, or lags: a request might not survive this scheduler."""
         return not self._store.is_answering or self.lag > _MAX_LAG
 
     async def run(self) -> None:
-        """Write until cancelled, or until a later term has begun. What a failing store does not take is kept for it."""
+        """Write until cancelled, or until a later term has begun. A failed write is repeated."""
         while not self._is_stale:
             if not self._wake.is_set():
                 with suppress(TimeoutError):
@@ -138,13 +138,13 @@ class Journal:
                 await asyncio.sleep(_RETRY)
 
     async def _gather(self, seconds: float) -> None:
-        """Let steps share the next call, unless there is news that is not to wait."""
+        """Wait, so that several steps share the next call, unless there is an urgent update."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._urgent.wait()
 
     async def flush(self, timeout: float) -> bool:
-        """Write what there is within `timeout` seconds, beside `run` or after it; whether the store has everything."""
+        """Write everything within `timeout` seconds, beside `run` or after it; returns whether the store has it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while not (self._is_done or self._is_stale):
@@ -157,7 +157,7 @@ class Journal:
         return not self._pending and self._call is None
 
     async def _write(self) -> bool:
-        """One call, if there is news; whether the store took it."""
+        """One call, if there are updates; returns whether it succeeded."""
         async with self._writing:
             if self._is_stale or not self._pending:
                 return True
@@ -174,7 +174,7 @@ class Journal:
                 self._put_back(call)
                 self._weight = max(_MIN_WEIGHT, self._weight // 2)
                 return False
-            except BaseException:  # cancelled: whoever flushes writes it again
+            except BaseException:  # cancelled: a flush writes it again
                 self._put_back(call)
                 raise
             finally:
@@ -183,13 +183,13 @@ class Journal:
             self._weight = min(_MAX_WEIGHT, 2 * self._weight)
             return True
 
-    # A batch: made, taken in, or not.
+    # A batch: build, apply, put back.
 
     def _build_call(self) -> _PendingCall:
         call = _PendingCall(room=self._weight)
         for request, since in self._pending.items():
             if request.key in call.keys:
-                continue  # the submission before it ends first, in a call of its own
+                continue  # the earlier submission's end is written first, in an earlier call
             call.logs[request] = since
             call.keys.add(request.key)
             self._add(call, request)
@@ -197,7 +197,7 @@ class Journal:
                 break
         for request in call.logs:
             del self._pending[request]
-        if self._pending:  # there is no room for it
+        if self._pending:  # the call has no room for them
             self._urgent.set()
         else:
             self._wake.clear()
@@ -205,7 +205,7 @@ class Journal:
         return call
 
     def _add(self, call: _PendingCall, request: RequestLog) -> None:
-        """As much of a log as there is room for: its end comes with the last of its tokens."""
+        """Add as much of a log as there is room for. Its end is written with the last of its tokens."""
         call.room -= _LOG_WEIGHT
         is_unconfirmed = request in self._unconfirmed
         if is_unconfirmed:
@@ -214,27 +214,37 @@ class Journal:
         if is_unconfirmed or not request.is_recorded:
             call.batch.records.append(request)
             call.room -= len(request.submit.prompt_token_ids)
-        is_search = request.submit.HasField("beam_search")  # its sequences come all at once
         is_whole = True
         for index, sequence in enumerate(request.sequences):
-            place = (request, index)
-            truncates = place in self._truncated
-            if is_unconfirmed or truncates or _has_pending_updates(sequence):
-                weight = _weight_of(sequence)
-                limit = len(sequence.token_ids) if is_search else max(0, call.room) // weight
-                is_whole = is_whole and len(sequence.token_ids) - sequence.num_durable <= limit
-                self._truncated.discard(place)
-                write = _write_of(request, index, truncates, limit)
-                call.batch.writes.append(write)
-                call.places.append(place)
-                call.room -= weight * len(write.token_ids)
+            num_prompt = _num_pending_of_prompt(request, index)
+            if is_unconfirmed or (request, index) in self._truncated or num_prompt or _has_pending_updates(sequence):
+                is_whole = self._add_write(call, request, index, num_prompt) and is_whole
         if not is_whole:
             call.partial.add(request)
-        elif request.is_over and (is_unconfirmed or not request.is_ending_durable):
+        elif request.is_over and (is_unconfirmed or request.record is not RecordState.ENDED):
             at = request.ended_at if request.ended_at is not None else time.time()
             ending = Ending(request.key, request.submit.submission_id, request.state, at, request.failure)
             call.batch.endings.append(ending)
             call.ended.append(request)
+
+    def _add_write(self, call: _PendingCall, request: RequestLog, index: int, num_prompt: int) -> bool:
+        """Add as much of a sequence as there is room for, the prompt's log-probabilities first; returns whether that is
+        all.
+        """
+        place, sequence = (request, index), request.sequences[index]
+        prompt_weight, weight = _weight_of(request.prompt_logprobs), _weight_of(sequence.logprobs)
+        prompt_limit = min(num_prompt, max(0, call.room) // prompt_weight)
+        call.room -= prompt_weight * prompt_limit
+        limit = max(0, call.room) // weight if prompt_limit == num_prompt else 0
+        if request.submit.HasField("beam_search"):
+            limit = len(sequence.token_ids)  # its sequences are written whole
+        is_whole = prompt_limit == num_prompt and len(sequence.token_ids) - sequence.num_durable <= limit
+        write = _write_of(request, index, place in self._truncated, limit, prompt_limit, is_whole=is_whole)
+        self._truncated.discard(place)
+        call.batch.writes.append(write)
+        call.places.append(place)
+        call.room -= weight * len(write.token_ids) + len(write.end or b"") // 8  # an end may be a vector
+        return is_whole
 
     def _put_back(self, call: _PendingCall) -> None:
         self._truncated.update(
@@ -252,16 +262,24 @@ class Journal:
         short = {one.place: one.num_tokens for one in undone if isinstance(one, Gap)}
         behind = {call.places[place][0] for place in short}
         for request in call.batch.records:
-            request.is_recorded = True
+            if not request.is_recorded:
+                request.set_record(RecordState.RECORDED)
         for request in call.ended:
-            request.is_ending_durable = request not in behind
+            has_ending = request.is_over and request not in behind  # it may be live again meanwhile
+            request.set_record(RecordState.ENDED if has_ending else RecordState.RECORDED)
         for request in call.logs:
             if request.key in taken:
                 self._displace(request)
         for place, (write, (request, index)) in enumerate(zip(call.batch.writes, call.places, strict=True)):
             if place in short:
                 self._mark_lost(request, index, write, short[place])
-            elif not request.is_displaced and (request, index) not in self._truncated:  # what was cut is written anew
+                continue
+            if request.record is RecordState.DISPLACED:
+                continue
+            if index == 0:
+                num_prompt = write.prompt_offset + len(write.prompt_logprobs)
+                request.num_prompt_logprobs_durable = max(request.num_prompt_logprobs_durable, num_prompt)
+            if (request, index) not in self._truncated:  # else it is written again
                 sequence, num_durable = request.sequences[index], write.offset + len(write.token_ids)
                 if num_durable > sequence.num_durable or (write.end is not None and not sequence.is_end_durable):
                     sequence.num_durable, sequence.is_end_durable = num_durable, write.end is not None
@@ -275,11 +293,10 @@ class Journal:
         self._forget_written(call.logs, now)
 
     def _displace(self, request: RequestLog) -> None:
-        """Another submission has the key in the store, and keeps it: nothing more of this one is written."""
-        request.is_displaced = True
-        request.is_recorded = request.is_ending_durable = False
+        """Another submission has the key in the store: nothing more of this one is written."""
+        request.set_record(RecordState.DISPLACED)
         self._forget(request)
-        log.warning("a request is not recorded: its name is another one's", extra={"key": request.key})
+        log.warning("a request is not recorded: another one has its name", extra={"key": request.key})
 
     def _forget(self, request: RequestLog) -> None:
         self._pending.pop(request, None)
@@ -288,24 +305,24 @@ class Journal:
         self._truncated.difference_update([(request, index) for index in range(len(request.sequences))])
 
     def _mark_changed_again(self, requests: dict[RequestLog, float]) -> None:
-        """What is noted goes on being as old as it is."""
+        """Put logs back with the times of their changes."""
         for request, since in self._pending.items():
             requests.setdefault(request, since)
         self._pending = requests
         self._wake.set()
 
     def _mark_lost(self, request: RequestLog, index: int, write: Write, num_tokens: int | None) -> None:
-        """The store has less than it had: only `num_tokens` of a sequence, or not even a record."""
+        """The store has lost tokens: it has only `num_tokens` of a sequence, or, with None, no record."""
         if write.truncates:
             self._truncated.add((request, index))
-        if num_tokens is None:
-            request.is_recorded = False
+        if num_tokens is None and request.record is not RecordState.DISPLACED:
+            request.set_record(RecordState.UNRECORDED)
+        request.num_prompt_logprobs_durable = 0
         for sequence in request.sequences if num_tokens is None else [request.sequences[index]]:
-            sequence.num_durable = min(sequence.num_durable, num_tokens or 0)
-            sequence.is_end_durable = False
+            sequence.lose(num_tokens or 0)
 
     def _forget_written(self, requests: Iterable[RequestLog], now: float) -> None:
-        """Forget what is over and written, unless the store may have lost it."""
+        """Drop logs that have ended and are durable, once the store can no longer have lost them."""
         for request in requests:
             if request.is_over and request not in self._pending and request in self._live:
                 del self._live[request]
@@ -324,7 +341,7 @@ class Journal:
         self._ended.clear()
 
     def _drop_oldest(self, num_kept: int) -> None:
-        """Of requests that are over and wait for the store, only the latest are kept."""
+        """Keep only the latest of the ended requests that wait for the store."""
         if len(self._pending) <= num_kept:
             return
         over = [request for request in self._pending if request.is_over]
@@ -337,17 +354,25 @@ def _has_pending_updates(sequence: SequenceLog) -> bool:
     return len(sequence.token_ids) > sequence.num_durable or (sequence.end is not None and not sequence.is_end_durable)
 
 
-def _weight_of(sequence: SequenceLog) -> int:
-    """Of each of its tokens."""
-    return 2 + len(sequence.logprobs[0].top) if sequence.logprobs else 1
+def _weight_of(logprobs: Sequence[worker_v1.TokenLogprobs]) -> int:
+    """The weight of each token, with its log-probabilities if there are any."""
+    return 2 + len(logprobs[0].top) if logprobs else 1
 
 
-def _write_of(request: RequestLog, index: int, truncates: bool, limit: int) -> Write:
-    """At most `limit` tokens; what follows them waits for a write of its own, and so does the end."""
+def _num_pending_of_prompt(request: RequestLog, index: int) -> int:
+    """How many log-probabilities of the prompt the store lacks. They are written with the first sequence."""
+    return len(request.prompt_logprobs) - request.num_prompt_logprobs_durable if index == 0 else 0
+
+
+def _write_of(
+    request: RequestLog, index: int, truncates: bool, limit: int, prompt_limit: int, *, is_whole: bool
+) -> Write:
+    """A write of at most `limit` tokens. The rest, and the end, go into a later write."""
     sequence = request.sequences[index]
     offset = sequence.num_durable
     stop = min(offset + limit, len(sequence.token_ids))
-    is_whole = stop == len(sequence.token_ids)
+    prompt_offset = request.num_prompt_logprobs_durable if index == 0 else 0
+    prompt_logprobs = request.prompt_logprobs[prompt_offset : prompt_offset + prompt_limit]
     return Write(
         request.key,
         request.submit.submission_id,
@@ -360,4 +385,6 @@ def _write_of(request: RequestLog, index: int, truncates: bool, limit: int) -> W
         sequence.score if is_whole else None,
         truncates,
         request.fingerprint if offset == 0 else b"",
+        prompt_offset,
+        [one.SerializeToString() for one in prompt_logprobs],
     )

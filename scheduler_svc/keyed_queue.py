@@ -1,4 +1,4 @@
-"""Commands about one key take turns, also where one of them has to wait; those about different keys do not."""
+"""Runs the commands of each key one after the other, also where one waits; those of different keys run concurrently."""
 
 import asyncio
 import logging
@@ -8,25 +8,25 @@ from collections.abc import Callable, Coroutine
 log = logging.getLogger("quire.scheduler")
 
 Command = Callable[[], Coroutine[None, None, None] | None]
-"""What is done at once, or returns what is left to do."""
+"""Done when it returns, or returns the rest as a coroutine."""
 
 
 class KeyedQueue:
-    """Runs commands, each key's in the order in which they came."""
+    """The commands that wait, by key, in order of arrival."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[Command]] = {}  # by key, behind the one that is being done
+        self._waiting: dict[str, deque[Command]] = {}  # by key, behind the one that runs
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, key: str, command: Command) -> None:
-        """Do a command now, or after those of its key that came before."""
+        """Run a command now, or after the earlier ones of its key."""
         if key in self._waiting:
             self._waiting[key].append(command)
             return
         try:
             rest = command()
         except Exception:
-            log.exception("a command failed")  # that is its request's misfortune, and no other's
+            log.exception("a command failed")  # no other request is affected
             return
         if rest is not None:
             self._waiting[key] = deque()

@@ -1,8 +1,9 @@
-"""A scheduler's part in a deployment: it waits until it leads, takes over what is there, leads, and hands over."""
+"""A scheduler's life: it waits for the lease, takes over requests, leads, and hands over."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from scheduler_svc.core.scheduler import Scheduler
@@ -16,15 +17,14 @@ from scheduler_svc.worker_link import WorkerPool
 
 log = logging.getLogger("quire.scheduler")
 
-_RETRY = 0.1  # seconds until a store that failed is asked again
-_COMMIT_TIMEOUT = 1.0  # seconds that steps in flight are waited for at the end
-_FLUSH_TIMEOUT = 2.0  # seconds that the store is waited for at the end
+_RETRY = 0.1  # seconds until a call that failed is repeated
+_COMMIT_TIMEOUT = 1.0  # seconds to wait for steps in flight at the end
+_FLUSH_TIMEOUT = 2.0  # seconds to wait for the store at the end
 
 
 class Leader:
-    """One scheduler, from its candidacy to its end. `holder` names it as no other.
-
-    `on_lead` opens what leads to the engine, once that is there.
+    """One scheduler, from its candidacy to its end. `holder` is its unique name. `on_lead` gives the engine to its
+    servers.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Leader:
         self._parts: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
-        """Wait to lead, and lead. Returns once another scheduler has taken over; raises where a part of it failed."""
+        """Wait for the lease, and lead. Returns when another scheduler leads; raises where a part of this one fails."""
         acquiring = asyncio.create_task(self._leadership.acquire(self._settings.standby))
         self._parts.add(acquiring)
         try:
@@ -62,7 +62,7 @@ class Leader:
                 done, _ = await asyncio.wait(self._parts, return_when=asyncio.FIRST_COMPLETED)
                 for part in done:
                     self._parts.discard(part)
-                    if not part.cancelled():  # some are, before the lead is given up
+                    if not part.cancelled():  # some are cancelled before the lease is released
                         part.result()
         except Fenced as error:
             log.critical("fenced", extra={"why": str(error)})
@@ -74,11 +74,11 @@ class Leader:
             await asyncio.gather(*self._parts, return_exceptions=True)
 
     async def _open(self, epoch: int) -> None:
-        """Take over what is there, and begin."""
+        """Take over the live requests, and start."""
         settings = self._settings
         logs = await self._live()
-        core, fence = Scheduler(self._limits), self._is_fenced.set
-        engine = SchedulerEngine(core, self._store, epoch, settings.engine, self._leadership.raise_epoch, fence)
+        make_core, fence = partial(Scheduler, self._limits), self._is_fenced.set
+        engine = SchedulerEngine(make_core, self._store, epoch, settings.engine, self._leadership.raise_epoch, fence)
         engine.restore(logs)
         workers = WorkerPool(engine, settings.worker_addresses)
         self._begin(engine.journal.run(), engine.watch(), self._renew(engine), workers.run())
@@ -91,9 +91,9 @@ class Leader:
         self._parts.update(map(asyncio.create_task, works))
 
     async def hand_over(self) -> None:
-        """Let a successor go on at once from what is committed. To be called while `run` runs.
+        """Write everything that is committed, and release the lease. To be called while `run` runs.
 
-        If what leads is not open to the engine yet, it will not be opened.
+        Servers that are not open to the engine yet will not be opened.
         """
         if self._opening is not None:
             self._opening.cancel()
@@ -124,7 +124,7 @@ class Leader:
         while True:
             await asyncio.sleep(self._settings.record_ttl / 3)
             try:
-                async with engine.journal.paused():  # the epoch stays what it is
+                async with engine.journal.paused():  # the epoch does not change meanwhile
                     await self._store.renew([live.log.key for live in engine.requests.all], engine.epoch)
             except StoreUnavailable as error:
                 log.warning("records could not be renewed", extra={"error": str(error)})

@@ -1,4 +1,4 @@
-"""Who leads: elected by the store's lease. Safety is the epoch's, which workers and store check."""
+"""The election of the leader by the store's lease. Workers and store check the epoch, which makes it safe."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from scheduler_svc.store.base import Store, StoreUnavailable
 
 log = logging.getLogger("quire.scheduler")
 
-_POLL = 0.1  # seconds between a candidate's looks at the lease, and after a call that failed
+_POLL = 0.1  # seconds between a candidate's checks of the lease, and after a call that failed
 _KEEP = 4  # times that a leader renews its lease while it lasts
 
 
@@ -17,7 +17,7 @@ class Fenced(Exception):  # noqa: N818
 
 
 class Leadership:
-    """One scheduler's part in the election. `holder` names it as no other; a lease lasts `lease_seconds`."""
+    """One scheduler in the election. `holder` is its unique name; a lease lasts `lease_seconds`."""
 
     def __init__(self, store: Store, holder: str, lease_seconds: float) -> None:
         self.epoch = 0
@@ -25,13 +25,13 @@ class Leadership:
         self._holder = holder
         self._seconds = lease_seconds
         self._poll = min(_POLL, lease_seconds / _KEEP)
-        self._calling = asyncio.Lock()  # a call with the epoch before would find itself fenced by the new one
+        self._calling = asyncio.Lock()  # a call with the former epoch would be fenced by the new one
 
     async def acquire(self, standby: bool) -> int:
-        """Wait until this one leads; returns its epoch. While the store is unavailable nobody begins to.
+        """Wait until this scheduler leads; returns its epoch. None begins to lead while the store is unavailable.
 
         A standby takes over at once from a leader that it saw. Where it finds none, as when the store comes back, it
-        leaves one lease's time to whoever led or is about to.
+        waits for the length of a lease first: the former leader, or another candidate, may take it.
         """
         saw_leader = not standby
         vacant_since: float | None = None
@@ -51,28 +51,27 @@ class Leadership:
             await asyncio.sleep(self._poll)
 
     async def keep(self) -> None:
-        """Renew the lease until another one leads: raises Fenced. A store that does not answer changes nothing."""
+        """Renew the lease until another scheduler leads, then raise Fenced. Calls that fail are repeated."""
         begun = time.monotonic()
         while True:
-            # From call to call, so that slow ones leave as much time to ask again.
+            # Counted from call to call, so that a slow call leaves as much time for the next one.
             await asyncio.sleep(max(self._poll, begun + self._seconds / _KEEP - time.monotonic()))
             begun = time.monotonic()
             try:
                 async with self._calling:
                     kept = await self._store.keep_lease(self._holder, self.epoch, self._seconds)
             except StoreUnavailable:
-                continue  # workers take orders of this epoch for as long as there is no later one
+                continue  # workers accept this epoch as long as there is no later one
             if not kept:
                 raise Fenced("another scheduler has taken over")
 
     async def raise_epoch(self, floor: int) -> int:
-        """Begin a new epoch, above one that a worker has seen. Raises Fenced where another one leads, or has led since.
+        """Begin a new epoch, above one that a worker has seen. Raises Fenced where another scheduler leads, or has led.
 
-        Until the store has answered, however long that is, nobody knows which epoch is this leader's, and the lease is
-        not renewed by another call.
+        Until the store answers, it is not known which epoch is this leader's, and no other call renews the lease.
         """
         async with self._calling:
-            while self.epoch <= floor:  # else it was raised for another worker meanwhile
+            while self.epoch <= floor:  # else it was raised for another worker
                 try:
                     epoch = await self._store.take_lease(self._holder, self._seconds, floor, self.epoch)
                 except StoreUnavailable as error:
@@ -85,7 +84,7 @@ class Leadership:
             return self.epoch
 
     async def release(self) -> None:
-        """Let another one lead at once, where the store can be told."""
+        """Release the lease, if the store can be reached."""
         try:
             await self._store.release_lease(self._holder)
         except StoreUnavailable as error:

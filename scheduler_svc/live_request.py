@@ -1,82 +1,147 @@
-"""A request that is live, and who listens to it."""
+"""A request of this term: its log, its state, and the gateways that receive its events."""
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import cast
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scheduler_svc.request_log import RequestLog
+from quire.worker.v1 import worker_pb2 as worker_v1
+from scheduler_svc.core.events import PromptLogprobsEvent, TokensEvent
+from scheduler_svc.core.request import Request, RestoredSequence
+from scheduler_svc.gateway_session import GatewaySession
+from scheduler_svc.live_state import LiveEvent, LiveState, next_state
+from scheduler_svc.model_versions import ModelVersion
+from scheduler_svc.request_log import RequestLog, SequenceLog
+from scheduler_svc.session_wire import end_to_proto, logprobs_to_proto, request_from_log
 from scheduler_svc.tracing import RequestTrace
 
-_DURABLE_STRIDE = 32  # tokens of a sequence that become durable before its gateways are told
+_DURABLE_STRIDE = 32  # tokens of a sequence that become durable before its gateways are sent the count
 
-
-class Listener(Protocol):
-    """A session: what the engine tells a gateway."""
-
-    def send(self, message: scheduler_v1.SessionResponse) -> None:
-        """Pass on a message's events, all of one step at once. The message is the listener's from now on."""
-
-    def send_status(self, status: scheduler_v1.Status) -> None:
-        """Pass on a change of what is served."""
+_NOT_STARTED = (LiveState.NEW, LiveState.RECOVERING, LiveState.UNCLAIMED)
 
 
 class LiveRequest:
-    """One request that has not ended."""
+    """A request, from its submission or takeover until it has ended."""
 
-    __slots__ = ("_delivered", "_sent", "is_recovering", "listeners", "log", "timer", "trace")
+    __slots__ = (
+        "_num_delivered",
+        "_num_sent_durable",
+        "_request",
+        "_timer",
+        "gateways",
+        "log",
+        "model",
+        "state",
+        "trace",
+    )
 
     def __init__(self, log: RequestLog) -> None:
         self.log = log
-        self.is_recovering = False
-        self.listeners: list[Listener] = []
-        self.timer: asyncio.TimerHandle | None = None
+        self.state = LiveState.ENDED if log.is_over else LiveState.NEW
+        self.model: ModelVersion | None = None  # that it runs on, or waits for
+        self.gateways: list[GatewaySession] = []
         self.trace: RequestTrace | None = None
-        self._delivered = [0] * len(log.sequences)
-        self._sent = [0] * len(log.sequences)
+        self._request: Request | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_delivered = [0] * len(log.sequences)
+        self._num_sent_durable = [0] * len(log.sequences)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the core has it."""
+        return self.state not in _NOT_STARTED and self.state is not LiveState.ENDED
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether it was taken over, and waits for a gateway."""
+        return self.state is LiveState.RECOVERING or self.state is LiveState.UNCLAIMED
+
+    def advance(self, event: LiveEvent) -> bool:
+        """Change the state. A timer of the state before is stopped. Whether the state is another one now."""
+        before, self.state = self.state, next_state(self.state, event)
+        if self.state is not before and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return self.state is not before
+
+    def start_timer(self, seconds: float, callback: Callable[["LiveRequest"], None]) -> None:
+        """Call `callback` unless the state changes within so many seconds."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, callback, self)
+
+    # The core's values.
+
+    def request_at(self, now: float) -> Request:
+        """The request for the core, which arrives now. It is converted once."""
+        if self._request is None:
+            self._request = request_from_log(self.log, now)
+        elif self._request.arrived_at != now:
+            self._request = replace(self._request, arrived_at=now)
+        return self._request
+
+    def restored(self) -> list[RestoredSequence]:
+        """The sequences as far as they are known."""
+        log = self.log
+        if log.submit.HasField("beam_search"):
+            return [RestoredSequence([], ended=False)]  # a search starts from its prompt
+        num_prompt = len(log.prompt_logprobs)
+        return [
+            RestoredSequence(list(sequence.token_ids), sequence.end is not None, num_prompt)
+            for sequence in log.sequences
+        ]
+
+    def append(self, event: TokensEvent) -> None:
+        """Add a step's tokens to the log."""
+        log, index = self.log, event.sequence.index
+        if index == len(log.sequences):
+            log.sequences.append(SequenceLog(score=event.score))  # of a search, once it is over
+        sequence = log.sequences[index]
+        if not sequence.token_ids:
+            sequence.cached_tokens = event.sequence.num_cached or 0
+            self._set_fingerprint()
+        sequence.token_ids += event.token_ids
+        if event.logprobs:
+            sequence.logprobs += logprobs_to_proto(event.logprobs)
+        if event.end is not None:
+            sequence.end = end_to_proto(event.end)
+
+    def append_prompt_logprobs(self, event: PromptLogprobsEvent) -> None:
+        """Add log-probabilities of the prompt to the log."""
+        self._set_fingerprint()
+        self.log.prompt_logprobs += cast("Seq[worker_v1.TokenLogprobs]", event.logprobs)
+
+    def _set_fingerprint(self) -> None:
+        if self.model is not None:
+            self.log.fingerprint = self.model.fingerprint
+
+    # Gateways.
 
     @property
     def num_delivered(self) -> list[int]:
-        """Of each sequence, how many tokens gateways were given in this term."""
-        if self.listeners:
-            self._delivered = [len(sequence.token_ids) for sequence in self.log.sequences]
-        return self._delivered
+        """How many tokens of each sequence gateways received in this term: while there is a gateway, all of them."""
+        if self.gateways:
+            self._num_delivered = [len(sequence.token_ids) for sequence in self.log.sequences]
+        return self._num_delivered
 
-    def join(self, listener: Listener) -> None:
-        """A session takes part from now on."""
-        if listener not in self.listeners:
-            self.listeners.append(listener)
-        self.stop_timer()
+    def add_gateway(self, session: GatewaySession) -> None:
+        """Send it the request's events from now on."""
+        if session not in self.gateways:
+            self.gateways.append(session)
 
-    def leave(self, listener: Listener) -> bool:
-        """A session takes part no more; whether it was the last one."""
-        self._delivered = self.num_delivered
-        self.listeners.remove(listener)
-        return not self.listeners
-
-    def drop_listeners(self) -> None:
-        """It is over: nobody takes part any more."""
-        self._delivered = self.num_delivered
-        self.listeners.clear()
+    def remove_gateways(self, *sessions: GatewaySession) -> None:
+        """Send them no more events."""
+        self._num_delivered = self.num_delivered
+        for session in sessions:
+            self.gateways.remove(session)
 
     def durable_update(self, index: int) -> scheduler_v1.Event | None:
-        """That the store has more of a sequence, where that is worth telling."""
-        if index >= len(self._sent):
+        """The event that more tokens of a sequence are durable; None where it is not worth a message yet."""
+        if index >= len(self._num_sent_durable):
             return None  # of a search, whose results are its end
         sequence = self.log.sequences[index]
-        if sequence.num_durable - self._sent[index] < _DURABLE_STRIDE and not sequence.is_end_durable:
+        if sequence.num_durable - self._num_sent_durable[index] < _DURABLE_STRIDE and not sequence.is_end_durable:
             return None
-        self._sent[index] = sequence.num_durable
+        self._num_sent_durable[index] = sequence.num_durable
         durable = scheduler_v1.Durable(index=index, num_tokens=sequence.num_durable)
         return scheduler_v1.Event(key=self.log.key, durable=durable)
-
-    def start_timer(self, seconds: float, callback: Callable[["LiveRequest"], None]) -> None:
-        """Have something done later, unless somebody comes or it is over by then."""
-        self.stop_timer()
-        self.timer = asyncio.get_running_loop().call_later(seconds, callback, self)
-
-    def stop_timer(self) -> None:
-        """What was to be done later is not."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None

@@ -13,7 +13,7 @@ SCHEDULE_SECONDS, COMMIT_SECONDS = STEP_SECONDS.labels("schedule"), STEP_SECONDS
 PREEMPTION_SECONDS = Histogram(
     "quire_preemption_estimate_seconds",
     "What bringing back a preempted sequence was estimated to take, by either way, when one was chosen",
-    ["way"],
+    ["model", "way"],
     buckets=(0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
 )
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from scheduler_svc.core.policies import POLICIES, Policy, PolicySettings
+from scheduler_svc.core.policy import POLICIES, Policy, PolicySettings
 
 GROUP = "quire.policies"
 """The group of entry points; each one names a class that takes PolicySettings and is a Policy."""
 
 
 class UnknownPolicy(ValueError):  # noqa: N818
-    """No policy has this name, or what has it cannot be used as one. The text is for the operator."""
+    """No policy has this name, or it cannot be used. The text is for the operator."""
 
 
 def find_policy(name: str) -> Callable[[PolicySettings], Policy]:
@@ -53,7 +53,7 @@ def _load(point: EntryPoint) -> Callable[[PolicySettings], Policy]:
 
 
 def _accepts(function: Callable[..., object], num_arguments: int) -> bool:
-    """Whether it can be called with so many positional arguments, as far as it has a signature that says so."""
+    """Whether it can be called with so many positional arguments, by its signature."""
     try:
         inspect.signature(function).bind(*[None] * num_arguments)
     except (TypeError, ValueError):  # ValueError: it is written in C and has no signature
@@ -61,7 +61,7 @@ def _accepts(function: Callable[..., object], num_arguments: int) -> bool:
     return True
 
 
-# What the core calls, with the parameters of each method.
+# The methods that the core calls, with their parameters.
 _METHODS = {
     name: tuple(inspect.signature(member).parameters)
     for name, member in vars(Policy).items()

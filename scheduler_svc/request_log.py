@@ -1,14 +1,15 @@
-"""A request's log: what was asked, and what came of it so far. The journal copies it to the store, behind the steps."""
+"""A request's log: the submission, its output so far, and how much of both is in the store."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 
 
 class State(StrEnum):
-    """Where a request stands."""
+    """The outcome of a request, as it is recorded."""
 
     ACCEPTED = "accepted"
     FINISHED = "finished"
@@ -17,11 +18,33 @@ class State(StrEnum):
     FAILED = "failed"
 
 
+class RecordState(Enum):
+    """What the store has of a request beside its tokens."""
+
+    UNRECORDED = auto()
+    """No record, as far as is known: none was written yet, or the store has lost it."""
+    RECORDED = auto()
+    """The submission."""
+    ENDED = auto()
+    """The submission and its outcome."""
+    DISPLACED = auto()
+    """The record of another submission under the same key. This one is not recorded, and will not be."""
+
+
+RECORD_TRANSITIONS: Mapping[RecordState, frozenset[RecordState]] = {
+    RecordState.UNRECORDED: frozenset({RecordState.RECORDED, RecordState.DISPLACED}),
+    RecordState.RECORDED: frozenset({RecordState.ENDED, RecordState.UNRECORDED, RecordState.DISPLACED}),
+    # A request that has ended is live again if a gateway has tokens beyond the recorded end.
+    RecordState.ENDED: frozenset({RecordState.RECORDED, RecordState.UNRECORDED, RecordState.DISPLACED}),
+    RecordState.DISPLACED: frozenset(),
+}
+
+
 @dataclass(slots=True)
 class SequenceLog:
-    """One sequence's output. `logprobs` has one for each token where they were asked for, and is empty else.
+    """One sequence's output. `logprobs` has one for each token where they were requested, and is empty otherwise.
 
-    `num_durable` of its tokens, and its end if `is_end_durable`, stand in the store.
+    `num_durable` of its tokens, and its end if `is_end_durable`, are in the store.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -32,12 +55,25 @@ class SequenceLog:
     num_durable: int = 0
     is_end_durable: bool = False
 
+    def truncate(self, num_tokens: int) -> None:
+        """Drop its end, and every token behind the first `num_tokens`."""
+        del self.token_ids[num_tokens:]
+        del self.logprobs[num_tokens:]
+        self.end = None
+        self.num_durable = min(self.num_durable, num_tokens)
+        self.is_end_durable = False
+
+    def lose(self, num_tokens: int) -> None:
+        """The store has at most `num_tokens` of its tokens, and no end."""
+        self.num_durable = min(self.num_durable, num_tokens)
+        self.is_end_durable = False
+
 
 @dataclass(slots=True, eq=False)
 class RequestLog:
     """One request. `accepted_at`, `ended_at` and `deadline` are in seconds since 1970.
 
-    Of a beam search there are no sequences until it is over.
+    A beam search has no sequences until it is over.
     """
 
     submit: scheduler_v1.Submit
@@ -46,35 +82,62 @@ class RequestLog:
     state: State = State.ACCEPTED
     ended_at: float | None = None
     sequences: list[SequenceLog] = field(default_factory=list)
-    is_recorded: bool = False
-    """Whether the store has the record, however many of its tokens."""
+    prompt_logprobs: list[worker_v1.TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's tokens behind the first, where they were requested."""
+    num_prompt_logprobs_durable: int = 0
+    """How many of them are in the store."""
+    record: RecordState = RecordState.UNRECORDED
     failure: scheduler_v1.FailureReason | None = None
     """Why it ended without all its tokens, where it did."""
     fingerprint: bytes = b""
-    """Of the model that began it; empty while none did."""
-    is_ending_durable: bool = False
-    """Whether the store knows that it is over."""
-    is_displaced: bool = False
-    """Whether its key is another submission's in the store: then this one is not recorded, nor will be."""
+    """Of the version of the model that computed its tokens or its prompt; empty while nothing is computed."""
     key: str = field(init=False)
     """The request's key."""
 
     def __post_init__(self) -> None:
-        self.key = self.submit.key  # asked for in every step
+        self.key = self.submit.key  # read in every step
+
+    @property
+    def model(self) -> str:
+        """The name of its model. Protocol 1 has the name in the render options only."""
+        return self.submit.model or self.submit.render_options.model
 
     @property
     def is_over(self) -> bool:
-        """Whether the request has ended, however it did."""
+        """Whether the request has ended, with whatever outcome."""
         return self.state is not State.ACCEPTED
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether the store has the submission, however many of its tokens."""
+        return self.record in (RecordState.RECORDED, RecordState.ENDED)
+
+    @property
     def is_durable(self) -> bool:
-        """Whether the store has all that is here."""
+        """Whether the store has everything in this log."""
         return (
-            self.is_recorded
-            and self.is_ending_durable == self.is_over
+            self.record is (RecordState.ENDED if self.is_over else RecordState.RECORDED)
+            and self.num_prompt_logprobs_durable == len(self.prompt_logprobs)
             and all(
                 one.num_durable == len(one.token_ids) and one.is_end_durable == (one.end is not None)
                 for one in self.sequences
             )
         )
+
+    def set_record(self, record: RecordState) -> None:
+        """Set what the store has. The same state may be set again; a transition that is not in the table raises."""
+        if record is self.record:
+            return
+        if record not in RECORD_TRANSITIONS[self.record]:
+            raise AssertionError(f"a request that is {self.record.name} cannot become {record.name}")
+        self.record = record
+
+    def end(self, state: State, ended_at: float, failure: scheduler_v1.FailureReason | None) -> None:
+        """Set the outcome."""
+        self.state, self.ended_at, self.failure = state, ended_at, failure
+
+    def reopen(self) -> None:
+        """Make a finished request live again: a gateway has tokens beyond its end."""
+        self.state, self.ended_at = State.ACCEPTED, None
+        if self.record is RecordState.ENDED:
+            self.set_record(RecordState.RECORDED)

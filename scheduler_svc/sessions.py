@@ -1,4 +1,4 @@
-"""The session stream: one per gateway, commands up, one batch of events per step down."""
+"""The session stream, one for each gateway: receives its commands, and sends one message of events for each step."""
 
 import asyncio
 import logging
@@ -9,66 +9,30 @@ import grpc
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer
 from scheduler_svc.engine import SchedulerEngine
+from scheduler_svc.gateway_session import GatewaySession
 from svc_common.errors import QuireError, Reason
+from svc_common.protocols import SESSION_PROTOCOLS
 
 log = logging.getLogger("quire.scheduler")
 
-_HEARTBEAT = 0.25  # seconds; a session that was silent for one of them is sent an empty message in the next
+_HEARTBEAT = 0.25  # seconds without a message after which a session is sent an empty one
 
 Context = grpc.aio.ServicerContext[scheduler_v1.SessionRequest, scheduler_v1.SessionResponse]
 
 
-class GatewaySession:
-    """One gateway's end of the stream. A gateway never stops reading, so what waits here stays short."""
-
-    def __init__(self, engine: SchedulerEngine) -> None:
-        self._engine = engine
-        self._outbox: asyncio.Queue[scheduler_v1.SessionResponse | None] = asyncio.Queue()
-        self._was_silent = False
-
-    def send(self, message: scheduler_v1.SessionResponse) -> None:
-        """Send events."""
-        message.epoch = self._engine.epoch
-        self._put(message)
-
-    def send_status(self, status: scheduler_v1.Status) -> None:
-        """Send what is served."""
-        self._put(scheduler_v1.SessionResponse(epoch=self._engine.epoch, status=status))
-
-    async def send_heartbeat(self) -> None:
-        """Let the gateway know that the scheduler is there, whenever it has heard nothing for a while."""
-        while True:
-            self._was_silent = True
-            await asyncio.sleep(_HEARTBEAT)
-            if self._was_silent:
-                self._put(scheduler_v1.SessionResponse(epoch=self._engine.epoch))
-
-    def close(self) -> None:
-        """Say that nothing more is to be sent."""
-        self._outbox.put_nowait(None)
-
-    async def next(self) -> scheduler_v1.SessionResponse | None:
-        """The next message to send, or None at the end."""
-        return await self._outbox.get()
-
-    def _put(self, response: scheduler_v1.SessionResponse) -> None:
-        self._was_silent = False
-        self._outbox.put_nowait(response)
-
-
 class SchedulerServicer(SchedulerServiceServicer):
-    """Sessions of all gateways with the one engine, while there is one: only the leader has it."""
+    """The sessions of all gateways. Only the leader has an engine, and accepts sessions."""
 
     def __init__(self) -> None:
         self._engine: SchedulerEngine | None = None
         self._sessions: set[GatewaySession] = set()
 
     def lead(self, engine: SchedulerEngine) -> None:
-        """Take sessions from now on."""
+        """Accept sessions from now on."""
         self._engine = engine
 
     def resign(self) -> None:
-        """End all sessions, and take none any more."""
+        """End all sessions, and accept no more."""
         self._engine = None
         for session in self._sessions:
             session.close()
@@ -76,16 +40,16 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def Session(  # noqa: N802
         self, requests: AsyncIterator[scheduler_v1.SessionRequest], context: Context
     ) -> AsyncIterator[scheduler_v1.SessionResponse]:
-        """Serve one gateway until either side leaves. Raises QuireError where this scheduler does not lead."""
+        """Serve one gateway until either side ends the stream. Raises QuireError where this scheduler does not lead."""
         engine = self._engine
         if engine is None:
             raise _not_leader()
-        session = GatewaySession(engine)
+        session = GatewaySession()
         self._sessions.add(session)
         engine.join(session)
         commands = asyncio.create_task(_take_commands(engine, session, requests))
         commands.add_done_callback(lambda _: session.close())
-        heart = asyncio.create_task(session.send_heartbeat())
+        heart = asyncio.create_task(_send_heartbeats(engine, session))
         log.info("gateway joined", extra={"gateway": context.peer()})
         try:
             while (message := await session.next()) is not None:
@@ -101,11 +65,29 @@ class SchedulerServicer(SchedulerServiceServicer):
             log.info("gateway left", extra={"gateway": context.peer()})
 
 
+async def _send_heartbeats(engine: SchedulerEngine, session: GatewaySession) -> None:
+    while True:
+        num_sent = session.num_sent
+        await asyncio.sleep(_HEARTBEAT)
+        if session.num_sent == num_sent:
+            session.send(scheduler_v1.SessionResponse(epoch=engine.epoch))
+
+
 async def _take_commands(
     engine: SchedulerEngine, session: GatewaySession, requests: AsyncIterator[scheduler_v1.SessionRequest]
 ) -> None:
     async for request in requests:
-        engine.take(request, session)
+        if request.HasField("hello"):
+            _check_protocol(request.hello.protocol)
+        else:
+            engine.take(request, session)
+
+
+def _check_protocol(protocol: int) -> None:
+    """Refuse a session of a protocol that this scheduler does not accept."""
+    if protocol not in SESSION_PROTOCOLS:
+        message = f"this scheduler accepts session protocols {SESSION_PROTOCOLS}, not {protocol}"
+        raise QuireError(Reason.PROTOCOL_UNSUPPORTED, message, field="hello.protocol")
 
 
 def _not_leader() -> QuireError:

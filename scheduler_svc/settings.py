@@ -7,8 +7,8 @@ from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
 from scheduler_svc.core.admission import AdmissionLimits
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.policies import PolicySettings
-from scheduler_svc.core.preemption import PreemptionMode
+from scheduler_svc.core.policy import PolicySettings
+from scheduler_svc.core.policy.preemption import PreemptionMode
 from scheduler_svc.engine import EngineSettings
 from scheduler_svc.live_requests import Graces
 from scheduler_svc.policy_registry import find_policy
@@ -16,66 +16,77 @@ from svc_common.settings import ServiceSettings
 
 
 class SchedulerSettings(ServiceSettings):
-    """What the scheduler is told."""
+    """Settings of a scheduler. Each is a flag and a variable: --policy and QUIRE_POLICY."""
 
     model_config = SettingsConfigDict(cli_prog_name="python -m scheduler_svc")
 
     scheduler_port: int = Field(50052, ge=0, le=65535, description="port for gateways; 0 takes a free one")
-    scheduler_metrics_port: int = Field(9101, ge=0, le=65535, description="port for Prometheus")
+    scheduler_metrics_port: int = Field(9101, ge=0, le=65535, description="port of /metrics; 0 takes a free one")
     scheduler_admin_port: int = Field(50062, ge=0, le=65535, description="port for `quire explain`; 0 takes a free one")
     scheduler_admin_host: str = Field(
-        "127.0.0.1", description="address of that port, which tells of every tenant's requests and asks for no key"
+        "127.0.0.1", description="address of the admin port, which answers about all tenants and requires no key"
     )
     workers_at: str = Field(
         "127.0.0.1:50053",
         pattern=r"^\s*[^\s,]+:\d+(\s*,\s*[^\s,]+:\d+)*\s*$",
-        description="workers as host:port, separated by commas; a name may stand for many",
+        description="workers as host:port, separated by commas; a DNS name may stand for several",
     )
     redis_url: str = Field(
-        "redis://127.0.0.1:6379/0", pattern="^(redis|rediss|unix)://", description="where requests are recorded"
+        "redis://127.0.0.1:6379/0",
+        pattern="^(redis|rediss|unix)://",
+        description="Redis that keeps the lease and the records",
     )
     standby: CliImplicitFlag[bool] = Field(
-        False, description="leave a lead that is vacant to others for the time of one lease"
+        False, description="start as a standby: wait for one lease before taking a vacant lead"
     )
     lease_seconds: float = Field(
-        2.0, ge=0.5, le=60, description="seconds for which the leader keeps the lead without a word from it"
+        2.0, ge=0.5, le=60, description="seconds after which a leader that has not renewed its lease is replaced"
     )
     without_store: Literal["accept", "refuse"] = Field(
-        "accept", description="what becomes of new requests while they cannot be recorded"
+        "accept", description="new requests while Redis is away: accept them without a record, or refuse them"
     )
     worker_patience: float = Field(
-        60, ge=0, allow_inf_nan=False, description="seconds for which requests are taken once no worker is left"
+        60,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds for which requests are accepted after the last worker is gone",
     )
-    max_step_tokens: int | None = Field(None, ge=1, description="most tokens that one step computes; else the worker's")
+    max_step_tokens: int | None = Field(None, ge=1, description="tokens that one step may compute; unset: the worker's")
     max_sequences: int | None = Field(
-        None, ge=1, description="most sequences that run at once on a worker; else as many as it holds"
+        None, ge=1, description="sequences that may run at once on a worker; unset: the worker's"
     )
     policy: str = Field(
         "fair",
-        description="who goes first: fair (shares by the token), priority, fcfs, or the name of an entry point of "
-        "quire.policies in an installed package",
+        description="scheduling policy: fair (shares by the token), priority, fcfs, or the name of an entry point "
+        "quire.policies of an installed package",
     )
     ageing_seconds: float = Field(
-        10, gt=0, allow_inf_nan=False, description="seconds of waiting that make up for one class of priority"
+        10, gt=0, allow_inf_nan=False, description="seconds of waiting that raise a request by one priority class"
     )
     deadline_horizon: float = Field(
         60,
         ge=0,
         allow_inf_nan=False,
-        description="a request without a deadline counts among its tenant's as due so many seconds on",
+        description="seconds after its arrival at which a request without a deadline counts as due, among its tenant's",
     )
     preemption: Literal["auto", "swap", "recompute"] = Field(
-        "auto", description="how sequences that gave way come back; auto: by whichever costs less, as measured"
+        "auto", description="how preempted sequences come back; auto: by whichever is estimated to cost less"
     )
-    max_queued_requests: int = Field(16384, ge=1, description="most requests that wait")
-    max_queued_tokens: int | None = Field(None, ge=1, description="most tokens, of prompts and max_tokens, that wait")
-    max_tenant_queued_requests: int | None = Field(None, ge=1, description="most requests of one tenant that wait")
-    max_tenant_queued_tokens: int | None = Field(None, ge=1, description="most tokens of one tenant that wait")
+    max_queued_requests: int = Field(16384, ge=1, description="requests that may wait for one model")
+    max_queued_tokens: int | None = Field(
+        None, ge=1, description="tokens, of prompts and max_tokens, that may wait for one model; unset: no limit"
+    )
+    max_tenant_queued_requests: int | None = Field(
+        None, ge=1, description="requests of one tenant that may wait for one model; unset: no limit"
+    )
+    max_tenant_queued_tokens: int | None = Field(
+        None, ge=1, description="tokens of one tenant that may wait for one model; unset: no limit"
+    )
     gap_factor: float = Field(
         1.5,
         gt=1,
         allow_inf_nan=False,
-        description="how much longer than by themselves streams may wait for a token beside a long prompt",
+        description="a step with a part of a long prompt takes at most this many times as long as its decodes alone",
     )
     detach_grace: float = Field(
         30, ge=0, allow_inf_nan=False, description="seconds that a named request runs on without a client"
@@ -90,17 +101,14 @@ class SchedulerSettings(ServiceSettings):
 
     @property
     def worker_addresses(self) -> list[str]:
-        """`workers_at`, one by one."""
         return [address.strip() for address in self.workers_at.split(",") if address.strip()]
 
     @property
     def engine(self) -> EngineSettings:
-        """What the engine is told."""
         return EngineSettings(Graces(self.detach_grace), self.worker_patience, self.without_store == "refuse")
 
     @property
     def limits(self) -> SchedulerLimits:
-        """What the core is told."""
         unbounded = SchedulerLimits()
         return SchedulerLimits(
             max_step_tokens=self.max_step_tokens or unbounded.max_step_tokens,

@@ -4,7 +4,7 @@ import math
 
 from opentelemetry.trace import Span
 
-from scheduler_svc.core.explain import PreemptionRecord
+from scheduler_svc.core.request import PreemptionRecord
 from svc_common.telemetry import context_from, tracer
 
 
@@ -24,20 +24,19 @@ class RequestTrace:
         return trace if trace is not None and trace._span.is_recording() else None
 
     def on_admitted(self) -> None:
-        """A sequence runs: one of its request's others, or itself again after a preemption, may have run before."""
+        """A sequence runs. It may have run before, and been preempted, or be one of several."""
         if self._stage == "queued":
             self._next("prefill")
         else:
             self._span.add_event("admitted")
 
     def on_tokens(self, cached_tokens: int) -> None:
-        """A sequence has a new token."""
         if self._stage == "prefill":
             self._span.set_attribute("quire.cached_tokens", cached_tokens)
             self._next("decode")
 
     def on_preempted(self, preemption: PreemptionRecord) -> None:
-        """A sequence gave up its blocks; what was weighed against what, in seconds."""
+        """A sequence was preempted, with the estimated seconds of each choice."""
         attributes: dict[str, str | float] = {
             "quire.choice": preemption.choice.name.lower(),
             "quire.recompute_seconds": preemption.recompute_seconds,
@@ -47,7 +46,6 @@ class RequestTrace:
         self._span.add_event("preempted", attributes)
 
     def end(self, state: str) -> None:
-        """The request is over."""
         self._span.set_attribute("quire.state", state)
         self._span.end()
 

@@ -1,6 +1,6 @@
-"""What gateways hold of a request, made one with its log: what a client was given is the truth.
+"""Merges a gateway's unflushed tokens into a request's log: a client may have received them, so the gateway is right.
 
-Everything here is a function of the log and the tail; nothing of it waits or tells anybody.
+Functions of the log and the tokens alone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,16 +9,18 @@ from typing import NamedTuple
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
+from scheduler_svc.core.results import ResultForm
 from scheduler_svc.request_log import RequestLog, SequenceLog
+from scheduler_svc.result_kinds import kind_from_proto
 
 
 class Diverged(Exception):  # noqa: N818
-    """A tail cannot be reconciled with its log. The text holds no tokens."""
+    """Unflushed tokens that contradict the log. The text holds no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogChange:
-    """A sequence has other tokens from `offset` on; `is_truncated` says that it lost some, or its end."""
+    """A sequence has other tokens from `offset` on. With `is_truncated` it lost tokens, or its end."""
 
     index: int
     offset: int
@@ -26,7 +28,7 @@ class LogChange:
 
 
 def complete(log: RequestLog) -> None:
-    """Give a log from the store what follows from what it has: a place for each sequence, ends that tokens tell of."""
+    """Complete a log from the store: add missing sequences, and the ends that follow from the tokens."""
     if log.submit.HasField("beam_search"):
         return
     log.sequences += [SequenceLog() for _ in range(log.submit.n - len(log.sequences))]
@@ -41,7 +43,7 @@ def is_over(log: RequestLog) -> bool:
 
 
 def end_of(submit: scheduler_v1.Submit, token_ids: Sequence[int]) -> scheduler_v1.SequenceEnd | None:
-    """How a sequence with these tokens ended, by the request's own limits; None: it goes on."""
+    """The end of a sequence with these tokens, by the request's own limits; None: it has not ended."""
     if not token_ids:
         return None
     if len(token_ids) > submit.sampling.min_tokens and token_ids[-1] in submit.stop_token_ids:
@@ -52,13 +54,13 @@ def end_of(submit: scheduler_v1.Submit, token_ids: Sequence[int]) -> scheduler_v
 
 
 def truncate(log: RequestLog, index: int, num_tokens: int) -> bool:
-    """End a sequence by a stop string at its first `num_tokens`. False: there is nothing to cut."""
-    if index >= len(log.sequences) or log.submit.HasField("beam_search"):
+    """End a sequence by a stop string after its first `num_tokens`. False: nothing changes."""
+    if index >= len(log.sequences) or log.submit.HasField("beam_search") or _is_pooled(log):
         return False
     sequence = log.sequences[index]
     if num_tokens > len(sequence.token_ids) or (_is_by_string(sequence) and num_tokens == len(sequence.token_ids)):
         return False
-    _truncate(sequence, num_tokens)
+    sequence.truncate(num_tokens)
     sequence.end = _stop_string()
     return True
 
@@ -66,24 +68,27 @@ def truncate(log: RequestLog, index: int, num_tokens: int) -> bool:
 def merge(
     log: RequestLog, unflushed: Iterable[scheduler_v1.UnflushedTokens], num_delivered: Sequence[int]
 ) -> list[LogChange]:
-    """Take in what a gateway holds; returns what of the log is new, in no case anything that it had already.
+    """Merge a gateway's unflushed tokens; returns the changes of the log.
 
     `num_delivered` is how many tokens of each sequence were sent to other gateways since the log was read; these stay.
-    Raises Diverged, and changes nothing, where the unflushed tokens contradict them or begin beyond what is known.
-    Those of a beam search are ignored: it starts again from its prompt.
+    Raises Diverged, and changes nothing, where the unflushed tokens contradict them or begin beyond the log's. Those of
+    a beam search are ignored: it starts again from its prompt. So are those of a value, which has no tokens.
     """
-    if log.submit.HasField("beam_search"):
+    if log.submit.HasField("beam_search") or _is_pooled(log):
         return []
+    unflushed = list(unflushed)
+    prompt_logprobs = _prompt_logprobs_of(log, unflushed)
     merges = {
         unflushed.index: found
         for unflushed in unflushed
         if (found := _compare(log, unflushed, num_delivered)) is not None
     }
     changes = []
+    log.prompt_logprobs += prompt_logprobs
     for index, (num_kept, token_ids, logprobs, ends) in merges.items():
         sequence = log.sequences[index]
         is_truncated = num_kept < len(sequence.token_ids) or sequence.end is not None
-        _truncate(sequence, num_kept)
+        sequence.truncate(num_kept)
         sequence.token_ids += token_ids
         sequence.logprobs += logprobs
         sequence.end = _stop_string() if ends else end_of(log.submit, sequence.token_ids)
@@ -91,8 +96,24 @@ def merge(
     return changes
 
 
+def _prompt_logprobs_of(
+    log: RequestLog, unflushed: Iterable[scheduler_v1.UnflushedTokens]
+) -> Sequence[worker_v1.TokenLogprobs]:
+    """The gateway's log-probabilities of the prompt that the log lacks. All of them precede the first token."""
+    if not _has_prompt_logprobs(log):
+        return ()
+    num_known, num_due = len(log.prompt_logprobs), len(log.submit.prompt_token_ids) - 1
+    first = next((one for one in unflushed if one.index == 0), None)
+    new = first.prompt_logprobs[num_known:] if first is not None else ()
+    if num_known + len(new) > num_due:
+        raise Diverged("the gateway holds more log-probabilities of the prompt than it has tokens")
+    if first is not None and first.token_ids and num_known + len(new) < num_due:
+        raise Diverged("the gateway holds tokens, and not all log-probabilities of the prompt")
+    return new
+
+
 class _Merge(NamedTuple):
-    """How many tokens stand, what comes behind them, and whether a stop string ends it there."""
+    """A sequence's first `num_kept` tokens, then these. With `ends`, a stop string ends it there."""
 
     num_kept: int
     token_ids: Sequence[int]
@@ -101,7 +122,7 @@ class _Merge(NamedTuple):
 
 
 def _compare(log: RequestLog, unflushed: scheduler_v1.UnflushedTokens, num_delivered: Sequence[int]) -> _Merge | None:
-    """What a tail changes; None: nothing."""
+    """The change that unflushed tokens make; None: nothing."""
     _check(log, unflushed)
     sequence, theirs = log.sequences[unflushed.index], list(unflushed.token_ids)
     ours = sequence.token_ids[unflushed.offset :]
@@ -112,7 +133,7 @@ def _compare(log: RequestLog, unflushed: scheduler_v1.UnflushedTokens, num_deliv
         is_known = not unflushed.is_truncated or (_is_by_string(sequence) and num_same == len(ours))
         return None if is_known else _Merge(num_kept, (), (), ends=True)
     if num_same == len(ours) and _is_by_string(sequence):
-        return None  # another gateway has found the stop string that this one has yet to look for
+        return None  # another gateway has found the stop string; this one has not searched there yet
     if num_same < len(ours) and num_delivered[unflushed.index] > num_kept:
         raise Diverged("other gateways were given other tokens")
     return _Merge(num_kept, theirs[num_same:], list(unflushed.logprobs)[num_same:], unflushed.is_truncated)
@@ -124,9 +145,21 @@ def _check(log: RequestLog, unflushed: scheduler_v1.UnflushedTokens) -> None:
     if unflushed.offset > len(log.sequences[unflushed.index].token_ids):
         raise Diverged("tokens are missing between what is known and what the gateway holds")
     if unflushed.offset + len(unflushed.token_ids) > log.submit.max_tokens:
-        raise Diverged("the gateway holds more tokens than were asked for")
+        raise Diverged("the gateway holds more tokens than max_tokens")
     if len(unflushed.logprobs) != (len(unflushed.token_ids) if log.submit.sampling.HasField("logprobs") else 0):
         raise Diverged("the gateway holds log-probabilities of other tokens")
+
+
+def _has_prompt_logprobs(log: RequestLog) -> bool:
+    return _form_of(log) is ResultForm.TOKENS_AND_PROMPT_LOGPROBS
+
+
+def _is_pooled(log: RequestLog) -> bool:
+    return _form_of(log) is ResultForm.VALUE
+
+
+def _form_of(log: RequestLog) -> ResultForm:
+    return kind_from_proto(log.submit.result).form if log.submit.HasField("result") else ResultForm.TOKENS
 
 
 def _is_by_string(sequence: SequenceLog) -> bool:
@@ -135,11 +168,3 @@ def _is_by_string(sequence: SequenceLog) -> bool:
 
 def _stop_string() -> scheduler_v1.SequenceEnd:
     return scheduler_v1.SequenceEnd(stop_string=scheduler_v1.StopString())
-
-
-def _truncate(sequence: SequenceLog, num_tokens: int) -> None:
-    del sequence.token_ids[num_tokens:]
-    del sequence.logprobs[num_tokens:]
-    sequence.end = None
-    sequence.num_durable = min(sequence.num_durable, num_tokens)
-    sequence.is_end_durable = False

@@ -1,52 +1,51 @@
-"""Keeps one worker at work: dials it, opens a step stream, sends plans and commits their results, dials again."""
+"""The link to one worker: dials it, opens a step stream, sends plans and commits results, and dials again."""
 
 import asyncio
 import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import TYPE_CHECKING
 
 import grpc
 
 from quire.worker.v1 import worker_pb2 as worker_v1
-from quire.worker.v1.worker_pb2_grpc import WorkerServiceStub
-from scheduler_svc.core.block_hash_report import BlockHashReport
+from scheduler_svc.core.kv.block_hash_report import BlockHashReport
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.metrics import RESPONSES_REFUSED
-from scheduler_svc.responses import InvalidResponse, ResponseValidator
-from scheduler_svc.wire import hash_report_from_proto, plan_to_proto, shape_from_proto
+from scheduler_svc.step_responses import InvalidResponse, ResponseValidator
+from scheduler_svc.step_wire import hash_report_from_proto, plan_to_proto, shape_from_proto
+from scheduler_svc.worker_client import StepCall, WorkerClient
 from svc_common.addresses import join_host_port
 from svc_common.channels import end_if_cancelled, internal_channel
-
-if TYPE_CHECKING:
-    from quire.worker.v1.worker_pb2_grpc import WorkerServiceAsyncStub
+from svc_common.protocols import STEP_PROTOCOLS, ProtocolRange
 
 log = logging.getLogger("quire.scheduler")
 
-_REDIAL = 0.25  # seconds; a worker that restarts is found within this of being ready
+_REDIAL = 0.25  # seconds between dials: a worker that restarts is used within this of being ready
 _RESOLVE = 3.0  # seconds between look-ups of the workers' names
-_WATCH = 1.0  # seconds between looks at a worker that is at work
-_ANSWER_TIMEOUT = 5.0  # in which a worker answers if its process runs
+_WATCH = 1.0  # seconds between health checks of a worker
+_ANSWER_TIMEOUT = 5.0  # seconds in which a worker answers if its process runs
 _STEP_TIMEOUT = 120.0
 _generations = count(1)
 
-StepCall = grpc.aio.StreamStreamCall[worker_v1.StepRequest, worker_v1.StepResponse]
-
 
 class LinkBroken(Exception):  # noqa: N818
-    """The stream to a worker cannot go on; its text is for the operator."""
+    """The stream to a worker cannot continue. The text is for the operator."""
 
 
 class WorkerLink:
-    """The step stream to the worker at `address`. A stream that breaks takes its replica with it, nothing else."""
+    """The step stream to the worker at `address`. When it breaks, its replica is removed, and nothing else."""
 
-    def __init__(self, engine: SchedulerEngine, address: str) -> None:
+    def __init__(self, engine: SchedulerEngine, address: str, on_change: Callable[[], None]) -> None:
+        """`on_change` is called when `is_connected` has changed."""
+        self.is_connected = False
+        """Whether the worker accepts steps."""
         self._engine = engine
         self._address = address
+        self._on_change = on_change
         self._wake = asyncio.Event()
         self._responses: deque[worker_v1.StepResponse] = deque()
         self._progressed_at = 0.0  # when a step was answered last, or the first of those in flight was planned
@@ -55,17 +54,17 @@ class WorkerLink:
         self._is_leaving = False
 
     def leave(self) -> None:
-        """The worker is to be used no more, once what runs there is over or elsewhere."""
+        """Stop using the worker, once its sequences have ended or moved."""
         self._is_leaving = True
 
     async def run(self) -> None:
-        """Serve the worker until it has left, or until cancelled."""
+        """Use the worker until it has left, or until cancelled."""
         while not self._is_leaving:
             try:
                 await self._serve()
             except (grpc.aio.AioRpcError, LinkBroken, InvalidResponse) as error:
                 text = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                # Told once, not at each attempt; and one that never was there yet may be starting.
+                # Logged once, not at each attempt. A worker that was never ready may be starting.
                 if text != self._last:
                     level = logging.WARNING if self._was_ready else logging.INFO
                     log.log(level, "no worker", extra={"worker": self._address, "why": text})
@@ -73,31 +72,35 @@ class WorkerLink:
                 if isinstance(error, InvalidResponse):
                     RESPONSES_REFUSED.labels(error.part.value).inc()
             except Exception:
-                # A fault of ours costs this replica its blocks, not the other workers or the process.
+                # A bug here costs this replica its blocks, and does not affect the other workers or the process.
                 log.exception("step stream failed", extra={"worker": self._address})
             end_if_cancelled()
             await asyncio.sleep(_REDIAL)
 
     async def _serve(self) -> None:
         async with internal_channel(self._address) as channel:
-            stub = WorkerServiceStub(channel)
-            description = await stub.Describe(worker_v1.DescribeRequest(), timeout=_ANSWER_TIMEOUT)
+            worker = WorkerClient(channel)
+            description = await worker.describe(_ANSWER_TIMEOUT)
             if description.is_draining:
-                raise LinkBroken("worker is about to end")
+                raise LinkBroken("worker is draining")
             if description.epoch > self._engine.epoch:
                 await self._engine.on_higher_epoch(description.epoch)
             if description.epoch > self._engine.epoch:
                 raise LinkBroken(f"worker has served epoch {description.epoch}, later than {self._engine.epoch}")
-            opening = worker_v1.StepRequest(epoch=self._engine.epoch, generation=next(_generations))
-            call: StepCall = stub.Step()
+            opening = worker_v1.StepRequest(
+                epoch=self._engine.epoch, generation=next(_generations), protocol=_protocol_for(description)
+            )
+            call = worker.step()
             try:
-                hash_report = await self._open(stub, call, opening)
-                self._check_same_model(description)  # nothing is awaited between this and add_worker
+                hash_report = await self._open(worker, call, opening)
+                self._check_fits(description)  # nothing is awaited between this and add_worker
                 replica = Replica(shape_from_proto(description), self._address)
                 self._responses.clear()
                 self._engine.add_worker(replica, description, self._wake, hash_report)
                 self._was_ready, self._last = True, ""
-                log.info("worker ready", extra={"worker": self._address, "blocks": description.num_blocks})
+                about = {"worker": self._address, "model": description.model, "blocks": description.num_blocks}
+                log.info("worker ready", extra=about)
+                self._set_connected(True)
                 try:
                     drive = self._drive(
                         call,
@@ -105,16 +108,15 @@ class WorkerLink:
                         opening,
                         ResponseValidator(opening, description.vocab_size, replica.shape.max_new_tokens),
                     )
-                    await _until_first(drive, self._watch(stub, replica))
+                    await _until_first(drive, self._watch(worker, replica))
                 finally:
                     self._engine.remove_worker(replica)
+                    self._set_connected(False)
             finally:
                 call.cancel()
 
-    async def _open(
-        self, stub: "WorkerServiceAsyncStub", call: StepCall, opening: worker_v1.StepRequest
-    ) -> BlockHashReport:
-        """Open the stream; returns what the worker's blocks hold from streams before."""
+    async def _open(self, worker: WorkerClient, call: StepCall, opening: worker_v1.StepRequest) -> BlockHashReport:
+        """Open the stream; returns the hashes of the worker's blocks from earlier streams."""
         try:
             async with asyncio.timeout(_STEP_TIMEOUT):
                 await call.write(opening)
@@ -123,17 +125,16 @@ class WorkerLink:
             raise LinkBroken(f"worker was not ready in {_STEP_TIMEOUT:.0f} s") from None
         if not isinstance(answer, worker_v1.StepResponse) or not answer.HasField("ready"):
             raise LinkBroken(f"worker did not answer ready: {await call.details()}")
-        request = worker_v1.ReportBlockHashesRequest(epoch=opening.epoch, generation=opening.generation)
-        held = await stub.ReportBlockHashes(request, timeout=_ANSWER_TIMEOUT)
+        hashes = await worker.block_hashes(opening.epoch, opening.generation, _ANSWER_TIMEOUT)
         try:
-            return hash_report_from_proto(held)
+            return hash_report_from_proto(hashes)
         except ValueError as error:
             raise LinkBroken(f"worker's block-hash report is malformed: {error}") from None
 
     async def _drive(
         self, call: StepCall, replica: Replica, opening: worker_v1.StepRequest, validator: ResponseValidator
     ) -> None:
-        """Plan, send, commit: the next step is sent while the worker runs the last one. Until it is done with."""
+        """Plan, send, commit: the next step is sent while the worker runs the last one. Until the replica has left."""
         reader = asyncio.create_task(self._read(call))
         try:
             while not (replica.is_retired and replica.is_idle):
@@ -149,7 +150,7 @@ class WorkerLink:
                     self._progressed_at = time.monotonic()
                 if reader.done():
                     raise LinkBroken(f"step stream ended: {await call.details()}")
-        except asyncio.InvalidStateError:  # what grpc raises of a write to a call that is over
+        except asyncio.InvalidStateError:  # grpc raises it for a write to a call that is over
             raise LinkBroken(f"step stream ended: {await call.details()}") from None
         finally:
             reader.cancel()
@@ -160,14 +161,13 @@ class WorkerLink:
                 self._responses.append(response)
                 self._wake.set()
         except grpc.aio.AioRpcError:
-            pass  # the call's status tells it to _drive
+            pass  # _drive reads the call's status
         finally:
             self._wake.set()
 
-    async def _watch(self, stub: "WorkerServiceAsyncStub", replica: Replica) -> None:
-        """Notice that the worker is to end, and raise LinkBroken where it stopped: a stream tells of neither.
-
-        So it does where a step takes too long, as on a device that hangs.
+    async def _watch(self, worker: WorkerClient, replica: Replica) -> None:
+        """Retire the worker when it drains. Raises LinkBroken when it does not answer, which a stream does not show, or
+        when a step takes too long, as on a device that hangs.
         """
         is_silent = False
         while True:
@@ -176,16 +176,16 @@ class WorkerLink:
             if replica.in_flight and time.monotonic() > self._progressed_at + _STEP_TIMEOUT:
                 raise LinkBroken(f"no answer to a step in {_STEP_TIMEOUT:.0f} s")
             try:
-                description = await stub.Describe(worker_v1.DescribeRequest(), timeout=_ANSWER_TIMEOUT / 2)
+                description = await worker.describe(_ANSWER_TIMEOUT / 2)
             except grpc.aio.AioRpcError as error:
-                # A scheduler that was held up itself finds one answer overdue, but not the next.
+                # A scheduler that was itself suspended finds one answer overdue, but not the next.
                 if is_silent or error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise LinkBroken(f"worker does not answer: {error.details()}") from None
                 is_silent = True
                 continue
             is_silent = False
             if (description.is_draining or self._is_leaving) and not replica.is_retired:
-                log.info("worker is about to end", extra={"worker": self._address})
+                log.info("worker drains", extra={"worker": self._address})
                 self._engine.retire_worker(replica)
                 self._wake.set()
 
@@ -198,23 +198,35 @@ class WorkerLink:
                 log.error("swap failed", extra={"worker": self._address, "why": swap.failure})
         self._engine.commit(replica, outcome)
 
-    def _check_same_model(self, description: worker_v1.DescribeResponse) -> None:
-        replicas = self._engine.core.replicas
-        holds = min(description.context_length, description.num_blocks * description.block_size)
-        if replicas and holds < self._engine.core.context_length:
-            text = f"{holds} tokens of a sequence, and {self._engine.core.context_length} are promised"
+    def _set_connected(self, is_connected: bool) -> None:
+        self.is_connected = is_connected
+        self._on_change()
+
+    def _check_fits(self, description: worker_v1.DescribeResponse) -> None:
+        """Reject a worker whose limits differ from those of the same model's workers. Raises LinkBroken."""
+        model = self._engine.models.find(description.model, description.fingerprint)
+        if model is None or not model.core.replicas:
+            return
+        holds = shape_from_proto(description).max_length
+        if holds < model.core.context_length:
+            text = f"{holds} tokens of a sequence, and {model.core.context_length} are promised"
             raise LinkBroken(f"worker is too small: it holds {text}")
-        for replica in replicas:
-            ours, theirs = replica.shape, shape_from_proto(description)
-            if ours.fingerprint != theirs.fingerprint:
-                pair = f"{theirs.fingerprint.hex()[:16]} beside {ours.fingerprint.hex()[:16]}"
-                raise LinkBroken(f"worker serves another model: fingerprint {pair}")
-            if ours.block_size != theirs.block_size:
-                raise LinkBroken(f"worker has another block size: {theirs.block_size} beside {ours.block_size}")
+        block_size = model.core.replicas[0].shape.block_size
+        if description.block_size != block_size:
+            raise LinkBroken(f"worker has another block size: {description.block_size} beside {block_size}")
+
+
+def _protocol_for(description: worker_v1.DescribeResponse) -> int:
+    """The protocol of a stream to a worker. Raises LinkBroken where there is none that both accept."""
+    protocol = STEP_PROTOCOLS.newest_common(description.oldest_protocol, description.newest_protocol)
+    if protocol is None:
+        theirs = ProtocolRange(description.oldest_protocol, description.newest_protocol)
+        raise LinkBroken(f"worker accepts step protocols {theirs}, and this scheduler {STEP_PROTOCOLS}")
+    return protocol
 
 
 async def _until_first(*works: Coroutine[None, None, None]) -> None:
-    """Do all of these until one is over, which ends the others. Raises what that one raised."""
+    """Run all of these until one is over, and cancel the others. Raises what that one raised."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -227,12 +239,14 @@ async def _until_first(*works: Coroutine[None, None, None]) -> None:
 
 
 class WorkerPool:
-    """A link to each worker behind the configured names, which are looked up again every few seconds."""
+    """A link to each worker behind the configured names, which are resolved every few seconds."""
 
     def __init__(self, engine: SchedulerEngine, addresses: list[str]) -> None:
         self._engine = engine
         self._addresses = addresses
         self._links: dict[str, tuple[WorkerLink, asyncio.Task[None]]] = {}
+        self._resolved: dict[str, set[str]] = {}  # by name, its addresses when it was last resolved
+        self._unresolved: set[str] = set()  # names that could not be resolved
 
     async def run(self) -> None:
         """Keep the links until cancelled."""
@@ -241,10 +255,11 @@ class WorkerPool:
                 found = await self._resolve()
                 self._links = {where: (link, task) for where, (link, task) in self._links.items() if not task.done()}
                 for address in found - self._links.keys():
-                    link = WorkerLink(self._engine, address)
+                    link = WorkerLink(self._engine, address, self._update_connected)
                     self._links[address] = (link, asyncio.create_task(link.run()))
                 for address in self._links.keys() - found:
                     self._links[address][0].leave()
+                self._update_connected()
                 await asyncio.sleep(_RESOLVE)
         finally:
             tasks = [task for _, task in self._links.values()]
@@ -252,17 +267,21 @@ class WorkerPool:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _update_connected(self) -> None:
+        links = [link for link, _ in self._links.values()]
+        all_connected = bool(links) and all(link.is_connected for link in links)
+        self._engine.models.all_connected = all_connected and not self._unresolved
+
     async def _resolve(self) -> set[str]:
-        loop = asyncio.get_running_loop()
-        found: set[str] = set()
         for address in self._addresses:
             host, _, port = address.rpartition(":")
             try:
-                infos = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+                infos = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
             except OSError as error:
-                # A name without an answer says nothing about workers that are at work: keep those.
-                log.warning("cannot look up workers", extra={"name": host, "why": str(error)})
-                return found | self._links.keys()
-            for *_, where in infos:
-                found.add(join_host_port(str(where[0]), int(where[1])))
-        return found
+                # Workers that were found under the name before are kept.
+                log.warning("cannot resolve the workers' name", extra={"host": host, "why": str(error)})
+                self._unresolved.add(address)
+            else:
+                self._resolved[address] = {join_host_port(str(where[0]), int(where[1])) for *_, where in infos}
+                self._unresolved.discard(address)
+        return set().union(*self._resolved.values())

@@ -1,4 +1,4 @@
-"""Addresses to listen on, checked before anything binds them so that a clash is told in plain words."""
+"""Addresses to listen on, checked before they are bound, so that errors name the address."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ import socket
 
 
 class CannotListen(Exception):  # noqa: N818
-    """An address that cannot be listened on. Its text is for the operator and names host and port."""
+    """No process can listen on an address. The text names host and port."""
 
 
 class AddressInUse(CannotListen):
@@ -24,7 +24,7 @@ def check_can_listen(host: str, port: int) -> None:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, proto, _, address = infos[0]
         with socket.socket(family, kind, proto) as probe:
-            # What servers set: a port in TIME_WAIT is free, one that is listened on is not.
+            # As servers set it: a port in TIME_WAIT is free, one with a listener is not.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)
@@ -33,7 +33,7 @@ def check_can_listen(host: str, port: int) -> None:
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> CannotListen:
-    """What to raise, from the error of a bind."""
+    """The error for a failed bind."""
     where = join_host_port(host, port)
     if error.errno == errno.EADDRINUSE:
         return AddressInUse(f"{where} is already in use by another process")

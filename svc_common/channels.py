@@ -13,11 +13,11 @@ _OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # A role that was restarted is found again in the time it takes to start, not after grpc's two minutes.
+    # A restarted service is reached again as soon as it listens, not after grpc's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Services reach each other directly: a proxy named by the environment is meant for the world outside.
+    # Services connect directly, without a proxy of the environment.
     ("grpc.enable_http_proxy", 0),
 )
 
@@ -28,7 +28,7 @@ def internal_channel(address: str) -> grpc.aio.Channel:
 
 
 def end_if_cancelled() -> None:
-    """Ends the task where it was to end: a call that fails just then raises its own error instead."""
+    """Raises CancelledError if the task was cancelled: a call that fails at that moment raises its own error."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

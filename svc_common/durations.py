@@ -1,15 +1,15 @@
-"""Lengths of time as messages."""
+"""Durations as messages."""
 
 from google.protobuf.duration_pb2 import Duration
 
 
 def to_duration(seconds: float) -> Duration:
-    """Finite seconds as a message."""
+    """A Duration of finite seconds."""
     message = Duration()
     message.FromNanoseconds(round(seconds * 1e9))
     return message
 
 
 def to_seconds(duration: Duration) -> float:
-    """A message as seconds."""
+    """The seconds of a Duration."""
     return duration.ToNanoseconds() / 1e9

@@ -1,4 +1,4 @@
-"""Errors that a client may see: one value that turns into a gRPC status with google.rpc details, or into HTTP."""
+"""Errors that clients see: one type, sent as a gRPC status with google.rpc details or over HTTP."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -34,6 +34,7 @@ class Reason(StrEnum):
     REQUEST_QUARANTINED = "REQUEST_QUARANTINED"
     STORE_DEGRADED = "STORE_DEGRADED"
     NOT_LEADER = "NOT_LEADER"
+    PROTOCOL_UNSUPPORTED = "PROTOCOL_UNSUPPORTED"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     CANCELLED = "CANCELLED"
     INTERNAL = "INTERNAL"
@@ -56,10 +57,11 @@ _CODES: dict[Reason, grpc.StatusCode] = {
     Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.RESUME_OFFSET_INVALID: grpc.StatusCode.OUT_OF_RANGE,
     Reason.REQUEST_UNKNOWN: grpc.StatusCode.NOT_FOUND,
-    # Not the client's mistake, and not to be tried again: it would cost workers once more.
+    # Not the client's fault, and not to be retried: another run could crash more workers.
     Reason.REQUEST_QUARANTINED: grpc.StatusCode.INTERNAL,
     Reason.STORE_DEGRADED: grpc.StatusCode.UNAVAILABLE,
     Reason.NOT_LEADER: grpc.StatusCode.UNAVAILABLE,
+    Reason.PROTOCOL_UNSUPPORTED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.CANCELLED: grpc.StatusCode.CANCELLED,
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,
@@ -68,10 +70,10 @@ _CODES: dict[Reason, grpc.StatusCode] = {
 
 @dataclass(eq=False)
 class QuireError(Exception):
-    """A refusal or failure, told to the client as it stands: it holds no prompt, no output and no exception text.
+    """A rejection or failure that is sent to the client unchanged: it has no prompt, output or exception text.
 
     `field` is the path of the field at fault as the client wrote it ("sampling.top_p", "messages[0].role").
-    `retry_after` is in seconds. `subject` is whose quota was exceeded ("tenant:search").
+    `retry_after` is in seconds. `subject` names the exceeded quota ("tenant:search").
     """
 
     reason: Reason
@@ -105,6 +107,6 @@ class QuireError(Exception):
         return data
 
     async def abort(self, context: grpc.aio.ServicerContext) -> None:  # type: ignore[type-arg]
-        """End the call with this error. Raises what grpc raises to leave the handler."""
+        """Ends the call with this error. Raises grpc's exception, which leaves the handler."""
         metadata = ((rpc_status.GRPC_DETAILS_METADATA_KEY, self.details()),)
         await context.abort(self.code, str(self), trailing_metadata=metadata)

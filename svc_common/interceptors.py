@@ -1,4 +1,4 @@
-"""The edge of every gRPC server: what goes wrong inside leaves as a status, never as an exception's text."""
+"""The boundary of every gRPC server: errors leave as a status, never as an exception's text."""
 
 import asyncio
 import inspect
@@ -24,7 +24,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """The outermost interceptor. Handlers may be coroutines, or async generators, and raise QuireError.
 
     QuireError becomes its status with details; bytes that do not parse become MALFORMED_MESSAGE; any other
-    exception is logged and becomes INTERNAL with an id that leads to the log. Aborts and cancellation pass.
+    exception is logged and becomes INTERNAL with an id that is in the log. Aborts and cancellation pass.
     """
 
     async def intercept_service(
@@ -36,7 +36,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         behavior = _behavior(handler)
         if handler.response_streaming:
-            # Responses are serialized where they are written, which is inside the guard.
+            # Responses are serialized where they are written, inside the boundary.
             return _with_behavior(handler, _streaming(behavior, method), handler.response_serializer)
         return _with_behavior(handler, _unary(behavior, method, handler.response_serializer), None)
 
@@ -65,7 +65,7 @@ async def _guard(context: Context, method: str) -> AsyncIterator[None]:
     except grpc.aio.AbortError:
         raise
     except grpc.aio.InternalError:
-        # A write or read after the client left. That is no fault, and grpc tells it by cancelling in most cases.
+        # A write or read after the client has left: no fault. In most cases grpc cancels the handler instead.
         raise asyncio.CancelledError from None
     except QuireError as error:
         await error.abort(context)
@@ -95,8 +95,8 @@ def _streaming(behavior: Behavior, method: str) -> Behavior:
             if inspect.isawaitable(responses):  # it writes to the context itself
                 await responses
                 return
-            # Closing ends the handler at once when the call is cancelled in a write; grpc leaves that to the
-            # garbage collector.
+            # Ends the handler at once when the call is cancelled in a write; grpc leaves that to the garbage
+            # collector.
             async with aclosing(responses):
                 async for response in responses:
                     await context.write(response)
@@ -127,10 +127,10 @@ def _streaming_status(behavior: Behavior) -> Behavior:
 
 
 def _checked_parser(parse: Callable[[bytes], Any], *, streaming: bool) -> Callable[[bytes], Any]:
-    """A parser that answers MALFORMED_MESSAGE.
+    """A parser whose errors become MALFORMED_MESSAGE.
 
     A streamed message is parsed where the handler reads it, so the error is raised. A single one is parsed
-    before the handler is called, where grpc would send the error's text on: there the error is the message.
+    before the handler is called, where grpc would send the error's text: there the parser returns the error.
     """
 
     def parse_or_refuse(data: bytes) -> Any:
@@ -147,12 +147,12 @@ def _checked_parser(parse: Callable[[bytes], Any], *, streaming: bool) -> Callab
 
 def _behavior(handler: Handler) -> Behavior:
     kinds = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
-    # The stubs know the behaviors of synchronous servers only.
+    # The stubs type the behaviors of synchronous servers only.
     return cast(Behavior, next(filter(None, kinds)))
 
 
 def _with_behavior(handler: Handler, behavior: Behavior, serialize: Callable[[Any], bytes] | None) -> Handler:
-    """The handler with another behavior and serializer, and a parser that refuses instead of failing."""
+    """The handler with another behavior and serializer, and a parser that does not raise."""
     make: Callable[..., Handler] = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,

@@ -1,22 +1,22 @@
-"""Names that requests and cached prefixes have inside, derived so that no two tenants can ever share one."""
+"""Keys of requests and salts of cached prefixes, derived so that no two tenants can share one."""
 
 import hashlib
 
 DEFAULT_TENANT_NAME = "default"
-"""Who everyone is where no API keys are asked for."""
+"""The tenant of all clients where no API keys are required."""
 
 
 def request_key(tenant: str, request_id: str, prompt: int = 0) -> str:
     """The key of a request: SHA-256 over tenant and request_id, as hex.
 
-    One HTTP call may carry several prompts, each a request of its own: those beyond the first add their place.
+    One HTTP call may have several prompts, each a request: those after the first add their index.
     """
     parts = [tenant, request_id, *([str(prompt)] if prompt else [])]
     return _digest("quire.request", parts).hex()
 
 
 def cache_salt(tenant: str) -> bytes:
-    """What keeps a tenant's cached prefixes apart from others', 32 bytes."""
+    """The salt of a tenant's prefix hashes, 32 bytes."""
     return _digest("quire.cache", [tenant])
 
 

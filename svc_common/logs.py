@@ -10,7 +10,7 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 
 def configure_logging(role: str, level: str) -> None:
-    """Sends log records to stderr: ours from `level` (debug, info, warning, error), others' from warning."""
+    """Writes log records to stderr: Quire's from `level` (debug, info, warning, error), others' from warning."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(ConsoleFormatter(role) if sys.stderr.isatty() else JsonFormatter(role))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
@@ -19,7 +19,7 @@ def configure_logging(role: str, level: str) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one JSON object: ts (UTC), level, event, role, logger, and what `extra` adds."""
+    """A record as one JSON object: ts (UTC), level, event, role, logger, and the fields of `extra`."""
 
     def __init__(self, role: str) -> None:
         super().__init__()
@@ -45,14 +45,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class ConsoleFormatter(JsonFormatter):
-    """A record for people: local time, role, level, event, then key=value."""
+    """A readable record: local time, role, level, event, then key=value."""
 
     def format(self, record: logging.LogRecord) -> str:
         return console_line(self.entry(record))
 
 
 def console_line(entry: dict[str, Any]) -> str:
-    """A JSON log entry as a line for people; an exception's traceback follows on lines of its own."""
+    """A JSON log entry as a readable line; an exception's traceback follows on further lines."""
     rest = dict(entry)
     moment = datetime.fromisoformat(rest.pop("ts")).astimezone()
     role, level, event = rest.pop("role"), rest.pop("level"), rest.pop("event")

@@ -1,4 +1,4 @@
-"""Serves a process's Prometheus metrics over HTTP, for services that have no HTTP port of their own."""
+"""Serves a process's Prometheus metrics over HTTP, for services without an HTTP port."""
 
 from prometheus_client import start_http_server
 

@@ -1,16 +1,17 @@
-"""Where a model's files are and under which name it is served. Imports neither torch nor transformers."""
+"""The files of a model and its served name. Imports neither torch nor transformers."""
 
 import hashlib
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
-# What is taken of a hub repository: neither pickled weights nor code.
+# Files that are downloaded from a hub repository: no pickled weights and no code.
 TOKENIZER_FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 HUB_FILES = (*TOKENIZER_FILES, "*.safetensors")
 
@@ -19,7 +20,7 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 class ModelNotFound(Exception):  # noqa: N818
-    """The model is not there. The text is for the operator and says what to do."""
+    """The model's files are missing. The text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,9 @@ class ServedModel:
     name: str
     path: Path
     other_tokenizer: Path | None = None
-    """Directory of the tokenizer where that is not the model's own."""
+    """Directory of a tokenizer that replaces the model's own."""
+    aliases: tuple[str, ...] = ()
+    """Other names that clients may use."""
 
     @property
     def tokenizer_path(self) -> Path:
@@ -38,7 +41,7 @@ class ServedModel:
 
 
 class SourceKind(Enum):
-    """What QUIRE_MODEL names."""
+    """The kinds of QUIRE_MODEL."""
 
     DEFAULT = auto()
     DIRECTORY = auto()
@@ -48,7 +51,7 @@ class SourceKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from: `origin` is a path or a hub id, `name` is what clients call it.
+    """Where a model comes from: `origin` is a path or a hub id, `name` its served name.
 
     `revision` is the branch, tag or commit of a hub id; None: its main branch.
     """
@@ -58,13 +61,13 @@ class ModelSource:
     origin: str
     revision: str | None = None
     hub_files: tuple[str, ...] = HUB_FILES
-    """Patterns of the files that are needed of a hub id."""
+    """Patterns of the files that are needed from the hub."""
 
     def __str__(self) -> str:
         return self.origin if self.revision is None else f"{self.origin} at revision {self.revision}"
 
     def directory(self) -> Path | None:
-        """The directory that the model is loaded from, there already or not; None for a hub id not in the cache."""
+        """The directory that the model is loaded from, whether or not it exists; None for a hub id not in the cache."""
         match self.kind:
             case SourceKind.DEFAULT:
                 return cache_directory() / self.name
@@ -81,13 +84,16 @@ def resolve_model(
     revision: str | None = None,
     tokenizer: str | None = None,
     tokenizer_revision: str | None = None,
+    served_names: Sequence[str] = (),
 ) -> ServedModel:
     """Finds a model by its directory, its GGUF file, its hub id, or the default one where `model` is None.
 
-    A `tokenizer` is found in the same way; None: the model's own. Nothing is downloaded or converted: where that is
-    due, or files are missing, raises ModelNotFound.
+    A `tokenizer` is found in the same way; None: the model's own. `served_names` are the model's name and its aliases;
+    empty: the name follows from its source. Raises ModelNotFound where files are missing, or must be downloaded or
+    converted first.
     """
     source = find_source(model, revision)
+    name, *aliases = served_names or (source.name,)
     other = find_tokenizer(model, revision, tokenizer, tokenizer_revision)
     path, tokenizer_path = source.directory(), other.directory() if other else None
     flags = {"revision": revision, "tokenizer": tokenizer, "tokenizer-revision": tokenizer_revision}
@@ -98,18 +104,39 @@ def resolve_model(
         raise ModelNotFound(f"the model {source} is not prepared yet: run `{command}` first")
     if other is None:
         check_model_files(path)
-        return ServedModel(source.name, path)
+        return ServedModel(name, path, aliases=tuple(aliases))
     if tokenizer_path is None or not tokenizer_path.is_dir():
         raise ModelNotFound(f"the tokenizer {other} is not prepared yet: run `{command}` first")
     check_model_files(path, with_tokenizer=False)
-    check_tokenizer_files(tokenizer_path, "QUIRE_TOKENIZER" if tokenizer else "QUIRE_TOKENIZER_REVISION")
-    return ServedModel(source.name, path, tokenizer_path)
+    check_tokenizer_files(tokenizer_path, tokenizer_setting(tokenizer))
+    return ServedModel(name, path, tokenizer_path, tuple(aliases))
+
+
+def split_names(names: str) -> tuple[str, ...]:
+    """The names in QUIRE_SERVED_MODEL_NAME. Raises ValueError."""
+    return check_names([name.strip() for name in names.split(",")]) if names else ()
+
+
+def check_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Names under which a model may be served. Raises ValueError for an invalid or duplicate name."""
+    for place, name in enumerate(names):
+        if not _HUB_ID.fullmatch(name):
+            allowed = "letters, digits, '_', '-' and '.', and one '/' at most, as a hub id has them"
+            raise ValueError(f"{name!r} is not a name for a model: {allowed}")
+        if name in names[:place]:
+            raise ValueError(f"{name} is a duplicate")
+    return tuple(names)
+
+
+def tokenizer_setting(tokenizer: str | None) -> str:
+    """The variable that named the tokenizer, where `tokenizer` is QUIRE_TOKENIZER."""
+    return "QUIRE_TOKENIZER" if tokenizer else "QUIRE_TOKENIZER_REVISION"
 
 
 def find_tokenizer(
     model: str | None, revision: str | None, tokenizer: str | None, tokenizer_revision: str | None
 ) -> ModelSource | None:
-    """What the settings of a tokenizer name; None: the model's own. Raises ModelNotFound.
+    """The source of a tokenizer by its settings; None: the model's own. Raises ModelNotFound.
 
     The revision of the model's own tokenizer is the model's, unless `tokenizer_revision` is another one.
     """
@@ -127,7 +154,7 @@ def find_tokenizer(
 
 
 def find_source(model: str | None, revision: str | None = None) -> ModelSource:
-    """What `model` names. Raises ModelNotFound where it can be neither a file, nor a directory, nor a hub id."""
+    """The source that `model` names. Raises ModelNotFound where it is neither a file, nor a directory, nor a hub id."""
     return _at_revision(_find(model), revision, "QUIRE_REVISION")
 
 
@@ -149,19 +176,24 @@ def _find(model: str | None) -> ModelSource:
         if path.suffix != ".gguf":
             raise ModelNotFound(f"{model} is neither a model directory nor a GGUF file")
         return ModelSource(SourceKind.GGUF, path.stem, str(path))
-    if not _HUB_ID.fullmatch(model) or model.endswith(".gguf"):
+    if not is_hub_id(model):
         raise ModelNotFound(f"there is no model at {model}")
     return ModelSource(SourceKind.HUB, model, model)
 
 
+def is_hub_id(model: str) -> bool:
+    """Whether a text has the form of a hub id."""
+    return _HUB_ID.fullmatch(model) is not None and not model.endswith(".gguf")
+
+
 def cache_root() -> Path:
-    """Where all that can be made anew is kept: $QUIRE_CACHE_DIR, or below the user's cache."""
+    """The directory of cached files: $QUIRE_CACHE_DIR, or below the user's cache."""
     root = os.environ.get("QUIRE_CACHE_DIR")
     return Path(root).expanduser() if root else Path.home() / ".cache" / "quire"
 
 
 def cache_directory() -> Path:
-    """Where prepared models are kept."""
+    """The directory of prepared models."""
     return cache_root() / "models"
 
 
@@ -182,12 +214,12 @@ def check_tokenizer_files(path: Path, setting: str = "QUIRE_TOKENIZER") -> None:
 
 
 def tokenizer_fingerprint(path: Path) -> bytes:
-    """SHA-256 over the tokenizer's file in its directory: where it is equal, texts become the same tokens."""
+    """SHA-256 over the tokenizer's file in its directory: equal fingerprints tokenize equally."""
     return hashlib.sha256((path / "tokenizer.json").read_bytes()).digest()
 
 
 def _gguf_directory(path: Path) -> Path:
-    # Another file of the same name, or a newer one in the same place, is another model.
+    # A new file in the same place is another model.
     stat = path.stat()
     identity = hashlib.sha256(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()
     return cache_directory() / f"{path.stem}-{identity[:12]}"

@@ -1,4 +1,4 @@
-"""A service's gRPC server from start to stop: options that hold for all, health, reflection, signals."""
+"""A service's gRPC server: options of all servers, health, reflection, signals."""
 
 import asyncio
 import signal
@@ -29,18 +29,18 @@ PUBLIC_MESSAGE_BYTES = 16 * 2**20
 INTERNAL_MESSAGE_BYTES = 64 * 2**20
 
 LIVENESS = "liveness"
-"""The health service that is SERVING as long as the process answers at all."""
+"""The health service that is SERVING as long as the process responds."""
 
 _KEEPALIVE = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Clients ping every 20 s; by default a server takes more than a ping in five minutes for abuse.
+    # Clients ping every 20 s; by default a server treats more than one ping in five minutes as abuse.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
 )
 
 INTERNAL_OPTIONS = (
-    # Pings of a process that was held up come in a bunch. Between our own services that is no abuse.
+    # Pings of a process that was suspended arrive together. Between Quire's own services that is no abuse.
     ("grpc.http2.max_ping_strikes", 0),
 )
 
@@ -53,15 +53,15 @@ def create_server(
 ) -> grpc.aio.Server:
     """A server, not bound yet. Its handlers may raise QuireError; no exception's text reaches a client.
 
-    A larger message than `max_message_bytes` is answered RESOURCE_EXHAUSTED. `interceptors` stand within the
-    boundary, the first one outermost; `options` are gRPC's own.
+    A larger message than `max_message_bytes` is answered RESOURCE_EXHAUSTED. `interceptors` are within the
+    error boundary, the first one outermost; `options` are gRPC's own.
     """
     return grpc.aio.server(
         interceptors=[ErrorInterceptor(), *interceptors, ErrorStatusInterceptor()],
         options=[
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
-            # Else a stale process would share the port and take part of the connections unseen.
+            # Else a stale process would share the port and accept part of the connections.
             ("grpc.so_reuseport", 0),
             *_KEEPALIVE,
             *options,
@@ -72,9 +72,9 @@ def create_server(
 def bind(server: grpc.aio.Server, host: str, port: int) -> int:
     """Binds the server, before it is started, and returns its port: a free one where `port` is 0.
 
-    Raises AddressInUse, or CannotListen, with a text for the operator.
+    Raises AddressInUse or CannotListen.
     """
-    # grpc tells only that binding failed, and writes the why to stderr in its own way.
+    # grpc reports only that binding failed, and logs the reason to stderr.
     check_can_listen(host, port)
     address = join_host_port(host, port)
     try:
@@ -84,24 +84,24 @@ def bind(server: grpc.aio.Server, host: str, port: int) -> int:
 
 
 class HealthReporter:
-    """grpc.health.v1 of a server: "" and its services serve when `set_serving` says so, "liveness" always."""
+    """grpc.health.v1 of a server: "" and its services are as `set_serving` sets them, "liveness" is always SERVING."""
 
     def __init__(self, server: grpc.aio.Server, services: Sequence[str]) -> None:
         self._names = ("", *services)
         self._servicer = health.aio.HealthServicer()
-        # The stock servicer starts with "" as serving, and its own way to change that needs a running loop.
+        # The stock servicer starts with "" as SERVING; its own method to change that needs a running loop.
         statuses = self._servicer._server_status
         statuses |= dict.fromkeys(self._names, health_pb2.HealthCheckResponse.NOT_SERVING)
         statuses[LIVENESS] = health_pb2.HealthCheckResponse.SERVING
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def set_serving(self, serving: bool) -> None:
-        """Tells whether new calls are welcome, to everyone who asks or watches."""
+        """Sets whether the server accepts new calls."""
         for name in self._names:
             await self.set_one(name, serving)
 
     async def set_one(self, name: str, serving: bool) -> None:
-        """The same of one health service alone, which need not be a service of the server."""
+        """Sets the status of one health service, which need not be a service of the server."""
         response = health_pb2.HealthCheckResponse
         await self._servicer.set(name, response.SERVING if serving else response.NOT_SERVING)
 

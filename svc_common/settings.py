@@ -1,4 +1,4 @@
-"""Settings of a service: QUIRE_… variables, and the same names as flags. A bad value stops the start-up by name."""
+"""Settings of a service: QUIRE_… variables, and the same names as flags. An invalid value stops the start-up."""
 
 import sys
 from typing import TypeVar
@@ -8,14 +8,14 @@ from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, Settings
 
 
 class ServiceSettings(BaseSettings):
-    """What every service is told."""
+    """Settings of every service."""
 
     model_config = SettingsConfigDict(
         env_prefix="QUIRE_", frozen=True, extra="forbid", cli_kebab_case=True, cli_hide_none_type=True
     )
 
     host: str = Field("127.0.0.1", description="address to listen on")
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least level to log")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="lowest level that is logged")
 
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
@@ -24,7 +24,7 @@ SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 def read_settings(kind: type[SettingsT], args: list[str] | None = None) -> SettingsT:
     """Settings from flags, then variables, then defaults.
 
-    Exits with status 2 and one line per bad value, naming its variable and flag. A kind names its program by
+    Exits with status 2 and a line for each invalid value with its variable and flag. A kind has its program's name as
     `cli_prog_name` in its model_config.
     """
     prog = kind.model_config.get("cli_prog_name")
@@ -43,7 +43,7 @@ def _explain(error: ValidationError | SettingsError) -> list[str]:
     for problem in error.errors():
         name = "_".join(str(part) for part in problem["loc"])
         setting = f"QUIRE_{name.upper()} (--{name.replace('_', '-')})"
-        if problem["type"] == "value_error":  # a validator of ours, which says all there is to say
+        if problem["type"] == "value_error":  # a validator of this project, whose text is complete
             lines.append(f"{setting}: {problem['ctx']['error']}")
             continue
         message = problem["msg"][:1].lower() + problem["msg"][1:]

@@ -1,4 +1,4 @@
-"""OpenTelemetry tracing of a service: off, and free of cost, unless an OTLP endpoint is configured."""
+"""OpenTelemetry tracing of a service: off, at no cost, unless an OTLP endpoint is configured."""
 
 import os
 from collections.abc import Sequence
@@ -20,21 +20,21 @@ _propagator = TraceContextTextMapPropagator()
 
 
 def configure_tracing(role: str) -> None:
-    """Sends spans to the OTLP endpoint that the environment names, as service `quire-<role>`, if it names one.
+    """Exports spans to the OTLP endpoint of the environment, if there is one, as service `quire-<role>`.
 
-    To be called once, before interceptors and tracers are made. A collector that is down costs only the spans.
+    To be called once, before interceptors and tracers are made. If the collector is down, only spans are lost.
     """
     if not any(os.environ.get(name) for name in _ENDPOINTS):
         return
     provider = TracerProvider(resource=Resource.create({SERVICE_NAME: f"quire-{role}"}))
-    # Bounds how long a collector that does not answer holds up shutdown_tracing.
+    # Bounds how long shutdown_tracing waits for a collector that does not respond.
     seconds = float(os.environ.get("OTEL_EXPORTER_OTLP_TIMEOUT", _EXPORT_SECONDS))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=seconds)))
     trace.set_tracer_provider(provider)
 
 
 def tracer() -> trace.Tracer:
-    """Makes the project's spans; they do not record where tracing is off."""
+    """The project's tracer; its spans do not record where tracing is off."""
     return trace.get_tracer("quire")
 
 
@@ -55,7 +55,7 @@ def context_from(traceparent: str) -> Context | None:
 
 
 def traceparent_of(span: trace.Span) -> str:
-    """The W3C traceparent under which other services continue this span; empty where it is not recorded."""
+    """The W3C traceparent by which other services continue this span; empty where it is not recorded."""
     if not span.is_recording():
         return ""
     carrier: dict[str, str] = {}

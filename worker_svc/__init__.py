@@ -1,4 +1,4 @@
-"""The worker: computes the steps that it is sent, in blocks that it is told."""
+"""The worker: computes the steps that a scheduler sends, in the KV blocks that these name."""
 
 from svc_common.grpc_polling import disable_event_engine
 

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("quire.worker")
 
-# How long calls may go on once the worker is drained, or its grace is over.
+# How long calls may continue after the worker is drained or its grace period is over.
 _GRACE_SECONDS = 1.0
 
 
 async def serve(settings: WorkerSettings) -> None:
-    """Serve until a signal comes. Listens at once, and is SERVING when the model is warm."""
+    """Serve until SIGTERM or SIGINT. Listens at once; SERVING when the model is loaded and warm."""
     server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES, options=INTERNAL_OPTIONS)
     device = DeviceThread()
     service = WorkerService(device)
@@ -61,7 +61,7 @@ async def serve(settings: WorkerSettings) -> None:
     async def stop() -> None:
         await health.set_serving(False)
         logger.info("draining", extra={"seconds": settings.drain_grace})
-        with suppress(TimeoutError):  # what still runs goes on elsewhere, from its last committed token
+        with suppress(TimeoutError):  # what still runs continues on another worker, from its last committed token
             async with asyncio.timeout(settings.drain_grace):
                 await service.drain()
         await server.stop(_GRACE_SECONDS)
@@ -84,7 +84,7 @@ async def serve(settings: WorkerSettings) -> None:
 
 
 def _load(settings: WorkerSettings) -> "ModelInstance":
-    # Brings in torch, which takes seconds: the server answers by then, and mistakes in settings were told at once.
+    # Imports torch, which takes seconds. The server answers by now, and errors in settings are reported already.
     from worker_svc.instance import load_instance
 
     return load_instance(settings, logger.info)
@@ -105,14 +105,13 @@ def _summary(instance: "ModelInstance") -> dict[str, object]:
 
 
 def main() -> None:
-    """Run a worker as the settings say."""
     settings = read_settings(WorkerSettings)
     configure_logging("worker", settings.log_level)
     configure_tracing("worker")
     try:
         uvloop.run(serve(settings))
     except DeviceLost as error:
-        logger.critical("ending, to be started anew: %s", error)
+        logger.critical("exiting, to be restarted: %s", error)
         raise SystemExit(1) from None
     except (StartupFailed, CannotListen, ModelNotFound) as error:
         logger.error("cannot start: %s", error)

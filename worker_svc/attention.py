@@ -1,6 +1,6 @@
-"""Attention over the paged KV cache, by Triton kernels, or on the processor by compiled ones or by torch.
+"""Attention over the paged KV cache: by Triton kernels, or on a CPU by compiled kernels or torch.
 
-A backend lays out a step once (`plan`); what it returns stores and attends in each layer.
+A backend lays out a step once (`plan`). The result stores and attends in each layer.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from quire_kernels.cpu.thread_pool import ThreadPool
 from quire_kernels.cpu_attention import CpuAttentionPlan, cpu_paged_attention, cpu_store_kv, plan_cpu_attention
 from worker_svc.batch import Batch
 from worker_svc.cache import KVCache
-from worker_svc.model.layout import LayerAttention
+from worker_svc.model_layout import LayerAttention
 
 
 class AttentionKind(StrEnum):
-    """Which kernels."""
+    """The kernels of attention."""
 
     TRITON = "triton"
     TORCH = "torch"
@@ -28,7 +28,7 @@ class AttentionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernels:
-    """The compiled ones: the threads that run them, and whether weights are kept in 8 bits."""
+    """The compiled kernels: their thread pool, and whether weights are 8-bit."""
 
     thread_pool: ThreadPool
     int8: bool
@@ -43,7 +43,7 @@ class StepAttention(Protocol):
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store the keys and values [num_tokens, num_kv_heads, head_dim] of the step's tokens in their slots.
 
-        Returns what each query [num_tokens, num_heads, head_dim] gathers from its sequence's context: a tensor of the
+        Returns the attention output of each query [num_tokens, num_heads, head_dim] over its sequence's context, in the
         shape of `query`.
         """
 
@@ -52,13 +52,13 @@ class AttentionBackend(Protocol):
     """Attention over one cache."""
 
     def plan(self, batch: Batch) -> StepAttention:
-        """Attention of this batch."""
+        """The attention of one batch."""
 
 
 def make_attention(kernels: Kernels, cache: KVCache, layers: Sequence[LayerAttention]) -> AttentionBackend:
-    """A backend over a cache of these layers. Only Triton's reads and writes one in 8 bits.
+    """A backend over a cache of these layers. Only Triton supports a cache in 8 bits.
 
-    Where the cache is of a shape that the compiled kernels do not take, torch stands in for them.
+    If the compiled kernels do not support the cache's shape, torch is used.
     """
     if len(layers) != cache.num_layers:
         raise ValueError(f"layers: must be those of the cache, {cache.num_layers}, not {len(layers)}")
@@ -73,7 +73,7 @@ def make_attention(kernels: Kernels, cache: KVCache, layers: Sequence[LayerAtten
 
 
 class TritonAttention:
-    """The Triton kernels; on CPU tensors through Triton's interpreter (TRITON_INTERPRET=1), which is for tests."""
+    """The Triton kernels. On CPU tensors they run in Triton's interpreter (TRITON_INTERPRET=1), for tests."""
 
     def __init__(self, cache: KVCache, layers: Sequence[LayerAttention]) -> None:
         from quire_kernels.paged_attention import paged_attention
@@ -111,7 +111,7 @@ class TritonAttention:
 
 
 class TorchAttention:
-    """torch on the processor, without a loop over sequences."""
+    """torch's operators on a CPU, without a loop over sequences."""
 
     def __init__(self, cache: KVCache, layers: Sequence[LayerAttention]) -> None:
         self._caches = [cache.layer(layer) for layer in range(cache.num_layers)]
@@ -133,7 +133,7 @@ class TorchAttention:
 
     def _plan_windows(self, batch: Batch) -> dict[int | None, CpuAttentionPlan]:
         longest = int(batch.context_lens.max())
-        # A window that holds every context is none.
+        # A window that holds every context has no effect.
         bounds = {window: window if window is not None and window < longest else None for window in self._windows}
         plans = {
             bound: plan_cpu_attention(
@@ -145,7 +145,7 @@ class TorchAttention:
 
 
 class CompiledAttention:
-    """The compiled kernels on the processor, for models whose other parts are torch's."""
+    """The compiled kernels on a CPU, for models whose other parts are torch's."""
 
     def __init__(self, cache: KVCache, layers: Sequence[LayerAttention], thread_pool: ThreadPool) -> None:
         self._caches = [CacheLayer(cache.values, layer) for layer in range(cache.num_layers)]

@@ -1,4 +1,4 @@
-"""The sequences of a step as flat arrays: which tokens, where they stand, and where their keys and values go."""
+"""The sequences of a step as flat arrays: tokens, their positions, and the slots of their keys and values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 class SequenceChunk(NamedTuple):
     """Consecutive tokens of one sequence.
 
-    `token_ids` int32 [n, at least 1] stand at `start` and after; `blocks` int32 is the sequence's block table, which
-    holds at least start + n tokens. Keys and values of tokens before `num_cached_tokens` are in their blocks already.
-    `draws` says whether the token after the last is to be drawn.
+    `token_ids` int32 [n, at least 1] are at the positions from `start` on. `blocks` int32 is the sequence's block table
+    for at least start + n tokens. Keys and values of tokens before `num_cached_tokens` are in their blocks already.
+    With `samples`, the token after the last one is sampled. The last `num_drafted` tokens are drafts: a token is then
+    also sampled after each of them and after the token before them.
     """
 
     token_ids: NDArray[np.int32]
@@ -21,18 +22,19 @@ class SequenceChunk(NamedTuple):
     blocks: NDArray[np.int32]
     num_cached_tokens: int
     samples: bool
+    num_drafted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A step's tokens, its sequences one after another."""
+    """The tokens of a step, one sequence after another."""
 
     token_ids: NDArray[np.int64]
     """[num_tokens]"""
     positions: NDArray[np.int64]
-    """[num_tokens], place of each token in its sequence."""
+    """[num_tokens], position of each token in its sequence."""
     slots: NDArray[np.int64]
-    """[num_tokens], block * block_size + offset in the block, where key and value of the token go; -1: nowhere."""
+    """[num_tokens], block * block_size + offset in the block, the slot of the token's key and value; -1: not stored."""
     block_tables: NDArray[np.int32]
     """[num_seqs, max_blocks]; what lies beyond a sequence's context means nothing."""
     query_starts: NDArray[np.int32]
@@ -41,13 +43,13 @@ class Batch:
     """[num_seqs], tokens in the cache once those of this step are stored."""
     max_query_len: int
     logits_indices: NDArray[np.int64]
-    """[num_draws], places in token_ids after which a token is drawn."""
+    """[num_rows], indices into token_ids of the tokens after which one is sampled; several per sequence with drafts."""
 
 
 def make_batch(chunks: Sequence[SequenceChunk], block_size: int) -> Batch:
     """Lay out at least one chunk."""
-    # Between two forward passes every array is made of cold code: the fewer operations, the better.
-    tokens, first_positions, tables, num_cached, samples = zip(*chunks, strict=True)
+    # This runs between two forward passes, when its code is not in the CPU's caches: fewer operations are better.
+    tokens, first_positions, tables, num_cached, samples, num_drafted = zip(*chunks, strict=True)
     lengths = np.fromiter(map(len, tokens), np.int64, len(chunks))
     starts = np.array(first_positions, np.int64)
     contexts, ends = starts + lengths, lengths.cumsum()
@@ -69,6 +71,10 @@ def make_batch(chunks: Sequence[SequenceChunk], block_size: int) -> Batch:
     query_starts = np.zeros(len(chunks) + 1, np.int32)
     query_starts[1:] = ends
     logits_indices = ends - 1
+    if not all(samples):
+        logits_indices = logits_indices[np.array(samples, bool)]
+    if any(num_drafted):
+        logits_indices = _with_rows_before(logits_indices, np.array(num_drafted)[np.array(samples, bool)])
     return Batch(
         token_ids=np.concatenate(tokens, dtype=np.int64),
         positions=positions,
@@ -77,5 +83,13 @@ def make_batch(chunks: Sequence[SequenceChunk], block_size: int) -> Batch:
         query_starts=query_starts,
         context_lens=contexts.astype(np.int32),
         max_query_len=max(map(len, tokens)),
-        logits_indices=logits_indices if all(samples) else logits_indices[np.array(samples, bool)],
+        logits_indices=logits_indices,
     )
+
+
+def _with_rows_before(last_rows: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Each row, preceded by as many rows as its count says."""
+    num_rows = counts + 1
+    ends = num_rows.cumsum()
+    rows: NDArray[np.int64] = np.repeat(last_rows - ends + 1, num_rows) + np.arange(ends[-1])
+    return rows

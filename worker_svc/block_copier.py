@@ -1,4 +1,4 @@
-"""Moves whole blocks: between the device's cache and host memory, and within the cache."""
+"""Copies whole blocks: between the device's cache and host memory, and within the cache."""
 
 import logging
 import time
@@ -10,47 +10,47 @@ import torch
 from torch import Tensor
 
 from quire_kernels.block_swap import swap_in, swap_out
-from worker_svc.cache import KVCache
-from worker_svc.executor import Executor
 from worker_svc.step import BlockPairs, Direction, SwapResult
 
 logger = logging.getLogger("quire.worker")
 
-# Between two waits of a copy that is held back: others get at the bus, and it can be given up.
+# Between two sleeps of a rate-limited copy: other copies may run, and it can be cancelled.
 _CHUNK_SECONDS = 0.01
 
 
 class BlockCopier(Protocol):
-    """Has blocks copied, in the order in which it is asked. For the thread that launches steps.
+    """Copies blocks in the order of its calls. For the thread that launches steps.
 
-    The pairs name blocks that there are, none of them as the destination of two; of copies, none at both ends.
+    The pairs name existing blocks. No block is the destination of two pairs; of copies within the device, none is both
+    source and destination.
     """
 
     is_synchronous: bool
-    """Whether a step computes only once its transfers are done; else they go on beside it."""
+    """Whether a step computes only after its swaps are done; otherwise they run beside it."""
 
     def swap(self, step_id: int, direction: Direction, pairs: BlockPairs) -> "Future[SwapResult]":
-        """Begin to copy blocks between the tiers, behind all that earlier launches write.
+        """Start copying blocks between the tiers, after all writes of earlier launches.
 
-        What goes wrong is the transfer's failure; only torch.AcceleratorError is raised, by the future.
+        An error is the swap's failure. Only torch.AcceleratorError is raised, by the future.
         """
 
     def copy(self, pairs: BlockPairs) -> "Future[None]":
-        """Begin to copy blocks of the device, ahead of all that later launches read. The future raises what goes
-        wrong."""
+        """Start copying blocks of the device, before all reads of later launches. The future raises errors."""
 
     def cancel_all(self) -> None:
-        """Give up what is not done. Returns when nothing is copied any more."""
+        """Cancel what is not done. Returns when nothing is copied any more."""
 
 
 class RateLimiter:
-    """Holds copies back to so many bytes per second; None lets them run."""
+    """Limits copies to a number of bytes per second; None: no limit."""
 
     def __init__(self, bytes_per_second: float | None, sleep: Callable[[float], None] = time.sleep) -> None:
         self._rate, self._sleep = bytes_per_second, sleep
 
     def chunks(self, pairs: BlockPairs, block_bytes: int) -> Iterator[BlockPairs]:
-        """The pairs, in pieces to be copied as they come: each is followed by the time that it may take."""
+        """The pairs in chunks. The caller copies each chunk as it comes; the generator then sleeps as the rate
+        requires.
+        """
         if self._rate is None:
             yield pairs
             return
@@ -63,36 +63,21 @@ class RateLimiter:
             self._sleep(max(0.0, due - time.perf_counter()))
 
 
-def make_block_copier(
-    executor: Executor, cache: KVCache, host_blocks: Tensor, rate_limiter: RateLimiter
-) -> BlockCopier:
-    """What moves blocks of the cache that an executor computes over, and blocks of the host.
-
-    `host_blocks` are uint8 [num_host_blocks, block_bytes], pinned where the cache is on a GPU.
-    """
-    if cache.device.type != "cuda":
-        return HostBlockCopier(cache.blocks, host_blocks, executor.submit, rate_limiter)
-    # Brings in Triton, which a processor does not need.
-    from worker_svc.gpu.block_copier import CudaCopyStream, StreamBlockCopier
-
-    return StreamBlockCopier(cache.blocks, host_blocks, CudaCopyStream(cache.device), rate_limiter)
-
-
 def timed_swap(step_id: int, direction: Direction, pairs: BlockPairs, copy_blocks: Callable[[], float]) -> SwapResult:
-    """The transfer of pairs that `move` copies, which returns how many seconds it took."""
+    """The result of swapping `pairs` with `copy_blocks`, which returns the seconds that the copy took."""
     try:
         return SwapResult(step_id, direction, len(pairs), copy_blocks())
     except torch.AcceleratorError:
-        raise  # the device is gone, and every step with it
+        raise  # the device is lost, and every step with it
     except Exception as error:
-        logger.exception("a swap could not be done", extra={"step_id": step_id, "direction": direction.value})
+        logger.exception("swap failed", extra={"step_id": step_id, "direction": direction.value})
         return SwapResult(step_id, direction, len(pairs), 0.0, f"{type(error).__name__}: {error}")
 
 
 class HostBlockCopier:
-    """Where both tiers are memory of the host: plain copies, on the thread that computes.
+    """For two tiers in host memory: plain copies on the thread that computes.
 
-    A transfer is done before anything that is launched after it begins, held back or not.
+    A swap is done before anything that is launched after it begins, rate limit or not.
     """
 
     is_synchronous = True
@@ -108,20 +93,18 @@ class HostBlockCopier:
         self._blocks, self._host_blocks, self._submit, self._rate_limiter = blocks, host_blocks, submit, rate_limiter
 
     def swap(self, step_id: int, direction: Direction, pairs: BlockPairs) -> "Future[SwapResult]":
-        """As `BlockCopier` has it."""
         future: Future[SwapResult] = self._submit(
             lambda: timed_swap(step_id, direction, pairs, lambda: self._copy_blocks(direction, pairs))
         )
         return future
 
     def copy(self, pairs: BlockPairs) -> "Future[None]":
-        """As `BlockCopier` has it."""
-        # Of two places in one memory, either can play the host.
+        # Both are in one memory, so the swap's copy serves.
         future: Future[None] = self._submit(lambda: swap_out(self._blocks, self._blocks, pairs))
         return future
 
     def cancel_all(self) -> None:
-        """As `BlockCopier` has it. Nothing is left by then: each step is finished behind its transfers."""
+        """Nothing is left at this point: a step is finished after its swaps."""
         self._submit(lambda: None).result()
 
     def _copy_blocks(self, direction: Direction, pairs: BlockPairs) -> float:

@@ -1,4 +1,4 @@
-"""What blocks hold, by the labels that schedulers gave them: what outlives a scheduler that dies."""
+"""Hashes of what blocks hold, as schedulers reported them. They outlive a scheduler that dies."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from worker_svc.step import BlockHashes, BlockOps
 
 @dataclass(frozen=True, slots=True)
 class BlockHashReport:
-    """The labels of blocks that still hold what these say."""
+    """Blocks and the hashes of what they hold."""
 
     device: BlockHashes
     host: BlockHashes
 
 
 class BlockHashTable:
-    """The labels of both tiers, from one generation of steps to the next. For the runner's thread.
+    """The hashes of both tiers, kept from one generation of steps to the next. For the runner's thread.
 
-    A label is given once its block is filled, and goes before the block is written again: a write that fails halfway
-    leaves none behind.
+    A hash is stored after its block is filled and deleted before the block is written again, so a write that fails
+    halfway leaves none.
     """
 
     def __init__(self) -> None:
@@ -26,21 +26,21 @@ class BlockHashTable:
         self._host: dict[int, bytes] = {}
 
     def update(self, device: BlockHashes, host: BlockHashes) -> None:
-        """These blocks hold what their labels say from now on."""
+        """Store the hashes of these blocks."""
         self._device.update(device)
         self._host.update(host)
 
     def invalidate_copied(self, block_ops: BlockOps) -> None:
-        """A step's moves are about to be made."""
+        """Delete the hashes of the destinations of a step's swaps and copies."""
         self.invalidate_written(block for pairs in (block_ops.swap_in, block_ops.copies) for _, block in pairs)
         for _, block in block_ops.swap_out:
             self._host.pop(block, None)
 
     def invalidate_written(self, block_ids: Iterable[int]) -> None:
-        """These blocks of the device are about to be written."""
+        """Delete the hashes of these device blocks, which are about to be written."""
         for block in block_ids:
             self._device.pop(block, None)
 
     def report(self) -> BlockHashReport:
-        """All labels there are, as values of their own."""
+        """All hashes, copied."""
         return BlockHashReport(list(self._device.items()), list(self._host.items()))

@@ -1,7 +1,7 @@
-"""The cache of keys and values: how a block is laid out, and each layer's view of all blocks.
+"""The KV cache: the layout of a block, and each layer's view of all blocks.
 
-A block is one contiguous piece over all layers, its scales included where it is of 8 bits, so that to copy or swap it
-is one copy of its bytes.
+A block is one contiguous piece over all layers, with its scales if it is in 8 bits. So a copy or swap of a block is one
+copy of its bytes.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels.cpu.large_pages import zeros_in_large_pages
-from worker_svc.model.layout import ModelLayout
+from worker_svc.model_layout import ModelLayout
 
 _SCALE_BYTES = torch.float32.itemsize
 
@@ -19,8 +19,8 @@ _SCALE_BYTES = torch.float32.itemsize
 class LayerCache:
     """One layer's views: keys and values [num_blocks, num_kv_heads, block_size, head_dim].
 
-    In 8 bits these are codes, and beside them float32 scales [num_blocks, num_kv_heads, block_size], as
-    `quire_kernels.kv_quantization` has them; else there are none.
+    In 8 bits these are codes, with float32 scales [num_blocks, num_kv_heads, block_size] as in
+    `quire_kernels.kv_quantization`; otherwise there are no scales.
     """
 
     keys: Tensor
@@ -31,7 +31,7 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Views of one piece of memory: as blocks of bytes, and as what these mean."""
+    """Views of one piece of memory: as blocks of bytes, and as keys, values and scales."""
 
     blocks: Tensor
     """uint8 [num_blocks, block_bytes], contiguous: what copies and swaps move."""
@@ -42,12 +42,12 @@ class KVCache:
 
     @classmethod
     def over(cls, values: Tensor) -> "KVCache":
-        """The cache that a contiguous tensor is, without scales."""
+        """The cache over a contiguous tensor, without scales."""
         return cls(values.view(len(values), -1).view(torch.uint8), values)
 
     @property
     def num_layers(self) -> int:
-        """Layers that attend."""
+        """Layers with attention."""
         return self.values.shape[1]
 
     @property
@@ -62,7 +62,6 @@ class KVCache:
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
         return self.values.device
 
     def layer(self, layer: int) -> LayerCache:
@@ -73,7 +72,7 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The layout of a block. In a dtype of 8 bits it holds codes, and behind all of them their scales."""
+    """The layout of a block. In 8 bits it holds codes, then all scales."""
 
     num_layers: int
     num_kv_heads: int
@@ -92,7 +91,9 @@ class CacheShape:
         return self._value_bytes + self._scale_bytes
 
     def allocate(self, num_blocks: int, device: torch.device) -> KVCache:
-        """A cache, all zeros. On a processor memory is the system's until blocks are written, or a `Prefault` runs."""
+        """A cache of zeros. On a CPU the system allocates its memory when blocks are written, or when a `Prefault`
+        runs.
+        """
         if device.type == "cpu":
             blocks = self.allocate_host(num_blocks)
         else:
@@ -105,7 +106,9 @@ class CacheShape:
         return KVCache(blocks, values, blocks[:, self._value_bytes :].view(torch.float32).view(shape))
 
     def allocate_host(self, num_blocks: int) -> Tensor:
-        """Blocks of bytes, uint8 [num_blocks, block_bytes], all zeros, taken from the system as they are written."""
+        """Blocks of bytes, uint8 [num_blocks, block_bytes], zeros. The system allocates their memory when they are
+        written.
+        """
         return zeros_in_large_pages(num_blocks * self.block_bytes).view(num_blocks, self.block_bytes)
 
     @property

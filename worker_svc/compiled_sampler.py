@@ -1,4 +1,4 @@
-"""Draws by compiled code on a processor: what `worker_svc.sampler` draws, in a fraction of the time."""
+"""Sampling by compiled code on a CPU: the tokens of `worker_svc.sampler` in a fraction of the time."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,10 +19,10 @@ Argmax: TypeAlias = Callable[[Tensor], NDArray[np.int64]]
 
 
 class CompiledSampler:
-    """Samples by a pool of threads, each a row at a time."""
+    """Samples with a thread pool, one row per thread at a time."""
 
     def __init__(self, thread_pool: ThreadPool, find_argmax: Argmax | None = None) -> None:
-        """`find_argmax` stands in for the kernel of that name, for whoever has looked at the logits already."""
+        """`find_argmax` replaces the kernel of that name if the caller has computed the argmax already."""
         self._thread_pool = thread_pool
         self._argmax = find_argmax or partial(argmax, thread_pool)
 
@@ -37,7 +37,7 @@ class CompiledSampler:
             part = logits[adjusted]
             adjust_logits(part, [states[row].adjustments for row in adjusted])
             logits[adjusted] = part
-            # A row that was no numbers before is none to draw from, whatever became of it.
+            # A row that held NaN has no token, whatever the kernels made of it.
             tokens[adjusted] = np.where(tokens[adjusted] < 0, -1, argmax(self._thread_pool, part, suppressed=True))
         random = np.array(
             [row for row, state in enumerate(states) if not state.is_greedy and tokens[row] >= 0], np.int64

@@ -1,11 +1,11 @@
-"""What a replica is and what it can hold. Plain values, without torch."""
+"""What a replica is and how much it can hold. Plain values, without torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What a step may ask for."""
+    """Limits of a step."""
 
     vocab_size: int
     context_length: int
@@ -14,13 +14,20 @@ class WorkerLimits:
     max_step_tokens: int
     max_sequences: int
     num_host_blocks: int = 0
+    max_draft_tokens: int = 0
+    """For one sequence; 0: nothing is drafted."""
+
+    @property
+    def max_sampled_rows(self) -> int:
+        """The maximum of sampled rows in a step: one for each sequence and one for each draft token."""
+        return max(self.max_sequences, min(self.max_step_tokens, self.max_sequences * (1 + self.max_draft_tokens)))
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDescription:
-    """The model that a replica serves, the cache that it has for it, and how fast it was at start.
+    """The model of a replica, its cache, and its speed at start-up.
 
-    Rates are per second: bytes of blocks swapped, 0 where there are no host blocks; and tokens of a prompt computed.
+    Rates are per second: bytes of swapped blocks (0 without host blocks), and computed prompt tokens.
     """
 
     model: str

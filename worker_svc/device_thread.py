@@ -1,7 +1,8 @@
-"""The one thread on which a device is given its work, so that the event loop never waits for a model.
+"""The one thread that launches and finishes steps, so that the event loop never waits for a model.
 
-Steps come in two halves: while one runs on the device, the thread launches the next one behind it. With as many
-launched as may be, it waits for the device itself; else it sleeps until the device is done or there is more to do.
+A step has two halves: while one step runs on the device, the thread launches the next one behind it. If the maximum
+number of steps is launched, the thread waits for the device; otherwise it sleeps until the device is done or more work
+is submitted.
 """
 
 import asyncio
@@ -18,13 +19,13 @@ from worker_svc.step import MAX_IN_FLIGHT
 
 
 class Launched(Protocol):
-    """Work that the device was given."""
+    """Work that was launched on the device."""
 
     def is_done(self) -> bool:
         """Whether finishing it would not wait."""
 
     def wait(self) -> None:
-        """Return when it is done, or failed; on any thread, and on several at once. Raises nothing."""
+        """Return when it is done or has failed. Any thread may call it, several at once. Raises nothing."""
 
 
 T = TypeVar("T")
@@ -33,9 +34,9 @@ L = TypeVar("L", bound=Launched)
 
 @dataclass(frozen=True, slots=True)
 class Timed(Generic[T]):
-    """What a piece of work gave, and the time in which the device had nothing to do before it, and that it took.
+    """The result of work, the time before it in which the device had nothing to do, and the time that it took.
 
-    In seconds. Work that was launched behind other work takes from the end of that to its own.
+    In seconds. The time of work that was launched behind other work begins at the end of that work.
     """
 
     value: T
@@ -45,7 +46,7 @@ class Timed(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Work that was submitted. Without a first half it is all done in the second, with the device to itself."""
+    """Submitted work. Without `launch` all of it is done in `finish`, with the device to itself."""
 
     future: "Future[Any]"
     launch: Callable[[], Launched] | None
@@ -54,7 +55,7 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class _StartedWork:
-    """Work between its halves. `error` is what the first half raised, kept until it is this work's turn to answer."""
+    """Work between its halves. `error` is what `launch` raised; it is reported when the work is first in line."""
 
     work: _Work
     launched: Launched | None
@@ -78,10 +79,10 @@ _DEVICE_DONE, _TOLERANCE = _Signal(), _Signal()
 
 
 class DeviceThread:
-    """Runs work in the order it is submitted, on a thread of its own.
+    """Runs work in the order of submission, on a thread of its own.
 
-    A second thread does nothing but wait for the device while this one waits for work, outside the interpreter's lock:
-    nobody polls. Where no work could be begun, this one waits for the device, too, and need not be woken by the other.
+    A second thread waits for the device, without the GIL, while this thread waits for work; nothing polls. If no more
+    work may be launched, this thread waits for the device itself and does not need to be woken.
     """
 
     def __init__(self) -> None:
@@ -99,17 +100,17 @@ class DeviceThread:
         self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> "Future[Timed[T]]":
-        """Queue work, which begins when all before it is finished. Its result, or what it raises, is the future's.
+        """Queue work that begins when all work before it is finished. The future has its result or exception.
 
-        Cancelling the future unqueues the work at once.
+        Cancelling the future removes work that has not begun.
         """
         return self._put(_Work(Future(), None, lambda _: work()))
 
     def submit_step(self, launch: Callable[[], L], finish: Callable[[L], T]) -> "Future[Timed[T]]":
-        """Queue work in two halves: it is launched while one step before it may run, and finished once it is done.
+        """Queue work in two halves. It is launched while at most one step before it runs, and finished when it is done.
 
-        As with `submit`, the future has the result of `finish`, or what either half raises, and unqueues what was not
-        launched. Futures are answered in the order of their work.
+        The future has the result of `finish`, or the exception of either half; cancelling it removes work that was not
+        launched. Futures complete in the order of their work.
         """
         return self._put(_Work(Future(), launch, finish))
 
@@ -118,7 +119,7 @@ class DeviceThread:
         return (await asyncio.wrap_future(self.submit(work))).value
 
     def close(self) -> None:
-        """Drop what is queued, and wait for what runs."""
+        """Drop queued work and wait for work that runs."""
         with self._lock:
             self._is_closed = True
             self._inbox.put(_TOLERANCE)
@@ -158,7 +159,7 @@ class DeviceThread:
             self._inbox.put(_DEVICE_DONE)
 
     def _advance(self) -> None:
-        """Finish and begin whatever is due."""
+        """Finish and start whatever can be."""
         while True:
             if self._started and self._started[0].is_done():
                 self._finish_first()

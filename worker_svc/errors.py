@@ -1,9 +1,9 @@
-"""Why a worker cannot start, or go on."""
+"""Why a worker cannot start or continue."""
 
 
 class StartupFailed(Exception):  # noqa: N818
-    """The worker cannot serve what it was told to. The text is for the operator, and says what would do."""
+    """The worker cannot serve with its settings. The text is for the operator and says what is possible."""
 
 
 class DeviceLost(Exception):  # noqa: N818
-    """The device takes no more work from this process; only another process may get it back."""
+    """The device accepts no more work from this process. Another process may use it again."""

@@ -1,85 +1,112 @@
-"""How a step is computed and drawn: what the runner asks for, and the answer to it where the host draws."""
+"""The interface by which the runner has a step computed and sampled, and its implementation for sampling on the
+host.
+"""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from itertools import islice
+from typing import Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
 from worker_svc.batch import Batch
 from worker_svc.forward import Forward
-from worker_svc.sampler import SamplerOutput, SamplingState, sample_tokens
+from worker_svc.sampler import SamplerOutput, SamplingState, num_accepted, sample_tokens
 from worker_svc.sequences import Sequence
+from worker_svc.step import SamplingParams
+
+Drafts: TypeAlias = Items[Items[int]]
+"""Tokens that are computed behind the last known one of each sequence, to be accepted where they are sampled too."""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaGraphOptions:
-    """Whether steps of decodes are captured as CUDA graphs, where there is a GPU, and who is told how far that is."""
+    """Whether decode steps are captured as CUDA graphs on a GPU, and who receives the progress."""
 
     enabled: bool = True
     report: Callable[[int, int], None] = lambda captured, of: None
 
 
 class SampleHandle(Protocol):
-    """The draws of a step that was launched, in the order of the sequences that draw."""
+    """The sampled tokens of a launched step, in the order of `Batch.logits_indices`."""
 
     @property
     def placeholder_tokens(self) -> list[int]:
-        """What stands for each token in the batch of the next launch, if that comes before the token is known.
+        """Placeholders for the tokens, for the batch of the next launch if that comes before they are known.
 
-        The token itself, or a negative number that means something to the executor alone.
+        A placeholder is the token itself, or a negative number that the executor interprets.
         """
 
     def is_done(self) -> bool:
         """Whether `result` would return at once. Never raises."""
 
     def wait(self) -> None:
-        """Return when `is_done` is true. Never raises; on any thread."""
+        """Return when `is_done` is true. Any thread may call it. Never raises."""
 
     def result(self) -> SamplerOutput:
-        """What was drawn; waits for it. Raises what went wrong on the device."""
+        """The sampled tokens; waits for them. Raises the error of the device."""
 
 
 T = TypeVar("T")
 
 
 class Executor(Protocol):
-    """A model over its cache, and the sampler behind it. For one thread, under `torch.inference_mode`."""
+    """A model over its cache, with its sampler. For one thread, under `torch.inference_mode`."""
 
-    def launch(self, batch: Batch, sequences: Items[Sequence]) -> SampleHandle:
-        """Have a step computed, after those launched before it, and a token drawn for each of `batch.draw_rows`.
+    def launch(self, batch: Batch, sequences: Items[Sequence], drafts: Drafts = ()) -> SampleHandle:
+        """Compute a step after those launched before, and sample a token for each of `batch.logits_indices`.
 
-        `drawing` are the sequences that these rows are of. `batch.token_ids` may hold stand-ins of the launch before.
-        No more than one launch may be unfinished when this is called, and it may return before anything is computed.
+        `sequences` are those of these rows. Each has one row, and one for each token of its draft; `drafts` are in the
+        order of the sequences, or empty. `batch.token_ids` may hold placeholders of the launch before. At most one
+        launch may be unfinished when this is called. It may return before anything is computed.
         """
 
+    def can_verify(self, params: SamplingParams) -> bool:
+        """Whether a sequence with these sampling parameters may have a draft."""
+
     def submit(self, work: Callable[[], T]) -> "Future[T]":
-        """Have other work done where steps are computed or enqueued, between those launched before and those after."""
+        """Run other work where steps are computed or enqueued, between the launches before and after it."""
 
 
 class Sampler(Protocol):
-    """What draws."""
+    """Samples tokens."""
 
     def __call__(self, logits: Tensor, states: Items[SamplingState]) -> SamplerOutput:
-        """A token for each row of logits [rows, vocab], which may be changed, as `worker_svc.sampler` says."""
+        """A token for each row of logits [rows, vocab], which may be changed; see `worker_svc.sampler`."""
 
 
-def compute(forward: Forward, sampler: Sampler, batch: Batch, states: Items[SamplingState]) -> SamplerOutput:
-    """Compute a step on the host and draw for each of `batch.draw_rows`, as its state says. It takes the token in."""
+def compute(
+    forward: Forward, sampler: Sampler, batch: Batch, states: Items[SamplingState], drafts: Drafts = ()
+) -> SamplerOutput:
+    """Compute a step on the host and sample for each of `batch.logits_indices` by the state of its sequence.
+
+    The accepted tokens are added to the states. A row behind a draft token samples as if that token had been sampled,
+    so an accepted row has the token that it would have without a draft.
+    """
     logits = forward(batch)
     if not states:
         return SamplerOutput([], [])
-    output = sampler(logits, states)
-    for state, token in zip(states, output.tokens, strict=True):
-        if token is not None:
-            state.add(token)
+    if not drafts:
+        output = sampler(logits, states)
+        for state, token in zip(states, output.tokens, strict=True):
+            if token is not None:
+                state.add(token)
+        return output
+    rows = [row for state, draft in zip(states, drafts, strict=True) for row in state.ahead(draft)]
+    output = sampler(logits, rows)
+    tokens = iter(output.tokens)
+    for state, draft in zip(states, drafts, strict=True):
+        sampled = list(islice(tokens, 1 + len(draft)))
+        for token in sampled[: num_accepted(sampled, draft)]:
+            if token is not None:
+                state.add(token)
     return output
 
 
 def run_inline(work: Callable[[], T]) -> "Future[T]":
-    """Do the work here. What it gives or raises is the future's, which is done."""
+    """Run the work now. The future is done and has its result or exception."""
     future: Future[T] = Future()
     try:
         future.set_result(work())
@@ -89,40 +116,38 @@ def run_inline(work: Callable[[], T]) -> "Future[T]":
 
 
 class HostExecutor:
-    """A forward pass that is waited for, and draws by the host: all is done when `launch` returns."""
+    """A forward pass that blocks, with sampling on the host: all is done when `launch` returns."""
 
     def __init__(self, forward: Forward, sampler: Sampler = sample_tokens) -> None:
         self._forward, self._sampler = forward, sampler
 
-    def launch(self, batch: Batch, sequences: Items[Sequence]) -> SampleHandle:
-        """As `Executor` has it."""
-        return HostSampleHandle(
-            compute(self._forward, self._sampler, batch, [sequence.sampling for sequence in sequences])
-        )
+    def launch(self, batch: Batch, sequences: Items[Sequence], drafts: Drafts = ()) -> SampleHandle:
+        states = [sequence.sampling for sequence in sequences]
+        return HostSampleHandle(compute(self._forward, self._sampler, batch, states, drafts))
+
+    def can_verify(self, params: SamplingParams) -> bool:
+        return True
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
-        """As `Executor` has it."""
         return run_inline(work)
 
 
 class HostSampleHandle:
-    """Draws that are there."""
+    """Sampled tokens that are known."""
 
     def __init__(self, output: SamplerOutput) -> None:
         self._output = output
 
     @property
     def placeholder_tokens(self) -> list[int]:
-        """The tokens themselves; where none could be drawn, any one."""
+        """The tokens themselves; 0 for a row without a token."""
         return [0 if token is None else token for token in self._output.tokens]
 
     def is_done(self) -> bool:
-        """Always."""
         return True
 
     def wait(self) -> None:
-        """There is nothing to wait for."""
+        """Returns at once."""
 
     def result(self) -> SamplerOutput:
-        """What was drawn."""
         return self._output

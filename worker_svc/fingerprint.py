@@ -1,4 +1,4 @@
-"""The identity of a model as it is served: equal in every process that computes the same keys and values."""
+"""The identity of a model as it is served: equal in all processes that compute the same keys and values."""
 
 import hashlib
 import os
@@ -6,6 +6,9 @@ from pathlib import Path
 
 import torch
 
+from worker_svc.model.architecture import identity_of
+from worker_svc.model.config import raw_config
+from worker_svc.model.weight_format import format_identity
 from worker_svc.model.weights import weight_files
 
 _HEAD_BYTES = 2**20
@@ -16,16 +19,19 @@ _SAMPLE_BYTES = 4096
 def model_fingerprint(
     directory: Path, dtype: torch.dtype, quantization: str = "none", kv_cache_dtype: str = "auto", arithmetic: str = ""
 ) -> bytes:
-    """SHA-256 over config, dtype, how weights, keys and values are quantized, and the identity of each weights file.
+    """SHA-256 over the config, dtype, formats of weights, keys and values, and the identity of each weights file.
 
-    `arithmetic` names all else that bits depend on, where they must be equal; it is empty where near is good enough.
+    `arithmetic` names everything else that bits depend on, if they must be equal; otherwise it is empty. If another
+    package registers the architecture or the weight format, its version and module are included.
 
-    Of a weights file its size, its first MiB (which holds the names and places of the tensors), and 256 samples of
-    4 KiB spread over the rest: reading all of a large model would take longer than loading it. Files that differ only
-    between samples count as equal; a training run or a conversion changes all of a file.
+    A weights file is identified by its size, its first MiB (names and offsets of the tensors), and 256 samples of 4 KiB
+    over the rest: reading all of a large model would take longer than loading it. Files that differ only between
+    samples count as equal; a training run or a conversion changes all of a file.
     """
     digest = hashlib.sha256((directory / "config.json").read_bytes())
     digest.update(f"{dtype} {quantization} {kv_cache_dtype} {arithmetic}".encode())
+    digest.update(identity_of(str(raw_config(directory).get("model_type"))))
+    digest.update(format_identity(directory))
     for path in weight_files(directory):
         digest.update(path.name.encode())
         _add_weights(digest, path)

@@ -1,4 +1,4 @@
-"""The forward pass of a step: what a host's executor asks of a model, however it is computed."""
+"""The interface of a forward pass on the host."""
 
 from typing import Protocol
 
@@ -11,8 +11,8 @@ class Forward(Protocol):
     """A model over its own paged cache. For one thread, under `torch.inference_mode`."""
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Compute a step's tokens, whose keys and values go into their slots.
+        """Compute a step's tokens and store their keys and values in their slots.
 
-        Returns the logits float32 [num_draws, vocab_size] that follow the tokens at `batch.logits_indices`. They may be
-        overwritten by the next call.
+        Returns the logits float32 [num_samples, vocab_size] that follow the tokens at `batch.logits_indices`. The next
+        call may overwrite them.
         """

@@ -1,25 +1,25 @@
-"""What this process may use of its machine: processors, memory and dtypes, with the limits of its cgroup."""
+"""The CPUs, memory and dtypes that this process may use, within the limits of its cgroup."""
 
 import os
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
-# cgroup v1 says "no limit" with a number next to 2^63.
+# cgroup v1 writes "no limit" as a number near 2^63.
 _UNLIMITED = 2**60
 
 
 def available_cpus(cgroup: Path = _CGROUP) -> int:
-    """How many processors the process may keep busy."""
+    """Number of CPUs that the process may use."""
     cpus = len(os.sched_getaffinity(0))
     quota = _cpu_quota(cgroup)
     return cpus if quota is None else max(1, min(cpus, int(quota)))
 
 
 def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Bytes of memory that the process can still take without swapping or being killed."""
+    """Bytes of memory that the process can allocate without swapping or being killed."""
     lines = (line.split() for line in meminfo.read_text().splitlines())
     free = next(int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:")
-    # What the page cache holds counts as used by the cgroup, and is given up when memory is wanted.
+    # The cgroup counts the page cache as used; the kernel frees it on demand.
     for limit, used, stat, cache in (
         ("memory.max", "memory.current", "memory.stat", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
@@ -32,7 +32,7 @@ def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo
 
 
 def has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor multiplies bfloat16 itself."""
+    """Whether the CPU has bfloat16 multiplication."""
     try:
         flags = next(line for line in cpuinfo.read_text().splitlines() if line.startswith(("flags", "Features")))
     except (OSError, StopIteration):

@@ -22,20 +22,18 @@ class IntList:
         return self._buffer[: self._length]
 
     def __setitem__(self, place: int, value: int) -> None:
-        """Change one of the values there are."""
+        """Change an existing value."""
         if not 0 <= place < self._length:
             raise IndexError(place)
         self._buffer[place] = value
 
     def append(self, value: int) -> None:
-        """Add one value."""
         if self._length == len(self._buffer):
             self._reserve(1)
         self._buffer[self._length] = value
         self._length += 1
 
     def extend(self, values: ArrayLike) -> None:
-        """Add many values."""
         added = np.asarray(values, np.int32)
         self._reserve(len(added))
         self._buffer[self._length : self._length + len(added)] = added

@@ -1,4 +1,4 @@
-"""Log-probabilities of drawn tokens, as they are told."""
+"""Log-probabilities of sampled tokens, as they are reported."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +12,9 @@ from worker_svc.step import TokenLogprobs
 def to_token_logprobs(
     values: NDArray[np.float32], ids: NDArray[np.integer[Any]], counts: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """Rows of log-probabilities [rows, 1 + count], the drawn token's first, and of the likeliest tokens [rows, count].
+    """From rows of log-probabilities [rows, 1 + count], the sampled token's first, and the top tokens [rows, count].
 
-    `counts` say how many of the likeliest each row asked for.
+    `counts` are the numbers of top tokens that the rows request.
     """
     return [
         TokenLogprobs(row[0], list(zip(row_ids[:count], row[1 : 1 + count], strict=True)))

@@ -1,4 +1,4 @@
-"""How many blocks there are: on the device, measured by a run of the largest step, and in the host's memory."""
+"""The number of blocks: on the device, measured by a run of the largest step, and in host memory."""
 
 import gc
 from collections.abc import Callable
@@ -14,15 +14,15 @@ _MAX_DEFAULT_SWAP = 16 * _GIB
 
 
 class OutOfMemory(StartupFailed):
-    """What is wanted, or one block at least, does not fit. The text is for the operator."""
+    """The requested blocks, or even one block, do not fit. The text is for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
     """How much memory the cache may take.
 
-    `fraction` is of the whole GPU, weights and activations included; on a processor, of the memory that is available
-    once the model is loaded, and there no more than `cpu_bytes`. None: 0.9 on a GPU, 0.4 on a processor.
+    `fraction` is of the whole GPU, weights and activations included; on a CPU, of the memory that is available after
+    the model is loaded, but at most `cpu_bytes`. None: 0.9 on a GPU, 0.4 on a CPU.
     """
 
     fraction: float | None
@@ -30,7 +30,9 @@ class MemoryBudget:
 
 
 def count_blocks(block_bytes: int, budget: MemoryBudget, device: torch.device, profile: Callable[[], object]) -> int:
-    """How many blocks fit beside what `profile`, a run of the largest step, needs at its peak. It returns what ran."""
+    """How many blocks fit beside the peak of `profile`, a run of the largest step. What it returns is kept until
+    then.
+    """
     if device.type == "cuda":
         memory = _free_on_gpu(budget, device, profile)
     else:
@@ -41,12 +43,11 @@ def count_blocks(block_bytes: int, budget: MemoryBudget, device: torch.device, p
 
 
 def count_host_blocks(block_bytes: int, num_blocks: int, swap_space: float | None, device: torch.device) -> int:
-    """How many blocks go into the host's memory, given how many the device has, and the GiB that the settings want.
+    """The number of host blocks, given the number of device blocks and the GiB of the settings.
 
-    Without these: as many as the device has, as far as they take no more than a quarter of the memory that is left,
-    which others want too, and 16 GiB: on a GPU they are pinned, so that no other process gets at them as long as this
-    one lives. On a processor the host's blocks take memory only once they are written, where the others do not
-    suffice; so they are worth having there too, though more of the others would be worth more.
+    The default is the number of device blocks, limited to a quarter of the memory that is left and to 16 GiB. On a GPU
+    they are pinned, so that no other process can use that memory while this one lives. On a CPU they take memory only
+    once they are written, that is when the device's blocks do not suffice.
 
     Raises OutOfMemory, which names the setting.
     """
@@ -56,28 +57,28 @@ def count_host_blocks(block_bytes: int, num_blocks: int, swap_space: float | Non
     wanted = int(swap_space * _GIB)
     if wanted > left:
         raise OutOfMemory(
-            f"QUIRE_SWAP_SPACE is {swap_space:g} GiB, and {max(0, left) / _GIB:.2f} GiB of memory are left"
+            f"QUIRE_SWAP_SPACE is {swap_space:g} GiB, but only {max(0, left) / _GIB:.2f} GiB of memory are left"
         )
     if swap_space > 0 and wanted < block_bytes:
         raise OutOfMemory(
-            f"QUIRE_SWAP_SPACE is {swap_space:g} GiB, and one block takes {block_bytes} bytes; 0 is for none"
+            f"QUIRE_SWAP_SPACE is {swap_space:g} GiB, less than one block of {block_bytes} bytes; use 0 for none"
         )
     return wanted // block_bytes
 
 
 def check_swap_space(swap_space: float | None) -> None:
-    """Raises OutOfMemory where the settings want more GiB than are free, before anything has taken of them."""
+    """Raises OutOfMemory if the settings ask for more GiB than are free, before anything is allocated."""
     free = available_memory() / _GIB
     if swap_space is not None and swap_space > free:
-        raise OutOfMemory(f"QUIRE_SWAP_SPACE is {swap_space:g} GiB, and {free:.2f} GiB of memory are free")
+        raise OutOfMemory(f"QUIRE_SWAP_SPACE is {swap_space:g} GiB, but only {free:.2f} GiB of memory are free")
 
 
 def check_num_blocks(num_blocks: int, block_bytes: int, device: torch.device) -> None:
-    """Raises OutOfMemory where the machine has no room for as many blocks as the settings want."""
+    """Raises OutOfMemory if the machine has no room for the number of blocks in the settings."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     if num_blocks * block_bytes > free:
         raise OutOfMemory(
-            f"QUIRE_NUM_BLOCKS is {num_blocks}, which takes {num_blocks * block_bytes / _GIB:.2f} GiB, and "
+            f"QUIRE_NUM_BLOCKS is {num_blocks}, which takes {num_blocks * block_bytes / _GIB:.2f} GiB, but only "
             f"{free / _GIB:.2f} GiB of memory are free"
         )
 
@@ -87,7 +88,7 @@ def _free_on_gpu(budget: MemoryBudget, device: torch.device, profile: Callable[[
     torch.cuda.reset_peak_memory_stats(device)
     kept = profile()
     torch.cuda.synchronize(device)
-    # Captured graphs reserve memory that counts as allocated only while they are captured.
+    # Captured graphs reserve memory that counts as allocated only during the capture.
     peak = torch.cuda.max_memory_reserved(device)
     free, total = torch.cuda.mem_get_info(device)
     # Held by the driver, by kernels' own workspaces, by graphs themselves, and by other processes.

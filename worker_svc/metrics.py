@@ -8,30 +8,33 @@ from worker_svc.step import StepOutcome
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0)
 
 _steps = Counter("quire_worker_steps_total", "Steps run")
-_failed_steps = Counter("quire_worker_failed_steps_total", "Steps that failed as a whole, by a fault of the worker")
+_failed_steps = Counter("quire_worker_failed_steps_total", "Steps that failed as a whole")
 _failed_sequences = Counter("quire_worker_failed_sequences_total", "Sequences that failed in a step")
 _step_seconds = Histogram("quire_worker_step_seconds", "Time of a step on the device thread", buckets=_STEP_SECONDS)
 _busy_seconds = Counter(
     "quire_worker_busy_seconds_total",
-    "Time from when a step began, or the one before it was finished, until it was finished",
+    "Time of steps on the device, without waiting for the step before",
 )
-_idle_seconds = Counter("quire_worker_idle_seconds_total", "Time in which no step was begun")
+_idle_seconds = Counter("quire_worker_idle_seconds_total", "Time without a step on the device")
 _tokens = Counter("quire_worker_tokens_total", "Tokens computed", ["kind"])
 _prefill_tokens = _tokens.labels(kind="prefill")
 _decode_tokens = _tokens.labels(kind="decode")
+_draft_tokens = _tokens.labels(kind="draft")
+_accepted_tokens = Counter("quire_worker_accepted_draft_tokens_total", "Draft tokens that were accepted")
 _swapped_blocks = Counter("quire_worker_swapped_blocks_total", "Blocks swapped", ["direction"])
 _swap_seconds = Counter("quire_worker_swap_seconds_total", "Time in which blocks were swapped", ["direction"])
-_failed_swaps = Counter("quire_worker_failed_swaps_total", "Transfers of blocks that failed", ["direction"])
+_failed_swaps = Counter("quire_worker_failed_swaps_total", "Swaps that failed", ["direction"])
 
 
 def count_step(outcome: Timed[StepOutcome]) -> None:
-    """A step ran."""
     _steps.inc()
     _step_seconds.observe(outcome.busy_seconds)
     _busy_seconds.inc(outcome.busy_seconds)
     _idle_seconds.inc(outcome.idle_seconds)
     _prefill_tokens.inc(outcome.value.prefill_tokens)
     _decode_tokens.inc(outcome.value.decode_tokens)
+    _draft_tokens.inc(outcome.value.draft_tokens)
+    _accepted_tokens.inc(outcome.value.accepted_tokens)
     _failed_sequences.inc(sum(result.failure is not None for result in outcome.value.sequences))
     for swap_result in outcome.value.swap_results:
         direction = swap_result.direction.value
@@ -43,5 +46,4 @@ def count_step(outcome: Timed[StepOutcome]) -> None:
 
 
 def count_failed_step() -> None:
-    """A step failed as a whole."""
     _failed_steps.inc()

@@ -1,10 +1,12 @@
-"""What changes a sequence's logits before it draws: bias, penalties and tokens that may not come yet.
+"""Changes to a sequence's logits before sampling: bias, penalties, suppressed tokens and filters.
 
-Only the logits of the tokens concerned are touched, so the cost follows what a request asks for, not the vocabulary.
+Only the logits of the affected tokens are touched, so the cost depends on the request, not on the vocabulary.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -12,13 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker_svc.int_list import IntList
+from worker_svc.logit_filters import FILTERS, filters_of
 from worker_svc.step import SamplingParams
 
 _LARGEST = 1e30
 
 
 class TokenCounts:
-    """The distinct tokens of a sequence, and how often each was generated, kept as tokens are drawn."""
+    """The distinct tokens of a sequence and how often each was generated, updated as tokens are sampled."""
 
     def __init__(self, prompt: NDArray[np.int32], generated: NDArray[np.int32]) -> None:
         ids = np.unique(np.concatenate([prompt, generated]))
@@ -27,6 +30,12 @@ class TokenCounts:
         self._ids = IntList(ids)
         self._counts = IntList(counts)
         self._place = {token: place for place, token in enumerate(ids.tolist())}
+
+    def copy(self) -> Self:
+        """An independent copy."""
+        copied = copy(self)
+        copied._ids, copied._counts, copied._place = IntList(self.ids), IntList(self.counts), self._place.copy()
+        return copied
 
     def add(self, token: int) -> None:
         """Count one more generated token."""
@@ -39,51 +48,58 @@ class TokenCounts:
 
     @property
     def ids(self) -> NDArray[np.int32]:
-        """The tokens, each once."""
+        """The distinct tokens."""
         return self._ids.values
 
     @property
     def counts(self) -> NDArray[np.int32]:
-        """How often each of `ids` was generated; 0 for one of the prompt alone."""
+        """How often each of `ids` was generated; 0 for a token of the prompt only."""
         return self._counts.values
 
 
 class Adjustments:
-    """One sequence's changes to its logits, and what they need to know of its tokens."""
+    """One sequence's changes to its logits, and the token counts that they need."""
 
     def __init__(self, params: SamplingParams, tokens: NDArray[np.int32], prompt_length: int) -> None:
         self.params = params
         self.bias_ids = np.array(list(params.logit_bias), np.int32)
         self.bias_values = np.array(list(params.logit_bias.values()), np.float32)
         self.suppressed_ids = np.array(params.suppressed_token_ids, np.int32)
+        self.filters = filters_of(params)
         self.num_tokens_until_min = params.min_tokens - (len(tokens) - prompt_length)
         self.counts: TokenCounts | None = None
         repeats = params.repetition_penalty != 1.0
         if repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
-            # Only repetition looks at the prompt.
+            # Only the repetition penalty uses the prompt.
             prompt = tokens[: prompt_length if repeats else 0]
             self.counts = TokenCounts(prompt, tokens[prompt_length:])
 
+    def copy(self) -> Self:
+        """An independent copy."""
+        copied = copy(self)
+        copied.counts = None if self.counts is None else self.counts.copy()
+        return copied
+
     def add(self, token: int) -> None:
-        """A token was drawn."""
+        """Add a sampled token."""
         self.num_tokens_until_min -= 1
         if self.counts is not None:
             self.counts.add(token)
 
     @property
     def suppresses(self) -> bool:
-        """Whether some tokens may not be drawn now."""
+        """Whether some tokens are suppressed now."""
         return self.num_tokens_until_min > 0 and len(self.suppressed_ids) > 0
 
     @property
     def changes_logits(self) -> bool:
-        """Whether the next draw sees other logits than the model's."""
-        return self.counts is not None or len(self.bias_ids) > 0 or self.suppresses
+        """Whether the next token is sampled from other logits than the model's."""
+        return self.counts is not None or len(self.bias_ids) > 0 or self.suppresses or len(self.filters) > 0
 
 
 @dataclass(slots=True)
 class _PenaltyEntries:
-    """Logits of the batch, by their place in the flattened [rows, vocab], and a value for each."""
+    """Indices into the flattened logits [rows, vocab] of the batch, and a value for each."""
 
     places: list[NDArray[np.int64]]
     values: list[NDArray[np.float32]]
@@ -96,8 +112,8 @@ class _PenaltyEntries:
 def adjust_logits(logits: Tensor, rows: Sequence[Adjustments]) -> None:
     """Change float32 logits [rows, vocab] in place, each row by its own adjustments.
 
-    Bias first, then the repetition penalty, then frequency and presence, as vLLM and transformers order them;
-    suppression last, so that nothing brings a suppressed token back.
+    The order is bias, repetition penalty, frequency and presence penalty, as in vLLM and transformers; then
+    suppression, so that nothing restores a suppressed token; then filters.
     """
     flat = logits.view(-1)
     _add_bias(flat, logits.shape[1], rows)
@@ -110,6 +126,25 @@ def adjust_logits(logits: Tensor, rows: Sequence[Adjustments]) -> None:
     if suppressed:
         places = torch.from_numpy(np.concatenate(suppressed)).to(logits.device)
         flat.index_fill_(0, places, float("-inf"))
+    filter_logits(logits, [(row, adjustments.params) for row, adjustments in enumerate(rows) if adjustments.filters])
+
+
+def filter_logits(
+    logits: Tensor, filtered: Sequence[tuple[int, SamplingParams]], suppressed: float = float("-inf")
+) -> None:
+    """Drop tokens of these rows of logits [rows, vocab] by the filters that apply to each, in place.
+
+    `suppressed` is the logit of a dropped token. NaN stays NaN, so that sampling detects it.
+    """
+    for one in FILTERS if filtered else ():
+        chosen = [(row, params) for row, params in filtered if one.applies(params)]
+        if chosen:
+            rows = torch.tensor([row for row, _ in chosen], device=logits.device)
+            before = logits.index_select(0, rows)
+            part = before.clone()
+            one(part, [params for _, params in chosen])
+            is_dropped = part.isneginf() & before.isfinite()
+            logits.index_copy_(0, rows, before.masked_fill_(is_dropped, suppressed))
 
 
 def _add_bias(flat: Tensor, vocab_size: int, rows: Sequence[Adjustments]) -> None:
@@ -139,7 +174,7 @@ def _penalize(flat: Tensor, vocab_size: int, rows: Sequence[Adjustments]) -> Non
     if factors.places:
         where, factor = factors.on(flat.device)
         values = flat[where]
-        # A factor near 0 would make infinities, whose differences are no numbers.
+        # A factor near 0 would make infinities, whose differences are NaN.
         flat[where] = torch.where(values > 0, values / factor, values * factor).clamp_(-_LARGEST, _LARGEST)
     if terms.places:
         flat.index_add_(0, *terms.on(flat.device))

@@ -1,4 +1,4 @@
-"""Philox4x32-10, the counter-based random numbers that sampling draws with, over numpy arrays.
+"""Philox4x32-10, the counter-based random numbers of sampling, over numpy arrays.
 
 J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """

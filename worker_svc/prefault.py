@@ -1,7 +1,7 @@
-"""Takes the cache's memory from the system before steps need it.
+"""Page-faults the cache's memory before steps need it.
 
-The system gives memory when it is first written, and zeroes it then: steps that come to a new block would wait for
-that, on a virtual machine whose host does the same for near a tenth of their time.
+The system allocates and zeroes a page when it is first written, and a step with a new block would wait for that: near a
+tenth of its time on a virtual machine whose host does the same.
 """
 
 import ctypes
@@ -19,19 +19,18 @@ BYTES_BEFORE_READY = 3 * 2**29
 """Bytes to wait for before a worker serves: what half a minute of full load fills on two cores."""
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14
-_CHUNK_BYTES = 4 * 2**20  # a few milliseconds where the host is slow
+_CHUNK_BYTES = 4 * 2**20  # a few milliseconds on a slow host
 _SPARE_BYTES = 2**30
-_PAUSE = 0.05  # seconds between looks at a worker that is busy
+_PAUSE = 0.05  # seconds between checks of a busy worker
 
 logger = logging.getLogger("quire.worker")
 
 
 class Prefault:
-    """Takes all of the memory, a contiguous tensor in a mapping of its own, on as many threads, which begin at once.
+    """Touches all pages of a contiguous tensor in a mapping of its own, on several threads that start at once.
 
-    What the memory holds stays as it is, and may be read and written meanwhile. It ends early where the machine is left
-    with less than a GiB, of which `available` tells, or where the system cannot do it: the rest is taken as it is
-    written.
+    The contents do not change and may be read and written meanwhile. It stops early if `available` reports less than 1
+    GiB, or if the system does not support it; the remaining pages are allocated when they are written.
     """
 
     def __init__(self, memory: Tensor, num_threads: int, available: Callable[[], int] = available_memory) -> None:
@@ -39,17 +38,17 @@ class Prefault:
         self._may_continue: Callable[[], bool] = lambda: True
         self._next = self._num_populated_bytes = 0
         self._began, self._num_running = time.monotonic(), num_threads
-        self._progress = threading.Condition()  # over the numbers above
+        self._progress = threading.Condition()  # guards the numbers above
         for _ in range(num_threads):
             threading.Thread(target=self._run, name="prefault", daemon=True).start()
 
     def wait_for(self, num_bytes: int) -> None:
-        """Return when so much is taken, or all that will be."""
+        """Return when so many bytes are done, or all that will be."""
         with self._progress:
             self._progress.wait_for(lambda: not self._num_running or self._num_populated_bytes >= num_bytes)
 
     def continue_while(self, is_idle: Callable[[], bool]) -> None:
-        """Take the rest only in moments in which this says so."""
+        """Continue only while `is_idle` returns true."""
         self._may_continue = is_idle
 
     def _run(self) -> None:
@@ -66,7 +65,7 @@ class Prefault:
                 logger.info("cache is in memory", extra=fields)
 
     def _populate_chunk(self) -> int | None:
-        """Its size, or None: there is no more to take, or none for this thread."""
+        """Populate the next chunk and return its size; None if there is nothing left for this thread."""
         while not self._may_continue():
             time.sleep(_PAUSE)
         with self._progress:
@@ -79,9 +78,9 @@ class Prefault:
 
 
 def _populate(address: int, size: int) -> bool:
-    """Have the system give these pages; False where it cannot."""
+    """Allocate these pages; False if the system cannot."""
     if sys.platform != "linux":
         return False
-    # Not the method of Python's mmap: that keeps the interpreter's lock while the system is at it.
+    # Not Python's mmap.madvise, which keeps the GIL during the call.
     arguments = (ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_WRITE))
     return bool(ctypes.CDLL(None).madvise(*arguments) == 0)

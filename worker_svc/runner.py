@@ -1,26 +1,31 @@
-"""Runs steps: one forward pass over all tokens of a step, then one draw for each sequence that is due one.
+"""Runs steps: one forward pass over all tokens of a step, then one sampled token for each sequence that needs one.
 
-A step runs in two halves, so that the next one can be on its way to the device before the draws of this one are back:
-`launch` admits, lays out and enqueues it, `finish` takes over what was drawn.
+A step runs in two halves, so that the next step is on its way to the device before this one's tokens are back: `launch`
+validates, lays out and enqueues it; `finish` applies the sampled tokens.
+
+With a drafter, draft tokens may be computed behind a sequence's last known token, and a token is sampled behind each.
+Which of them count, and where the sequence continues, is known only after sampling. So a step that may have drafts, or
+follows one that has, is laid out after the step ahead has sampled; other steps are laid out while it runs.
 """
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from concurrent.futures import Future, wait
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from contextlib import contextmanager, suppress
+from itertools import islice
 
 import torch
 
-from worker_svc.batch import SequenceChunk, make_batch
+from worker_svc.batch import make_batch
 from worker_svc.block_copier import BlockCopier
 from worker_svc.block_hashes import BlockHashTable
 from worker_svc.description import WorkerLimits
+from worker_svc.drafting import DrafterFactory, Drafting
 from worker_svc.errors import DeviceLost
 from worker_svc.executor import Executor, SampleHandle
-from worker_svc.sampler import SamplerOutput
+from worker_svc.in_flight import InFlight, ScheduledRun
+from worker_svc.sampler import SamplerOutput, num_accepted
 from worker_svc.sequences import InvalidSequence, Sequence
 from worker_svc.step import (
     MAX_IN_FLIGHT,
@@ -35,81 +40,37 @@ from worker_svc.step import (
 from worker_svc.swap_tracker import SwapTracker
 
 
-class _Run(NamedTuple):
-    """A scheduled sequence that runs: its place in the step, and the positions `start` to `end` - 1 that it computes.
-
-    Where it `draws`, the token stands at `end`.
-    """
-
-    schedule_index: int
-    sequence_id: int
-    sequence: Sequence
-    start: int
-    end: int
-    num_cached_tokens: int
-    samples: bool
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether it computes the token drawn last, and no more."""
-        return self.end - self.start == 1 and self.start >= self.sequence.prompt_length
-
-    def chunk(self) -> SequenceChunk:
-        tokens, blocks = self.sequence.tokens.values, self.sequence.blocks.values
-        return SequenceChunk(tokens[self.start : self.end], self.start, blocks, self.num_cached_tokens, self.samples)
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A step that was launched, to be given to `Runner.finish`."""
-
-    step_id: int
-    scheduled: list[ScheduledSequence]
-    failed: dict[int, SequenceResult]
-    """By place, of those scheduled that do not run."""
-    runs: list[_Run]
-    sample_handle: SampleHandle | None
-    pending_copies: "list[Future[Any]]"
-    """What must be moved before it is done."""
-    started: float
-
-    def is_done(self) -> bool:
-        """Whether finishing it would not wait."""
-        return (self.sample_handle is None or self.sample_handle.is_done()) and all(
-            future.done() for future in self.pending_copies
-        )
-
-    def wait(self) -> None:
-        """Return when it is done; on any thread."""
-        if self.sample_handle is not None:
-            self.sample_handle.wait()
-        if self.pending_copies:
-            wait(self.pending_copies)
-
-
 class Runner:
-    """A model, its paged cache, and the sequences that it knows. To be used by one thread.
+    """A model, its paged cache, and the sequences that it knows. For one thread.
 
-    What is wrong with one sequence is that sequence's failure; the others run. A sequence that failed fails in every
-    later step too, since steps already on their way build on what was not computed.
+    An error of one sequence is that sequence's failure; the others run. A sequence that failed fails in every later
+    step too, because steps on their way build on what was not computed.
     """
 
-    def __init__(self, executor: Executor, limits: WorkerLimits, block_copier: BlockCopier) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        limits: WorkerLimits,
+        block_copier: BlockCopier,
+        make_drafter: DrafterFactory | None = None,
+    ) -> None:
+        """`make_drafter` is required if `limits` have draft tokens."""
         self.limits = limits
         self.block_hashes = BlockHashTable()
         self._executor = executor
         self._swap_tracker = SwapTracker(block_copier, limits)
         self._sequences: dict[int, Sequence] = {}
         self._failures: dict[int, str] = {}
-        self._num_in_flight = 0
+        self._drafting = None if make_drafter is None else Drafting(make_drafter, limits.vocab_size)
+        self._in_flight: deque[InFlight] = deque()
 
     @property
     def is_idle(self) -> bool:
-        """Whether no step is in flight; on any thread."""
-        return self._num_in_flight == 0
+        """Whether no step is in flight. Any thread may read it."""
+        return not self._in_flight
 
     def reset(self) -> None:
-        """Forget all sequences, and give up all transfers. Blocks keep their labels.
+        """Forget all sequences and cancel all swaps. Blocks keep their hashes.
 
         No step may be in flight.
         """
@@ -118,16 +79,17 @@ class Runner:
         self._failures.clear()
 
     def step(self, step: Step) -> StepOutcome:
-        """Run one step. It raises only for a fault of ours or of the device; then every sequence in it has failed."""
+        """Run one step. Raises only for an internal error or one of the device; then every sequence in it has
+        failed.
+        """
         return self.finish(self.launch(step))
 
     @torch.inference_mode()
     def launch(self, step: Step) -> InFlight:
-        """Begin a step, behind no more than one that is not finished yet. Raises as `step` does.
-
-        Where it raises there is nothing to finish.
+        """Start a step; at most one other step may be unfinished. Raises as `step` does, and then there is nothing to
+        finish.
         """
-        if self._num_in_flight == MAX_IN_FLIGHT:
+        if len(self._in_flight) == MAX_IN_FLIGHT:
             raise RuntimeError(f"a step launched behind {MAX_IN_FLIGHT} that are not finished")
         started = time.perf_counter()
         self.block_hashes.update(step.block_hashes, step.host_block_hashes)
@@ -141,39 +103,74 @@ class Runner:
             self._update_block_table(update)
         for new in step.new_sequences:
             self._add_sequence(new)
+        if self._drafting is not None:
+            self._wait_for_drafts_ahead(step)
         runs, failed = self._admit(step.scheduled)
-        sample_handle = self._enqueue(runs) if runs else None
-        # A scheduler with nothing to compute asks for the transfers that it waits for.
+        has_drafts = self._drafting is not None and any(run.draft for run in runs)
+        sample_handle = self._enqueue(runs, has_drafts) if runs else None
+        # A scheduler with nothing to compute sends an empty step to wait for its swaps.
         pending_copies = started_copies if runs else [*started_copies, *self._swap_tracker.pending]
-        self._num_in_flight += 1
-        return InFlight(step.step_id, step.scheduled, failed, runs, sample_handle, pending_copies, started)
+        in_flight = InFlight(
+            step.step_id, step.scheduled, failed, runs, has_drafts, sample_handle, pending_copies, started
+        )
+        self._in_flight.append(in_flight)
+        return in_flight
 
     def finish(self, in_flight: InFlight) -> StepOutcome:
-        """Wait for a step that was launched, and take over what it drew. In the order of launches. Raises as `step`."""
-        self._num_in_flight -= 1
-        runs, results = in_flight.runs, dict(in_flight.failed)
+        """Wait for a launched step and apply its sampled tokens. In the order of launches. Raises as `step`."""
+        self._in_flight.popleft()
+        runs, results = in_flight.runs, in_flight.results
+        self._apply(in_flight)
         with self._failing_all(runs):
-            output = SamplerOutput([], []) if in_flight.sample_handle is None else in_flight.sample_handle.result()
             for copy in in_flight.pending_copies:
                 copy.result()
             swap_results = self._swap_tracker.pop_done(in_flight.step_id)
-        sampling_runs = [run for run in runs if run.samples]
-        for run, token, logprobs in zip(sampling_runs, output.tokens, output.logprobs, strict=True):
-            results[run.schedule_index] = self._apply_sample(run, token, logprobs)
         num_tokens = sum(run.end - run.start for run in runs)
         num_decodes = sum(run.is_decode for run in runs)
+        drafted = [run for run in runs if run.draft] if in_flight.has_drafts else []
         sequences = [
             results[schedule_index] if schedule_index in results else SequenceResult(scheduled.sequence_id, [])
             for schedule_index, scheduled in enumerate(in_flight.scheduled)
         ]
-        seconds = time.perf_counter() - in_flight.started
-        stall = self._swap_tracker.stall_seconds(in_flight.step_id, swap_results)
-        return StepOutcome(sequences, seconds, num_tokens - num_decodes, num_decodes, swap_results, stall)
+        return StepOutcome(
+            sequences,
+            time.perf_counter() - in_flight.started,
+            num_tokens - num_decodes,
+            num_decodes,
+            swap_results,
+            self._swap_tracker.stall_seconds(in_flight.step_id, swap_results),
+            draft_tokens=sum(len(run.draft) for run in drafted),
+            accepted_tokens=sum(max(0, len(results[run.schedule_index].token_ids) - 1) for run in drafted),
+        )
+
+    def _wait_for_drafts_ahead(self, step: Step) -> None:
+        """Wait for the step ahead to sample if this step may have drafts or that one has."""
+        for ahead in self._in_flight:
+            if ahead.has_drafts or any(item.max_extra_tokens for item in step.scheduled):
+                with suppress(Exception):  # `finish` raises it again
+                    self._apply(ahead)
+
+    def _apply(self, in_flight: InFlight) -> None:
+        """Wait for a step's sampled tokens and add them to their sequences, once. Raises as `step`."""
+        if in_flight.is_applied:
+            return
+        with self._failing_all(in_flight.runs):
+            output = SamplerOutput([], []) if in_flight.sample_handle is None else in_flight.sample_handle.result()
+        sampling = [run for run in in_flight.runs if run.samples]
+        if in_flight.has_drafts:
+            rows = zip(output.tokens, output.logprobs, strict=True)
+            for run in sampling:
+                result = self._apply_verified(run, list(islice(rows, 1 + len(run.draft))))
+                in_flight.results[run.schedule_index] = result
+        else:
+            for run, token, logprobs in zip(sampling, output.tokens, output.logprobs, strict=True):
+                in_flight.results[run.schedule_index] = self._apply_sample(run, token, logprobs)
+        in_flight.is_applied = True
 
     def _update_block_table(self, update: BlockTableUpdate) -> None:
         sequence = self._sequences.get(update.sequence_id)
         if sequence is None:
-            return  # where it should be known, it fails when it is scheduled
+            return  # it fails when it is scheduled
         try:
             sequence.update(update, self.limits)
         except InvalidSequence as error:
@@ -188,12 +185,13 @@ class Runner:
             self._sequences.pop(new.sequence_id, None)
             self._failures[new.sequence_id] = str(error)
 
-    def _admit(self, scheduled: Items[ScheduledSequence]) -> tuple[list[_Run], dict[int, SequenceResult]]:
-        """What of the step can run, with its blocks taken over; and by place the failures of the rest.
+    def _admit(self, scheduled: Items[ScheduledSequence]) -> tuple[list[ScheduledRun], dict[int, SequenceResult]]:
+        """The sequences of the step that can run, with their new blocks; and the failures of the others, by index.
 
-        Sequences of one token come first: kernels take these apart from the others.
+        Sequences of one token come first, because kernels handle these separately. Drafts take the rest of the step's
+        token budget.
         """
-        runs: list[_Run] = []
+        runs: list[ScheduledRun] = []
         failed: dict[int, SequenceResult] = {}
         admitted: set[int] = set()
         tokens_left = self.limits.max_step_tokens
@@ -204,27 +202,47 @@ class Runner:
                 if len(runs) == self.limits.max_sequences or item.num_tokens > tokens_left:
                     raise InvalidSequence("the step is larger than this worker's budget")
                 sequence = self._find(item.sequence_id)
-                samples = sequence.validate(item, self.limits)
+                start, samples = sequence.validate(item, self.limits)
                 if self._swap_tracker.has_invalid_blocks:
                     self._swap_tracker.check_copied(sequence.blocks.values, item.new_block_ids)
             except InvalidSequence as error:
                 failed[schedule_index] = self._fail(item.sequence_id, str(error))
                 continue
+            if item.num_cached_tokens is not None:
+                sequence.num_cached_tokens = item.num_cached_tokens
             if item.new_block_ids:
-                self._add_blocks(sequence, item)
+                self._add_blocks(sequence, start, item.new_block_ids)
             tokens_left -= item.num_tokens
             admitted.add(item.sequence_id)
-            num_cached_tokens = item.start if item.num_cached_tokens is None else item.num_cached_tokens
-            end = item.start + item.num_tokens
-            runs.append(_Run(schedule_index, item.sequence_id, sequence, item.start, end, num_cached_tokens, samples))
-        runs.sort(key=lambda run: run.end - run.start > 1)
+            runs.append(
+                ScheduledRun(schedule_index, item.sequence_id, sequence, start, start + item.num_tokens, samples)
+            )
+        if self._drafting is not None:
+            runs = self._draft(self._drafting, runs, scheduled, tokens_left)
+        runs.sort(key=lambda run: run.end - run.start > 1 or run.draft != ())
         return runs, failed
 
-    def _add_blocks(self, sequence: Sequence, item: ScheduledSequence) -> None:
-        # Those before the first position that is stored are shared: nobody writes them, so they keep their labels.
-        first_written_block = max(item.start, item.num_cached_tokens or 0) // self.limits.block_size
-        self.block_hashes.invalidate_written(item.new_block_ids[max(0, first_written_block - len(sequence.blocks)) :])
-        sequence.blocks.extend(item.new_block_ids)
+    def _draft(
+        self, drafting: Drafting, runs: list[ScheduledRun], scheduled: Items[ScheduledSequence], tokens_left: int
+    ) -> list[ScheduledRun]:
+        """The same runs, with drafts for sequences of one token. All drafts together have at most `tokens_left`
+        tokens.
+        """
+        drafted = []
+        for run in runs:
+            is_single = run.samples and run.end - run.start == 1
+            count = min(scheduled[run.schedule_index].max_extra_tokens, tokens_left) if is_single else 0
+            if count and self._executor.can_verify(run.sequence.params):
+                run = run._replace(draft=drafting.draft(run.sequence, count))
+                tokens_left -= len(run.draft)
+            drafted.append(run)
+        return drafted
+
+    def _add_blocks(self, sequence: Sequence, start: int, new_block_ids: list[int]) -> None:
+        # Blocks before the first stored position are shared and not written, so they keep their hashes.
+        first_written_block = max(start, sequence.num_cached_tokens) // self.limits.block_size
+        self.block_hashes.invalidate_written(new_block_ids[max(0, first_written_block - len(sequence.blocks)) :])
+        sequence.blocks.extend(new_block_ids)
 
     def _find(self, sequence_id: int) -> Sequence:
         sequence = self._sequences.get(sequence_id)
@@ -233,46 +251,72 @@ class Runner:
         return sequence
 
     def _fail(self, sequence_id: int, reason: str) -> SequenceResult:
-        """The failure of a sequence, which holds until it is finished."""
+        """Fail a sequence in this step and in all later ones, until it is finished."""
         if self._sequences.pop(sequence_id, None) is not None:
             self._failures[sequence_id] = reason
         return SequenceResult(sequence_id, [], failure=reason)
 
-    def _fail_run(self, run: _Run, reason: str) -> None:
-        # Its sequence may have been finished since it was launched, and the id be another's by now.
+    def _fail_run(self, run: ScheduledRun, reason: str) -> None:
+        # The sequence may have been finished since the launch, and its id reused.
         if self._sequences.get(run.sequence_id) is run.sequence:
             self._fail(run.sequence_id, reason)
 
-    def _enqueue(self, runs: list[_Run]) -> SampleHandle:
-        """Have runs computed; what they draw is promised."""
+    def _enqueue(self, runs: list[ScheduledRun], has_drafts: bool) -> SampleHandle:
+        """Launch these runs. Their tokens are promised, unless some have drafts."""
         sequences = [run.sequence for run in runs if run.samples]
+        drafts = [run.draft for run in runs if run.samples] if has_drafts else ()
         with self._failing_all(runs):
             batch = make_batch([run.chunk() for run in runs], self.limits.block_size)
-            handle = self._executor.launch(batch, sequences)
+            handle = self._executor.launch(batch, sequences, drafts)
         for run in runs:
-            run.sequence.num_computed = run.end
-        for sequence, placeholder_token in zip(sequences, handle.placeholder_tokens, strict=True):
-            sequence.append_placeholder(placeholder_token)
+            sequence = run.sequence
+            sequence.num_computed = sequence.assumed_start = run.end
+        if not has_drafts:
+            for sequence, placeholder_token in zip(sequences, handle.placeholder_tokens, strict=True):
+                sequence.append_placeholder(placeholder_token)
         return handle
 
-    def _apply_sample(self, run: _Run, token: int | None, logprobs: TokenLogprobs | None) -> SequenceResult:
-        """A sequence's result, of the token that it was promised."""
-        sequence = run.sequence
-        if token is None and sequence.failure is None:
-            sequence.failure = "there is no token to draw: the logits are not numbers, or all are suppressed"
-            self._fail_run(run, sequence.failure)
-        if token is None or sequence.failure is not None:
-            return SequenceResult(run.sequence_id, [], failure=sequence.failure)
-        sequence.fill_placeholder(run.end, token)
+    def _apply_sample(self, run: ScheduledRun, token: int | None, logprobs: TokenLogprobs | None) -> SequenceResult:
+        """A sequence's result, from the token that it was promised."""
+        if token is None or run.sequence.failure is not None:
+            return self._fail_without_token(run)
+        run.sequence.fill_placeholder(run.end, token)
         return SequenceResult(run.sequence_id, [token], () if logprobs is None else (logprobs,))
 
+    def _apply_verified(self, run: ScheduledRun, rows: list[tuple[int | None, TokenLogprobs | None]]) -> SequenceResult:
+        """A sequence's result, from the tokens sampled behind its last known token and behind each draft token."""
+        sequence = run.sequence
+        if sequence.failure is not None:
+            return self._fail_without_token(run)
+        num_rows = num_accepted([token for token, _ in rows], run.draft)
+        sampled = [(token, logprobs) for token, logprobs in rows[:num_rows] if token is not None]
+        if not sampled and run.draft and self._drafting is not None:
+            # A draft that overflows invalidates the rows before it too: the next step computes them without a draft.
+            self._drafting.stop(sequence)
+            sequence.num_computed = run.start
+            return SequenceResult(run.sequence_id, [])
+        if not sampled:
+            return self._fail_without_token(run)
+        tokens = [token for token, _ in sampled]
+        sequence.extend(tokens)
+        return SequenceResult(run.sequence_id, tokens, [logprobs for _, logprobs in sampled if logprobs is not None])
+
+    def _fail_without_token(self, run: ScheduledRun) -> SequenceResult:
+        """The result of a sequence that has failed, or fails because it has no token."""
+        if run.sequence.failure is None:
+            run.sequence.failure = (
+                "there is no token to sample: the logits are not finite, or all tokens are suppressed"
+            )
+            self._fail_run(run, run.sequence.failure)
+        return SequenceResult(run.sequence_id, [], failure=run.sequence.failure)
+
     @contextmanager
-    def _failing_all(self, runs: list[_Run]) -> Iterator[None]:
-        """Where this raises, nobody knows what became of any sequence in the step."""
+    def _failing_all(self, runs: list[ScheduledRun]) -> Iterator[None]:
+        """Fail all these sequences if the block raises: none of their states is known then."""
         try:
             yield
         except torch.AcceleratorError as error:
-            # After an error of its own a CUDA context fails whatever it is asked.
+            # After a CUDA error, every call into its context fails.
             raise DeviceLost("the device failed in a step") from error
         except Exception:
             for run in runs:

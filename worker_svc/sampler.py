@@ -1,11 +1,12 @@
-"""Draws next tokens from logits.
+"""Samples next tokens from logits.
 
-A draw is a function of the row's logits, its parameters, seed, sequence index and position: nothing else of the batch
-has a say in it, so that a sequence that is resumed or moved draws what it would have drawn.
+A sampled token is a function of the row's logits, its parameters, seed, sequence index and position. Nothing else of
+the batch matters, so a sequence that is resumed or moved samples what it would have sampled.
 """
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +18,9 @@ from worker_svc.penalties import Adjustments, adjust_logits
 from worker_svc.philox import uniforms
 from worker_svc.step import SamplingParams, TokenLogprobs
 
-# Below this a temperature is greedy: float32 tells no second token's weight from zero.
+# Below this a temperature is greedy: in float32 the weight of every other token is 0.
 _MIN_TEMPERATURE = 1e-5
-# A draw looks for its group of tokens first, then within it. Vocabularies are mostly multiples of this.
+# Sampling finds the group of the token first, then the token. Vocabularies are mostly multiples of this.
 _GROUP = 64
 _CPU_ROWS = 4
 # Weights are counted by exponent and five bits of the mantissa: the highest bucket holds the weight 1 alone.
@@ -28,7 +29,7 @@ _NUM_BUCKETS = (0x3F800000 >> _BUCKET_SHIFT) + 1
 
 
 class SamplingState:
-    """How one sequence draws, kept up to date as it grows."""
+    """How one sequence samples, updated as it grows."""
 
     def __init__(self, params: SamplingParams, index: int, tokens: NDArray[np.int32], prompt_length: int) -> None:
         self.params = params
@@ -38,33 +39,55 @@ class SamplingState:
         self.adjustments = Adjustments(params, tokens, prompt_length)
 
     def add(self, token: int) -> None:
-        """A token was drawn: the next draw is for the position after it."""
+        """Add a sampled token: the next one is for the position after it."""
         self.position += 1
         self.adjustments.add(token)
 
+    def ahead(self, draft: Sequence[int]) -> "list[SamplingState]":
+        """The state now, and the state after each of these tokens if they were sampled."""
+        states = [self]
+        for token in draft:
+            state = copy(states[-1])
+            state.adjustments = state.adjustments.copy()
+            state.add(token)
+            states.append(state)
+        return states
+
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken."""
+        """Whether the top token is taken."""
         return self.params.temperature < _MIN_TEMPERATURE
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """What was drawn for each row: no token where its logits were not all numbers, or all suppressed."""
+    """The sampled token of each row; None if its logits had NaN or infinity, or all tokens were suppressed."""
 
     tokens: list[int | None]
     logprobs: list[TokenLogprobs | None]
 
 
+def num_accepted(tokens: Sequence[int | None], draft: Sequence[int]) -> int:
+    """How many of the sampled tokens count, of those behind a sequence's last known token and behind each draft token.
+
+    A draft token is accepted if it was sampled; then the token behind it counts too. The first that differs is
+    rejected, with all that was computed behind it. A row without a token (None) counts and ends the sequence's tokens.
+    """
+    for place, (token, drafted) in enumerate(zip(tokens, draft, strict=False)):
+        if token != drafted:
+            return place + 1
+    return len(tokens)
+
+
 def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> SamplerOutput:
-    """Draw one token for each row of logits [rows, vocab], of any float dtype; the logits may be changed.
+    """Sample one token for each row of logits [rows, vocab], of any float dtype; the logits may be changed.
 
     The order is vLLM's: log-probabilities are of the model's own logits; then bias, penalties and suppression, which
-    also steer a greedy choice; then temperature; then min-p and top-k, each on its own, and top-p over what they
-    keep. Of tokens that are equally likely at a limit, all are kept, so that no order among them matters.
+    also affect greedy sampling; then temperature; then min-p and top-k, each on its own, and top-p over what they keep.
+    Of tokens that are equal at a limit, all are kept, so that no order among them matters.
     """
     logits = logits.float()
-    # One infinity or NaN makes the sum no number; a sum is many times cheaper than a test of each.
+    # One infinity or NaN makes the sum not finite; a sum is many times cheaper than a test of each.
     valid = logits.sum(-1).isfinite().tolist()
     if not all(valid):
         logits[[row for row, is_valid in enumerate(valid) if not is_valid]] = 0.0
@@ -75,7 +98,7 @@ def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> SamplerOut
     if adjusted:
         part = logits[adjusted]
         adjust_logits(part, [states[row].adjustments for row in adjusted])
-        # Where every token is suppressed there is none to draw.
+        # If every token is suppressed there is none to sample.
         is_possible = part.amax(-1).isfinite()
         part[~is_possible] = 0.0
         logits[adjusted] = part
@@ -93,8 +116,8 @@ def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> SamplerOut
 
 
 def _argmax(logits: Tensor) -> Tensor:
-    """The first of the likeliest tokens of each row: int64 [rows]."""
-    # torch finds a maximum many times faster than its place: the place is looked for in one group alone.
+    """The first of the top tokens of each row: int64 [rows]."""
+    # torch finds a maximum many times faster than its index, so the index is searched in one group only.
     width = math.gcd(logits.shape[1], _GROUP)
     grouped = logits.view(len(logits), -1, width)
     group = grouped.amax(-1).argmax(-1)
@@ -102,7 +125,7 @@ def _argmax(logits: Tensor) -> Tensor:
 
 
 def uniform_numbers(states: Sequence[SamplingState]) -> NDArray[np.float64]:
-    """The number in [0, 1) that each row's draw uses, by its seed, index and position."""
+    """The uniform number in [0, 1) of each row, by its seed, index and position."""
     return uniforms(
         np.array([state.seed for state in states], np.uint64),
         np.array([state.index for state in states], np.uint32),
@@ -114,7 +137,7 @@ def _sample(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
     """One token for each row by its seed: int64 [rows]."""
     numbers = uniform_numbers(states)
     params = [state.params for state in states]
-    # A processor does a few rows at a time, whose intermediate values stay in its cache.
+    # A CPU handles a few rows at a time, whose intermediate values stay in its cache.
     size = _CPU_ROWS if logits.device.type == "cpu" else len(params)
     sampled = []
     for first in range(0, len(params), size):
@@ -125,9 +148,9 @@ def _sample(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
 
 
 def _weights(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """In which proportion tokens are drawn [rows, vocab]: the likeliest has 1, those that are not kept have 0."""
+    """Unnormalised probabilities [rows, vocab]: 1 for the top token, 0 for tokens that are not kept."""
     temperatures = _column([p.temperature for p in params], logits)
-    # The largest logit is taken off first: no temperature makes the quotient overflow.
+    # The largest logit is subtracted first, so that no temperature makes the quotient overflow.
     weights = logits.sub(logits.amax(-1, keepdim=True)).div_(temperatures).exp_()
     thresholds = _column([p.min_p for p in params], weights)
     by_top_k = [row for row, p in enumerate(params) if 0 < p.top_k < weights.shape[1]]
@@ -151,18 +174,18 @@ def _weights(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _mask_below(weights: Tensor, thresholds: Tensor) -> Tensor:
-    """The weights [rows, vocab], with those below the row's floor [rows, 1] set to 0."""
-    # A mask of floats: torch is several times slower where booleans are involved.
+    """The weights [rows, vocab], with those below the row's threshold [rows, 1] set to 0."""
+    # A mask of floats: torch is several times slower with booleans.
     return weights.clone().ge_(thresholds).mul_(weights)
 
 
 def _threshold(weights: Tensor, measures: Tensor, targets: Tensor) -> Tensor:
-    """The least weight [rows, 1] among the fewest, heaviest tokens whose measures together reach each row's target.
+    """The smallest weight [rows, 1] among the fewest, largest weights whose measures together reach each row's target.
 
     `weights` are float32 [rows, vocab] from 0 to 1, `measures` float64 [rows, vocab], 0 for a weight of 0, `targets`
-    float64 [rows, 1]; one that is out of reach stands for all. Sorting a vocabulary would take longer than a layer of
-    the model: tokens are counted into buckets by the leading bits of their weights, whose order as integers is that
-    of the weights, and only the bucket in which the target lies is sorted.
+    float64 [rows, 1]; a target out of reach stands for all. Sorting a vocabulary would take longer than a layer of the
+    model: tokens are counted into buckets by the leading bits of their weights, whose order as integers is that of the
+    weights, and only the bucket that holds the target is sorted.
     """
     buckets = weights.view(torch.int32).bitwise_right_shift(_BUCKET_SHIFT).long()
     sums = measures.new_zeros(len(weights), _NUM_BUCKETS).scatter_add_(1, buckets, measures)
@@ -186,9 +209,9 @@ def _threshold(weights: Tensor, measures: Tensor, targets: Tensor) -> Tensor:
 
 
 def _inverse_cdf(weights: Tensor, numbers: Tensor) -> Tensor:
-    """The first token of each row [rows, vocab], in vocabulary order, at which the weights sum to more than its share.
+    """The first token of each row [rows, vocab], in vocabulary order, at which the sum of weights exceeds its share.
 
-    `numbers` are float64 [rows] in [0, 1). A token of weight 0 is never found.
+    `numbers` are float64 [rows] in [0, 1). A token of weight 0 is never returned.
     """
     if weights.shape[1] % _GROUP:
         weights = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _GROUP))
@@ -205,9 +228,10 @@ def _inverse_cdf(weights: Tensor, numbers: Tensor) -> Tensor:
 
 
 def gather_logprobs(raw: Tensor | None, tokens: Tensor, states: Sequence[SamplingState]) -> list[TokenLogprobs | None]:
-    """Log-probabilities of the tokens int64 [rows] drawn, and of each row's likeliest, for the rows that want them.
+    """Log-probabilities of the sampled tokens int64 [rows] and of each row's top tokens, for the rows that request
+    them.
 
-    `raw` are the model's own logits [wanting rows, vocab]; None where no row wants any.
+    `raw` are the model's own logits of these rows [requesting rows, vocab]; None if there are none.
     """
     logprobs: list[TokenLogprobs | None] = [None] * len(states)
     if raw is None:

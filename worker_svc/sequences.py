@@ -1,4 +1,4 @@
-"""What a worker knows of each sequence, kept between steps and fed by deltas."""
+"""What a worker knows of each sequence, kept between steps and updated by deltas."""
 
 from collections.abc import Sequence as Items
 from typing import Self
@@ -7,27 +7,31 @@ import numpy as np
 
 from worker_svc.description import WorkerLimits
 from worker_svc.int_list import IntList
+from worker_svc.logit_filters import filters_of
 from worker_svc.sampler import SamplingState
-from worker_svc.step import BlockTableUpdate, NewSequence, ScheduledSequence
+from worker_svc.step import COMPUTED_RESULTS, BlockTableUpdate, NewSequence, ScheduledSequence
 
 
 class InvalidSequence(Exception):  # noqa: N818
-    """A sequence that cannot be learned or run as asked. The text is for the operator; it holds no tokens."""
+    """A sequence that cannot be added or run as requested. The text is for the operator and holds no tokens."""
 
 
 class Sequence:
-    """A sequence: its known tokens, how many are computed, the blocks that hold their keys and values.
+    """A sequence: its known tokens, how many are computed, and the blocks of their keys and values.
 
-    The last tokens may be *promised*: drawn by a step that was launched, their values not known here yet. A stand-in
-    holds the place of each.
+    The last tokens may be *promised*: sampled by a launched step, with values that are not known here yet. A
+    placeholder stands for each. Tokens of a step with drafts are not promised, because their number is not known.
     """
 
     __slots__ = (
         "__weakref__",
         "_sampling",
+        "assumed_start",
         "blocks",
         "failure",
+        "has_filters",
         "index",
+        "num_cached_tokens",
         "num_computed",
         "params",
         "prompt_length",
@@ -38,66 +42,83 @@ class Sequence:
         self.tokens = IntList(new.token_ids)
         self.prompt_length = new.prompt_length
         self.params, self.index = new.sampling, new.index
-        # How many are computed when a sequence comes: its first step says, for a prefix may be in the cache already.
+        self.has_filters = bool(filters_of(new.sampling))
+        # Set by its first step, since a prefix may be in the cache already.
         self.num_computed: int | None = None
+        # The same under the scheduler's assumption that the last step returned one token.
+        self.assumed_start: int | None = None
+        # Keys and values of tokens before this one are in shared blocks and never written.
+        self.num_cached_tokens = 0
         self.blocks = IntList()
         self._sampling: SamplingState | None = None
-        # Why a promised token never came. What was launched for the sequence since then was computed for nothing.
+        # Why a promised token is missing. What was launched for the sequence since then is discarded.
         self.failure: str | None = None
 
     @classmethod
     def from_new_sequence(cls, new: NewSequence, limits: WorkerLimits) -> Self:
-        """The sequence that `new` describes. Raises InvalidSequence where it is not well formed."""
+        """Raises InvalidSequence if `new` is malformed or asks for a result that is not computed here."""
+        if new.result not in COMPUTED_RESULTS:
+            raise InvalidSequence(f"this worker does not compute {new.result}")
         if not 1 <= new.prompt_length <= len(new.token_ids):
-            raise InvalidSequence(f"a prompt of {new.prompt_length} tokens among {len(new.token_ids)}")
+            raise InvalidSequence(f"a prompt of {new.prompt_length} tokens in a sequence of {len(new.token_ids)}")
         if len(new.token_ids) > limits.context_length:
-            raise InvalidSequence(f"{len(new.token_ids)} tokens, and the context is {limits.context_length}")
+            raise InvalidSequence(f"{len(new.token_ids)} tokens exceed the context of {limits.context_length}")
         named = (new.token_ids, list(new.sampling.logit_bias), new.sampling.suppressed_token_ids)
         if not all(_within(ids, limits.vocab_size) for ids in named):
             raise InvalidSequence(f"a token id beyond the vocabulary of {limits.vocab_size}")
         return cls(new)
 
-    def validate(self, scheduled: ScheduledSequence, limits: WorkerLimits) -> bool:
-        """Whether what is scheduled reaches the last known token, so that the next one is drawn.
+    def validate(self, scheduled: ScheduledSequence, limits: WorkerLimits) -> tuple[int, bool]:
+        """The position of the first token to compute, and whether the last known token is reached, so that the next one
+        is sampled.
 
-        Raises InvalidSequence unless it follows on what is known.
+        Raises InvalidSequence unless the schedule continues what is known.
         """
         start, known, new_block_ids = scheduled.start, len(self.tokens), scheduled.new_block_ids
-        end = start + scheduled.num_tokens
+        if self.num_computed is not None:
+            if start != self.num_computed and start != self.assumed_start:
+                raise InvalidSequence(f"scheduled from {start}, but {self.num_computed} are computed")
+            start = self.num_computed
+        end, extra = start + scheduled.num_tokens, scheduled.max_extra_tokens
         if end <= start or end > known:
-            raise InvalidSequence(f"tokens {start} to {end - 1} scheduled, and {known} known")
-        if self.num_computed is not None and start != self.num_computed:
-            raise InvalidSequence(f"scheduled from {start}, and {self.num_computed} computed")
+            raise InvalidSequence(f"tokens {start} to {end - 1} scheduled, but {known} are known")
         if new_block_ids and not _within(new_block_ids, limits.num_blocks):
-            raise InvalidSequence(f"a block beyond the {limits.num_blocks} there are")
+            raise InvalidSequence(f"a block id beyond the {limits.num_blocks} blocks")
         held = (len(self.blocks) + len(new_block_ids)) * limits.block_size
-        if end > held:
-            raise InvalidSequence(f"scheduled up to {end}, and its blocks hold {held}")
-        if end == known >= limits.context_length:
-            raise InvalidSequence(f"a token drawn beyond the context of {limits.context_length}")
-        return end == known
+        if end + extra > held:
+            raise InvalidSequence(f"scheduled up to {end + extra}, but its blocks hold {held}")
+        if extra and extra > limits.max_draft_tokens:
+            raise InvalidSequence(f"{extra} extra tokens, but at most {limits.max_draft_tokens} are drafted")
+        if end == known >= limits.context_length - extra:
+            raise InvalidSequence(f"a token sampled beyond the context of {limits.context_length}")
+        return start, end == known
 
     def update(self, update: BlockTableUpdate, limits: WorkerLimits) -> None:
-        """Another block stands in one place of the table from now on. Raises InvalidSequence where there is no such
-        place.
-        """
+        """Replace one block of the table. Raises InvalidSequence if the index does not exist."""
         if update.index >= len(self.blocks):
-            raise InvalidSequence(f"block {update.index} of its table to change, and it has {len(self.blocks)}")
+            raise InvalidSequence(
+                f"block-table update of index {update.index}, but the table has {len(self.blocks)} blocks"
+            )
         if not _within([update.block_id], limits.num_blocks):
-            raise InvalidSequence(f"a block beyond the {limits.num_blocks} there are")
+            raise InvalidSequence(f"a block id beyond the {limits.num_blocks} blocks")
         self.blocks.values[update.index] = update.block_id
 
     def append_placeholder(self, placeholder_token: int) -> None:
-        """The next token is being drawn."""
+        """Add a token that is being sampled."""
         self.tokens.append(placeholder_token)
 
     def fill_placeholder(self, position: int, token: int) -> None:
-        """The token promised at this position was drawn: it is known from now on."""
+        """Set the promised token of this position."""
         self.tokens[position] = token
+
+    def extend(self, tokens: Items[int]) -> None:
+        """Add the tokens of a step that promised nothing and computed all but the last of them."""
+        self.tokens.extend(tokens)
+        self.num_computed = len(self.tokens) - 1
 
     @property
     def sampling(self) -> SamplingState:
-        """How it draws on the host, from the tokens known when this is first asked for; whoever draws keeps it."""
+        """The state for sampling on the host, from the tokens known at the first access; the sampler updates it."""
         if self._sampling is None:
             self._sampling = SamplingState(self.params, self.index, self.tokens.values, self.prompt_length)
         return self._sampling

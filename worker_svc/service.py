@@ -10,6 +10,7 @@ import grpc
 from quire.worker.v1 import worker_pb2 as pb
 from quire.worker.v1 import worker_pb2_grpc
 from svc_common.errors import QuireError, Reason
+from svc_common.protocols import STEP_PROTOCOLS
 from worker_svc.device_thread import DeviceThread
 from worker_svc.errors import DeviceLost
 from worker_svc.step_stream import ProtocolViolation, StepFailed, StepStream
@@ -22,25 +23,25 @@ SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
-    """Answers UNAVAILABLE until there is a replica to serve. `device_lost` is set where the process must end."""
+    """Answers UNAVAILABLE until there is a replica. `device_lost` is set when the process must end."""
 
     def __init__(self, device: DeviceThread) -> None:
         self._device = device
         self.device_lost = asyncio.Event()
         self._instance: ModelInstance | None = None
         self._stream: StepStream | None = None
-        # The epoch and generation of the last stream: a later one must be higher.
+        # The epoch and generation of the last stream; the next one's must be higher.
         self._last_term = (0, 0)
         self._is_draining = False
         self._has_no_stream = asyncio.Event()
         self._has_no_stream.set()
 
     def serve(self, instance: "ModelInstance") -> None:
-        """Answer for this replica from now on."""
+        """Serve this replica from now on."""
         self._instance = instance
 
     async def drain(self) -> None:
-        """Take no more streams, tell the scheduler of the one there is, and wait until that one is over."""
+        """Accept no more streams, report it in Describe, and wait until the open stream ends."""
         self._is_draining = True
         await self._has_no_stream.wait()
 
@@ -57,7 +58,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         if stream is None or term != (stream.epoch, stream.generation):
             text = f"no stream of epoch {term[0]}, generation {term[1]} is open"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
-        # Behind the reset with which the stream began, and so behind all that streams before it had launched.
+        # Runs after the reset at the stream's start, and so after all launches of earlier streams.
         return block_hash_report_to_proto(await self._device.run(instance.runner.block_hashes.report))
 
     async def Step(  # noqa: N802
@@ -96,11 +97,14 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         return self._instance
 
     def _open(self, opening: pb.StepRequest, instance: "ModelInstance") -> StepStream:
-        """The stream that this message opens, in place of the one before it."""
+        """The stream that this message opens. It replaces the stream before it."""
         if self._is_draining:
-            raise QuireError(Reason.DRAINING, "the worker is about to end")
+            raise QuireError(Reason.DRAINING, "the worker is draining")
         if opening.step_id != 0 or has_work(opening):
             raise ProtocolViolation("the first message opens the stream: it is step 0, without work")
+        if (opening.protocol or 1) not in STEP_PROTOCOLS:
+            message = f"this worker accepts step protocols {STEP_PROTOCOLS}, not {opening.protocol}"
+            raise QuireError(Reason.PROTOCOL_UNSUPPORTED, message, field="protocol")
         term = (opening.epoch, opening.generation)
         if term <= self._last_term:
             raise ProtocolViolation(

@@ -5,78 +5,94 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from svc_common.model_settings import SERVED_MODEL_NAME, ServedModelNames
 from svc_common.settings import ServiceSettings
 
 
 class WorkerSettings(ServiceSettings):
-    """What a worker is told."""
+    """Settings of a worker. Each is a flag and a variable: --num-blocks and QUIRE_NUM_BLOCKS."""
 
     model_config = SettingsConfigDict(cli_prog_name="python -m worker_svc")
 
     worker_port: int = Field(50053, ge=0, le=65535, description="gRPC port; 0 takes a free one")
     worker_metrics_port: int = Field(9102, ge=0, le=65535, description="port of /metrics; 0 takes a free one")
-    model: str | None = Field(None, description="model directory, GGUF file or hub id; else smollm2-135m-instruct")
-    revision: str | None = Field(None, description="branch, tag or commit of the model's hub id; absent: main")
+    model: str | None = Field(None, description="model directory, GGUF file or hub id; unset: SmolLM2-135M-Instruct")
+    revision: str | None = Field(None, description="branch, tag or commit of the model's hub id; unset: main")
     tokenizer: str | None = Field(
-        None, description="directory or hub id of another tokenizer than the model's own, the same for all roles"
+        None,
+        description="directory or hub id of a tokenizer that replaces the model's; the same for gateways and workers",
     )
     tokenizer_revision: str | None = Field(
         None,
-        description="branch, tag or commit of the tokenizer's hub id; absent: main, or the model's revision where the "
+        description="branch, tag or commit of the tokenizer's hub id; unset: main, or the model's revision if the "
         "tokenizer is the model's",
     )
+    served_model_name: ServedModelNames | None = Field(None, description=SERVED_MODEL_NAME)
     max_model_len: int | None = Field(
-        None, ge=3, description="most tokens of a sequence, prompt and output together; else the model's context length"
+        None, ge=3, description="tokens of a sequence, prompt and output together; unset: the model's context length"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="what the model computes in; auto is bfloat16 where the device has it, else float32"
+        "auto", description="data type of the computation; auto: bfloat16 if the device supports it, else float32"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where it runs; auto is a GPU if there is one")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="device of the model; auto: a GPU if there is one"
+    )
     kernels: Literal["auto", "triton", "compiled", "torch"] = Field(
         "auto",
-        description="what computes: auto is triton on a GPU; on a processor it is compiled, where the model fits it "
-        "and a C++ compiler is found, else torch",
+        description="kernels of the model; auto: triton on a GPU; on a CPU compiled, if they support the model and a "
+        "C++ compiler is found, else torch",
     )
     quantization: Literal["none", "int8"] = Field(
-        "none", description="int8 keeps weights in 8 bits, with a scale for each output; for compiled kernels"
+        "none", description="int8: weights in 8 bits with a scale for each output; compiled kernels only"
     )
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = Field(
         "auto",
-        description="what keys and values are kept in: auto is what the model computes in; fp8 and int8, for triton "
-        "kernels, are 8 bits with a scale for each vector",
+        description="data type of keys and values; auto: as the computation; fp8 and int8: 8 bits with a scale for "
+        "each vector, triton kernels only",
     )
-    cuda_graphs: bool = Field(True, description="capture steps of decodes as CUDA graphs at start, on a GPU")
-    block_size: int = Field(16, ge=8, le=128, description="tokens in one block of keys and values")
-    num_blocks: int | None = Field(None, ge=1, description="number of blocks; else what memory allows")
+    cuda_graphs: bool = Field(True, description="on a GPU, capture decode steps as CUDA graphs at start-up")
+    block_size: int = Field(16, ge=8, le=128, description="tokens in one KV block")
+    num_blocks: int | None = Field(None, ge=1, description="number of KV blocks; unset: what memory allows")
     max_step_tokens: int | None = Field(
-        None, ge=1, description="the most tokens that one step computes; else 2048 on a GPU, 256 on a processor"
+        None, ge=1, description="tokens that one step may compute; unset: 2048 on a GPU, 256 on a CPU"
     )
     max_sequences: int | None = Field(
-        None, ge=1, description="the most sequences that one step holds; else 256 on a GPU, 64 on a processor"
+        None, ge=1, description="sequences that one step may hold; unset: 256 on a GPU, 64 on a CPU"
     )
     memory_fraction: float | None = Field(
-        None, gt=0, le=1, description="share of the GPU to use, else 0.9; or of available memory, else 0.4"
+        None,
+        gt=0,
+        le=1,
+        description="share of the memory to use; unset: 0.9 of a GPU's, 0.4 of the available memory on a CPU",
     )
-    cpu_kv_bytes: int = Field(4 * 2**30, ge=1, description="the most memory for keys and values on a processor")
+    cpu_kv_bytes: int = Field(4 * 2**30, ge=1, description="limit of KV memory on a CPU, in bytes")
     swap_space: float | None = Field(
         None,
         ge=0,
         allow_inf_nan=False,
-        description="GiB of the host's memory for blocks that are swapped out, 0 for none; else as much as the blocks "
-        "themselves take, at most 16, and a quarter of what is left",
+        description="GiB of host memory for swapped blocks; 0: none; unset: the size of the KV memory, at most 16 "
+        "and at most a quarter of the memory that is left",
     )
     swap_rate: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="bytes that swaps move in a second at most; else all they can"
+        None, gt=0, allow_inf_nan=False, description="limit of swaps in bytes per second; unset: no limit"
     )
     drain_grace: float = Field(
         30.0,
         ge=0,
         allow_inf_nan=False,
-        description="seconds after SIGTERM in which the scheduler may end or move what runs here",
+        description="seconds after SIGTERM in which the scheduler may end or move running sequences",
     )
     deterministic: bool = Field(
         False,
-        description="tokens and log-probabilities to the last bit the same whatever else is in a step, and however a "
-        "sequence is cut into steps; a worker that cannot promise it does not start",
+        description="tokens and log-probabilities do not depend on the batch or on how a sequence is split, to "
+        "the last bit; a worker that cannot guarantee it does not start",
     )
-    num_threads: int | None = Field(None, ge=1, le=1024, description="threads of a forward pass; else one a processor")
+    drafter: str = Field(
+        "none",
+        description="speculative decoding: none, ngram (what followed the same tokens earlier in the sequence), "
+        "or the name of an entry point quire.drafters of an installed package",
+    )
+    max_draft_tokens: int = Field(
+        4, ge=1, le=128, description="tokens that the drafter may guess for a sequence in one step"
+    )
+    num_threads: int | None = Field(None, ge=1, le=1024, description="threads of a forward pass; unset: one per CPU")

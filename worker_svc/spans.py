@@ -1,4 +1,4 @@
-"""One span for each traced sequence's stay at the worker, in its request's own trace."""
+"""One span for the time that a traced sequence is at the worker, in its request's trace."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class SequenceSpans:
         self._spans: dict[int, _SequenceSpan] = {}
 
     def begin_step(self, step: Step) -> None:
-        """A step came: spans of sequences that finished end, those of new ones begin."""
+        """End the spans of finished sequences and begin those of new ones."""
         for sequence_id in step.finished_ids:
             sequence_span = self._spans.pop(sequence_id, None)
             if sequence_span is not None:
@@ -42,7 +42,7 @@ class SequenceSpans:
                 self._spans[new.sequence_id] = _SequenceSpan(span)
 
     def end_step(self, step: Step, outcome: StepOutcome) -> None:
-        """A step is done: count its tokens."""
+        """Count a step's tokens."""
         if not self._spans:
             return
         for scheduled, result in zip(step.scheduled, outcome.sequences, strict=True):
@@ -56,7 +56,7 @@ class SequenceSpans:
             sequence_span.num_sampled += len(result.token_ids)
 
     def close(self) -> None:
-        """The stream ended, and with it every stay."""
+        """End all spans: the stream has ended."""
         for sequence_span in self._spans.values():
             sequence_span.end()
         self._spans.clear()

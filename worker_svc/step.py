@@ -1,22 +1,25 @@
-"""A step as plain values: what the runner is given and what it answers. No grpc, no protobuf, no torch."""
+"""A step as plain values: the runner's input and output. No gRPC, no protobuf, no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-# One step that runs, and one that waits behind it. More would help no device, and an executor has room for no more.
+# One step that runs and one behind it. More would not help any device, and an executor has buffers for two.
 MAX_IN_FLIGHT = 2
 
-# Blocks to copy, as (source, destination). No two have one destination.
+# Kinds of results by their names in quire.worker.v1.ResultKind. A sequence with another kind fails.
+COMPUTED_RESULTS = ("tokens",)
+
+# Blocks to copy, as (source, destination). Destinations are distinct.
 BlockPairs: TypeAlias = list[tuple[int, int]]
 
-# What blocks hold, as (block, hash). The hash is the scheduler's own, and says nothing here.
+# Hashes of what blocks hold, as (block, hash). The worker does not interpret them.
 BlockHashes: TypeAlias = list[tuple[int, bytes]]
 
 
 class Direction(Enum):
-    """Which way blocks are swapped: from the device to the host, or from the host to the device."""
+    """Direction of a swap: from the device to the host, or from the host to the device."""
 
     OUT = "out"
     IN = "in"
@@ -24,12 +27,13 @@ class Direction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn. All values are resolved and within their documented ranges."""
+    """How the next token is sampled. All values are resolved and within their documented ranges."""
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -42,7 +46,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A sequence in full: prompt and what was generated so far."""
+    """A sequence in full: prompt and the tokens generated so far. `result` is the kind of result."""
 
     sequence_id: int
     token_ids: list[int]
@@ -50,13 +54,16 @@ class NewSequence:
     index: int
     sampling: SamplingParams
     traceparent: str = ""
+    result: str = "tokens"
 
 
 class ScheduledSequence(NamedTuple):
-    """Compute tokens start to start + num_tokens - 1 of a known sequence, after adding blocks to its table.
+    """Compute `num_tokens` more tokens of a known sequence, after adding blocks to its table.
 
-    Keys and values of tokens before `num_cached_tokens` (None: start) stand in shared blocks already and are not
-    written.
+    `start` is the position of the first. It is exact in a sequence's first step; later the scheduler may have assumed
+    that the step ahead returns one token. Keys and values of tokens before `num_cached_tokens` (None: as before) are in
+    shared blocks already and are not written. Up to `max_extra_tokens` may be returned beyond the first; the blocks
+    have room for them.
     """
 
     sequence_id: int
@@ -64,11 +71,12 @@ class ScheduledSequence(NamedTuple):
     num_tokens: int
     new_block_ids: list[int]
     num_cached_tokens: int | None = None
+    max_extra_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BlockTableUpdate:
-    """Place `index` of a known sequence's block table is `block_id` from now on."""
+    """Entry `index` of a known sequence's block table becomes `block_id`."""
 
     sequence_id: int
     index: int
@@ -77,7 +85,9 @@ class BlockTableUpdate:
 
 @dataclass(frozen=True, slots=True)
 class BlockOps:
-    """Blocks that a step copies: to the host, from the host, and within the device, where none is at both ends."""
+    """Blocks that a step copies: to the host, from the host, and within the device, where no block is source and
+    destination.
+    """
 
     swap_out: BlockPairs = field(default_factory=list)
     swap_in: BlockPairs = field(default_factory=list)
@@ -86,8 +96,8 @@ class BlockOps:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step, executed in the order: labels, finished, swap out, swap in, copies, table changes, new sequences,
-    forward.
+    """One step, executed in the order: block hashes, finished, swap out, swap in, copies, block-table updates, new
+    sequences, forward.
     """
 
     finished_ids: list[int]
@@ -96,23 +106,26 @@ class Step:
     block_ops: BlockOps = field(default_factory=BlockOps)
     block_table_updates: list[BlockTableUpdate] = field(default_factory=list)
     step_id: int = 0
-    """By which its transfers are told apart from others'; none is less than that of the step before."""
+    """Identifies its swaps; not less than that of the step before."""
     block_hashes: BlockHashes = field(default_factory=list)
-    """Of blocks of the device that steps which are finished filled."""
+    """Of device blocks that finished steps filled."""
     host_block_hashes: BlockHashes = field(default_factory=list)
-    """Of blocks of the host that transfers which are done filled."""
+    """Of host blocks that finished swaps filled."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one place: of the token drawn, and (token, logprob) of the likeliest, likeliest first."""
+    """The log-probability of the sampled token, and (token, logprob) of the top tokens in descending order."""
 
     logprob: float
     top: list[tuple[int, float]]
 
 
 class SequenceResult(NamedTuple):
-    """What became of one scheduled sequence: no token while known tokens are left to compute, else one."""
+    """The result of one scheduled sequence: one token, or none while known tokens are left to compute.
+
+    With a drafter there may be up to 1 + max_extra_tokens tokens; or none if the next step computes the same again.
+    """
 
     sequence_id: int
     token_ids: list[int]
@@ -122,10 +135,9 @@ class SequenceResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SwapResult:
-    """The swaps of one step in one direction: done, or failed, as one.
+    """The swaps of one step in one direction: done or failed as one.
 
-    `seconds` is how long the copying took, without what it waited for. After a failure the destinations hold nothing
-    of use.
+    `seconds` is the time of the copying, without waiting. After a failure the destinations are invalid.
     """
 
     step_id: int
@@ -139,9 +151,10 @@ class SwapResult:
 class StepOutcome:
     """Results in the order of Step.scheduled, and the time on the device thread in seconds.
 
-    Of the tokens computed, `decode_tokens` were the last that their sequences drew, `prefill_tokens` all others.
-    `transfers` are those of this step and of earlier ones that were found done or failed, each once. `stall_seconds`
-    are what its own took of its time, where they are not made beside it.
+    Of the computed tokens, `decode_tokens` are the last sampled tokens of their sequences and `prefill_tokens` all
+    other known ones; `draft_tokens` are drafts, `accepted_tokens` those of them that were sampled. `swap_results` are
+    the swaps of this step and of earlier ones that were found done or failed, each once. `stall_seconds` is the part of
+    the step's time that its own swaps took, if they do not run beside it.
     """
 
     sequences: list[SequenceResult]
@@ -150,3 +163,5 @@ class StepOutcome:
     decode_tokens: int = 0
     swap_results: list[SwapResult] = field(default_factory=list)
     stall_seconds: float = 0.0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0

@@ -1,4 +1,4 @@
-"""One step stream: checks the order of its steps, has them run, and answers each."""
+"""One step stream: checks the order of its steps, runs them, and answers each."""
 
 import asyncio
 import logging
@@ -25,15 +25,15 @@ StepFuture: TypeAlias = Future[Timed[StepOutcome]]
 
 
 class ProtocolViolation(Exception):  # noqa: N818
-    """A message that does not follow on what came before, or not on itself. The text goes to the scheduler."""
+    """A message that does not follow its predecessor, or is inconsistent. The text goes to the scheduler."""
 
 
 class StepFailed(Exception):  # noqa: N818
-    """A step raised. What became of its sequences is not known: the stream ends, and the scheduler sends them anew."""
+    """A step raised. The state of its sequences is unknown: the stream ends, and the scheduler sends them again."""
 
 
 class StepStream:
-    """A generation of steps, on the event loop; the steps themselves are begun and finished on the device thread."""
+    """A generation of steps, on the event loop; the device thread launches and finishes the steps."""
 
     def __init__(self, epoch: int, generation: int, runner: "Runner", device: DeviceThread) -> None:
         self.epoch, self.generation = epoch, generation
@@ -48,15 +48,15 @@ class StepStream:
         self._is_open = True
 
     async def responses(self, requests: AsyncIterator[pb.StepRequest]) -> AsyncGenerator[pb.StepResponse, None]:
-        """Ready, then one answer for each request, in order, until the requests end.
+        """Ready, then one response for each request, in order, until the requests end.
 
-        Raises ProtocolViolation where a request does not follow on the last, and when the stream is superseded;
-        StepFailed or DeviceLost where a step raised.
+        Raises ProtocolViolation if a request does not follow its predecessor, and when the stream is superseded;
+        StepFailed or DeviceLost if a step raised.
         """
-        # Behind the last steps of the generation before, which may still run.
+        # Runs after the last steps of the generation before, which may still run.
         await self._device.run(self._runner.reset)
         yield pb.StepResponse(epoch=self.epoch, generation=self.generation, ready=pb.Ready())
-        # Steps are read and queued while one runs: its answer must not be waited for.
+        # Steps are read and queued while one runs, without waiting for its response.
         reading = asyncio.create_task(self._read(requests))
         try:
             while (response := await self._responses.get()) is not None:
@@ -67,7 +67,7 @@ class StepStream:
             reading.cancel()
 
     def supersede(self, generation: int) -> None:
-        """Another stream took over: nothing of this one is answered any more."""
+        """Another stream has replaced this one: no more responses."""
         self.close()
         self._responses.put_nowait(ProtocolViolation(f"superseded by generation {generation}"))
 
@@ -86,7 +86,7 @@ class StepStream:
                 self._submit(request)
             self._is_fully_read = True
             self._end_if_done()
-        except Exception as error:  # raised again where the stream is answered
+        except Exception as error:  # raised again by `responses`
             self._responses.put_nowait(error)
 
     def _submit(self, request: pb.StepRequest) -> None:
@@ -108,8 +108,10 @@ class StepStream:
         future.add_done_callback(partial(self._respond_from_loop, request.step_id, step))
 
     def _respond_from_loop(self, step_id: int, step: Step, future: StepFuture) -> None:
-        """Have the loop answer a step, on whichever thread ends it: a future of its own would take a turn more."""
-        with suppress(RuntimeError):  # the loop is closed: nobody is answered any more
+        """Send a step's response on the event loop, from the thread that finishes it: a future would cost one more
+        iteration.
+        """
+        with suppress(RuntimeError):  # the loop is closed: no responses any more
             self._loop.call_soon_threadsafe(self._respond, step_id, step, future)
 
     def _end_if_done(self) -> None:
@@ -121,7 +123,7 @@ class StepStream:
         try:
             if not future.cancelled():
                 self._send_result(step_id, step, future)
-        except Exception as error:  # raised again where the stream is answered: a step without an answer ends it
+        except Exception as error:  # raised again by `responses`: a step without a response ends the stream
             self._responses.put_nowait(error)
         self._end_if_done()
 
@@ -139,7 +141,7 @@ class StepStream:
         if self._is_open:
             self._responses.put_nowait(self._response(step_id, timed))
         self._spans.end_step(step, timed.value)
-        self._loop.call_soon(count_step, timed)  # behind the answer, which goes out first
+        self._loop.call_soon(count_step, timed)  # after the response is sent
 
     def _response(self, step_id: int, timed: Timed[StepOutcome]) -> pb.StepResponse:
         result = outcome_to_proto(timed.value)

@@ -1,4 +1,4 @@
-"""What a runner has moved: checks the blocks that a step names, and tells of each transfer once, when it is done."""
+"""The swaps of a runner: checks the blocks that a step names, and reports each swap once, when it is done."""
 
 from collections import Counter, deque
 from collections.abc import Sequence as Items
@@ -15,26 +15,27 @@ from worker_svc.step import BlockOps, BlockPairs, Direction, SwapResult
 
 
 class SwapTracker:
-    """The transfers of one generation of steps. For the runner's thread."""
+    """The swaps of one generation of steps. For the runner's thread."""
 
     def __init__(self, block_copier: BlockCopier, limits: WorkerLimits) -> None:
         self._block_copier = block_copier
         self._num_blocks = {Direction.OUT: limits.num_blocks, Direction.IN: limits.num_host_blocks}
         # In the order of their steps.
         self._pending: deque[tuple[int, Future[SwapResult]]] = deque()
-        # Blocks that should have been copied into, and were not: what is in them is of no use to anybody.
+        # Destinations of copies that were left out; their contents are invalid.
         self._invalid_blocks: set[int] = set()
 
     @property
     def pending(self) -> "list[Future[SwapResult]]":
-        """Transfers that nobody was told of yet."""
+        """Swaps that have not been reported yet."""
         return [future for _, future in self._pending]
 
     def start(self, step_id: int, block_ops: BlockOps) -> "list[Future[Any]]":
-        """Have a step's blocks moved. What is returned must be done before the step is; its errors are the step's.
+        """Start a step's swaps and copies. The returned futures must be done before the step is; their errors are the
+        step's.
 
-        A swap with a block that there is not fails as a whole. Of copies, such a one alone is left out, and fails the
-        sequences that stand on it.
+        A swap that names a block that does not exist fails as a whole. Of copies, only the invalid one is left out; the
+        sequences that need it fail.
         """
         self._swap(step_id, Direction.OUT, block_ops.swap_out)
         self._swap(step_id, Direction.IN, block_ops.swap_in)
@@ -48,7 +49,7 @@ class SwapTracker:
         return [self._block_copier.copy(good)] if good else []
 
     def pop_done(self, step_id: int) -> list[SwapResult]:
-        """The transfers of steps up to this one that are done and were not told of. Raises where the device is lost."""
+        """The swaps of steps up to this one that are done and were not reported. Raises if the device is lost."""
         reported, left = [], deque[tuple[int, Future[SwapResult]]]()
         for start_step_id, future in self._pending:
             if start_step_id <= step_id and future.done():
@@ -59,25 +60,25 @@ class SwapTracker:
         return reported
 
     def stall_seconds(self, step_id: int, reported: Items[SwapResult]) -> float:
-        """What transfers of this step, among those that it tells of, took of its own time."""
+        """The part of this step's time that its own swaps took, of those that it reports."""
         if not self._block_copier.is_synchronous:
             return 0.0
         return sum(swap_result.seconds for swap_result in reported if swap_result.step_id == step_id)
 
     @property
     def has_invalid_blocks(self) -> bool:
-        """Whether there are blocks that should have been copied into and were not."""
+        """Whether blocks exist whose copy was left out."""
         return bool(self._invalid_blocks)
 
     def check_copied(self, *tables: Items[int] | NDArray[np.int32]) -> None:
-        """Raises InvalidSequence, once, where one of these blocks should have been copied into and was not."""
+        """Raises InvalidSequence, once, if the copy into one of these blocks was left out."""
         named = {int(block) for table in tables for block in table} & self._invalid_blocks
         self._invalid_blocks -= named
         if named:
-            raise InvalidSequence("a copy into one of its blocks named a block that there is not, or a block twice")
+            raise InvalidSequence("a copy into one of its blocks names a block that does not exist, or a block twice")
 
     def cancel_all(self) -> None:
-        """Give up all that is not done, and forget all."""
+        """Cancel what is not done and forget all."""
         self._block_copier.cancel_all()
         self._pending.clear()
         self._invalid_blocks.clear()

@@ -1,37 +1,62 @@
-"""Steps of the worker's own, before it serves: what a step needs at most, what it compiles, and how fast it is."""
+"""Steps that the worker runs before it serves, to measure memory, compile kernels and measure speed."""
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from worker_svc.description import WorkerLimits
 from worker_svc.runner import Runner
 from worker_svc.step import BlockOps, BlockPairs, NewSequence, SamplingParams, ScheduledSequence, Step, StepOutcome
 
-# What is swapped to measure how fast that is: much longer on its way than its start takes. Held back by a setting, what
-# takes this long.
+# Bytes to swap for the measurement, so many that the start of a copy does not matter; seconds with a rate limit.
 _MEASURED_BYTES = 64 * 2**20
 _MEASURED_SECONDS = 0.1
 
 
-def run_largest_step(limits: WorkerLimits, make_runner: Callable[[WorkerLimits], Runner]) -> Runner:
-    """Run a step of all tokens and all sequences that a step may hold, each with a draw of the costliest kind.
+_USUAL = SamplingParams(temperature=1.0, top_p=0.9, top_k=1000, repetition_penalty=1.1, logprobs=20)
+_COSTLIEST = replace(_USUAL, typical_p=0.9)
 
-    `make_runner` is given the limits with as many blocks as that needs. Returns the runner.
+
+class RepeatingDrafter:
+    """Guesses as many tokens as allowed, for steps of the largest size."""
+
+    def draft(self, tokens: NDArray[np.int32], max_tokens: int) -> list[int]:
+        """The last token, repeated."""
+        return [int(tokens[-1])] * max_tokens
+
+
+def run_largest_step(limits: WorkerLimits, make_runner: Callable[[WorkerLimits], Runner]) -> Runner:
+    """Run a step with the maximum of tokens and sequences, each with the costliest kind of sampling; with a drafter,
+    also one with the maximum of sampled rows.
+
+    `make_runner` receives limits with the blocks that this needs; its drafter guesses as much as allowed. Returns the
+    runner.
     """
     num_sequences = min(limits.max_sequences, limits.max_step_tokens)
     share, more = divmod(limits.max_step_tokens, num_sequences)
     lengths = [min(share + (row < more), limits.context_length - 1) for row in range(num_sequences)]
-    step = _prefill(lengths, limits.block_size)
-    runner = make_runner(replace(limits, num_blocks=_num_blocks(step)))
-    _run(runner, step)
+    steps = [_prefill(lengths, limits.block_size, _COSTLIEST)]
+    num_drafted = min(limits.max_draft_tokens, limits.max_step_tokens - 1, limits.context_length - 2)
+    if num_drafted > 0:
+        num_sequences = min(limits.max_sequences, limits.max_step_tokens // (1 + num_drafted))
+        # A GPU verifies no draft of a sequence with penalties.
+        params = replace(_COSTLIEST, repetition_penalty=1.0)
+        steps.append(_prefill([1] * num_sequences, limits.block_size, params, num_drafted))
+    runner = make_runner(replace(limits, num_blocks=max(map(_num_blocks, steps))))
+    for step in steps:
+        _run(runner, step)
+        runner.reset()
     return runner
 
 
 def warm_up(runner: Runner) -> None:
-    """Compile and load what the first steps need: one with a prompt, one with a draw after it, and so for more of them.
+    """Compile and load what the first steps need: steps with a prompt and steps that sample after it, for one and for
+    more sequences.
 
-    Triton compiles a kernel anew where a size is 1 or becomes a multiple of 16.
+    Triton compiles a kernel again if a size is 1 or becomes a multiple of 16.
     """
     limits = runner.limits
     length = _longest_prompt(limits)
@@ -48,7 +73,7 @@ def warm_up(runner: Runner) -> None:
 
 
 def measure_prefill(runner: Runner) -> float:
-    """Tokens per second of a prompt that fills a step, or all blocks there are. The runner must be warm."""
+    """Prompt tokens per second for a prompt that fills a step, or all blocks. The runner must be warm."""
     length = _longest_prompt(runner.limits)
     step = _prefill([length], runner.limits.block_size)
     started = time.perf_counter()
@@ -59,9 +84,9 @@ def measure_prefill(runner: Runner) -> float:
 
 
 def measure_swaps(runner: Runner, block_bytes: int, max_rate: float | None) -> float:
-    """Bytes per second that blocks swap at, out and in together; 0 where there are none on the host.
+    """Bytes per second that swaps move, out and in together; 0 without host blocks.
 
-    They are scattered on the device, as those of a sequence come to be. `max_rate` is what the settings hold it to.
+    The blocks are scattered on the device, as those of a sequence are. `max_rate` is the limit of the settings.
     """
     limits = runner.limits
     most = _MEASURED_BYTES if max_rate is None else int(max_rate * _MEASURED_SECONDS)
@@ -70,7 +95,7 @@ def measure_swaps(runner: Runner, block_bytes: int, max_rate: float | None) -> f
         return 0.0
     there: BlockPairs = [(count - 1 - block, block) for block in range(count)]
     back = [(destination, source) for source, destination in there]
-    # The first time compiles kernels, and takes memory from the system.
+    # The first time compiles kernels and page-faults memory.
     for _ in range(2 if max_rate is None else 1):
         outcomes = [
             _run(runner, Step([], [], [], block_ops))
@@ -81,18 +106,17 @@ def measure_swaps(runner: Runner, block_bytes: int, max_rate: float | None) -> f
 
 
 def _longest_prompt(limits: WorkerLimits) -> int:
-    """The tokens of a prompt that one step computes, with room for a draw behind it."""
+    """The tokens of a prompt that one step computes, with room for a sampled token."""
     return min(limits.max_step_tokens, limits.context_length - 2, limits.num_blocks * limits.block_size - 1)
 
 
-def _prefill(lengths: list[int], block_size: int) -> Step:
-    params = SamplingParams(temperature=1.0, top_p=0.9, top_k=1000, repetition_penalty=1.1, logprobs=20)
+def _prefill(lengths: list[int], block_size: int, params: SamplingParams = _USUAL, num_drafted: int = 0) -> Step:
     new, scheduled, next_block = [], [], 0
     for sequence_id, length in enumerate(lengths):
-        blocks = list(range(next_block, next_block + length // block_size + 1))
+        blocks = list(range(next_block, next_block + (length + num_drafted) // block_size + 1))
         next_block += len(blocks)
         new.append(NewSequence(sequence_id, [0] * length, length, 0, params))
-        scheduled.append(ScheduledSequence(sequence_id, 0, length, blocks))
+        scheduled.append(ScheduledSequence(sequence_id, 0, length, blocks, max_extra_tokens=num_drafted))
     return Step([], new, scheduled)
 
 
@@ -107,5 +131,5 @@ def _run(runner: Runner, step: Step) -> StepOutcome:
     ]
     for failure in failures:
         if failure is not None:
-            raise RuntimeError(f"a step of the worker's own failed: {failure}")
+            raise RuntimeError(f"a warm-up step failed: {failure}")
     return outcome

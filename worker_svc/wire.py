@@ -1,12 +1,15 @@
-"""Between the messages of quire.worker.v1 and the worker's own values."""
+"""Conversion between the messages of quire.worker.v1 and the worker's own values."""
 
+from dataclasses import fields
 from functools import partial
 from itertools import chain, compress
 
 from quire.worker.v1 import worker_pb2 as pb
+from svc_common.protocols import STEP_PROTOCOLS
 from worker_svc.block_hashes import BlockHashReport
 from worker_svc.description import WorkerDescription
 from worker_svc.step import (
+    COMPUTED_RESULTS,
     BlockHashes,
     BlockOps,
     BlockPairs,
@@ -25,17 +28,17 @@ _DIRECTIONS = {Direction.OUT: pb.DIRECTION_OUT, Direction.IN: pb.DIRECTION_IN}
 
 
 class MalformedMessage(Exception):  # noqa: N818
-    """A message whose parts do not fit each other. The text goes to the scheduler."""
+    """A message whose parts contradict each other. The text goes to the scheduler."""
 
 
 def has_work(request: pb.StepRequest) -> bool:
-    """Whether a request asks for anything."""
+    """Whether a request contains any work."""
     named = {field.name for field, _ in request.ListFields()}
-    return bool(named - {"epoch", "generation", "step_id"})
+    return bool(named - {"epoch", "generation", "step_id", "protocol"})
 
 
 def step_from_proto(request: pb.StepRequest) -> Step:
-    """The work of a request. Raises Malformed."""
+    """The work of a request. Raises MalformedMessage."""
     return Step(
         finished_ids=list(request.finished_ids),
         new_sequences=[_new_sequence(new) for new in request.new_sequences],
@@ -53,13 +56,13 @@ def step_from_proto(request: pb.StepRequest) -> Step:
 
 def _block_hashes(block_hashes: pb.BlockHashes) -> BlockHashes:
     if len(block_hashes.block_ids) != len(block_hashes.hashes):
-        raise MalformedMessage("block hashes whose columns are of different lengths")
+        raise MalformedMessage("block hashes with columns of different lengths")
     return list(zip(block_hashes.block_ids, block_hashes.hashes, strict=True))
 
 
 def _pairs(copies: pb.BlockCopies) -> BlockPairs:
     if len(copies.sources) != len(copies.destinations):
-        raise MalformedMessage("blocks to copy whose columns are of different lengths")
+        raise MalformedMessage("block copies with columns of different lengths")
     return list(zip(copies.sources, copies.destinations, strict=True))
 
 
@@ -67,9 +70,10 @@ def _scheduled(schedule: pb.Schedule) -> list[ScheduledSequence]:
     ids, starts, num_tokens = schedule.sequence_ids[:], schedule.starts[:], schedule.num_tokens[:]
     counts, blocks = schedule.num_new_blocks[:], schedule.new_block_ids[:]
     if not len(ids) == len(starts) == len(num_tokens) == len(counts) or sum(counts) != len(blocks):
-        raise MalformedMessage("a schedule whose columns are of different lengths")
-    if any(schedule.max_extra_tokens):
-        raise MalformedMessage("a schedule with more than one token a step, and this worker does not speculate")
+        raise MalformedMessage("a schedule with columns of different lengths")
+    extra = schedule.max_extra_tokens[:] or [0] * len(ids)
+    if len(extra) != len(ids):
+        raise MalformedMessage("a schedule with columns of different lengths")
     new_blocks: list[list[int]] = [[]] * len(ids)
     first = 0
     for schedule_index in compress(range(len(ids)), counts):
@@ -79,11 +83,11 @@ def _scheduled(schedule: pb.Schedule) -> list[ScheduledSequence]:
     stored: list[int | None] = [None] * len(ids)
     for item in schedule.cached_tokens:
         if item.schedule_index >= len(ids):
-            raise MalformedMessage("a schedule that says of a sequence it has not what is stored")
+            raise MalformedMessage("cached tokens of a sequence that is not in the schedule")
         stored[item.schedule_index] = item.num_cached_tokens
-    # Hundreds of them a step: made without a call of Python for each.
+    # Hundreds per step: built without a Python call for each.
     make = partial(tuple.__new__, ScheduledSequence)
-    return list(map(make, zip(ids, starts, num_tokens, new_blocks, stored, strict=True)))
+    return list(map(make, zip(ids, starts, num_tokens, new_blocks, stored, extra, strict=True)))
 
 
 def _new_sequence(new: pb.NewSequence) -> NewSequence:
@@ -94,29 +98,40 @@ def _new_sequence(new: pb.NewSequence) -> NewSequence:
         index=new.index,
         sampling=sampling_from_proto(new.sampling),
         traceparent=new.traceparent,
+        result=_result_from_proto(new),
     )
 
 
+def _result_from_proto(new: pb.NewSequence) -> str:
+    if not new.HasField("result"):
+        return "tokens"
+    return new.result.WhichOneof("kind") or "a kind of result that it does not know"
+
+
+def _computed_result(name: str) -> pb.ComputedResult:
+    computed = pb.ComputedResult(computation=pb.PROMPT_COMPUTATION_CHUNKED)
+    getattr(computed.result, name).SetInParent()
+    return computed
+
+
 def sampling_from_proto(params: pb.SamplingParams) -> SamplingParams:
-    """How tokens are drawn."""
+    """Numbers have the same names on both sides."""
     return SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        seed=params.seed,
+        **{name: getattr(params, name) for name in _SAMPLING_NUMBERS},
         logit_bias=dict(params.logit_bias),
         suppressed_token_ids=tuple(params.suppressed_token_ids),
-        min_tokens=params.min_tokens,
         logprobs=params.logprobs if params.HasField("logprobs") else None,
     )
 
 
+_SAMPLING_NUMBERS = {field.name for field in fields(SamplingParams)} - {
+    "logit_bias",
+    "suppressed_token_ids",
+    "logprobs",
+}
+
+
 def outcome_to_proto(outcome: StepOutcome) -> pb.StepResult:
-    """What became of a step's sequences, and of transfers."""
     sequence_ids, token_ids, logprobs, failures = (
         zip(*outcome.sequences, strict=True) if outcome.sequences else [()] * 4
     )
@@ -154,7 +169,6 @@ def _logprobs_to_proto(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
 
 
 def block_hash_report_to_proto(report: BlockHashReport) -> pb.ReportBlockHashesResponse:
-    """What blocks hold."""
     return pb.ReportBlockHashesResponse(
         device=_block_hashes_to_proto(report.device), host=_block_hashes_to_proto(report.host)
     )
@@ -167,7 +181,7 @@ def _block_hashes_to_proto(block_hashes: BlockHashes) -> pb.BlockHashes:
 
 
 def description_to_proto(description: WorkerDescription, epoch: int, *, is_draining: bool) -> pb.DescribeResponse:
-    """What a replica is, the highest epoch that it served, and whether it is about to end."""
+    """The replica's description, the highest epoch that it served, and whether it is draining."""
     limits = description.limits
     return pb.DescribeResponse(
         model=description.model,
@@ -185,4 +199,8 @@ def description_to_proto(description: WorkerDescription, epoch: int, *, is_drain
         swap_bytes_per_second=description.swap_bytes_per_second,
         prefill_tokens_per_second=description.prefill_tokens_per_second,
         is_draining=is_draining,
+        oldest_protocol=STEP_PROTOCOLS.oldest,
+        newest_protocol=STEP_PROTOCOLS.newest,
+        max_new_tokens=1 + limits.max_draft_tokens,
+        computed_results=map(_computed_result, COMPUTED_RESULTS),
     )

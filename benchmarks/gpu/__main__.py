@@ -1,10 +1,10 @@
-"""Tests and measures all that wants a GPU, in less than ten minutes, and writes one JSON file (`make gpu-check`).
+"""Tests and measures all that needs a GPU, in less than ten minutes, and writes one JSON file (`make gpu-check`).
 
     python -m benchmarks.gpu [--output FILE]
 
-Needs torch, triton, transformers, numpy and pytest, and nothing of the project installed. Each part is a process of its
-own with a time limit, and the file is written anew after each. Ends with 0 if all tests pass and all parts are whole, 1
-if not, 2 where there is no GPU. What figures are asked for stands beside them, and does not change how this ends.
+Needs torch, triton, transformers, numpy and pytest; the project need not be installed. Each part is a process with a
+time limit, and the file is written after each. Exits with 0 if all tests pass and all parts are complete, 1 if not, 2
+without a GPU. Missed targets do not change the status.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from benchmarks.record import RESULTS, ROOT, describe_gpu, provenance, read_resu
 
 RESULT = RESULTS / "gpu_check.json"
 TEST_SECONDS = 320.0
-# Peers that must be compiled first would take longer than all the rest: `python -m benchmarks.kernels` has them.
+# Peers that must be compiled would take longer than all the rest: `python -m benchmarks.kernels` has them.
 MODULES = {
     "kernels": (("benchmarks.kernels", "--skip-peers", "compile,Flex"), 130.0),
     "decode": (("benchmarks.gpu.decode",), 110.0),
@@ -30,7 +30,7 @@ MODULES = {
 
 
 def run_module(module: Sequence[str], seconds: float) -> dict[str, Any]:
-    """What a program of benchmarks writes: what there is of it, where it takes too long or fails."""
+    """The result that a benchmark writes, incomplete where it takes too long or fails."""
     began = time.monotonic()
     with TemporaryDirectory(prefix="quire-gpu-") as folder:
         output, log = Path(folder, "result.json"), Path(folder, "log")
@@ -56,7 +56,6 @@ def run_module(module: Sequence[str], seconds: float) -> dict[str, Any]:
 
 
 def main() -> int:
-    """All parts in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULT, help=f"file for the result; default {RESULT.name}")
     options = parser.parse_args()
@@ -65,7 +64,7 @@ def main() -> int:
         print("gpu-check: torch finds no GPU on this machine", file=sys.stderr)
         return 2
     report: dict[str, Any] = {**provenance("torch", "triton", "transformers", "pytest"), "gpu": gpu}
-    # Measuring first: it needs the device alone, and the tests take what time they are given.
+    # Measurements first: they need the device alone.
     for part, (module, seconds) in MODULES.items():
         print(f"{part}: at most {seconds:.0f} s", file=sys.stderr, flush=True)
         report[part] = run_module(module, seconds)

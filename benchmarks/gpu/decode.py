@@ -1,10 +1,10 @@
-"""Decodes with an 8B Llama of random weights through the worker's runner, against what memory allows.
+"""Decodes with an 8B Llama of random weights through the worker's runner, against the bandwidth of memory.
 
     python -m benchmarks.gpu.decode [--output FILE]
 
 A decode step reads all weights and all keys and values once: no step is faster than these bytes at the device's own
-copy rate. `of_floor` is how many times as long a step takes. A step's time is the wall time from one step to the next,
-each launched while the one before it runs, with its answer on the host. `idle_share` is the part of it in which no
+copy rate. `of_floor` is a step's time divided by that. A step's time is the wall time from one step to the next,
+each launched while the one before it runs, with its result on the host. `idle_share` is the part of it in which no
 kernel runs.
 """
 
@@ -19,8 +19,10 @@ import torch
 from benchmarks.gpu.random_model import LLAMA_8B, RandomModel
 from benchmarks.kernels.device import DeviceRates
 from benchmarks.record import RESULTS, describe_gpu, provenance, write_result
+from benchmarks.report import Sense, target
 from worker_svc.attention import AttentionKind
-from worker_svc.runner import InFlight, Runner
+from worker_svc.in_flight import InFlight
+from worker_svc.runner import Runner
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step, StepOutcome
 
 BLOCK_SIZE = 16
@@ -32,7 +34,7 @@ OF_FLOOR, IDLE_SHARE = 1.25, 0.03
 
 
 class DecodeLoop:
-    """Sequences alike in a runner, their prompts computed, one step after another."""
+    """Steps of sequences of one length whose prompts are computed."""
 
     def __init__(self, runner: Runner, num_seqs: int, context: int, num_steps: int) -> None:
         self._runner, self._num_seqs, self._position = runner, num_seqs, context
@@ -52,11 +54,10 @@ class DecodeLoop:
 
     @staticmethod
     def num_blocks(num_seqs: int, context: int, num_steps: int) -> int:
-        """How many blocks the runner needs."""
         return num_seqs * -(-(context + num_steps + 1) // BLOCK_SIZE)
 
     def run(self, num_steps: int) -> None:
-        """As many tokens for each sequence. Each step is launched before the one before it is finished."""
+        """Generates `num_steps` tokens a sequence. Each step is launched before the one before it is finished."""
         in_flight: InFlight | None = None
         for _ in range(num_steps):
             rows = range(self._num_seqs)
@@ -77,7 +78,7 @@ def _check(outcome: StepOutcome) -> None:
 
 
 def measure(model: RandomModel, num_seqs: int, copy_rate: float) -> dict[str, Any]:
-    """Steps of as many sequences; `copy_rate` in GB/s."""
+    """Figures of decode steps; `copy_rate` in GB/s."""
     num_steps = WARM_UP_STEPS + TIMED_STEPS + PROFILED_STEPS
     num_blocks = DecodeLoop.num_blocks(num_seqs, CONTEXT, num_steps)
     runner = model.make_runner(BLOCK_SIZE, num_blocks, MAX_STEP_TOKENS, num_seqs)
@@ -102,7 +103,7 @@ def measure(model: RandomModel, num_seqs: int, copy_rate: float) -> dict[str, An
 
 
 def _idle_share(decoding: DecodeLoop, seconds: float) -> float:
-    """Of a step of `seconds`: what is left when the kernels' own times are taken off."""
+    """The share of a step of `seconds` in which no kernel runs."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -115,20 +116,19 @@ def _idle_share(decoding: DecodeLoop, seconds: float) -> float:
 
 
 def judge(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How the steps stand to what is asked."""
-    verdicts = []
+    """The targets of the measured steps."""
+    targets = []
     for case in cases:
-        asked = [("times the bandwidth floor", case["of_floor"], OF_FLOOR)]
+        figures = [("times the bandwidth floor", case["of_floor"], OF_FLOOR)]
         if case["idle_share"] is not None:
-            asked.append(("share of the time that the device is idle", case["idle_share"], IDLE_SHARE))
-        for what, value, at_most in asked:
-            name = f"decode of {case['num_seqs']}: {what}"
-            verdicts.append({"what": name, "value": value, "at_most": at_most, "holds": value <= at_most})
-    return verdicts
+            figures.append(("share of the time that the device is idle", case["idle_share"], IDLE_SHARE))
+        name = f"decode of {case['num_seqs']}"
+        targets += [target(f"{name}: {what}", value, Sense.AT_MOST, bound) for what, value, bound in figures]
+    return targets
 
 
 def main() -> None:
-    """Measures and writes, anew after each batch size."""
+    """Writes the result after each batch size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULTS / "decode_gpu.json")
     output: Path = parser.parse_args().output

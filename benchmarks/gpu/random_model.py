@@ -1,4 +1,4 @@
-"""A Llama of any size with random weights, made on the device, and a runner over it as a worker has one."""
+"""A Llama of any size with random weights, made on the device, and a worker's runner over it."""
 
 import json
 from pathlib import Path
@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from worker_svc.attention import AttentionKind
-from worker_svc.block_copier import RateLimiter, make_block_copier
+from worker_svc.block_copier import RateLimiter
+from worker_svc.block_copier_factory import make_block_copier
 from worker_svc.cache import CacheShape
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
 from worker_svc.model.formats.dense import DenseFormat
-from worker_svc.model.llama import LlamaModel
-from worker_svc.model.loading import NativeModel
-from worker_svc.model.triton_llama import TritonLlama
+from worker_svc.model.loading import LoadedModel
+from worker_svc.model.torch_model import TorchModel
+from worker_svc.model.triton_model import TritonModel
 from worker_svc.model.weights import Checkpoint
 from worker_svc.runner import Runner
 
@@ -40,7 +41,7 @@ LLAMA_8B: dict[str, Any] = {
 
 
 class RandomCheckpoint(Checkpoint):
-    """Holds every tensor that is asked for. `num_bytes` is what they take, the embedding left out: of that, a step
+    """A checkpoint with every tensor that is read. `num_bytes` is their size without the embedding, of which a step
     reads a row for each token."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -60,7 +61,7 @@ class RandomCheckpoint(Checkpoint):
 
 
 class RandomModel:
-    """A model of a config.json's content, by Triton's kernels or torch's. `weight_bytes` are what each step reads."""
+    """A model of a config.json's content, by Triton's kernels or torch's. `weight_bytes` are read by each step."""
 
     def __init__(self, raw: dict[str, Any], dtype: torch.dtype, device: torch.device, kind: AttentionKind) -> None:
         with TemporaryDirectory() as folder:
@@ -71,18 +72,17 @@ class RandomModel:
         self.layout, self.dtype, self.device = description.layout, dtype, device
         checkpoint = RandomCheckpoint(dtype, device)
         with torch.inference_mode():
-            self._model = (TritonLlama if kind is AttentionKind.TRITON else LlamaModel)(description, checkpoint)
+            model_type = TritonModel if kind is AttentionKind.TRITON else TorchModel
+            self._model: LoadedModel = model_type(description, checkpoint)
         self.weight_bytes = checkpoint.num_bytes
 
     def make_runner(self, block_size: int, num_blocks: int, max_step_tokens: int, max_sequences: int) -> Runner:
-        """A runner over a cache of its own, as a worker has it: with Triton's kernels, CUDA graphs too."""
+        """A worker's runner over a new cache; with Triton's kernels, with CUDA graphs."""
         layout = self.layout
         shape = CacheShape.of(layout, block_size, self.dtype)
         cache, host_blocks = shape.allocate(num_blocks, self.device), shape.allocate_host(0)
         limits = WorkerLimits(
             layout.vocab_size, layout.context_length, block_size, num_blocks, max_step_tokens, max_sequences
         )
-        model = self._model
-        loaded = model if isinstance(model, TritonLlama) else NativeModel(model, AttentionKind.TORCH)
-        executor = loaded.executor(cache, limits, CudaGraphOptions())
+        executor = self._model.executor(cache, limits, CudaGraphOptions())
         return Runner(executor, limits, make_block_copier(executor, cache, host_blocks, RateLimiter(None)))

@@ -1,9 +1,9 @@
-"""What a GPU came to, from the result that was written."""
+"""The result of `make gpu-check` as a section of docs/performance.md."""
 
 from typing import Any
 
 from benchmarks.kernels.report import kernels_section
-from benchmarks.tables import Cells
+from benchmarks.report import Cells
 
 
 def decode_table(result: dict[str, Any]) -> Cells:
@@ -25,7 +25,7 @@ def decode_table(result: dict[str, Any]) -> Cells:
 
 
 def gpu_section(result: dict[str, Any]) -> str:
-    """What docs/performance.md says of a GPU. A part that did not end well is named."""
+    """The section; it names parts that failed."""
     tests = result["tests"]
     counts = ", ".join(f"{count} {outcome.lower()}" for outcome, count in sorted(tests.get("counts", {}).items()))
     whole = "" if tests["complete"] else "; not all ended in time"

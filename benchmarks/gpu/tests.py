@@ -1,6 +1,6 @@
-"""Runs the tests that want a GPU: several processes at once, since most of their time goes into compiling kernels.
+"""Runs the tests that need a GPU: several processes at once, since most of the time is spent on compiling kernels.
 
-What is counted is read from what pytest prints as it goes, so that a test which hangs loses nothing of the others.
+Outcomes are read from pytest's output, so that a test that hangs loses no other outcome.
 """
 
 import os
@@ -19,9 +19,9 @@ from typing import Any
 from benchmarks.record import ROOT
 
 FOLDERS = ("tests/kernels", "tests/gpu")
-# What computes on the processor alone, and wants a C++ compiler.
+# Tests of the CPU backend, which need a C++ compiler.
 IGNORED = ("tests/kernels/cpu", "tests/kernels/test_cpu_attention.py")
-# Each compiles one kernel at a time; some cases take several gigabytes of the device.
+# Each compiles one kernel at a time; some cases use several gigabytes of device memory.
 MAX_PROCESSES = 12
 COLLECT_SECONDS = 90
 
@@ -61,8 +61,8 @@ def outcomes_in(log: str) -> list[tuple[str, str]]:
 
 
 def split_tests(names: Sequence[str], num_groups: int) -> list[list[str]]:
-    """The tests in turns to as many processes, none of them empty."""
-    return [hand for start in range(num_groups) if (hand := list(names[start::num_groups]))]
+    """The tests in groups of about the same size, none of them empty."""
+    return [group for start in range(num_groups) if (group := list(names[start::num_groups]))]
 
 
 def _collect(folders: Iterable[str]) -> tuple[list[str], str | None]:
@@ -80,11 +80,11 @@ def _collect(folders: Iterable[str]) -> tuple[list[str], str | None]:
 
 
 def _run_all(names: Sequence[str], folder: Path, deadline: float) -> list[str]:
-    """What each process printed, until all have ended or the deadline has come."""
+    """The output of each process, until all have ended or the deadline has passed."""
     processes: list[subprocess.Popen[bytes]] = []
     logs: list[Path] = []
-    for number, hand in enumerate(split_tests(names, min(MAX_PROCESSES, os.cpu_count() or 1))):
-        (folder / f"{number}.tests").write_text("\n".join(hand))
+    for number, group in enumerate(split_tests(names, min(MAX_PROCESSES, os.cpu_count() or 1))):
+        (folder / f"{number}.tests").write_text("\n".join(group))
         logs.append(folder / f"{number}.log")
         with logs[-1].open("wb") as output:
             command = (*_pytest(), "-v", "--tb=short", f"@{folder / f'{number}.tests'}")

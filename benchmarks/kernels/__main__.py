@@ -2,8 +2,8 @@
 
     python -m benchmarks.kernels [--only decode] [--skip-peers compile,Flex] [--output FILE]
 
-On a GPU the Triton ops, on a processor those for processors. Needs torch, triton and numpy. The file is written anew
-after each case, so that one which hangs or crashes loses nothing of the others.
+On a GPU the Triton ops, on a CPU the CPU's. Needs torch, triton and numpy. The file is written after each case, so
+that a hang or a crash loses no other case.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from benchmarks.record import RESULTS, ROOT, describe_gpu, provenance, write_res
 
 
 def cases_for(device: torch.device) -> tuple[partial[KernelCase], ...]:
-    """Those of the device's kind. Each imports its op when it is made."""
+    """The cases of the device's kind. Each imports its op when it is made."""
     if device.type == "cuda":
         from benchmarks.kernels import gpu_table
 
@@ -34,7 +34,7 @@ def cases_for(device: torch.device) -> tuple[partial[KernelCase], ...]:
 
 
 def main() -> int:
-    """Measures all cases. 1 where an op could not run."""
+    """The exit status: 1 where an op could not run."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     default = RESULTS / f"kernels_{'gpu' if device.type == 'cuda' else 'cpu'}.json"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -57,7 +57,7 @@ def main() -> int:
     for make in cases_for(device):
         try:
             case = make(device)
-        except Exception as error:  # no compiler, no such op, no memory: a result, not the end
+        except Exception as error:  # no compiler, no such op, no memory: recorded, and the next case runs
             about = {"op": make.func.__name__, "shape": str(make.keywords), "peers": {}}
             result["cases"].append(about | {"error": f"{type(error).__name__}: {error}".splitlines()[0]})
             continue

@@ -9,7 +9,7 @@ from benchmarks.kernels.peers import attention_peers
 
 
 def decode(device: torch.device, heads: Heads, num_seqs: int, context_len: int) -> KernelCase:
-    """One new token of each sequence: as fast as keys and values are read."""
+    """One new token of each sequence, bound by reading keys and values."""
     from quire_kernels.paged_decode import paged_decode
 
     batch = PagedBatch.make(heads, num_seqs, 1, context_len, device)
@@ -59,7 +59,7 @@ def decode_8bit(device: torch.device, heads: Heads, num_seqs: int, context_len: 
 
 
 def prefill(device: torch.device, heads: Heads, num_seqs: int, num_queries: int, context_len: int) -> KernelCase:
-    """Prompts, or chunks of them behind what is computed already: as fast as matrices are multiplied."""
+    """Prompts, or chunks behind computed tokens, bound by matrix products."""
     from quire_kernels.paged_attention import paged_attention
 
     batch = PagedBatch.make(heads, num_seqs, num_queries, context_len, device)
@@ -82,7 +82,7 @@ def prefill(device: torch.device, heads: Heads, num_seqs: int, num_queries: int,
 
 
 def cpu_attention(device: torch.device, heads: Heads, num_seqs: int, num_queries: int, context_len: int) -> KernelCase:
-    """The processor's path in torch. Its plan is left out: it is made once for all layers."""
+    """The CPU path in torch, without its plan, which is made once for all layers."""
     from quire_kernels.cpu_attention import cpu_paged_attention, plan_cpu_attention
 
     batch = PagedBatch.make(heads, num_seqs, num_queries, context_len, device)

@@ -1,4 +1,4 @@
-"""Cases of whole blocks that are copied: within the device, to the host's memory, and back."""
+"""Cases of copies of whole blocks: within the device, to host memory, and back."""
 
 from functools import partial
 
@@ -9,12 +9,11 @@ from benchmarks.kernels.case import KernelCase, Run
 from benchmarks.kernels.device import Bound
 from worker_svc.step import BlockPairs, Direction
 
-# Blocks that are gathered on the device before they go to the host as one
+# Blocks that are gathered on the device and copied to the host as one
 _NUM_STAGED = 64
 
 
 def copy_blocks(device: torch.device, num_pairs: int, block_bytes: int) -> KernelCase:
-    """From place to place on the device."""
     from quire_kernels.block_copy import block_copy
 
     cache = torch.zeros(2 * num_pairs, block_bytes, dtype=torch.uint8, device=device)
@@ -29,9 +28,9 @@ def copy_blocks(device: torch.device, num_pairs: int, block_bytes: int) -> Kerne
 
 
 def swap_blocks(device: torch.device, direction: Direction, num_pairs: int, block_bytes: int) -> KernelCase:
-    """Blocks that are scattered on the device and neighbours in the host's memory, which is pinned for a GPU.
+    """Blocks that are scattered on the device and neighbours in host memory, which is pinned for a GPU.
 
-    On a processor both are memory of the host: the bound is the rate at which that is copied.
+    On a CPU both are host memory, and its copy rate is the bound.
     """
     from quire_kernels.block_swap import swap_in, swap_out
 

@@ -1,4 +1,4 @@
-"""One case: an op on given tensors, what bounds it, and its peers; and what measuring it comes to."""
+"""One case: an op on given tensors, its bound and its peers, and their measurement."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ Run = Callable[[], object]
 
 
 class SpeedTarget(Enum):
-    """What of a case is held against a bound."""
+    """The kind of a case's targets."""
 
     NOTHING = "nothing"
     DECODE = "decode"
@@ -22,10 +22,10 @@ class SpeedTarget(Enum):
 
 @dataclass(frozen=True)
 class KernelCase:
-    """`amount` is what the op must move in bytes (MEMORY, LINK), or compute in operations (MATRIX), whoever does it.
+    """`amount` is the bytes that the op must move (MEMORY, LINK), or its operations (MATRIX).
 
     Each of `peers` does the same on the same values; where both return tensors, the results are compared. Those "with
-    gather" copy the pages into one piece first, the others find them so.
+    gather" include copying the pages into one piece.
     """
 
     op: str
@@ -37,7 +37,7 @@ class KernelCase:
     asked: SpeedTarget = SpeedTarget.NOTHING
 
     def measure(self, device: torch.device, rates: DeviceRates) -> dict[str, Any]:
-        """Times of the op and its peers. A peer that cannot run says why; an op that cannot does too."""
+        """Times of the op and its peers, or the error where one cannot run."""
         result: dict[str, Any] = {
             "op": self.op,
             "shape": self.shape,
@@ -63,7 +63,7 @@ class KernelCase:
     def _time(run: Run, device: torch.device) -> dict[str, Any]:
         try:
             return {"ms": milliseconds(run, device)}
-        except Exception as error:  # what one op or library cannot do is a result, not the end
+        except Exception as error:  # recorded: other ops and peers still run
             lines = str(error).strip().splitlines()
             return {"error": f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]}
 
@@ -71,7 +71,7 @@ class KernelCase:
         try:
             ours, theirs = self.ours(), peer()
         except Exception:
-            return None  # the op's own error stands in the result already
+            return None  # the op's own error is in the result
         if not isinstance(ours, torch.Tensor) or not isinstance(theirs, torch.Tensor) or ours.shape != theirs.shape:
             return None
         difference = (ours.double() - theirs.double()).norm() / theirs.double().norm().clamp_min(1e-30)
@@ -79,6 +79,6 @@ class KernelCase:
 
 
 def best_peer(result: Mapping[str, Any]) -> tuple[str, float] | None:
-    """The fastest peer of a measured case and its milliseconds, one that gathers pages first left aside."""
+    """The fastest peer of a measured case and its milliseconds, without those that gather pages."""
     times = {name: peer["ms"] for name, peer in result["peers"].items() if "ms" in peer and "gather" not in name}
     return min(times.items(), key=lambda item: item[1]) if times else None

@@ -1,4 +1,4 @@
-"""Cases of the compiled ops of the processor's path."""
+"""Cases of the compiled ops of the CPU backend."""
 
 from functools import cache, partial
 
@@ -18,12 +18,12 @@ from quire_kernels.cpu.sample import argmax
 from quire_kernels.cpu.thread_pool import ThreadPool
 from svc_common.models import cache_root
 
-# Where so few rows share a weight, reading it takes longer than multiplying by it.
+# Up to this number of rows, a product is bound by reading the weight.
 _FEW_ROWS = 8
 
 
 def attention(device: torch.device, heads: Heads, num_seqs: int, num_queries: int, context_len: int) -> KernelCase:
-    """Attention where keys and values lie, in the order of the compiled code."""
+    """Attention over the compiled code's cache layout."""
     batch = PagedBatch.make(heads, num_seqs, num_queries, context_len, device)
     layer, slots = _layer(batch)
     keys, values = (tensor.transpose(1, 2).flatten(0, 1).contiguous() for tensor in batch.gather())
@@ -39,7 +39,7 @@ def attention(device: torch.device, heads: Heads, num_seqs: int, num_queries: in
 
 
 def store(device: torch.device, heads: Heads, num_tokens: int) -> KernelCase:
-    """Keys and values to their slots, in the order of the compiled code."""
+    """Stores keys and values in the compiled code's cache layout."""
     batch = PagedBatch.make(heads, 1, 1, num_tokens, device)
     layer, slots = _layer(batch)
     keys, values = (tensor.transpose(1, 2).flatten(0, 1).contiguous() for tensor in batch.gather())
@@ -49,7 +49,7 @@ def store(device: torch.device, heads: Heads, num_tokens: int) -> KernelCase:
 
 
 def product(device: torch.device, num_rows: int, outputs: int, inputs: int, *, int8: bool) -> KernelCase:
-    """A weight times as many rows; with int8, weights in 8 bits and a scale for each output."""
+    """A product of rows and a weight; with int8, weights in 8 bits and a scale for each output."""
     rows = torch.randn(num_rows, inputs, device=device, dtype=torch.bfloat16)
     weight = torch.randn(outputs, inputs, device=device, dtype=torch.bfloat16) * inputs**-0.5
     matrix = pack_matrix(_thread_pool(), weight, int8=int8)
@@ -67,16 +67,16 @@ def product(device: torch.device, num_rows: int, outputs: int, inputs: int, *, i
 
 
 def greedy(device: torch.device, num_rows: int, vocab_size: int) -> KernelCase:
-    """The likeliest token of each row."""
+    """The argmax of each row."""
     logits = torch.randn(num_rows, vocab_size, device=device)
     run = partial(argmax, _thread_pool(), logits)
     peers: dict[str, Run] = {"torch": lambda: logits.argmax(-1)}
-    return KernelCase("compiled likeliest", f"{num_rows} × {vocab_size}", Bound.MEMORY, logits.nbytes, run, peers)
+    return KernelCase("compiled argmax", f"{num_rows} × {vocab_size}", Bound.MEMORY, logits.nbytes, run, peers)
 
 
 @cache
 def _thread_pool() -> ThreadPool:
-    """The threads, kept: the library is built where it is not there yet."""
+    """The thread pool of all cases. Builds the library where it is missing."""
     return ThreadPool(load_library(cache_root() / "kernels"), torch.get_num_threads())
 
 

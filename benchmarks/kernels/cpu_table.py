@@ -1,4 +1,4 @@
-"""What is measured on a processor: a line for each case, made when its turn comes."""
+"""The cases of a CPU, each made when its turn comes."""
 
 from functools import partial
 

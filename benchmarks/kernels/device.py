@@ -1,4 +1,4 @@
-"""What the device can do by itself: its rates of copying and of multiplying, and how long a call takes on it."""
+"""The device's own rates of copies and products, and the timing of calls."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _CPU_ROUNDS = (3, 200)
 
 
 class Bound(Enum):
-    """What of the device limits an op."""
+    """What limits an op."""
 
     MEMORY = "GB/s"
     MATRIX = "TFLOP/s"
@@ -22,7 +22,7 @@ class Bound(Enum):
 
     @property
     def unit(self) -> str:
-        """What its rates are in."""
+        """The unit of its rates."""
         return self.value.partition(" ")[0]
 
 
@@ -37,7 +37,6 @@ class DeviceRates:
 
     @classmethod
     def measure(cls, device: torch.device) -> "DeviceRates":
-        """On this device, in seconds."""
         link = _link_rate(device) if device.type == "cuda" else None
         return cls(_memory_rate(device), _matrix_rate(device), link)
 
@@ -51,7 +50,7 @@ class DeviceRates:
 
 
 def milliseconds(run: Callable[[], object], device: torch.device) -> float:
-    """The median time of a call once it is warm; on a GPU with its second-level cache emptied before each call."""
+    """The median time of a warm call; on a GPU with its second-level cache emptied before each call."""
     if device.type == "cuda":
         from triton.testing import do_bench
 

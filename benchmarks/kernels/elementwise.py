@@ -18,7 +18,7 @@ _DTYPE = torch.bfloat16
 
 
 def embed(device: torch.device, num_tokens: int, vocab_size: int, width: int) -> KernelCase:
-    """Embeddings in float32, of tokens half of which the step before has just drawn."""
+    """Embeddings in float32, of tokens half of which the step before has just sampled."""
     from quire_kernels.embed_tokens import embed_tokens
 
     embedding = torch.randn(vocab_size, width, device=device, dtype=_DTYPE)
@@ -38,7 +38,7 @@ def embed(device: torch.device, num_tokens: int, vocab_size: int, width: int) ->
 
 
 def norm(device: torch.device, num_tokens: int, width: int) -> KernelCase:
-    """The residual stream in float32 grows by an update in 16 bits, and is normalised to 16 bits."""
+    """An update in 16 bits is added to the float32 residual stream, which is normalised to 16 bits."""
     from quire_kernels.rms_norm import add_rms_norm
 
     hidden = torch.randn(num_tokens, width, device=device)
@@ -50,7 +50,7 @@ def norm(device: torch.device, num_tokens: int, width: int) -> KernelCase:
         return functional.rms_norm(residual, (width,), weight.float(), 1e-5).to(_DTYPE)
 
     def ours() -> None:
-        # Not returned: each call adds to the stream, so what it comes to differs by how often it was called.
+        # Not returned: each call adds to the stream, so the result depends on the number of calls.
         add_rms_norm(hidden, update, weight, 1e-5)
 
     amount = num_tokens * width * (4 + 4 + 2 + 2)
@@ -93,7 +93,7 @@ def rotary_8bit(device: torch.device, heads: Heads, num_tokens: int, dtype: torc
 
 
 def rotary(device: torch.device, heads: Heads, num_tokens: int) -> KernelCase:
-    """Queries and keys turned, keys and values stored."""
+    """Rotates queries and keys, and stores keys and values."""
     from quire_kernels.rotary_store import rotary_store
 
     width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
@@ -120,7 +120,7 @@ def rotary(device: torch.device, heads: Heads, num_tokens: int) -> KernelCase:
 
 
 def store(device: torch.device, heads: Heads, num_tokens: int) -> KernelCase:
-    """Keys and values to their slots."""
+    """Stores keys and values."""
     from quire_kernels.store_kv import store_kv
 
     key, value = _new_kv(device, heads, num_tokens)
@@ -132,7 +132,7 @@ def store(device: torch.device, heads: Heads, num_tokens: int) -> KernelCase:
 
 
 def store_8bit(device: torch.device, heads: Heads, num_tokens: int, dtype: torch.dtype) -> KernelCase:
-    """Keys and values to their slots in 8 bits, with a scale for each vector."""
+    """Stores keys and values in 8 bits, with a scale for each vector."""
     from quire_kernels.kv_quantization import quantize
     from quire_kernels.store_kv import store_kv
 
@@ -151,7 +151,7 @@ def store_8bit(device: torch.device, heads: Heads, num_tokens: int, dtype: torch
 
 
 def cpu_store(device: torch.device, heads: Heads, num_tokens: int) -> KernelCase:
-    """The processor's store in torch."""
+    """The CPU's store in torch."""
     from quire_kernels.cpu_attention import cpu_store_kv
 
     key, value = _new_kv(device, heads, num_tokens)
@@ -162,7 +162,7 @@ def cpu_store(device: torch.device, heads: Heads, num_tokens: int) -> KernelCase
 
 
 def adjust(device: torch.device, num_rows: int, vocab_size: int, tokens_seen: int) -> KernelCase:
-    """Bias of 64 tokens of each row, and penalties of as many as it has seen: read are the counts, written those."""
+    """Bias of 64 tokens of each row, and penalties: all counts are read, logits of seen tokens written."""
     from quire_kernels.adjust_logits import LogitEntries, Penalties, adjust_logits
 
     logits = torch.randn(num_rows, vocab_size, device=device)
@@ -184,7 +184,7 @@ def adjust(device: torch.device, num_rows: int, vocab_size: int, tokens_seen: in
         scores.copy_(torch.where(seen, turned, scores) - 0.1 * counts - 0.1 * seen)
 
     def ours() -> None:
-        # Not returned: each call changes the logits on.
+        # Not returned: each call changes the logits again.
         adjust_logits(logits, entries, penalties)
 
     shape = f"{num_rows} × {vocab_size}, {tokens_seen} seen"
@@ -192,7 +192,7 @@ def adjust(device: torch.device, num_rows: int, vocab_size: int, tokens_seen: in
 
 
 def draw(device: torch.device, num_rows: int, vocab_size: int, temperature: float) -> KernelCase:
-    """A token for each row: the likeliest at temperature 0, else of those that top-k, top-p and min-p leave."""
+    """Samples a token for each row: the argmax at temperature 0, else with top-k, top-p and min-p."""
     from quire_kernels.sample import SamplingTensors, sample
 
     def rows(value: float, dtype: torch.dtype) -> Tensor:
@@ -219,7 +219,7 @@ def draw(device: torch.device, num_rows: int, vocab_size: int, temperature: floa
         is_dropped[:, 64:] = True
         place = torch.multinomial(chances.masked_fill(is_dropped, 0), 1)
         tokens.gather(-1, place)
-        return None  # another generator draws other tokens
+        return None  # another generator samples other tokens
 
     kind = "greedy" if temperature == 0 else "top-k, top-p, min-p"
     shape = f"{num_rows} × {vocab_size}, {kind}"
@@ -258,7 +258,7 @@ def _cache(device: torch.device, heads: Heads, num_tokens: int) -> tuple[Tensor,
 def _cache_8bit(
     device: torch.device, heads: Heads, num_tokens: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], Tensor]:
-    """As `_cache`, with the scales beside it as the ops take them."""
+    """As `_cache`, with scales."""
     keys, values, slots = _cache(device, heads, num_tokens)
     scales = (torch.zeros(keys.shape[:3], device=device), torch.zeros(keys.shape[:3], device=device))
     return keys.to(dtype), values.to(dtype), scales, slots

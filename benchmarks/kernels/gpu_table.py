@@ -1,4 +1,4 @@
-"""What is measured on a GPU: a line for each case, made when its turn comes, so that it has the memory alone."""
+"""The cases of a GPU, each made when its turn comes, so that it has all memory."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Cases of what deterministic mode computes in a way of its own, beside what is used without it."""
+"""Cases of ops of deterministic mode, beside those that are used without it."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from benchmarks.kernels.pages import Heads, PagedBatch
 
 
 def product(device: torch.device, num_rows: int, inputs: int, outputs: int) -> KernelCase:
-    """A product whose rows do not depend on one another, beside torch's."""
+    """A product whose rows are independent of each other, beside torch's."""
     from quire_kernels.invariant_linear import invariant_linear
 
     values = torch.randn(num_rows, inputs, device=device, dtype=torch.bfloat16)
@@ -47,7 +47,7 @@ def decode(device: torch.device, heads: Heads, num_seqs: int, context_len: int) 
 
 
 def norms(device: torch.device, num_rows: int, vocab_size: int) -> KernelCase:
-    """What is taken off logits to make log-probabilities."""
+    """The norms of log-probabilities."""
     from quire_kernels.log_norms import log_norms
 
     logits = torch.randn(num_rows, vocab_size, device=device) * 4

@@ -11,7 +11,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True)
 class Heads:
-    """How many heads of keys and values, how many query heads share each, and their width."""
+    """The number of KV heads, of query heads for each, and their width."""
 
     num_kv_heads: int
     group: int
@@ -19,7 +19,7 @@ class Heads:
 
     @property
     def num_heads(self) -> int:
-        """Of queries."""
+        """Query heads."""
         return self.num_kv_heads * self.group
 
 
@@ -72,7 +72,7 @@ class PagedBatch:
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by."""
+        """The factor of scores."""
         return float(self.heads.head_dim**-0.5)
 
     @property
@@ -83,7 +83,7 @@ class PagedBatch:
 
     @property
     def operations(self) -> int:
-        """Multiplications and additions of both products, over the pairs of query and key that see each other."""
+        """Multiplications and additions of both products, over pairs of a query and a visible key."""
         before = self.context_len - self.num_queries
         pairs = self.num_queries * before + self.num_queries * (self.num_queries + 1) // 2
         return 4 * self.num_seqs * pairs * self.heads.num_heads * self.heads.head_dim

@@ -1,4 +1,4 @@
-"""Attention by others: torch's SDPA and FlexAttention, and FlashInfer and flash-attn where they are installed."""
+"""Attention of other libraries: torch's SDPA and FlexAttention, and FlashInfer and flash-attn where installed."""
 
 import importlib
 import importlib.util
@@ -21,7 +21,7 @@ def attention_peers(batch: PagedBatch, device: torch.device) -> dict[str, Run]:
     """Peers of attention over these pages. All but those "with gather" and FlashInfer read keys in one piece."""
     key, value = batch.gather()
     query = batch.plain_query()
-    # A chunk's queries see all that is before them, and of each other what came before.
+    # A chunk's queries see all tokens before them.
     is_whole = batch.num_queries == batch.context_len
     mask = None if batch.num_queries == 1 or is_whole else _chunk_mask(batch, device)
 
@@ -53,7 +53,7 @@ def _with_backend(backend: SDPBackend, run: Callable[[], Tensor]) -> Tensor:
 
 
 def _once(make: Callable[[], Run]) -> Run:
-    """A run that is made at its first call: what cannot be made fails there, as one that cannot run."""
+    """A run that is made at its first call, so that its errors are those of a run."""
     made: list[Run] = []
 
     def run() -> object:
@@ -83,7 +83,7 @@ def _flex(batch: PagedBatch, query: Tensor, key: Tensor, value: Tensor) -> Run:
 
 
 def _flashinfer(batch: PagedBatch) -> Run:
-    """Over the same pages, which it reads where they are. Planning is left out: it is done once for all layers."""
+    """Over the same pages. Planning is not measured: it is done once for all layers."""
 
     def make() -> Run:
         flashinfer = importlib.import_module("flashinfer")
@@ -107,7 +107,7 @@ def _flashinfer(batch: PagedBatch) -> Run:
 
 
 def _flash_attn(batch: PagedBatch, key: Tensor, value: Tensor) -> Run:
-    """Keys in one piece: its own pages hold 256 tokens at least."""
+    """Over keys in one piece: its own pages hold at least 256 tokens."""
 
     def make() -> Run:
         flash_attn_with_kvcache = importlib.import_module("flash_attn").flash_attn_with_kvcache

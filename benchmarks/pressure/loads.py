@@ -1,4 +1,4 @@
-"""What is sent while KV memory is short: regimes in which swapping and computing again cost differently."""
+"""Loads while KV memory is short: regimes in which swapping and recomputing cost differently."""
 
 import math
 import random
@@ -14,7 +14,6 @@ _ORDINARY_IDS = range(2_000, 20_000)  # in all common vocabularies
 
 
 def random_tokens(rng: random.Random, count: int) -> tuple[int, ...]:
-    """So many, at random."""
     return tuple(rng.choices(_ORDINARY_IDS, k=count))
 
 
@@ -22,8 +21,8 @@ def random_tokens(rng: random.Random, count: int) -> tuple[int, ...]:
 class Regime:
     """Requests that are all in flight at once. Lengths are uniform between bounds, both included.
 
-    A prompt is one of `num_prefixes` prefixes, taken in turns, and tokens of its own. `swap_rate` is what copies are
-    held back to, in bytes per second; None lets them run.
+    A prompt is one of `num_prefixes` prefixes, taken in turns, and tokens of its own. `swap_rate` limits
+    copies, in bytes per second; None does not.
     """
 
     name: str
@@ -36,7 +35,7 @@ class Regime:
     swap_rate: float | None = None
 
     def requests(self, repetition: int) -> tuple[MixRequest, ...]:
-        """As many and as long each time, of other tokens in each repetition, so that no cache holds any of them."""
+        """The same number and lengths in each repetition, of other tokens, so that no cache holds any of them."""
         lengths = random.Random(f"{self.name} lengths")
         tokens = random.Random(f"{self.name} {repetition}")
         prefixes = [random_tokens(tokens, self.prefix_tokens) for _ in range(self.num_prefixes)]
@@ -49,22 +48,21 @@ class Regime:
 
     @property
     def num_blocks_at_once(self) -> int:
-        """Blocks that all requests take together at their ends: prefixes once, all else by itself."""
+        """Blocks of all requests together at their ends, shared prefixes counted once."""
         shared = self.prefix_tokens // BLOCK_SIZE
         ends = (len(request.prompt_token_ids) + request.output_tokens for request in self.requests(0))
         return self.num_prefixes * shared + sum(math.ceil(end / BLOCK_SIZE) - shared for end in ends)
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that there are."""
         return math.ceil(KV_SHARE * self.num_blocks_at_once)
 
     def quick(self) -> "Regime":
-        """A smaller one, to see that all of it works."""
+        """A smaller regime, for a quick pass."""
         return replace(self, num_requests=self.num_requests // 3)
 
     def describe(self) -> dict[str, Any]:
-        """What a result says of it."""
+        """The regime as a result holds it."""
         requests = self.requests(0)
         return {
             "title": self.title,
@@ -77,10 +75,10 @@ class Regime:
         }
 
 
-# Lengths at which the simulator (benchmarks/simulator) sees many give way in a few seconds. The smallest model's block
+# At these lengths many sequences are preempted in a few seconds. The smallest model's block
 # takes several times longer to copy at the rate of the first than its tokens take to compute.
 REGIMES = (
-    Regime("short", "short prompts, copies held back", 48, (24, 56), (64, 128), swap_rate=30e6),
+    Regime("short", "short prompts, slow copies", 48, (24, 56), (64, 128), swap_rate=30e6),
     Regime("long", "long prompts", 20, (256, 384), (128, 192)),
     Regime("shared", "shared prefixes", 40, (16, 48), (64, 128), num_prefixes=2, prefix_tokens=256),
 )

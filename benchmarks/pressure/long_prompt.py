@@ -1,18 +1,22 @@
-"""Streams at a steady pace, and a long prompt that arrives among them."""
+"""Streams at a steady rate, and a long prompt that arrives among them."""
 
+import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
+from itertools import pairwise
 from time import perf_counter
+from types import TracebackType
+from typing import Self
 
 import uvloop
 
 from benchmarks.deployment import running_quire
-from benchmarks.pressure.figures import LongPromptFigures, LongPromptRun
 from benchmarks.pressure.loads import random_tokens
-from benchmarks.pressure.streams import Streams
+from benchmarks.pressure.report import LongPromptFigures, LongPromptRun
 from benchmarks.processes import BenchmarkFailed
+from benchmarks.runner import log
 from quire_client.aio import AsyncClient
-from quire_client.bench.latency import Distribution
+from quire_client.bench.latency import Distribution, RequestTimings, TokenArrival
 from quire_client.bench.mix import MixRequest
 from quire_client.bench.targets import BenchTarget, QuireTarget
 
@@ -21,28 +25,82 @@ PROMPT_TOKENS = 6_000
 STREAM_PROMPT_TOKENS = 32
 LEAD_TOKENS = 32  # that each stream has had before its gaps count
 ALONE_TOKENS = 256  # of each stream whose gaps count, where nothing is beside
-_MORE_THAN_ENOUGH = 4_000  # tokens of a stream; it is closed when it has been measured
-
-Report = Callable[[str], None]
+_STREAM_TOKENS = 4_000  # more than are measured; then the stream is closed
 
 
-def measure_long_prompt(prompt_tokens: int, num_runs: int, report: Report) -> LongPromptFigures:
+class Streams:
+    """Streams that generate until the end of `async with`. Each request must allow more tokens than are waited for."""
+
+    def __init__(self, target: BenchTarget, requests: Sequence[MixRequest]) -> None:
+        self._target, self._requests = target, requests
+        self._arrivals: list[list[TokenArrival]] = [[] for _ in requests]
+        self._counts = [0] * len(requests)
+        self._came = asyncio.Event()
+        self._tasks: list[asyncio.Task[RequestTimings]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._run(i)) for i in range(len(self._requests))]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def advance(self, num_tokens: int) -> None:
+        """Returns when each stream has had so many more tokens. Raises BenchmarkFailed where one has ended by then, or
+        what its request raises.
+        """
+        wanted = [count + num_tokens for count in self._counts]
+        while any(count < enough for count, enough in zip(self._counts, wanted, strict=True)):
+            self._came.clear()
+            waiter = asyncio.create_task(self._came.wait())
+            await asyncio.wait([waiter, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            waiter.cancel()
+            for task in self._tasks:
+                if task.done():
+                    raise BenchmarkFailed(f"a stream ended after {task.result().num_tokens} tokens")
+
+    def gaps(self, start: float, end: float) -> list[float]:
+        """Seconds before each token of all streams, of those gaps that reach into the time from `start` to `end`.
+
+        A chunk of k tokens after a gap g counts as k gaps of g/k.
+        """
+        gaps = []
+        for arrivals in self._arrivals:
+            for before, after in pairwise(arrivals):
+                if after.at > start and before.at < end:
+                    gaps += [(after.at - before.at) / after.num_tokens] * after.num_tokens
+        return gaps
+
+    async def _run(self, place: int) -> RequestTimings:
+        def on_tokens(count: int) -> None:
+            self._arrivals[place].append(TokenArrival(perf_counter(), count))
+            self._counts[place] += count
+            self._came.set()
+
+        return await self._target.run(self._requests[place], on_tokens)
+
+
+def measure_long_prompt(prompt_tokens: int, num_runs: int) -> LongPromptFigures:
     """Streams alone, the prompt alone, and both together, in turns on one deployment that has room for all of it.
 
     The first turn does not count. Raises BenchmarkFailed, or what the client raises.
     """
-    report("a long prompt: starting")
+    log("a long prompt: starting")
     with running_quire("Quire", {}) as deployment:
-        return uvloop.run(_interleave(deployment.gateway, prompt_tokens, num_runs, report))
+        return uvloop.run(_interleave(deployment.gateway, prompt_tokens, num_runs))
 
 
-async def _interleave(address: str, prompt_tokens: int, num_runs: int, report: Report) -> LongPromptFigures:
+async def _interleave(address: str, prompt_tokens: int, num_runs: int) -> LongPromptFigures:
     runs = []
     async with AsyncClient(address) as client:
         for i in range(num_runs + 1):
             run = await run_round(QuireTarget(client), i, prompt_tokens)
             runs.append(run)
-            report(
+            log(
                 f"a long prompt: inter-token p99 {run.alone_p99 * 1e3:.1f} ms alone, {run.beside_p99 * 1e3:.1f} ms "
                 f"beside it; its first token after {run.first_token_alone:.2f} s, {run.first_token_beside:.2f} s beside"
             )
@@ -50,7 +108,7 @@ async def _interleave(address: str, prompt_tokens: int, num_runs: int, report: R
 
 
 async def run_round(target: BenchTarget, number: int, prompt_tokens: int) -> LongPromptRun:
-    """Everything once, with prompts of the turn's own; which streams come first, alternates."""
+    """Everything once, with new prompts. Every second round measures streams alone first."""
     rng = random.Random(f"long prompt {number}")
     if number % 2:
         alone = await _alone(target, rng)
@@ -65,7 +123,6 @@ async def run_round(target: BenchTarget, number: int, prompt_tokens: int) -> Lon
 
 
 async def _alone(target: BenchTarget, rng: random.Random) -> Distribution:
-    """Gaps of streams, with nothing beside."""
     async with Streams(target, _stream_requests(rng)) as streams:
         await streams.advance(LEAD_TOKENS)
         start = perf_counter()
@@ -84,7 +141,7 @@ async def _beside(target: BenchTarget, rng: random.Random, prompt_tokens: int) -
 
 
 def _stream_requests(rng: random.Random) -> list[MixRequest]:
-    return [MixRequest(random_tokens(rng, STREAM_PROMPT_TOKENS), _MORE_THAN_ENOUGH) for _ in range(NUM_STREAMS)]
+    return [MixRequest(random_tokens(rng, STREAM_PROMPT_TOKENS), _STREAM_TOKENS) for _ in range(NUM_STREAMS)]
 
 
 def _distribution(gaps: list[float]) -> Distribution:

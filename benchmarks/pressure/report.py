@@ -1,18 +1,137 @@
-"""Regimes and the long prompt as tables, from the result that was written."""
+"""KV memory under pressure: figures of the runs, their targets, and the section of docs/performance.md."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
-from benchmarks.pressure.figures import AUTO, RECOMPUTE, SWAP
-from benchmarks.result_text import mark_missed, origin
-from benchmarks.serving.figures import RatioSense
-from benchmarks.tables import Cells
+from benchmarks.report import Cells, Sense, origin, target, target_list
+from benchmarks.runner import median_of
 
-_SIGNS = {RatioSense.AT_LEAST: "≥", RatioSense.AT_MOST: "≤", RatioSense.BELOW: "<"}
 _MEGA = 1e6
+AUTO, SWAP, RECOMPUTE = "auto", "swap", "recompute"
+
+MAX_RATIO_TO_BEST = 1.1  # times the seconds of the better one of always to swap and always to recompute
+MIN_CHOICES = 20  # of either kind, over all regimes, in every run
+GAP_GROWTH = 2.0  # times the inter-token p99 without a long prompt beside
+
+
+@dataclass(frozen=True)
+class LoadRun:
+    """A load under one mode. `seconds` are from the first request sent to the last token of all.
+
+    `swaps` and `recomputes` count preemptions; `computed_tokens` are those of steps, of prompts and outputs, those of
+    preempted sequences again.
+    """
+
+    seconds: float
+    swaps: int
+    recomputes: int
+    computed_tokens: int
+
+
+@dataclass(frozen=True)
+class SwapRates:
+    """What the choice by cost is based on. Rates are those of the worker while always swapping, bytes per second.
+
+    `swap_seconds` and `recompute_seconds` are the scheduler's estimates at the end of the last run: a block out and
+    back in, or its tokens computed again. Rates are None where nothing was moved.
+    """
+
+    out_bytes_per_second: float | None
+    in_bytes_per_second: float | None
+    swap_seconds: float
+    recompute_seconds: float
+    recompute_tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class RegimeFigures:
+    """A regime: its runs by mode, in their order, and what the choice by cost is based on."""
+
+    runs: Mapping[str, Sequence[LoadRun]]
+    moved: SwapRates
+
+    def median_seconds(self, mode: str) -> float:
+        return median(run.seconds for run in self.runs[mode])
+
+    @property
+    def ratio_to_best(self) -> float:
+        """Median seconds of the choice by cost, divided by those of the better other mode."""
+        return self.median_seconds(AUTO) / min(self.median_seconds(SWAP), self.median_seconds(RECOMPUTE))
+
+    def to_json(self) -> dict[str, Any]:
+        """As a result holds it."""
+        modes = {
+            mode: {"median_seconds": self.median_seconds(mode), "runs": [asdict(run) for run in runs]}
+            for mode, runs in self.runs.items()
+        }
+        return {"modes": modes, "moved": asdict(self.moved), "behind_the_better": self.ratio_to_best}
+
+
+@dataclass(frozen=True)
+class LongPromptRun:
+    """Streams by themselves, a long prompt by itself, and both together. All in seconds.
+
+    The inter-token latencies are over the gaps of all streams: beside the prompt from when it was sent to its first
+    token, alone over as many tokens of each stream as are asked for before the prompt is sent.
+    """
+
+    alone_p50: float
+    alone_p99: float
+    beside_p50: float
+    beside_p99: float
+    first_token_alone: float
+    first_token_beside: float
+
+    @property
+    def growth(self) -> float:
+        """By how much the prompt multiplies the p99."""
+        return self.beside_p99 / self.alone_p99
+
+
+@dataclass(frozen=True)
+class LongPromptFigures:
+    runs: Sequence[LongPromptRun]
+
+    @property
+    def growth(self) -> float:
+        """The median of the runs' growths."""
+        return median(run.growth for run in self.runs)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a result holds it."""
+        return {
+            "median": asdict(median_of(self.runs)),
+            "growth": self.growth,
+            "runs": [asdict(run) | {"growth": run.growth} for run in self.runs],
+        }
+
+
+def judge_regimes(regimes: Mapping[str, RegimeFigures]) -> list[dict[str, Any]]:
+    """Targets of the choice by cost."""
+    targets = [
+        target(f"{name}: auto by the better of swap and recompute", f.ratio_to_best, Sense.AT_MOST, MAX_RATIO_TO_BEST)
+        for name, f in regimes.items()
+    ]
+    turns = list(zip(*(figures.runs[AUTO] for figures in regimes.values()), strict=True))
+    for what, counts in (
+        ("swaps", [sum(run.swaps for run in turn) for turn in turns]),
+        ("recomputes", [sum(run.recomputes for run in turn) for turn in turns]),
+    ):
+        text = f"{what} chosen in a run of all regimes, the fewest"
+        targets.append(target(text, min(counts), Sense.AT_LEAST, MIN_CHOICES))
+    return targets
+
+
+def judge_long_prompt(figures: LongPromptFigures) -> list[dict[str, Any]]:
+    """The target of streams beside a long prompt."""
+    text = "inter-token p99 of streams beside a long prompt, by alone"
+    return [target(text, figures.growth, Sense.BELOW, GAP_GROWTH)]
 
 
 def choice_table(result: dict[str, Any]) -> Cells:
-    """A row for each regime: seconds by mode, and what was chosen in a run, least to most."""
+    """A row for each regime: seconds by mode, and the fewest and most choices of each kind in a run."""
     rows = []
     for regime in result["regimes"].values():
         modes = regime["modes"]
@@ -20,12 +139,12 @@ def choice_table(result: dict[str, Any]) -> Cells:
         chosen = [_range([run[kind] for run in modes[AUTO]["runs"]]) for kind in ("swaps", "recomputes")]
         of_all = f"{regime['num_blocks']} of {regime['num_blocks_at_once']}"
         rows.append([regime["title"], of_all, *seconds, f"{regime['behind_the_better']:.2f}", *chosen])
-    columns = ("", "blocks", "by cost, s", "swap, s", "recompute, s", "by the better", "swaps", "recomputes")
+    columns = ("", "blocks", "by cost, s", "swap, s", "recompute, s", "of the better", "swaps", "recomputes")
     return Cells(columns, rows)
 
 
 def moved_table(result: dict[str, Any]) -> Cells:
-    """A row for each regime: what a swap moves, beside what the scheduler takes a block to cost."""
+    """A row for each regime: rates of swaps, and the scheduler's estimates of a block's costs."""
     rows = []
     for regime in result["regimes"].values():
         moved = regime["moved"]
@@ -61,25 +180,13 @@ def long_prompt_table(result: dict[str, Any]) -> Cells:
     return Cells(("", "inter-token p50, ms", "inter-token p99, ms", "the prompt's first token, s"), rows)
 
 
-def target_lines(result: dict[str, Any]) -> list[str]:
-    """What was asked, and whether it holds; Markdown."""
-    lines = []
-    for target in result["targets"]:
-        text = (
-            f"{target['what']}: {target['value']:.4g}, asked {_SIGNS[RatioSense(target['sense'])]} {target['bound']:g}"
-        )
-        lines.append(mark_missed(text, holds=target["holds"]))
-    return lines
-
-
 def pressure_section(result: dict[str, Any]) -> str:
-    """What docs/performance.md says of it."""
-    targets = "\n".join(f"- {line}" for line in target_lines(result))
+    """The section of docs/performance.md."""
     return (
         f"{result['model']}, bfloat16, medians of {result['num_runs']}; {origin(result)}.\n\n"
         f"{choice_table(result).markdown()}\n\n{moved_table(result).markdown()}\n\n"
         f"{result['num_streams']} streams, and a prompt of {result['prompt_tokens']:,} tokens:\n\n"
-        f"{long_prompt_table(result).markdown()}\n\n{targets}"
+        f"{long_prompt_table(result).markdown()}\n\n{target_list(result)}"
     )
 
 

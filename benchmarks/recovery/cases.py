@@ -1,34 +1,42 @@
-"""What is killed, and what stands beside it."""
+"""Which process is killed, and which others run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from svc_common.supervisor.roles import Role
 
 MAX_SECONDS = 5.0
-"""What is asked of the first further token."""
+"""Target for the first further token."""
 MAX_SECONDS_OTHER = 2.0
-"""The same where a second worker stands by."""
+"""The same with a second worker."""
 
 
 @dataclass(frozen=True)
 class FaultCase:
-    """A kind of fault: kill -9 of one role, under as many of each as `counts` says, one of each but for that."""
+    """A kind of fault: kill -9 of one role. `counts` says how many processes a role has, where not one."""
 
     name: str
     title: str
     role: str
     counts: Mapping[str, int] = field(default_factory=dict)
     scheduler: str = "scheduler_svc"
-    """The program of schedulers."""
+    """The program that schedulers run."""
     bound: float = MAX_SECONDS
+
+    def adapt(self, role: Role) -> Role:
+        """The role with this case's program."""
+        return replace(
+            role, command=tuple(self.scheduler if word == "scheduler_svc" else word for word in role.command)
+        )
 
 
 CASES = (
     FaultCase("worker", "a worker, which is started again", "worker"),
     FaultCase("worker-beside", "a worker, with a second one", "worker", {"workers": 2}, bound=MAX_SECONDS_OTHER),
-    FaultCase("scheduler-standby", "the scheduler, with one that stands by", "scheduler", {"schedulers": 2}),
+    FaultCase("scheduler-standby", "the scheduler, with a standby", "scheduler", {"schedulers": 2}),
     FaultCase(
         "scheduler-blind",
-        "the same, which takes no blocks over",
+        "the same, which restores no cached blocks",
         "scheduler",
         {"schedulers": 2},
         "benchmarks.recovery.cacheless_scheduler",

@@ -2,45 +2,36 @@
 
     [VLLM_VENV=ENVIRONMENT] python -m benchmarks.serving [--runs 3] [--systems quire,…] [--requests N] [--output FILE]
 
-Each is an HTTP server under one load generator; only static batches have no server, and get their requests all at once.
-They take turns on the machine, each started afresh for each run, in bfloat16, greedy, with end-of-text ignored; first
-come two requests that do not count. transformers' continuous batching takes part where it is named. Figures are medians
-over the runs; what they mean is said in quire_client/bench/latency.py, what is sent in loads.py, what is asked in
-figures.py.
+Each is an HTTP server under one load generator; only static batches have no server, and get all requests at once. The
+systems take turns on the machine, each started anew for each run, in bfloat16, greedy, with end-of-text ignored; two
+requests warm up. transformers' continuous batching takes part where it is named. Figures are medians over the runs:
+quire_client/bench/latency.py defines them, loads.py the requests, report.py the targets.
 """
 
-import argparse
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-import httpx
 from tokenizers import Tokenizer
 
-from benchmarks.processes import BenchmarkFailed
+from benchmarks.deployment import prepare_model
+from benchmarks.mix import PATH as MIX
 from benchmarks.record import RESULTS, provenance, write_result
-from benchmarks.serving.figures import Figures, judge
+from benchmarks.runner import failures_exit, log, make_parser, median_of
 from benchmarks.serving.loads import ServingLoad, comparison_loads
 from benchmarks.serving.measure import Outcome, run_static_batches, run_system
-from benchmarks.serving.prepare import MIX, end_on_signals, make_systems, prepare_model, report
-from benchmarks.serving.report import comparison_table, summary_lines
-from benchmarks.serving.systems import Vllm
+from benchmarks.serving.report import comparison_table, judge, summary_lines
+from benchmarks.serving.systems import Vllm, make_systems
 from quire_client.bench.mix import read_mix
-from quire_client.bench.targets import TargetError
-from svc_common.models import ModelNotFound
 
 RESULT = RESULTS / "serving.json"
 STATIC = "static_batches"
 
 
-@dataclass(frozen=True)
-class ComparedSystem:
-    """Who is measured: `run` starts it, puts it under the loads, and stops it."""
+class ComparedSystem(NamedTuple):
+    """`run` starts the system, sends it the loads, and stops it."""
 
     name: str
     title: str
@@ -48,10 +39,10 @@ class ComparedSystem:
 
 
 def measure(compared_systems: Sequence[ComparedSystem], num_runs: int) -> Iterator[dict[str, dict[str, list[Outcome]]]]:
-    """All runs, in turns: after each, the outcomes so far by contestant and load."""
+    """All runs in turns; after each, the outcomes so far by system and load."""
     outcomes: dict[str, dict[str, list[Outcome]]] = {compared_system.name: {} for compared_system in compared_systems}
-    for i in range(num_runs):
-        report(f"run {i + 1} of {num_runs}")
+    for run in range(num_runs):
+        log(f"run {run + 1} of {num_runs}")
         for compared_system in compared_systems:
             for load, outcome in compared_system.run().items():
                 outcomes[compared_system.name].setdefault(load, []).append(outcome)
@@ -63,9 +54,9 @@ def summarize_runs(
     loads: Sequence[ServingLoad],
     outcomes: dict[str, dict[str, list[Outcome]]],
 ) -> dict[str, Any]:
-    """What goes into the file of the runs themselves."""
+    """Loads, systems and targets as a result holds them."""
     medians = {
-        name: {load: Figures.median([outcome.figures for outcome in runs]) for load, runs in by_load.items()}
+        name: {load: median_of([outcome.figures for outcome in runs]) for load, runs in by_load.items()}
         for name, by_load in outcomes.items()
     }
     systems: dict[str, Any] = {}
@@ -86,45 +77,39 @@ def summarize_runs(
 
 
 def main() -> None:
-    """Reads flags, measures, writes. Exits with 1 where there are no figures, whatever they are otherwise with 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Exits with 1 where there are no figures; missed targets do not change the status."""
+    parser = make_parser(__doc__, RESULT, ", for whole loads")
     parser.add_argument("--runs", type=int, default=3, help="runs of each; default 3")
     parser.add_argument("--systems", help=f"of quire, vllm, continuous_batching and {STATIC}; default all but one")
     parser.add_argument("--requests", type=int, help="at most so many in each load, for a quick pass; default all")
-    parser.add_argument("--output", type=Path, help=f"file for the result; default {RESULT.name}, for whole loads")
     options = parser.parse_args()
     if options.runs < 1 or (options.requests or 1) < 1:
         parser.error("--runs and --requests are at least 1")
     output = options.output or (RESULT if options.requests is None else None)
-    end_on_signals()
-    try:
+    with failures_exit("serving"):
         model = prepare_model()
         names = None if options.systems is None else options.systems.split(",")
         systems = make_systems(model, names and [name for name in names if name != STATIC])
         tokenizer = Tokenizer.from_file(str(model.path / "tokenizer.json"))
         loads = comparison_loads(read_mix(MIX), tokenizer, options.requests)
-        compared_systems = [ComparedSystem(s.name, s.title, partial(run_system, s, loads, report)) for s in systems]
+        compared_systems = [ComparedSystem(s.name, s.title, partial(run_system, s, loads)) for s in systems]
         if names is None or STATIC in names:
             at_once = next(load for load in loads if load.name == "mix-48")
-            run = partial(run_static_batches, model.path, at_once, report)
+            run = partial(run_static_batches, model.path, at_once)
             compared_systems.append(ComparedSystem(STATIC, "transformers, static batches of 8", run))
         head = {
             **provenance("torch", "transformers", "grpcio"),
             "model": model.name,
             "vllm": next((system.version() for system in systems if isinstance(system, Vllm)), None),
         }
-        # Written after each run: what ends a later one costs no more than that.
+        # Written after each run, so that a failure of a later one loses only that run.
         for num_runs, outcomes in enumerate(measure(compared_systems, options.runs), 1):
             result = head | {"num_runs": num_runs} | summarize_runs(compared_systems, loads, outcomes)
             if output:
                 write_result(output, result)
-    except (BenchmarkFailed, ModelNotFound, TargetError, httpx.HTTPError) as error:
-        sys.exit(f"serving: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
     comparison_table(result).print(summary_lines(result))
     if output:
-        print(f"written to {os.path.relpath(output)}", file=sys.stderr)
+        log(f"written to {output}")
 
 
 if __name__ == "__main__":

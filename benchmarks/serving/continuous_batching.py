@@ -3,8 +3,8 @@
     python -m benchmarks.serving.continuous_batching --model DIRECTORY --name NAME --port PORT
 
 The generation loop is transformers' own ContinuousBatchingManager, in bfloat16 over torch's SDPA; this file only
-carries token ids in and text out. Batches are bounded to as many tokens as Quire's steps have on a processor, and the
-cache to what vLLM is given: left to itself, transformers takes most of the memory, and masks of that size with it.
+passes token ids in and text out. Batches have at most as many tokens as Quire's steps on a CPU, and the cache has the
+size of vLLM's: by default transformers takes most of the memory, and makes masks of that size.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-KV_BYTES = 2 * 2**30  # as vLLM is given
+KV_BYTES = 2 * 2**30  # the size of vLLM's cache
 
 
 @dataclass
 class Completions:
-    """The routes, over one manager."""
+    """The HTTP routes."""
 
     manager: Any
     tokenizer: Tokenizer
@@ -45,7 +45,6 @@ class Completions:
         ]
 
     async def models(self, request: Request) -> Response:
-        """The one model."""
         return JSONResponse({"object": "list", "data": [{"id": self.name, "object": "model"}]})
 
     async def completions(self, request: Request) -> Response:
@@ -95,7 +94,6 @@ def make_manager(path: Path, max_batch_tokens: int) -> Any:
 
 
 def main() -> None:
-    """Loads, and serves until a signal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="model directory")
     parser.add_argument("--name", required=True, help="what the model is called")

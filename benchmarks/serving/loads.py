@@ -1,4 +1,4 @@
-"""What is sent to the systems that are compared. No prompt begins as one that the same server has answered before."""
+"""The loads of the comparison. No prompt begins like one that the same server has answered before."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ PREFIX_WORDS = 800
 SUFFIX_TOKENS = (16, 48)
 SHARED_OUTPUT_TOKENS = 64
 
-# Ids from here on are ordinary tokens in all common vocabularies.
+# From here on, ids are ordinary tokens in all common vocabularies.
 _FIRST_MARK = 2_000
 
 
@@ -29,7 +29,7 @@ class ServingLoad:
     concurrency: int
 
     def describe(self) -> dict[str, Any]:
-        """What a result says of it."""
+        """The load as a result holds it."""
         return {
             "title": self.title,
             "concurrency": self.concurrency,
@@ -49,12 +49,12 @@ def comparison_loads(mix: Sequence[MixRequest], tokenizer: Tokenizer, limit: int
 
 
 def sweep_loads(mix: Sequence[MixRequest], concurrencies: Sequence[int]) -> list[ServingLoad]:
-    """The mix at each concurrency, three requests for each place and at least eight."""
+    """The mix at each concurrency, three requests for each one in flight and at least eight."""
     return _mix_loads(mix, {concurrency: max(8, 3 * concurrency) for concurrency in concurrencies})
 
 
 def _mix_loads(mix: Sequence[MixRequest], counts: Mapping[int, int]) -> list[ServingLoad]:
-    """A load for each concurrency, of as many requests as `counts` says, none of which comes twice."""
+    """A load for each concurrency, of as many requests as `counts` says, none of them twice."""
     loads: list[ServingLoad] = []
     place = 0
     for concurrency, count in counts.items():
@@ -65,15 +65,15 @@ def _mix_loads(mix: Sequence[MixRequest], counts: Mapping[int, int]) -> list[Ser
 
 
 def warm_up() -> list[MixRequest]:
-    """Requests that come first and do not count."""
+    """Requests that are sent first and not measured."""
     return sample_mix(1, NUM_WARM_UPS, None)
 
 
 def renewed(mix: Sequence[MixRequest], place: int, count: int) -> tuple[MixRequest, ...]:
-    """`count` requests of the mix, over again where it has not so many, each with another first token each time.
+    """`count` requests of the mix, repeated as needed, with another first token in each repetition.
 
-    A cache of prefixes looks up whole blocks from the first one on: it holds none of these, unless it saw the mix
-    renewed at the same `place`. The repetitions here take the places behind it too.
+    A prefix cache has none of their blocks, unless the same `place` was used before. Repetitions use the places behind
+    it too.
     """
     renewals: list[MixRequest] = []
     while len(renewals) < count:
@@ -84,7 +84,7 @@ def renewed(mix: Sequence[MixRequest], place: int, count: int) -> tuple[MixReque
 
 
 def shared_prefix_requests(tokenizer: Tokenizer, count: int) -> list[MixRequest]:
-    """Requests that begin with the same words and end each in a short one of its own; seed 0."""
+    """Requests of one long prefix and a short suffix each; seed 0."""
     rng = random.Random("0 shared prefix")
     text = " ".join(write_text(rng, 900, PREFIX_WORDS).split()[:PREFIX_WORDS])
     prefix = tokenizer.encode(text, add_special_tokens=False).ids

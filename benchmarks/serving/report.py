@@ -1,11 +1,12 @@
-"""The comparison and the sweep as tables and charts, from the results that were written."""
+"""The comparison and the sweep: figures, targets, tables, charts, and the sections of docs/performance.md."""
 
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.plot import Chart, Series
-from benchmarks.result_text import mark_missed, origin
-from benchmarks.serving.figures import RatioSense, RatioTarget
-from benchmarks.tables import Cells
+from benchmarks.report import Cells, Sense, mark_missed, origin
+from quire_client.bench.latency import BenchSummary
 
 _FIGURES = (
     ("output tokens/s", "output_tokens_per_second", 1, ",.0f"),
@@ -14,11 +15,79 @@ _FIGURES = (
     ("inter-token latency p50, ms", "inter_token_p50", 1e3, ",.1f"),
     ("inter-token latency p99, ms", "inter_token_p99", 1e3, ",.1f"),
 )
-_SIGNS = {RatioSense.AT_LEAST: "≥", RatioSense.AT_MOST: "≤", RatioSense.BELOW: "<"}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of a load, of one run or the medians of several: seconds, and tokens per second."""
+
+    output_tokens_per_second: float
+    time_to_first_token_p50: float
+    time_to_first_token_p99: float
+    inter_token_p50: float
+    inter_token_p99: float
+    wall_seconds: float
+
+    @classmethod
+    def of(cls, summary: BenchSummary) -> "Figures":
+        """From a summary with streams of two tokens or more."""
+        first, between = summary.time_to_first_token, summary.inter_token
+        if between is None:
+            raise ValueError("no stream has two tokens that came one after the other")
+        return cls(
+            output_tokens_per_second=summary.output_tokens_per_second,
+            time_to_first_token_p50=first.p50,
+            time_to_first_token_p99=first.p99,
+            inter_token_p50=between.p50,
+            inter_token_p99=between.p99,
+            wall_seconds=summary.wall_seconds,
+        )
+
+
+@dataclass(frozen=True)
+class RatioTarget:
+    """A bound on Quire's figure divided by that of another system under the same load."""
+
+    load: str
+    figure: str
+    against: str
+    sense: Sense
+    bound: float
+
+
+def _beside_vllm(load: str, throughput: float) -> list[RatioTarget]:
+    return [
+        RatioTarget(load, "output_tokens_per_second", "vllm", Sense.AT_LEAST, throughput),
+        RatioTarget(load, "time_to_first_token_p50", "vllm", Sense.AT_MOST, 0.8),
+        RatioTarget(load, "inter_token_p99", "vllm", Sense.BELOW, 1.0),
+    ]
+
+
+TARGETS = (
+    *_beside_vllm("mix-1", 1.2),
+    *_beside_vllm("mix-8", 1.5),
+    *_beside_vllm("mix-32", 1.5),
+    RatioTarget("shared-prefix", "output_tokens_per_second", "vllm", Sense.AT_LEAST, 2.0),
+    RatioTarget("mix-48", "output_tokens_per_second", "static_batches", Sense.AT_LEAST, 8.0),
+)
+
+
+def judge(medians: Mapping[str, Mapping[str, Figures]]) -> list[dict[str, Any]]:
+    """The targets whose figures were measured. `medians` are by system and load."""
+    targets = []
+    for target in TARGETS:
+        ours = medians.get("quire", {}).get(target.load)
+        theirs = medians.get(target.against, {}).get(target.load)
+        if ours is None or theirs is None:
+            continue
+        ratio = getattr(ours, target.figure) / getattr(theirs, target.figure)
+        described = asdict(target) | {"sense": target.sense.value}
+        targets.append(described | {"ratio": ratio, "holds": target.sense.holds(ratio, target.bound)})
+    return targets
 
 
 def comparison_table(result: dict[str, Any]) -> Cells:
-    """A row for each figure under each load: the systems side by side, and the ratios that are asked for."""
+    """A row for each figure under each load: the systems side by side, and the ratios with their targets."""
     systems = result["systems"]
     rows = []
     for load, about in result["loads"].items():
@@ -33,31 +102,30 @@ def comparison_table(result: dict[str, Any]) -> Cells:
 
 
 def summary_lines(result: dict[str, Any]) -> str:
-    """What was measured, when and on what."""
+    """What was measured, when, and on which machine."""
     machine = result["machine"]
     versions = ", ".join(f"{name} {machine[name]}" for name in ("torch", "transformers") if name in machine)
     peer = f", {result['vllm']}" if result.get("vllm") else ""
     wasted = result["systems"].get("quire", {}).get("loads", {}).get("mix-48", {}).get("kv_wasted")
-    told = "" if wasted is None else f" Of the KV memory in use, {wasted:.1%} held no token (48 at a time)."
+    waste = "" if wasted is None else f" Of the KV memory in use, {wasted:.1%} held no token (48 at a time)."
     runs = "one run" if result["num_runs"] == 1 else f"medians of {result['num_runs']}"
-    return f"{result['model']}, bfloat16, {runs}; {origin(result)}, {versions}{peer}.{told}"
+    return f"{result['model']}, bfloat16, {runs}; {origin(result)}, {versions}{peer}.{waste}"
 
 
 def serving_section(result: dict[str, Any]) -> str:
-    """What docs/performance.md says of the comparison."""
+    """The comparison's section of docs/performance.md."""
     return f"{summary_lines(result)}\n\n{comparison_table(result).markdown()}"
 
 
 def _ratios(result: dict[str, Any], load: str, figure: str) -> str:
-    """Each target's ratio for this figure, and what was asked."""
-    told = []
-    for verdict in result["targets"]:
-        if (verdict["load"], verdict["figure"]) == (load, figure):
-            target = RatioTarget(load, figure, verdict["against"], RatioSense(verdict["sense"]), verdict["bound"])
-            beside = result["systems"][target.against]["title"]
-            asked = f"{verdict['ratio']:.2f} × {beside}, asked {_SIGNS[target.sense]} {target.bound:g}"
-            told.append(mark_missed(asked, holds=verdict["holds"]))
-    return "; ".join(told)
+    """Each target's ratio for this figure, and its bound."""
+    texts = []
+    for target in result["targets"]:
+        if (target["load"], target["figure"]) == (load, figure):
+            peer = result["systems"][target["against"]]["title"]
+            text = f"{target['ratio']:.2f} × {peer}, target {Sense(target['sense']).sign} {target['bound']:g}"
+            texts.append(mark_missed(text, holds=target["holds"]))
+    return "; ".join(texts)
 
 
 def sweep_table(result: dict[str, Any]) -> Cells:
@@ -98,7 +166,7 @@ def sweep_charts(result: dict[str, Any]) -> list[Chart]:
 
 
 def sweep_section(result: dict[str, Any]) -> str:
-    """What docs/performance.md says of the sweep."""
+    """The sweep's section of docs/performance.md."""
     return (
         f"{result['model']}, bfloat16, one run; {origin(result)}.\n\n"
         f"![Output tokens per second, time to first token and inter-token latency over concurrency](sweep.svg)\n\n"

@@ -1,10 +1,10 @@
-"""What Quire is compared with: transformers' `generate` on static batches, timed step by step.
+"""A peer of Quire: transformers' `generate` on static batches, timed step by step.
 
     python -m benchmarks.serving.static_batches --model DIRECTORY < REQUESTS
 
-Requests come as a JSON array of [prompt token ids, output tokens]. They are taken in their order, eight at a time,
-padded on the left, in bf16. A batch runs until its longest output is whole; a request's tokens count up to its own
-length. All requests count as sent when the first batch begins. Prints one JSON array: for each request, the seconds
+Requests come as a JSON array of [prompt token ids, output tokens]. They run in order, eight at a time, padded on
+the left, in bf16. A batch runs until its longest output is complete; a request's tokens count up to its own length. All
+requests count as sent when the first batch begins. Prints one JSON array: for each request, the seconds
 from then to each of its tokens.
 """
 
@@ -25,7 +25,7 @@ BATCH_SIZE = 8
 
 
 class StepClock(StoppingCriteria):
-    """Keeps when each step of a batch was done, and stops nothing: `generate` asks after each new token."""
+    """Records when each step of a batch was done: `generate` calls it after each new token. It never stops."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -36,7 +36,7 @@ class StepClock(StoppingCriteria):
 
 
 def load_model(path: Path, device: torch.device) -> Any:
-    """The model in bf16, which goes on at end-of-text."""
+    """The model in bf16, which continues after end-of-text."""
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
     model.to(device).eval()
     model.generation_config.eos_token_id = None
@@ -68,7 +68,6 @@ def run_batch(model: Any, requests: Sequence[MixRequest], device: torch.device) 
 
 
 def main() -> None:
-    """Loads, warms up, measures, prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="model directory")
     options = parser.parse_args()

@@ -1,8 +1,9 @@
-"""The systems that are compared: each started afresh, in bfloat16, as an HTTP server of OpenAI's API."""
+"""The systems that are compared: each started anew, in bfloat16, as an HTTP server of OpenAI's API."""
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,13 @@ import httpx
 
 from benchmarks.deployment import START_SECONDS, running_quire
 from benchmarks.processes import BenchmarkFailed, running
+from benchmarks.runner import log
 from svc_common.models import ServedModel
 from svc_common.supervisor.addresses import free_port
 
 CONTEXT_LENGTH = 2048
 
-# Its package has other names for other devices.
+# The package's name depends on the device.
 _VLLM_VERSION = """
 from importlib.metadata import packages_distributions, version
 names = packages_distributions()["vllm"]
@@ -34,18 +36,16 @@ class Endpoint:
 
 
 class System(Protocol):
-    """Something that serves the model over HTTP."""
+    """A server of the model over HTTP. `name` stands in results and flags, `title` in tables."""
 
     @property
-    def name(self) -> str:
-        """What it is called in results and flags."""
+    def name(self) -> str: ...
 
     @property
-    def title(self) -> str:
-        """What it is called in tables."""
+    def title(self) -> str: ...
 
     def running(self) -> AbstractContextManager[Endpoint]:
-        """Starts it, yields it when it is ready, and stops it. Raises BenchmarkFailed."""
+        """Starts it, yields it once it is ready, and stops it. Raises BenchmarkFailed."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Quire:
 
 @dataclass(frozen=True)
 class Vllm:
-    """vLLM's build for processors, of a virtual environment that has it."""
+    """vLLM's CPU build, in a virtual environment of its own."""
 
     model: ServedModel
     environment: Path
@@ -82,7 +82,7 @@ class Vllm:
             yield process.wait_until(lambda: _listening(port), START_SECONDS)
 
     def version(self) -> str:
-        """Of vLLM's package. Raises BenchmarkFailed where the environment has none."""
+        """The version of vLLM's package. Raises BenchmarkFailed where the environment has none."""
         done = subprocess.run(
             [self.environment / "bin" / "python", "-c", _VLLM_VERSION], capture_output=True, text=True, check=False
         )
@@ -93,8 +93,8 @@ class Vllm:
 
 @dataclass(frozen=True)
 class ContinuousBatching:
-    """transformers' continuous batching behind the smallest server that streams it: `transformers serve` itself
-    takes neither token ids nor exact output lengths."""
+    """transformers' continuous batching behind a minimal streaming server: `transformers serve` supports neither
+    token ids nor exact output lengths."""
 
     model: ServedModel
     name: str = "continuous_batching"
@@ -109,6 +109,27 @@ class ContinuousBatching:
         )
         with running(self.title, command) as process:
             yield process.wait_until(lambda: _listening(port), START_SECONDS)
+
+
+def make_systems(model: ServedModel, wanted: Sequence[str] | None) -> list[System]:
+    """The systems of these names; None: all that are installed but continuous batching, whose run takes ten minutes.
+
+    vLLM is that of the environment in VLLM_VENV. Raises BenchmarkFailed where a named system is missing.
+    """
+    environment = os.environ.get("VLLM_VENV")
+    installed: list[System] = [Quire(), ContinuousBatching(model)]
+    if environment:
+        vllm = Vllm(model, Path(environment))
+        vllm.version()
+        installed.insert(1, vllm)
+    elif wanted is None:
+        log("vLLM is left out: VLLM_VENV names no environment that has it")
+    if wanted is None:
+        return [system for system in installed if not isinstance(system, ContinuousBatching)]
+    known = {system.name: system for system in installed}
+    if missing := [name for name in wanted if name not in known]:
+        raise BenchmarkFailed(f"not installed: {', '.join(missing)}; installed: {', '.join(known)}")
+    return [known[name] for name in wanted]
 
 
 def _listening(port: int) -> Endpoint | None:

@@ -1,4 +1,4 @@
-"""Runs experiments that judge policies, and keeps their results. `python -m benchmarks.simulator.run` runs one load.
+"""Runs experiments that compare policies (`make bench-simulator`). `python -m benchmarks.simulator.run` runs one load.
 
     python -m benchmarks.simulator [fairness | ageing | preemption | queue | scale]… [--output FOLDER]
 
@@ -7,17 +7,14 @@ the clock's, the others in modelled time, which is the same on every machine.
 """
 
 import argparse
-import os
-import sys
 from pathlib import Path
 
-from benchmarks.record import RESULTS, provenance, write_result
+from benchmarks.record import RESULTS, provenance
+from benchmarks.runner import log, publish
 from benchmarks.simulator.scenarios import SCENARIOS
-from benchmarks.simulator.scenarios.scenario import target_lines
 
 
 def main() -> None:
-    """Reads flags, runs, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenarios", nargs="*", metavar="NAME", help=f"{', '.join(SCENARIOS)}; default all")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for results; default benchmarks/results")
@@ -26,12 +23,8 @@ def main() -> None:
         parser.error(f"no such experiment: {', '.join(unknown)}")
     for name in options.scenarios or SCENARIOS:
         scenario = SCENARIOS[name]
-        result = {**provenance(), **scenario.measure(lambda text: print(text, file=sys.stderr, flush=True))}
-        scenario.table(result).print(scenario.title)
-        print("\n".join(target_lines(result)))
-        path = options.output / scenario.result_path.name
-        write_result(path, result)
-        print(f"written to {os.path.relpath(path)}", file=sys.stderr)
+        result = {**provenance(), **scenario.measure(log)}
+        publish(result, options.output / scenario.result_path.name, {scenario.title: scenario.table(result)})
 
 
 if __name__ == "__main__":

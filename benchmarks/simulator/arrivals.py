@@ -1,4 +1,4 @@
-"""What arrives, and when: requests as they are before their tokens are made, and where they come from."""
+"""Arrivals of requests: their times, lengths and classes, without tokens."""
 
 import heapq
 from collections.abc import Iterable, Iterator
@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A beginning that prompts share: of all with the same name, the longer ones begin with the shorter ones."""
+    """A shared prefix of prompts: of those with the same name, longer ones begin with the shorter ones."""
 
     name: str
     num_tokens: int
@@ -18,8 +18,8 @@ class Prefix:
 class Arrival:
     """A request. `at` is in seconds; `deadline` in seconds after it.
 
-    The prompt is `prompt`, or else `prompt_tokens` tokens, of which the first are the prefix's and the others like no
-    other request's. It ends after `output_tokens`, by a stop token where `max_tokens` asks for more.
+    The prompt is `prompt`, or else `prompt_tokens` tokens, of which the first are the prefix's and the others unique.
+    It ends after `output_tokens`, by a stop token where `max_tokens` is larger.
     """
 
     at: float
@@ -38,31 +38,29 @@ class Traffic(Protocol):
     """Requests in the order in which they arrive."""
 
     def first(self) -> Iterable[Arrival]:
-        """Those that are known before anything has happened."""
+        """The requests that are known at the start."""
 
     def after_arrival(self) -> Arrival | None:
-        """The next one, known once one has arrived."""
+        """The next request, known once one has arrived."""
 
     def after_end(self, now: float) -> Arrival | None:
-        """The next one, known once one has ended or was refused."""
+        """The next request, known once one has ended or was rejected."""
 
 
 class OpenLoop:
-    """Requests that arrive when they arrive. They must be in order."""
+    """Requests at given times, in order."""
 
     def __init__(self, arrivals: Iterable[Arrival]) -> None:
         self._arrivals = iter(arrivals)
 
     def first(self) -> Iterable[Arrival]:
-        """The first, if there is any."""
         return [arrival for arrival in (next(self._arrivals, None),) if arrival is not None]
 
     def after_arrival(self) -> Arrival | None:
-        """The one after that which arrived last."""
         return next(self._arrivals, None)
 
     def after_end(self, now: float) -> Arrival | None:
-        """Nothing: nobody waits for an answer."""
+        """Nothing: arrivals do not depend on ends."""
         return None
 
 
@@ -75,16 +73,13 @@ class ClosedLoop:
         self._think_seconds = think_seconds
 
     def first(self) -> Iterable[Arrival]:
-        """One for each client, at the start."""
         first = (self._next(0.0) for _ in range(self._num_clients))
         return [arrival for arrival in first if arrival is not None]
 
     def after_arrival(self) -> Arrival | None:
-        """Nothing: a client sends one at a time."""
         return None
 
     def after_end(self, now: float) -> Arrival | None:
-        """The client's next one."""
         return self._next(now + self._think_seconds)
 
     def _next(self, at: float) -> Arrival | None:

@@ -1,16 +1,16 @@
-"""When a modelled worker is done with what it was sent: one step after the other, and copies before or beside them."""
+"""The clock of a modelled worker: steps run one after the other, copies before or beside them."""
 
 from dataclasses import dataclass
 
 from benchmarks.simulator.machine import CopyMode, Machine
-from scheduler_svc.core.plan import Direction, SwapDone
+from scheduler_svc.core.step import Direction, SwapDone
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step asks of a device.
+    """The work of a step.
 
-    `num_context` is how many tokens its decodes look back on, `num_pairs` the same of each token of its prompts.
+    `num_context` is the number of context tokens of its decodes, `num_pairs` the sum over tokens of its prompts.
     """
 
     num_prefill_tokens: int = 0
@@ -22,15 +22,14 @@ class StepWork:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that it computes."""
         return self.num_prefill_tokens + self.num_decodes
 
 
 @dataclass(frozen=True, slots=True)
 class StepCompletion:
-    """A step that is done. `at` is when its results are at the scheduler, `seconds` how long it computed.
+    """A finished step. `at` is when its results are at the scheduler, `seconds` how long it computed.
 
-    `swaps` are those that it tells of; each is all blocks of one step that go one way.
+    `swaps` are those that it confirms; each is all blocks of one step in one direction.
     """
 
     at: float
@@ -39,22 +38,22 @@ class StepCompletion:
 
 
 class Device:
-    """One worker's clock. Steps run in the order in which they are sent, one at a time.
+    """One worker. Steps run in the order in which they are sent, one at a time.
 
     A transfer out waits for the steps sent before it, whose blocks it reads, and each transfer for the one before. It
-    is told in the results of the first step, its own or a later one, that ends after it. A step that computes nothing
-    waits for all of them.
+    is confirmed in the results of the first step that ends after it. A step that computes nothing waits for all
+    transfers.
     """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.busy_seconds = 0.0
-        self._free_at = 0.0  # no step runs from then on
+        self._free_at = 0.0  # when the last step ends
         self._copies_free_at = 0.0
-        self._copying: list[tuple[float, SwapDone]] = []  # when it is done, of each that no step has told of
+        self._copying: list[tuple[float, SwapDone]] = []  # ends of transfers that no step has confirmed
 
     def run(self, step_id: int, work: StepWork, now: float) -> StepCompletion:
-        """Send it a step at `now`, in seconds; when it is done, which no later step changes."""
+        """Sends it a step at `now`, in seconds, and returns the step's completion, which is final."""
         machine = self.machine
         begins = max(now + machine.dispatch_seconds, self._free_at)
         seconds = (
@@ -75,7 +74,7 @@ class Device:
         return StepCompletion(ends + machine.dispatch_seconds, seconds, over)
 
     def _copy(self, step_id: int, work: StepWork, sent: float, begins: float) -> float:
-        """Begin a step's transfers; when the step itself can begin."""
+        """Starts a step's transfers, and returns when the step itself can start."""
         at = begins if self.machine.copies is CopyMode.BEFORE_THE_STEP else max(sent, self._copies_free_at)
         for direction, num_blocks in ((Direction.OUT, work.num_blocks_out), (Direction.IN, work.num_blocks_in)):
             if num_blocks:

@@ -1,4 +1,4 @@
-"""The core as a simulation uses it. What depends on the core's interface stands here alone."""
+"""The only part of the simulator that depends on the core's interface."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,15 @@ from benchmarks.simulator.machine import Machine
 from benchmarks.simulator.prompts import NOTHING, STOP_TOKEN, Token, Tokens
 from benchmarks.simulator.request_record import RequestRecord
 from scheduler_svc.core.admission import AdmissionLimits
-from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.plan import Event, FailedEvent, StepOutcome, StepPlan
-from scheduler_svc.core.planner import MAX_STEPS_IN_FLIGHT
-from scheduler_svc.core.policies import PolicySettings
-from scheduler_svc.core.preemption import PreemptionMode
-from scheduler_svc.core.replica import Replica, ReplicaShape
+from scheduler_svc.core.events import Event, FailedEvent
+from scheduler_svc.core.limits import MAX_STEPS_IN_FLIGHT, SchedulerLimits
+from scheduler_svc.core.policy import PolicySettings
+from scheduler_svc.core.policy.preemption import PreemptionMode
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.replica_shape import ReplicaShape
+from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Request
+from scheduler_svc.core.step import StepOutcome, StepPlan
 
 __all__ = [
     "MAX_STEPS_IN_FLIGHT",
@@ -32,7 +33,7 @@ _STOP = frozenset({STOP_TOKEN})
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is simulated, arrivals aside."""
+    """The simulated deployment."""
 
     machine: Machine
     num_replicas: int = 1
@@ -44,7 +45,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """A step of one replica: what it asks of the device, and what will come of it."""
+    """A step of one replica: its work, and its results."""
 
     plan: StepPlan
     work: StepWork
@@ -54,7 +55,7 @@ class SimulatedStep:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
-    """Blocks of all replicas: those in use, and those that only hold what may be asked for again."""
+    """Blocks of all replicas, in use and cached."""
 
     used: int
     cached: int
@@ -64,7 +65,7 @@ class MemoryUsage:
 
 @dataclass(frozen=True, slots=True)
 class CoreFigures:
-    """What the core counted: preemptions by choice; tokens looked up, and those found on the device and on the host."""
+    """Counters of the core: preemptions by choice; tokens looked up, and those found on the device and on the host."""
 
     num_swapped: int
     num_recomputed: int
@@ -74,13 +75,13 @@ class CoreFigures:
 
 
 def record_of(request: Request) -> RequestRecord:
-    """What goes with a request through the core."""
+    """The record that goes with a request through the core."""
     assert isinstance(request.sampling, RequestRecord)
     return request.sampling
 
 
 def outcome_of(step: SimulatedStep, done: StepCompletion) -> StepOutcome:
-    """What the core is told of a step that is done."""
+    """The outcome of a finished step, for the core."""
     return StepOutcome(step.results, done.swaps, done.seconds)
 
 
@@ -116,11 +117,11 @@ class CoreDriver:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that any replica may take."""
+        """Waiting sequences of all replicas."""
         return len(self.core.waiting.policy)
 
     def submit(self, record: RequestRecord, prompt: list[int], now: float) -> FailedEvent | None:
-        """Queue a request, or say why not."""
+        """Queues a request, or returns why not."""
         arrival = record.arrival
         request = Request(
             key=str(record.number),
@@ -138,7 +139,7 @@ class CoreDriver:
         return self.core.submit(request, now)
 
     def expire(self, now: float) -> list[FailedEvent]:
-        """End the requests whose deadline has passed."""
+        """Ends requests whose deadline has passed."""
         return self.core.expire(now)
 
     def schedule(self, replica: Replica, now: float) -> SimulatedStep | None:
@@ -147,17 +148,16 @@ class CoreDriver:
         return None if plan is None else self.read(plan)
 
     def take_placed(self) -> list[Replica]:
-        """Replicas that were given something to do while steps of others were made."""
+        """Replicas that got work while steps of others were planned."""
         return self.core.take_placed()
 
     def commit(self, replica: Replica, step: SimulatedStep, done: StepCompletion, now: float) -> list[Event]:
-        """Take in the oldest step in flight; what is new to tell."""
+        """Commits the oldest step in flight, and returns its events."""
         return self.core.commit(replica, outcome_of(step, done), now)
 
     def memory(self) -> MemoryUsage:
-        """Blocks in use now."""
-        device = [replica.device.pool.counts for replica in self.replicas]
-        host = [replica.host.pool.counts for replica in self.replicas]
+        device = [replica.kv.device.counts for replica in self.replicas]
+        host = [replica.kv.host.counts for replica in self.replicas]
         return MemoryUsage(
             used=sum(count.used + count.in_flight for count in device),
             cached=sum(count.cached for count in device),
@@ -166,7 +166,6 @@ class CoreDriver:
         )
 
     def figures(self) -> CoreFigures:
-        """What the core has counted until now."""
         totals = self.core.totals
         return CoreFigures(
             num_swapped=totals.swaps,
@@ -177,7 +176,7 @@ class CoreDriver:
         )
 
     def read(self, plan: StepPlan) -> SimulatedStep:
-        """What a plan asks of the device, and what it will draw. This is once for each sequence of each step."""
+        """The work of a plan, and the tokens that it samples. Runs once for each sequence of each step."""
         num_prefill = num_decodes = num_context = num_pairs = 0
         results = []
         draw = self._tokens.draw

@@ -1,4 +1,4 @@
-"""From what was written down of a run to figures."""
+"""Figures of a run, from its records."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,21 +14,21 @@ from quire_client.bench.latency import percentile
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of a duration over requests, in seconds."""
+    """Percentiles of a duration over requests, in seconds."""
 
     p50: float
     p99: float
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> "Percentiles | None":
-        """None where there are none."""
+        """None without values."""
         ordered = sorted(seconds)
         return cls(percentile(ordered, 50), percentile(ordered, 99)) if ordered else None
 
 
 @dataclass(frozen=True, slots=True)
 class ClassFigures:
-    """Requests of one priority. From arrival to a first step, a first token, and the end, of those that got so far."""
+    """Requests of one priority. From arrival to a first step, a first token, and the end, of those that reached it."""
 
     priority: int
     num_requests: int
@@ -41,7 +41,7 @@ class ClassFigures:
 class RunFigures:
     """A run. `seconds` is modelled time; rates are by it. `failures` counts requests that did not get all their tokens.
 
-    `device_share` is how much of the time devices computed; `tenants` what each was served, in tokens.
+    `device_share` is the share of the time in which devices computed; `tenants` the tokens served to each.
     """
 
     seconds: float
@@ -64,7 +64,7 @@ class RunFigures:
 
 
 def run_figures(simulation: Simulation) -> RunFigures:
-    """Figures of a run that is over, or as far as it got."""
+    """Figures of a run that has ended or was stopped."""
     recorder = simulation.recorder
     failures: defaultdict[str, int] = defaultdict(int)
     by_class: defaultdict[int, list[RequestRecord]] = defaultdict(list)
@@ -105,7 +105,7 @@ def _class(priority: int, records: Sequence[RequestRecord]) -> ClassFigures:
 
 
 class ServedTokens:
-    """What each tenant is served from `begin` to `end`, in seconds of a simulation that is still to run until then."""
+    """Tokens served to each tenant from `begin` to `end`, in seconds of a simulation that is run later."""
 
     def __init__(self, simulation: Simulation, begin: float, end: float) -> None:
         self._accounts = simulation.recorder.usage_by_tenant
@@ -116,7 +116,6 @@ class ServedTokens:
 
     @property
     def by_tenant(self) -> dict[str, int]:
-        """Tokens, by tenant."""
         return {tenant: count - self._at_begin.get(tenant, 0) for tenant, count in sorted(self._at_end.items())}
 
     def _now(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Python's garbage collector as the service has it, for as long as something is measured."""
+"""Python's garbage collector tuned as in the services, during a measurement."""
 
 import gc
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from svc_common.gc_tuning import freeze_gc
 
 @contextmanager
 def frozen_gc() -> Iterator[None]:
-    """Leave what is there now alone, and look for new cycles as seldom as the service does."""
+    """`freeze_gc`, undone at the end."""
     threshold = gc.get_threshold()
     freeze_gc()
     try:

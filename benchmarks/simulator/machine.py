@@ -1,4 +1,4 @@
-"""A modelled worker as a table: what it holds, how long a step takes it, and how long copies to its host and back."""
+"""A modelled worker as a table: its memory, and the durations of steps and copies."""
 
 import json
 from bisect import bisect_left
@@ -12,19 +12,18 @@ from typing import Any
 class CopyMode(Enum):
     """Where a worker copies blocks between device and host."""
 
-    BEFORE_THE_STEP = "before the step"  # on the thread that computes, as on a processor
+    BEFORE_THE_STEP = "before the step"  # on the computing thread, as on a CPU
     BESIDE_THE_STEPS = "beside the steps"  # on a stream of their own, as on a GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a worker holds, and what its work costs. Times are in seconds.
+    """Memory of a worker, and the costs of its work in seconds.
 
-    A step of n tokens takes what `step_seconds` says of n, which is everything but attention: points of (n, seconds),
-    n rising, on straight lines between them and on the last one beyond. To that come `context_seconds` for each token
-    that a decode looks back on, and `pair_seconds` for each pair of a prompt's token and one that it looks back on.
-    A transfer takes `transfer_seconds` and its bytes at `bytes_per_second`. A plan is `dispatch_seconds` on its way to
-    the worker, and so are its results on theirs.
+    A step of n tokens takes `step_seconds` of n, without attention: points (n, seconds) with n rising, interpolated and
+    extrapolated linearly. Attention adds `context_seconds` for each context token of a decode, and `pair_seconds` for
+    each pair of a prompt's token and one before it. A transfer takes `transfer_seconds` and its bytes at
+    `bytes_per_second`. A plan takes `dispatch_seconds` to the worker, and so do its results back.
     """
 
     name: str
@@ -49,7 +48,7 @@ class Machine:
             raise MachineError(f"{self.name}: step_seconds must be at least two points whose token counts rise")
 
     def compute_seconds(self, num_tokens: int) -> float:
-        """A forward pass over so many tokens, without attention."""
+        """A forward pass without attention."""
         if num_tokens == 0:
             return 0.0
         points = self.step_seconds
@@ -59,22 +58,22 @@ class Machine:
         return low_seconds + share * (high_seconds - low_seconds)
 
     def copy_seconds(self, num_blocks: int) -> float:
-        """A transfer of so many blocks, in one direction."""
+        """A transfer in one direction."""
         return self.transfer_seconds + num_blocks * self.block_bytes / self.bytes_per_second if num_blocks else 0.0
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """How fast a prompt is computed in its fullest steps, as a worker measures it at its start."""
+        """The rate of prefill in full steps, as a worker measures it at its start."""
         num_tokens = min(self.max_step_tokens, self.context_length)
         return num_tokens / (self.compute_seconds(num_tokens) + self.pair_seconds * num_tokens * num_tokens / 2)
 
 
 class MachineError(Exception):
-    """A table that cannot be used. The text says why."""
+    """An invalid table."""
 
 
 def read_machine(name: str, machines: Mapping[str, Machine]) -> Machine:
-    """One of `machines` by its name, or a table from a JSON file: a preset's name as `like`, and what differs.
+    """One of `machines` by its name, or a table from a JSON file: a preset's name as `like`, and the differences.
 
     Raises MachineError.
     """

@@ -1,4 +1,4 @@
-"""What every block of a modelled worker holds, so that a plan which reads or writes a wrong one is found at once."""
+"""Tracks the content of every block of a modelled worker, and rejects plans that read or write a wrong one."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -7,11 +7,11 @@ from benchmarks.simulator.device import StepCompletion
 from benchmarks.simulator.driver import Replica, SimulatedStep
 from benchmarks.simulator.prompts import Token
 from benchmarks.simulator.simulation import Simulation
-from scheduler_svc.core.plan import Direction, ScheduledSequence, StepPlan, SwapDone
+from scheduler_svc.core.step import Direction, ScheduledSequence, StepPlan, SwapDone
 
 
 class InvalidPlan(Exception):  # noqa: N818
-    """A plan that a worker could not carry out as it is meant. The text says what is wrong with it."""
+    """A plan that a worker could not execute correctly."""
 
 
 @dataclass(slots=True)
@@ -28,10 +28,10 @@ class _WorkerSequence:
 
 
 class PlanChecker:
-    """One worker's memory, by what stands in each place of each block.
+    """One worker's memory, slot by slot.
 
-    A copy may happen at any time from its step until it is confirmed. Until then nobody may write what it reads, nor
-    read or write what it writes.
+    A copy may happen at any time from its step until it is confirmed. Until then its source must not be written, and
+    its destination neither read nor written.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -43,7 +43,7 @@ class PlanChecker:
         self._written_by_copies: dict[tuple[int, Direction], list[int]] = {}  # device blocks, by transfer in
 
     def apply(self, plan: StepPlan, drawn: Sequence[Token]) -> None:
-        """Carry out a plan, of which `drawn` is what its sequences draw. Raises InvalidPlan."""
+        """Executes a plan whose sequences sample `drawn`. Raises InvalidPlan."""
         for sequence_id in plan.finished_ids:
             del self._sequences[sequence_id]
         self._begin_copies(plan)
@@ -68,7 +68,6 @@ class PlanChecker:
                 self._sequences[part.sequence.id].append(result.token_ids[0])
 
     def confirm(self, swaps: Iterable[SwapDone]) -> None:
-        """Copies are done."""
         for done in swaps:
             self._read_by_copies.pop((done.step_id, done.direction), None)
             self._written_by_copies.pop((done.step_id, done.direction), None)
@@ -118,7 +117,7 @@ class PlanChecker:
 
 
 def check_plans(simulation: Simulation) -> None:
-    """Check all plans of a simulation, and its replicas' books after each step; the first fault ends it."""
+    """Checks all plans of a simulation, and its replicas' integrity after each step."""
     checkers = {id(replica): PlanChecker(replica.shape.block_size) for replica in simulation.driver.replicas}
 
     def scheduled(replica: Replica, step: SimulatedStep) -> None:

@@ -1,4 +1,4 @@
-"""Machines that can be had by name."""
+"""Machines by name."""
 
 from dataclasses import replace
 
@@ -26,8 +26,8 @@ CPU_SMOLLM = Machine(
     max_step_tokens=512,
 )
 
-# An 8B model of 32 layers with 8 KV heads of 128 in bfloat16, worked out, not measured. 16 GB of weights at 4 TB/s are
-# the least that a step takes; 16 GFLOP a token at 600 TFLOP/s are what each token adds where that is more, from about
+# An 8B model of 32 layers with 8 KV heads of 128 in bfloat16, calculated, not measured. A step takes at least
+# 16 GB of weights at 4 TB/s; each token adds 16 GFLOP at 600 TFLOP/s where that is more, from about
 # 150 tokens on; attention reads 131,072 bytes a token at 4 TB/s; the bus carries 50 GB/s. 80 GB are left for blocks.
 GPU_8B = Machine(
     name="gpu-8b",
@@ -47,7 +47,7 @@ GPU_8B = Machine(
     max_step_tokens=2_048,
 )
 
-# The same behind a bus that is a hundred times slower: what is computed again is there long before it could be copied.
+# The same behind a bus that is a hundred times slower: recomputing is much faster than copying.
 SLOW_BUS = replace(GPU_8B, name="slow-bus", bytes_per_second=0.5e9)
 
 MACHINES = {machine.name: machine for machine in (CPU_SMOLLM, GPU_8B, SLOW_BUS)}

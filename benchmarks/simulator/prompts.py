@@ -1,21 +1,21 @@
-"""Tokens for arrivals, the same for the same seed: prompts, and what the modelled worker draws."""
+"""Tokens for arrivals, the same for the same seed: prompts, and sampled tokens."""
 
 import random
 from dataclasses import dataclass
 
 from benchmarks.simulator.arrivals import Arrival, Prefix
 
-# What is computed with tokens does not look at them, so ids need only differ where prompts do.
+# The simulator does not interpret tokens, so ids need only differ where prompts do.
 _POOL_SIZE = 1 << 16
 _NUM_DRAWN = 1 << 12
 _FIRST_ID = 2
 STOP_TOKEN = 1
-"""Ends an output that is shorter than was asked for; stands nowhere else."""
+"""Ends an output that is shorter than `max_tokens`; used nowhere else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What a worker draws for one sequence in one step."""
+    """A sampled token."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[()] = ()
@@ -27,9 +27,9 @@ NOTHING = Token(())
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a request's output will be: it is known from the start, and told token by token.
+    """A request's output, which is known from the start.
 
-    `stops_at` is how many tokens, prompt included, stand before its stop token; None where it ends by its length.
+    `stops_at` is the number of tokens, prompt included, before its stop token; None where it ends by its length.
     """
 
     offset: int
@@ -48,7 +48,7 @@ class Tokens:
         self._rng = random.Random(f"{seed} prompts")
 
     def prompt(self, arrival: Arrival, number: int) -> list[int]:
-        """A request's prompt. What follows its prefix begins with its number, so it is like no other one."""
+        """A request's prompt. Behind its prefix comes its number, so it is unique."""
         if arrival.prompt is not None:
             return list(arrival.prompt)
         shared = self._prefix(arrival.prefix) if arrival.prefix is not None else []
@@ -56,7 +56,7 @@ class Tokens:
         return shared + [(1 << 31) + number, *self._piece(num_own)][:num_own]
 
     def script(self, arrival: Arrival, num_prompt: int) -> Script:
-        """A request's output, after a prompt of so many tokens."""
+        """A request's output after its prompt."""
         stops_at = num_prompt + arrival.output_tokens - 1 if arrival.output_tokens < arrival.max_tokens else None
         return Script(self._rng.randrange(_NUM_DRAWN), stops_at)
 

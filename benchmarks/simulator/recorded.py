@@ -3,8 +3,8 @@
     {"at": 0.25, "output_tokens": 64, "prompt_tokens": 300, "prefix": {"name": "system", "num_tokens": 200}}
     {"at": 0.31, "output_tokens": 12, "prompt": [5, 17, 9], "tenant": "a", "weight": 2, "priority": 1, "deadline": 10}
 
-`at` is in seconds from the start and does not fall; `deadline` is in seconds after it. A prompt is told as its tokens,
-or as how many there are and which prefix they begin with, if any. `max_tokens` is `output_tokens` where it is not told.
+`at` is in seconds from the start and does not fall; `deadline` is in seconds after it. A prompt is
+given by its tokens, or by their number and a prefix. `max_tokens` is `output_tokens` unless given.
 """
 
 import json
@@ -21,11 +21,11 @@ _FIELDS = {*_NUMBERS, *_WHOLE, "tenant", "prefix", "prompt"}
 
 
 class RecordingError(Exception):
-    """A file that cannot be replayed. Its text names the line and what is wrong with it."""
+    """An invalid recording. The text names the line."""
 
 
 def read_recording(path: Path) -> Iterator[Arrival]:
-    """The requests of a file, in its order, read while they are asked for. Raises RecordingError."""
+    """The requests of a file, in its order, read lazily. Raises RecordingError."""
     before = 0.0
     try:
         with path.open() as lines:
@@ -43,12 +43,12 @@ def read_recording(path: Path) -> Iterator[Arrival]:
 
 
 def write_recording(path: Path, arrivals: Iterable[Arrival]) -> int:
-    """Write requests so that they can be replayed; returns how many there are."""
+    """Writes a recording, and returns the number of its requests."""
     num_requests = 0
     with path.open("w") as file:
         for arrival in arrivals:
-            told = {name: value for name, value in asdict(arrival).items() if value is not None}
-            file.write(json.dumps(told, separators=(",", ":")) + "\n")
+            fields = {name: value for name, value in asdict(arrival).items() if value is not None}
+            file.write(json.dumps(fields, separators=(",", ":")) + "\n")
             num_requests += 1
     return num_requests
 

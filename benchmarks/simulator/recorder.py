@@ -1,4 +1,4 @@
-"""What is written down while a simulation runs: tokens by tenant, memory and speed over time."""
+"""Records of a running simulation: tokens by tenant, memory and speed over time."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from benchmarks.simulator.driver import MemoryUsage, record_of
 from benchmarks.simulator.request_record import RequestRecord, TenantUsage
-from scheduler_svc.core.plan import Event, TokensEvent
+from scheduler_svc.core.events import Event, FailedEvent, TokensEvent
 
-_MAX_SAMPLES = 513  # odd: of these, the first and the last stay when every other one goes
+_MAX_SAMPLES = 513  # odd: the first and the last stay when every other one is dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How things stood at a time, in seconds. `num_generated` counts from the start."""
+    """The state at a time in seconds. `num_generated` counts from the start."""
 
     at: float
     memory: MemoryUsage
@@ -23,16 +23,15 @@ class Sample:
 
 @dataclass(slots=True)
 class Timeline:
-    """Samples, of which there are never many.
+    """A bounded number of samples.
 
-    When they become too many, every other one goes, and later ones are as far apart as those that stay.
+    At the bound, every other one is dropped, and the gap between later ones doubles.
     """
 
     gap: float  # seconds from one to the next
     samples: list[Sample] = field(default_factory=list)
 
     def add(self, sample: Sample) -> None:
-        """Append a sample."""
         self.samples.append(sample)
         if len(self.samples) == _MAX_SAMPLES:
             self.samples = self.samples[::2]
@@ -40,7 +39,7 @@ class Timeline:
 
 
 class RunRecorder:
-    """Lives of all requests, and what each tenant was served."""
+    """Records of all requests, and tokens served to each tenant."""
 
     def __init__(self, sample_seconds: float = 0.1) -> None:
         self.records: list[RequestRecord] = []
@@ -51,12 +50,11 @@ class RunRecorder:
         self._num_admitted = 0
 
     def on_arrival(self, record: RequestRecord) -> None:
-        """A request is there."""
         self.records.append(record)
         self.num_live += 1
 
     def on_admission(self, records: Sequence[RequestRecord], now: float) -> None:
-        """Requests that are in a step, those among them for the first time that were in none."""
+        """Records the admission of requests in a step that were in none before."""
         for record in records:
             if record.admitted_at is None:
                 record.admitted_at = now
@@ -64,7 +62,7 @@ class RunRecorder:
                 self._num_admitted += 1
 
     def on_events(self, events: Sequence[Event], now: float) -> int:
-        """Take in what came of a step; returns how many requests ended with it."""
+        """Records the events of a step, and returns how many requests ended."""
         num_ended = 0
         for event in events:
             if isinstance(event, TokensEvent):
@@ -79,10 +77,12 @@ class RunRecorder:
                 self.num_generated += num_tokens
                 if event.end is None:
                     continue
-            else:
+            elif isinstance(event, FailedEvent):
                 record = record_of(event.request)
                 record.failure = event.reason.name
                 record.retry_after = event.retry_after
+            else:
+                continue
             record.ended_at = now
             self.num_live -= 1
             num_ended += 1

@@ -1,4 +1,4 @@
-"""What a simulation writes down of each request and each tenant while it runs."""
+"""Records of a request and a tenant."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,19 @@ from benchmarks.simulator.prompts import Script
 
 @dataclass(slots=True)
 class TenantUsage:
-    """What a tenant was served, in tokens. A prompt counts once, at its first output token, found in a cache or not."""
+    """Tokens served to a tenant. A prompt counts once, at its first output token, cached or not."""
 
     num_prompt: int = 0
     num_generated: int = 0
 
     @property
     def num_tokens(self) -> int:
-        """All of them."""
         return self.num_prompt + self.num_generated
 
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """A request's times, in seconds; those that did not come are None. It goes with the request through the core."""
+    """A request's times, in seconds; None where they did not come. It goes with the request through the core."""
 
     number: int
     arrival: Arrival
@@ -30,8 +29,8 @@ class RequestRecord:
     tenant_usage: TenantUsage
     num_generated: int = 0
     admitted_at: float | None = None
-    admission: int | None = None  # how many were admitted before it
+    admission: int | None = None  # number of requests admitted before it
     first_token_at: float | None = None
     ended_at: float | None = None
-    failure: str | None = None  # why it ended without all its tokens, by the core's name
+    failure: str | None = None  # the core's reason, where it ended without all its tokens
     retry_after: float | None = None

@@ -1,4 +1,4 @@
-"""The loop: requests arrive, steps are planned, sent and done, each at its time, from one heap of events."""
+"""The event loop: arrivals, and starts and ends of steps, from one heap of events."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -12,14 +12,14 @@ from benchmarks.simulator.driver import MAX_STEPS_IN_FLIGHT, CoreDriver, Replica
 from benchmarks.simulator.prompts import Tokens
 from benchmarks.simulator.recorder import RunRecorder, Sample
 from benchmarks.simulator.request_record import RequestRecord
-from scheduler_svc.core.plan import Event
+from scheduler_svc.core.events import Event
 
-_DEADLINE_TICK = 0.05  # seconds between looks at the deadlines, as in the service
-_TRIES = 4  # replicas with a step in flight that are asked, after each event, whether a waiting request fits
+_DEADLINE_TICK = 0.05  # seconds between checks of deadlines, as in the service
+_TRIES = 4  # replicas with a step in flight that are checked after each event for a waiting request
 
 
 class SimulationStalled(Exception):  # noqa: N818
-    """Requests are live, and nothing will ever happen. The text says how many."""
+    """Requests are live, and no event is left."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,11 +32,10 @@ class _SimulatedReplica:
 
 
 class Simulation:
-    """One run. `now` is in seconds from its start; nothing depends on the clock of the machine that it runs on.
+    """One run. `now` is in seconds from its start; independent of the real clock.
 
-    A replica is sent a step as soon as it has less than DEPTH in flight and there is something to do. Those that have
-    nothing to do are asked again when something may have changed, the idle ones first; as in the service, who asks
-    first takes what waits.
+    A replica is sent a step as soon as it has fewer than DEPTH in flight and there is work. Replicas without work are
+    checked again after events, the idle ones first; as in the service, the first one takes waiting requests.
     """
 
     def __init__(self, setup: Setup, traffic: Traffic, *, seed: int = 0, sample_seconds: float = 0.1) -> None:
@@ -51,7 +50,7 @@ class Simulation:
         self._traffic = traffic
         self._simulated = [_SimulatedReplica(replica, Device(setup.machine)) for replica in self.driver.replicas]
         self._by_replica = {simulated.replica: simulated for simulated in self._simulated}
-        self._idle = dict.fromkeys(self._simulated)  # nothing in flight, and nothing to do when they were asked last
+        self._idle = dict.fromkeys(self._simulated)  # nothing in flight, and no work at the last check
         self._short: dict[_SimulatedReplica, None] = {}  # the same, with a step in flight
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._num_pushed = 0
@@ -59,15 +58,15 @@ class Simulation:
 
     @property
     def device_seconds(self) -> float:
-        """How long devices computed, added up."""
+        """The sum of all devices' computing time."""
         return sum(simulated.device.busy_seconds for simulated in self._simulated)
 
     def call_at(self, at: float, call: Callable[[], None]) -> None:
-        """Have something done at a time, in seconds."""
+        """Calls a function at a time in seconds."""
         self._push(at, lambda _: call(), None)
 
     def run(self, until: float | None = None) -> None:
-        """Go on until every request has ended, or until a time. Raises SimulationStalled."""
+        """Runs until every request has ended, or until a time. Raises SimulationStalled."""
         for arrival in self._traffic.first():
             self._push(arrival.at, self._arrive, arrival)
         self._push(0.0, self._sample, None)
@@ -81,7 +80,7 @@ class Simulation:
         if self.recorder.num_live:
             raise SimulationStalled(f"{self.recorder.num_live} requests are live, and nothing happens any more")
 
-    # What happens.
+    # Events.
 
     def _arrive(self, arrival: Arrival) -> None:
         following = self._traffic.after_arrival()
@@ -126,10 +125,10 @@ class Simulation:
         recorder = self.recorder
         sample = Sample(self.now, self.driver.memory(), self.driver.num_waiting, recorder.num_generated)
         recorder.timeline.add(sample)
-        if self._heap:  # something is still to happen
+        if self._heap:  # events are left
             self._push(self.now + recorder.timeline.gap, self._sample, None)
 
-    # How it is done.
+    # Their effects.
 
     def _push(self, at: float, handle: Callable[[Any], None], value: Any) -> None:
         self._num_pushed += 1
@@ -142,7 +141,7 @@ class Simulation:
                 self._push(arrival.at, self._arrive, arrival)
 
     def _wake(self) -> None:
-        """Ask replicas that had nothing to do, while requests wait and find a place."""
+        """Checks replicas without work, while waiting requests are placed."""
         driver = self.driver
         while driver.num_waiting and self._idle:
             simulated = next(iter(self._idle))
@@ -153,7 +152,7 @@ class Simulation:
                 self._dispatch(simulated)
 
     def _dispatch(self, simulated: _SimulatedReplica) -> bool:
-        """Send a replica what it has to do now, and others what it finds for them; whether there was anything."""
+        """Sends a replica, and others that got work, their next steps. Returns whether there was any."""
         has_work = self._fill(simulated)
         while placed := self.driver.take_placed():
             has_work = True

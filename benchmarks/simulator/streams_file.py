@@ -1,4 +1,4 @@
-"""Streams of synthetic requests from a JSON file, as synthetic.Stream has them.
+"""Streams of synthetic requests (`synthetic.ArrivalStream`) from a JSON file.
 
 [{"tenant": "a", "rate": 20, "prompt": [16, 512], "output": [16, 256]},
  {"tenant": "b", "rate": 5, "prompt": [16, 64], "output": [64, 64], "process": "bursts", "burst": 8, "weight": 2,
@@ -28,7 +28,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 
 class StreamsError(Exception):
-    """A file that cannot be used. Its text says why."""
+    """An invalid file."""
 
 
 def read_streams(path: Path) -> list[ArrivalStream]:

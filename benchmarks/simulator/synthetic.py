@@ -15,7 +15,7 @@ class ArrivalProcess(Enum):
 
     POISSON = "poisson"
     EVEN = "even"
-    BURSTS = "bursts"  # `burst` at once, as often as the rate asks for, the gaps between them as in POISSON
+    BURSTS = "bursts"  # `burst` at once, at the same rate, with gaps as in POISSON
     AT_ONCE = "at once"  # all at the start
 
 
@@ -27,29 +27,27 @@ class Lengths:
     high: int
 
     def draw(self, rng: random.Random) -> int:
-        """One of them."""
         if self.low == self.high:
             return self.low
         return round(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
 
     @property
     def mean(self) -> float:
-        """What they are on average."""
         return self.low if self.low == self.high else (self.high - self.low) / math.log(self.high / self.low)
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """`count` prefixes of `num_tokens` each, one of which stands before the own part of a prompt, drawn at random."""
+    """`count` prefixes of `num_tokens` each, one of which begins a prompt, chosen at random."""
 
     count: int
     num_tokens: int
-    share: float = 1.0  # of the requests that have one
+    share: float = 1.0  # of requests with a prefix
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalStream:
-    """Requests of one tenant: `rate` of them a second. `priorities` are classes and how often each is drawn."""
+    """Requests of one tenant: `rate` of them a second. `priorities` are classes and their shares."""
 
     rate: float
     prompt: Lengths
@@ -61,10 +59,10 @@ class ArrivalStream:
     priorities: tuple[tuple[int, float], ...] = ((0, 1.0),)
     prefixes: Prefixes | None = None
     deadline: float | None = None
-    max_tokens: int | None = None  # what every request asks for; by default what it gets
+    max_tokens: int | None = None  # `max_tokens` of every request; by default its output's length
 
     def arrivals(self, seed: int, num_requests: int | None = None) -> Iterator[Arrival]:
-        """The first `num_requests` of them, or without an end."""
+        """The first `num_requests`, or an endless stream."""
         rng = random.Random(f"{seed} {self.tenant}")
         times = _TIMES[self.process](self, random.Random(f"{seed} {self.tenant} times"))
         classes, weights = zip(*self.priorities, strict=True)

@@ -1,4 +1,4 @@
-"""A run over time as SVG: speed, memory in use, and who waits."""
+"""A run over time as SVG: speed, memory in use, and waiting sequences."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 @dataclass(frozen=True)
 class _Panel:
     title: str
-    lines: Sequence[tuple[str, Sequence[float]]]  # each with a value for each time
+    lines: Sequence[tuple[str, Sequence[float]]]  # name and values over time
 
 
 def draw_timeline(samples: Sequence[Sample], setup: Setup) -> str:
@@ -45,7 +45,7 @@ def draw_timeline(samples: Sequence[Sample], setup: Setup) -> str:
                 ("host, cached", share(lambda sample: sample.memory.host_cached, num_host_blocks)),
             ],
         ),
-        _Panel("sequences that wait", [("all", [float(sample.num_waiting) for sample in samples[1:]])]),
+        _Panel("waiting sequences", [("all", [float(sample.num_waiting) for sample in samples[1:]])]),
     ]
     height = _HEIGHT * len(panels) + 24
     parts = [

@@ -1,18 +1,15 @@
-"""Measures what a step costs beside the forward pass: scheduler, gRPC and worker are real, only the model sleeps.
+"""Measures what a step costs beside the forward pass (`make bench-steps`).
 
     python -m benchmarks.steps [--sequences 1,64,256,1024] [--forward-ms 10,0] [--steps 300] [--runs 5] [--output FILE]
 
-For each number of running sequences and each length of a forward pass, a scheduler (with a Redis) and a worker are
-started as processes of their own, and this one is their gateway: it submits the requests and reads every event. Beside
-them stands what gRPC takes by itself (exchange.py). All take turns, and what is told are medians of the runs. What each
-figure means is said in figures.py.
+Scheduler, gRPC and worker are real, only the model sleeps. For each number of running sequences and each length of a
+forward pass, a scheduler (with a Redis) and a worker are started as processes, and this one is their gateway: it
+submits the requests and reads every event. gRPC alone is measured beside them (exchange.py). All take turns, and
+results are medians of the runs; report.py defines each figure.
 """
 
-import argparse
 import asyncio
 import json
-import os
-import sys
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -22,21 +19,21 @@ from typing import Any
 import uvloop
 
 from benchmarks.processes import BenchmarkFailed, running
-from benchmarks.record import RESULTS, provenance, write_result
-from benchmarks.steps.exchange import MESSAGE_BYTES, POLLING, ExchangeTimes, measure_exchange, median_exchange
-from benchmarks.steps.figures import (
+from benchmarks.record import RESULTS, provenance
+from benchmarks.runner import failures_exit, in_turns, log, make_parser, median_of, publish
+from benchmarks.steps.exchange import MESSAGE_BYTES, POLLING, ExchangeTimes, measure_exchange
+from benchmarks.steps.gateway import decode_together
+from benchmarks.steps.processes import ProcessEndpoints, running_scheduler, running_worker
+from benchmarks.steps.report import (
     WARM_UP_STEPS,
     DeviceTimes,
     SchedulerTimes,
     StepFigures,
+    exchange_lines,
     judge,
-    median_of,
+    steps_table,
     summarize_steps,
-    to_json,
 )
-from benchmarks.steps.gateway import decode_together
-from benchmarks.steps.processes import ProcessEndpoints, running_scheduler, running_worker
-from benchmarks.steps.report import exchange_lines, steps_table
 from svc_common.supervisor.addresses import free_port
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
 
@@ -76,45 +73,38 @@ def numbers(text: str) -> list[float]:
 
 
 def main() -> None:
-    """Reads flags, measures, writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, RESULT)
     parser.add_argument("--sequences", type=numbers, default=[1, 64, 256, 1024], help="default 1,64,256,1024")
     parser.add_argument("--forward-ms", type=numbers, default=[10.0, 0.0], help="default 10,0")
-    parser.add_argument("--steps", type=int, default=300, help="steps that count in each case; default 300")
+    parser.add_argument("--steps", type=int, default=300, help="measured steps of each case; default 300")
     parser.add_argument("--runs", type=int, default=5, help="runs of each case; default 5")
-    parser.add_argument("--output", type=Path, default=RESULT, help=f"file for the result; default {RESULT.name}")
     options = parser.parse_args()
     if options.runs < 1 or options.steps < 1:
         parser.error("--runs and --steps are at least 1")
-    runs: dict[tuple[int, float], list[StepFigures]] = {
-        (int(num_sequences), forward_ms): [] for forward_ms in options.forward_ms for num_sequences in options.sequences
-    }
+    sizes = [(int(number), forward_ms) for forward_ms in options.forward_ms for number in options.sequences]
     exchanges: dict[str, list[ExchangeTimes]] = {polling: [] for polling in POLLING}
-    try:
-        for number in range(options.runs):
-            for polling, measured in exchanges.items():
-                print(f"run {number + 1}, gRPC alone, {polling}", file=sys.stderr, flush=True)
-                measured.append(measure_exchange(polling, options.steps))
-            for (num_sequences, forward_ms), figures in runs.items():
-                text = f"run {number + 1}, {num_sequences} sequences, {forward_ms:g} ms"
-                print(text, file=sys.stderr, flush=True)
-                figures.append(measure(num_sequences, forward_ms, options.steps))
-    except BenchmarkFailed as error:
-        sys.exit(f"steps: {error}")
-    cases = [median_of(figures) for figures in runs.values()]
+    cases: dict[tuple[int, float], list[StepFigures]] = {size: [] for size in sizes}
+    with failures_exit("steps"):
+        keys: list[str | tuple[int, float]] = [*exchanges, *sizes]
+        for run, key in in_turns(keys, options.runs):
+            if isinstance(key, str):
+                log(f"run {run + 1}, gRPC alone, {key}")
+                exchanges[key].append(measure_exchange(key, options.steps))
+            else:
+                log(f"run {run + 1}, {key[0]} sequences, {key[1]:g} ms")
+                cases[key].append(measure(*key, options.steps))
+    medians = [median_of(figures) for figures in cases.values()]
     result: dict[str, Any] = {
         **provenance("grpcio", "protobuf", "uvloop"),
         "num_steps": options.steps,
         "num_runs": options.runs,
-        "cases": [to_json(case) for case in cases],
+        "cases": [asdict(case) for case in medians],
         "exchange_bytes": MESSAGE_BYTES,
-        "exchanges": {polling: asdict(median_exchange(measured)) for polling, measured in exchanges.items()},
-        "targets": judge(cases),
+        "exchanges": {polling: asdict(median_of(times)) for polling, times in exchanges.items()},
+        "targets": judge(medians),
     }
-    steps_table(result).print("Steps, ms")
+    publish(result, options.output or RESULT, {"Steps, ms": steps_table(result)})
     print(exchange_lines(result))
-    write_result(options.output, result)
-    print(f"written to {os.path.relpath(options.output)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""What gRPC alone takes for a message there and back: the part of a step's round trip that is not our code's.
+"""Measures gRPC alone: a message there and back, the part of a step's round trip that is not Quire's code.
 
     python -m benchmarks.steps.exchange serve --port PORT
     python -m benchmarks.steps.exchange call --port PORT --messages N --times FILE
 
-Between two processes, as between scheduler and worker, which have nothing to do for 10 ms before each message.
+The two processes stand for scheduler and worker, and idle for 10 ms before each message.
 """
 
 import argparse
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from svc_common.server import INTERNAL_MESSAGE_BYTES, bind, create_server, run_u
 from svc_common.supervisor.addresses import free_port
 
 POLLING = {"direct": NO_EVENT_ENGINE, "event_engine": ""}
-"""Which thread reads the sockets, and how gRPC is told so."""
+"""Which thread reads the sockets, and the value of GRPC_EXPERIMENTS that makes it so."""
 MESSAGE_BYTES = 1500
 """About a step of 256 sequences, and its answer."""
 
@@ -42,14 +42,14 @@ _START_SECONDS, _MESSAGE_SECONDS = 60.0, 1.0  # far more than it takes
 
 @dataclass(frozen=True, slots=True)
 class ExchangeTimes:
-    """A message there and back, in milliseconds: how long it takes, and processor time of the side that began."""
+    """A message there and back, in milliseconds: its duration, and processor time of the side that sent first."""
 
     round_trip: float
     processor: float
 
 
 def measure_exchange(polling: str, num_messages: int) -> ExchangeTimes:
-    """The median message, with a way of polling. Processes of its own: gRPC is told once. Raises BenchmarkFailed."""
+    """The median message. In processes of its own: gRPC reads the setting once. Raises BenchmarkFailed."""
     environment = {EXPERIMENTS: POLLING[polling]}
     program = (sys.executable, "-m", "benchmarks.steps.exchange")
     with TemporaryDirectory(prefix="quire-exchange-") as folder:
@@ -62,11 +62,6 @@ def measure_exchange(polling: str, num_messages: int) -> ExchangeTimes:
             if not times.exists():
                 raise BenchmarkFailed(f"messages were not exchanged:\n{caller.last_lines()}")
             return ExchangeTimes(**json.loads(times.read_bytes()))
-
-
-def median_exchange(runs: Sequence[ExchangeTimes]) -> ExchangeTimes:
-    """Of at least one run."""
-    return ExchangeTimes(median(run.round_trip for run in runs), median(run.processor for run in runs))
 
 
 async def _echo(

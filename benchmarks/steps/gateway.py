@@ -27,8 +27,8 @@ async def decode_together(
 
     All are queued before there is a worker, so that they start as one. Raises BenchmarkFailed.
     """
-    told = f"{num_sequences} sequences did not decode together in {timeout:.0f} s"
-    async with _session(address, timeout, told) as call:
+    message = f"{num_sequences} sequences did not decode together in {timeout:.0f} s"
+    async with _session(address, timeout, message) as call:
         await _submit_all(call, num_sequences, MAX_TOKENS)
         start_worker()
         # A message holds a step's events. Those in which some sequences' prompts are computed are more than steps.
@@ -44,8 +44,8 @@ async def decode_to_the_end(
     address: str, num_sequences: int, max_tokens: int, start_worker: Callable[[], object], timeout: float
 ) -> None:
     """Have as many sequences generate `max_tokens` each. Raises BenchmarkFailed."""
-    told = f"{num_sequences} sequences did not end in {timeout:.0f} s"
-    async with _session(address, timeout, told) as call:
+    message = f"{num_sequences} sequences did not end in {timeout:.0f} s"
+    async with _session(address, timeout, message) as call:
         await _submit_all(call, num_sequences, max_tokens)
         start_worker()
         running = num_sequences
@@ -54,14 +54,14 @@ async def decode_to_the_end(
 
 
 @asynccontextmanager
-async def _session(address: str, timeout: float, told: str) -> AsyncIterator[Call]:
+async def _session(address: str, timeout: float, message: str) -> AsyncIterator[Call]:
     try:
         async with asyncio.timeout(timeout), internal_channel(address) as channel:
             call = await _open(channel)
             yield call
             call.cancel()
     except TimeoutError:
-        raise BenchmarkFailed(told) from None
+        raise BenchmarkFailed(message) from None
     except grpc.aio.AioRpcError as error:
         raise BenchmarkFailed(f"the session broke: {error.details()}") from error
 

@@ -1,4 +1,4 @@
-"""The scheduler's own program, with the time of each step's parts written down.
+"""The scheduler's own program, which also records the times of each step's parts.
 
     QUIRE_…=… python -m benchmarks.steps.scheduler --times FILE [--without-journal]
 
@@ -14,18 +14,19 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
-from benchmarks.steps.figures import SchedulerTimes
+from benchmarks.steps.report import SchedulerTimes
 from scheduler_svc import __main__ as program
 from scheduler_svc import journal, leader
-from scheduler_svc.core.plan import Event, StepOutcome, StepPlan
+from scheduler_svc.core.events import Event
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.step import StepOutcome, StepPlan
 from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.request_log import RequestLog
 
 
 class TimedScheduler(Scheduler):
-    """The core, which tells how long its last call took."""
+    """The core, which records the duration of its last call."""
 
     seconds = 0.0
 
@@ -45,21 +46,16 @@ class TimedScheduler(Scheduler):
 
 
 class TimedEngine(SchedulerEngine):
-    """The engine, which writes down when each step was planned and answered, and how long both took."""
+    """The engine, which records when each step was planned and answered, and how long both took."""
 
     times: ClassVar[dict[int, SchedulerTimes]] = {}
-    """Of the one that there is."""
-
-    @property
-    def _core_seconds(self) -> float:
-        assert isinstance(self.core, TimedScheduler)
-        return self.core.seconds
+    """By step id."""
 
     def schedule(self, replica: Replica) -> StepPlan | None:
         plan = super().schedule(replica)
         if plan is not None:
             self.times[plan.step_id] = SchedulerTimes(
-                plan.step_id, len(plan.scheduled), plan.num_tokens, self._core_seconds, perf_counter()
+                plan.step_id, len(plan.scheduled), plan.num_tokens, self._core_seconds(), perf_counter()
             )
         return plan
 
@@ -67,34 +63,39 @@ class TimedEngine(SchedulerEngine):
         times = self.times[replica.in_flight[0].step_id]
         times.answered = perf_counter()
         super().commit(replica, outcome)
-        times.commit = self._core_seconds
+        times.commit = self._core_seconds()
         times.send = perf_counter() - times.answered - times.commit
+
+    def _core_seconds(self) -> float:
+        [model] = self.models
+        assert isinstance(model.core, TimedScheduler)
+        return model.core.seconds
 
 
 class Seconds:
-    """Stands for the journal's histogram, and keeps each value."""
+    """Replaces the journal's histogram and keeps each value."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
 
     def observe(self, seconds: float) -> None:
-        """One call of the store is over, so long after the commit of the oldest step in it."""
+        """Seconds from the commit of the oldest step in a call of the store to the end of that call."""
         self.values.append(seconds)
 
 
 def note_nothing(_journal: journal.Journal, _request: RequestLog) -> None:
-    """Nothing is news to a journal that is not kept."""
+    """Replaces `Journal.mark_changed` where there is no journal."""
 
 
 def replace_parts(seconds: Seconds, *, without_journal: bool) -> None:
-    """Gives the program parts that tell of their times."""
+    """Replaces parts of the program by ones that record their times."""
     replaced: list[tuple[Any, str, Any]] = [
         (leader, "Scheduler", TimedScheduler),
         (leader, "SchedulerEngine", TimedEngine),
         (journal, "SECONDS", seconds),
     ]
     if without_journal:
-        replaced.append((journal.Journal, "note", note_nothing))
+        replaced.append((journal.Journal, "mark_changed", note_nothing))
     for owner, name, part in replaced:
         setattr(owner, name, part)
 

@@ -1,4 +1,4 @@
-"""A worker whose forward pass sleeps and draws token 0; all before and behind that is the worker's own code.
+"""A worker whose forward pass sleeps and samples token 0; all else is the worker's own code.
 
     python -m benchmarks.steps.worker --port PORT --forward SECONDS --sequences N --times FILE
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import uvloop
 
-from benchmarks.steps.figures import DeviceTimes
+from benchmarks.steps.report import DeviceTimes
 from quire.worker.v1 import worker_pb2_grpc
 from svc_common.gc_tuning import freeze_gc
 from svc_common.server import INTERNAL_MESSAGE_BYTES, bind, create_server, run_until_signal
@@ -41,7 +41,7 @@ _PR_SET_TIMERSLACK = 29
 
 
 class RecordingThread(DeviceThread):
-    """Keeps when each step was there to be run."""
+    """Records when each step was submitted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,24 +54,22 @@ class RecordingThread(DeviceThread):
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """A step on a device of its own: it begins when the one launched before it is done, whoever waits for it."""
+    """A step on a simulated device: it begins when the one launched before it is done."""
 
     results: list[SequenceResult]
     begun: float
     done: float
 
     def is_done(self) -> bool:
-        """Whether its time has come."""
         return time.perf_counter() >= self.done
 
     def wait(self) -> None:
-        """Sleep until then."""
         if (seconds := self.done - time.perf_counter()) > 0:
             time.sleep(seconds)
 
 
 class SleepingRunner:
-    """Counts the tokens of its sequences, and draws a 0 where all of them are computed."""
+    """Counts the tokens of its sequences, and samples token 0 where all of them are computed."""
 
     def __init__(self, limits: WorkerLimits, forward_seconds: float) -> None:
         self.limits = limits
@@ -81,11 +79,9 @@ class SleepingRunner:
         self._num_tokens: dict[int, int] = {}
 
     def reset(self) -> None:
-        """Forget all sequences."""
         self._num_tokens.clear()
 
     def launch(self, step: Step) -> Sleep:
-        """Have it computed behind what was launched before."""
         self.block_hashes.update(step.block_hashes, step.host_block_hashes)
         for sequence_id in step.finished_ids:
             self._num_tokens.pop(sequence_id, None)
@@ -101,21 +97,20 @@ class SleepingRunner:
         return self.sleeps[-1]
 
     def finish(self, launched: Sleep) -> StepOutcome:
-        """What it drew."""
         launched.wait()
         return StepOutcome(launched.results, launched.done - launched.begun)
 
 
 @dataclass(frozen=True)
 class SleepingReplica:
-    """What the service asks of a worker_svc.instance.Replica, which would load torch."""
+    """The part of a worker_svc.instance.ModelInstance that the service uses. That one would load torch."""
 
     description: WorkerDescription
     runner: SleepingRunner
 
 
 def make_replica(num_sequences: int, forward_seconds: float) -> SleepingReplica:
-    """A model of nothing, with blocks for as many sequences of a whole context."""
+    """A model without weights, with blocks for as many sequences of a whole context."""
     limits = WorkerLimits(
         vocab_size=1024,
         context_length=CONTEXT_LENGTH,
@@ -129,7 +124,7 @@ def make_replica(num_sequences: int, forward_seconds: float) -> SleepingReplica:
 
 
 async def serve(port: int, replica: SleepingReplica) -> list[DeviceTimes]:
-    """Until a signal; the steps' times."""
+    """Serves until a signal, and returns the steps' times."""
     thread = RecordingThread()
     service = WorkerService(thread)
     server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES)

@@ -1,4 +1,4 @@
-"""Client of a scheduler's admin service: where live requests stand, and why they wait."""
+"""Client of a scheduler's admin service: the state of live requests, and why they wait."""
 
 import os
 from dataclasses import dataclass
@@ -17,8 +17,6 @@ DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50062"
 
 
 class SequenceState(StrEnum):
-    """Where a sequence stands."""
-
     QUEUED = "queued"
     WAITING_FOR_PREFIX = "waiting for prefix"
     SWAPPING_IN = "swapping in"
@@ -32,17 +30,17 @@ class SequenceState(StrEnum):
 
 
 class PreemptionMethod(StrEnum):
-    """How a sequence that gave way comes back."""
+    """How a preempted sequence is resumed."""
 
     SWAP = "swap"
     RECOMPUTE = "recompute"
     OTHER = "other"
-    """A way that this version of the client does not know."""
+    """A method that this version of the client does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """The last time that a sequence gave way: what was chosen, and both estimates in seconds."""
+    """The last preemption of a sequence: the method, and both estimates in seconds."""
 
     choice: PreemptionMethod
     swap_seconds: float
@@ -61,9 +59,9 @@ class Preemption:
 class SequenceExplanation:
     """One sequence of a request.
 
-    `num_ahead` sequences would go before it, None where it does not wait; `awaits_key` is the request whose blocks it
-    waits for. `num_missing_blocks` are those that it needs to go on and that cannot be had on the device now.
-    `predicted_start` is in seconds from now, None where it runs or nothing can be said.
+    `num_ahead` sequences are ahead of it, None where it does not wait; `awaits_key` is the request whose blocks it
+    waits for. `num_missing_blocks` are those that it needs and that the device does not have now. `predicted_start` is
+    in seconds from now, None where it runs or there is no prediction.
     """
 
     index: int
@@ -103,10 +101,10 @@ class SequenceExplanation:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where a live request stands. `age` and `time_left`, until its deadline, are in seconds.
+    """The state of a live request. `age` and `time_left`, until its deadline, are in seconds.
 
-    `priority` is the class that it came with, `effective_priority` the one that it counts as now. `tenant_debt` is what
-    its tenant was served, in tokens over its weight, beyond the least served tenant of its class.
+    `priority` is the submitted class, `effective_priority` the current one. `tenant_debt` is the service of its tenant,
+    in tokens over its weight, beyond that of the least served tenant of its class.
     """
 
     key: str
@@ -121,6 +119,8 @@ class Explanation:
     max_tokens: int
     num_waiting: int
     sequences: tuple[SequenceExplanation, ...]
+    model: str = ""
+    """Empty from a scheduler of an earlier release."""
 
     @classmethod
     def from_proto(cls, message: pb.ExplainResponse) -> "Explanation":
@@ -137,12 +137,13 @@ class Explanation:
             max_tokens=message.max_tokens,
             num_waiting=message.num_waiting,
             sequences=tuple(map(SequenceExplanation.from_proto, message.sequences)),
+            model=message.model,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSummary:
-    """A live request in a line; `state` is that of its sequence that has got furthest, `age` is in seconds."""
+    """A live request in a list; `state` is that of its furthest sequence, `age` is in seconds."""
 
     key: str
     tenant: str
@@ -151,6 +152,8 @@ class RequestSummary:
     age: float
     num_prompt_tokens: int
     num_generated_tokens: int
+    model: str = ""
+    """Empty from a scheduler of an earlier release."""
 
     @classmethod
     def from_proto(cls, message: pb.RequestSummary) -> "RequestSummary":
@@ -162,12 +165,13 @@ class RequestSummary:
             age=_seconds(message.age),
             num_prompt_tokens=message.num_prompt_tokens,
             num_generated_tokens=message.num_generated_tokens,
+            model=message.model,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class RequestList:
-    """The oldest live requests of those asked for, oldest first, and how many of these there are, listed or not."""
+    """The oldest matching live requests, oldest first, and the number of all that match."""
 
     requests: tuple[RequestSummary, ...]
     num_live: int
@@ -176,7 +180,7 @@ class RequestList:
 class AdminClient(Closeable):
     """Calls the admin service of a scheduler. Use it as a context manager.
 
-    Every call raises QuireError, INVALID_FIELD among them for a value that no message can hold.
+    Every call raises QuireError, with INVALID_FIELD for a value that no message can hold.
     `address` is QUIRE_ADMIN_ADDRESS or 127.0.0.1:50062 unless given; `timeout` is in seconds.
     """
 
@@ -188,11 +192,11 @@ class AdminClient(Closeable):
         self._stub = AdminServiceStub(self._channel)
 
     def close(self) -> None:
-        """Ends all calls and closes the connection."""
+        """Cancels all calls and closes the connection."""
         self._channel.close()
 
     def explain(self, request_id: str, *, tenant: str | None = None, prompt: int = 0) -> Explanation:
-        """Where a request of a tenant, `default` unless given, stands; `prompt` is its place in a call of several."""
+        """The state of a tenant's request, of `default` unless given; `prompt` is its index in a call of several."""
         request = pb.ExplainRequest()
         assign(request, "name.request_id", request_id)
         assign(request, "name.prompt", prompt)
@@ -201,7 +205,7 @@ class AdminClient(Closeable):
         return self._explain(request)
 
     def explain_key(self, key: str) -> Explanation:
-        """Where the request of a key, as `requests` lists it, stands."""
+        """The state of the request with a key that `requests` lists."""
         request = pb.ExplainRequest()
         assign(request, "key", key)
         return self._explain(request)

@@ -1,62 +1,41 @@
 """The asyncio client."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from types import TracebackType
-from typing import Self, Unpack
+from collections.abc import AsyncIterator, Sequence
+from typing import Unpack
 
 import grpc
 
 from quire.inference.v1 import inference_pb2 as pb
 from quire_client import requests
 from quire_client.aio_endpoints import AsyncEndpointPool, AsyncStreamCall
-from quire_client.connection import Connection
-from quire_client.errors import QuireError, closed
-from quire_client.requests import GenerationOptions, Messages, Prompt
-from quire_client.results import Acceptance, Chunk, Generation, Model, Tokenized, Usage
-from quire_client.resumable_stream import RESUME_TIMEOUT, OnResume, ResumableStream, RetryPolicy
+from quire_client.base import BaseClient, BaseStream, GenerationCall
+from quire_client.connection import AsyncCloseable, Connection
+from quire_client.errors import QuireError
+from quire_client.requests import CallOptions, Messages, Prompt
+from quire_client.results import Chunk, Generation, Model, Tokenized
+from quire_client.resumable_stream import RESUME_TIMEOUT, ResumableStream
 
 
-class AsyncStream:
+class AsyncStream(BaseStream, AsyncCloseable):
     """The chunks of one generation, read once with `async for`. The call starts at the first chunk asked for.
 
-    Where a call breaks it goes on with another one, from the next token, at whichever gateway answers.
+    Where a call breaks, the stream is resumed from the next token, at any gateway that answers.
 
-    Leaving early, by `break`, an exception, `aclose()` or the end of `async with`, ends the request and frees what it
-    holds on the server; one that you named runs on for the server's grace, for `AsyncClient.resume`.
+    Leaving early, by `break`, an exception, `aclose()` or the end of `async with`, cancels the request. One that you
+    named runs on for the server's grace period, for `AsyncClient.resume`.
     """
 
     def __init__(
         self, pool: AsyncEndpointPool, resumable: ResumableStream, generated_id: str | None, traceparent: str | None
     ) -> None:
+        super().__init__(resumable, generated_id, traceparent)
         self._pool = pool
-        self._resumable = resumable
-        self._generated_id = generated_id
-        self._traceparent = traceparent
         self._call: AsyncStreamCall | None = None
-        self._is_read = False
-        self._is_closed = False
-
-    @property
-    def acceptance(self) -> Acceptance | None:
-        """Id, model and seed; None before the first chunk."""
-        return self._resumable.acceptance
-
-    @property
-    def usage(self) -> Usage | None:
-        """Tokens processed; None before the end."""
-        return self._resumable.usage
-
-    @property
-    def num_resumes(self) -> int:
-        """How often a call broke, or was not taken, and the stream went on."""
-        return self._resumable.num_resumes
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         """Yields the chunks of all sequences as they come. Raises QuireError."""
-        if self._is_read or self._is_closed:
-            raise RuntimeError("a stream is read once")
-        self._is_read = True
+        self._begin_reading()
         resumable = self._resumable
         async with self._pool.cancel_on_exit(self._generated_id):
             while resumable.usage is None:
@@ -85,39 +64,27 @@ class AsyncStream:
         return self._resumable.assembler.assemble([chunk async for chunk in self])
 
     async def aclose(self) -> None:
-        """Ends the request, if it runs. A reader in another task gets QuireError CANCELLED."""
+        """Cancels the request, if it runs. A reader in another task gets QuireError CANCELLED."""
         self._is_closed = True
         if self._call is not None:
             self._call.cancel()
         if self._generated_id is not None:
             await self._pool.cancel(self._generated_id)
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise closed("the stream") from None
-
-
-class AsyncClient:
+class AsyncClient(BaseClient[AsyncStream], AsyncCloseable):
     """Calls Quire's gateways from asyncio. Use it as a context manager, from one event loop.
 
-    `address` is QUIRE_ADDRESS or 127.0.0.1:50051 unless given, `api_key` QUIRE_API_KEY. Where it names several
-    gateways, separated by commas, calls go to the first, and from one that does not answer on to the next.
-    `credentials` make the channels secure. `timeout`, of the client or of one call, is the deadline in seconds that all
-    services keep; absent, the server's own. `interceptors` are grpc's, such as OpenTelemetry's stock ones;
-    `traceparent` of a call puts it into a W3C trace without them. Every call raises QuireError.
+    `address` is QUIRE_ADDRESS or 127.0.0.1:50051 unless given, `api_key` QUIRE_API_KEY. Several addresses are separated
+    by commas: calls go to the first gateway, and to the next where one does not answer. `credentials` make the channels
+    secure. `timeout`, of the client or of one call, is the deadline in seconds that all services keep; absent, the
+    server's own. `interceptors` are grpc.aio's, such as OpenTelemetry's; `traceparent` of a call puts it into a W3C
+    trace without them. Every call raises QuireError.
 
-    What generates outlives gateways: it gets a name, where you give none, and goes on where its call breaks, with no
-    token missing or twice, until calls have failed for `resume_patience` seconds without anything new. `resume`, of the
-    client or of one call, turns that off; then it has no name but yours. `on_resume` is called with what broke a call,
-    once a break. A client that no gateway has answered yet gives up at once.
+    A request is named, where you give no `request_id`, and resumed where its call breaks, with no token missing or
+    twice, until calls have failed for `resume_patience` seconds without progress. With `resume=False`, of the client or
+    of one call, it is neither. `on_resume` is called with the error of a broken call, once a break. A client that no
+    gateway has answered yet fails at once.
     """
 
     def __init__(
@@ -131,100 +98,29 @@ class AsyncClient:
         resume_patience: float = RESUME_TIMEOUT,
         interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
     ) -> None:
-        self._connection = Connection.resolve(address, credentials, timeout, api_key)
-        self._pool = AsyncEndpointPool(self._connection, interceptors)
-        self._resume = resume
-        self._resume_patience = resume_patience
+        connection = Connection.resolve(address, credentials, timeout, api_key)
+        self._pool = AsyncEndpointPool(connection, interceptors)
+        super().__init__(connection, self._pool.endpoint_list, resume, resume_patience)
 
-    async def generate(
-        self,
-        prompt: Prompt,
-        *,
-        timeout: float | None = None,
-        traceparent: str | None = None,
-        resume: bool | None = None,
-        on_resume: OnResume | None = None,
-        **options: Unpack[GenerationOptions],
-    ) -> Generation:
-        """Continues text or token ids, and answers when every sequence has ended."""
-        return await self._generate(
-            requests.completion_request(prompt, options), self._retry_policy(timeout, resume, on_resume), traceparent
-        )
+    async def generate(self, prompt: Prompt, **options: Unpack[CallOptions]) -> Generation:
+        """Continues text or token ids, and returns when every sequence has ended."""
+        return await self._generate(self._completion_call(prompt, options))
 
-    async def chat(
-        self,
-        messages: Messages,
-        *,
-        timeout: float | None = None,
-        traceparent: str | None = None,
-        resume: bool | None = None,
-        on_resume: OnResume | None = None,
-        **options: Unpack[GenerationOptions],
-    ) -> Generation:
-        """Answers a chat, when every sequence has ended."""
-        return await self._generate(
-            requests.chat_request(messages, options), self._retry_policy(timeout, resume, on_resume), traceparent
-        )
-
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        timeout: float | None = None,
-        traceparent: str | None = None,
-        resume: bool | None = None,
-        on_resume: OnResume | None = None,
-        **options: Unpack[GenerationOptions],
-    ) -> AsyncStream:
-        """Continues text or token ids, and yields text as it comes."""
-        return self._stream(
-            requests.completion_request(prompt, options), self._retry_policy(timeout, resume, on_resume), traceparent
-        )
-
-    def stream_chat(
-        self,
-        messages: Messages,
-        *,
-        timeout: float | None = None,
-        traceparent: str | None = None,
-        resume: bool | None = None,
-        on_resume: OnResume | None = None,
-        **options: Unpack[GenerationOptions],
-    ) -> AsyncStream:
-        """Answers a chat, and yields text as it comes."""
-        return self._stream(
-            requests.chat_request(messages, options), self._retry_policy(timeout, resume, on_resume), traceparent
-        )
-
-    def resume(
-        self,
-        request_id: str,
-        positions: Mapping[int, int] | None = None,
-        *,
-        timeout: float | None = None,
-        traceparent: str | None = None,
-        on_resume: OnResume | None = None,
-    ) -> AsyncStream:
-        """Yields what comes of a request that runs, or ended within the hour: all of it, or what follows `positions`.
-
-        `positions` is how far sequences were read already: index to offset of the next token. Raises QuireError
-        REQUEST_UNKNOWN where there is no such request.
-        """
-        request = requests.resume_request(request_id, positions or {})
-        resumable = ResumableStream(request, self._retry_policy(timeout, True, on_resume), positions)
-        return AsyncStream(self._pool, resumable, None, traceparent)
+    async def chat(self, messages: Messages, **options: Unpack[CallOptions]) -> Generation:
+        """Answers a chat, and returns when every sequence has ended."""
+        return await self._generate(self._chat_call(messages, options))
 
     async def cancel(self, request_id: str, *, timeout: float | None = None) -> None:
-        """Ends a request, on whichever gateway it runs. Does nothing where it has ended, or never was."""
+        """Cancels a request, on whichever gateway it runs. Does nothing where it has ended, or never was."""
         request = pb.CancelRequest(request_id=request_id)
-        await self._pool.call(lambda stub: stub.Cancel, request, self._unary_retry_policy(timeout))
+        await self._pool.call(lambda stub: stub.Cancel, request, self._retry_policy(timeout))
 
     async def tokenize(
         self, text: str | Messages, *, model: str | None = None, timeout: float | None = None
     ) -> Tokenized:
-        """Token ids of a text, or of a chat by way of the model's template."""
+        """Token ids of a text, or of a chat by the model's template."""
         request = requests.tokenize_request(text, model)
-        response = await self._pool.call(lambda stub: stub.Tokenize, request, self._unary_retry_policy(timeout))
+        response = await self._pool.call(lambda stub: stub.Tokenize, request, self._retry_policy(timeout))
         return Tokenized.from_proto(response)
 
     async def detokenize(
@@ -237,44 +133,25 @@ class AsyncClient:
     ) -> str:
         """Text of token ids."""
         request = requests.detokenize_request(token_ids, model, keep_special_tokens)
-        return (await self._pool.call(lambda stub: stub.Detokenize, request, self._unary_retry_policy(timeout))).text
+        return (await self._pool.call(lambda stub: stub.Detokenize, request, self._retry_policy(timeout))).text
 
     async def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
-        """The models that are served."""
+        """The served models."""
         request = pb.ListModelsRequest()
-        response = await self._pool.call(lambda stub: stub.ListModels, request, self._unary_retry_policy(timeout))
+        response = await self._pool.call(lambda stub: stub.ListModels, request, self._retry_policy(timeout))
         return tuple(map(Model.from_proto, response.models))
 
     async def aclose(self) -> None:
-        """Ends all calls and requests, and closes the connections."""
+        """Cancels all requests and closes the connections."""
         await self._pool.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def _unary_retry_policy(self, timeout: float | None) -> RetryPolicy:
-        return RetryPolicy(self._pool.endpoint_list, self._connection.deadline(timeout))
-
-    def _retry_policy(self, timeout: float | None, resume: bool | None, on_resume: OnResume | None) -> RetryPolicy:
-        is_resumed = self._resume if resume is None else resume
-        resume_timeout = self._resume_patience if is_resumed else None
-        return RetryPolicy(self._pool.endpoint_list, self._connection.deadline(timeout), resume_timeout, on_resume)
-
-    async def _generate(
-        self, generation: pb.Generation, retry_policy: RetryPolicy, traceparent: str | None
-    ) -> Generation:
-        generated_id = requests.assign_request_id(generation) if retry_policy.resume_timeout is not None else None
-        request = pb.GenerateRequest(generation=generation)
-        async with self._pool.cancel_on_exit(generated_id):
-            response = await self._pool.call(lambda stub: stub.Generate, request, retry_policy, traceparent)
+    async def _generate(self, call: GenerationCall) -> Generation:
+        request = pb.GenerateRequest(generation=call.generation)
+        async with self._pool.cancel_on_exit(call.generated_id):
+            response = await self._pool.call(lambda stub: stub.Generate, request, call.retry_policy, call.traceparent)
         return Generation.from_proto(response)
 
-    def _stream(self, generation: pb.Generation, retry_policy: RetryPolicy, traceparent: str | None) -> AsyncStream:
-        generated_id = requests.assign_request_id(generation) if retry_policy.resume_timeout is not None else None
-        resumable = ResumableStream(pb.StreamGenerateRequest(generation=generation), retry_policy)
+    def _open_stream(
+        self, resumable: ResumableStream, generated_id: str | None, traceparent: str | None
+    ) -> AsyncStream:
         return AsyncStream(self._pool, resumable, generated_id, traceparent)

@@ -1,9 +1,8 @@
-"""The gateways of the asyncio client: a channel each, calls that move on, and an eye on those that fall silent."""
+"""The gateways of the asyncio client: a channel each, calls that are repeated, and probes of silent gateways."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
@@ -13,12 +12,12 @@ import grpc
 from quire.inference.v1 import inference_pb2 as pb
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from quire_client.connection import Connection, channel_options
+from quire_client.endpoints import BaseEndpoint, BaseEndpointPool, WatchedCall
 from quire_client.errors import BROKEN_STREAM, QuireError, closed, is_no_response, quire_errors, unreachable
 from quire_client.resumable_stream import (
     CANCEL_SECONDS,
     KEEPALIVE_SECONDS,
     PROBE_SECONDS,
-    EndpointList,
     ResumableStream,
     RetryPolicy,
 )
@@ -35,34 +34,20 @@ AsyncStreamCall = (
 )
 
 
-@dataclass(eq=False, slots=True)
-class _WatchedAsyncCall:
-    """A call that ends where its gateway falls silent."""
-
-    call: grpc.aio.Call
-    is_abandoned: bool = False
-
-
-class AsyncEndpoint:
-    """One gateway, or what one name leads to. `index` is that in the roster."""
+class AsyncEndpoint(BaseEndpoint):
+    """An endpoint with a channel of the running event loop, which is made at the first call."""
 
     def __init__(self, index: int, connection: Connection, interceptors: Sequence[grpc.aio.ClientInterceptor]) -> None:
-        self.index = index
-        self.name = connection.name  # of all: which one it was, no caller can do anything about
-        self._address = connection.addresses[index]
-        self._connection = connection
+        super().__init__(index, connection)
         self._interceptors = interceptors
         self._channel: grpc.aio.Channel | None = None
-        self._watched: set[_WatchedAsyncCall] = set()
-        self._last_activity = 0.0
-        self._is_closed = False
+        self._watched: set[WatchedCall[grpc.aio.Call]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._probe: asyncio.Task[None] | None = None
 
     @cached_property
     def stub(self) -> "InferenceServiceAsyncStub":
-        """What calls go through."""
-        # At the first call, not before: a channel belongs to the event loop that runs when it is made.
+        # Not made in __init__: a channel belongs to the event loop that runs when it is made.
         options = channel_options(self._address)
         to, credentials = self._address, self._connection.credentials
         if credentials is None:
@@ -71,14 +56,10 @@ class AsyncEndpoint:
             self._channel = grpc.aio.secure_channel(to, credentials, options=options, interceptors=self._interceptors)
         return InferenceServiceStub(self._channel)
 
-    def record_activity(self) -> None:
-        """It said something just now."""
-        self._last_activity = monotonic()
-
     @contextmanager
     def watching(self, call: grpc.aio.Call, *, is_watched: bool) -> Iterator[None]:
-        """Turns what `call` raises within into QuireError; where `is_watched`, also the gateway's silence."""
-        watched = _WatchedAsyncCall(call)
+        """Turns what `call` raises within into QuireError. Where `is_watched`, cancels it if the gateway is silent."""
+        watched = WatchedCall(call)
         if is_watched:
             self._watched.add(watched)
             if self._timer is None:
@@ -88,7 +69,7 @@ class AsyncEndpoint:
             with quire_errors(self.name):
                 yield
         except asyncio.CancelledError:
-            # grpc answers so where a call was cancelled, by whomever.
+            # grpc raises it where anyone has cancelled the call.
             task = asyncio.current_task()
             if task and task.cancelling():
                 raise
@@ -101,7 +82,7 @@ class AsyncEndpoint:
             self._watched.discard(watched)
 
     async def close(self) -> None:
-        """Ends all calls and closes the connection."""
+        """Cancels all calls and closes the connection."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -124,7 +105,7 @@ class AsyncEndpoint:
             self._set_timer()
 
     async def _send_probe(self) -> None:
-        """Ends all calls that are watched if the gateway does not even say what it serves."""
+        """Cancels all watched calls if the gateway does not answer ListModels."""
         asked = tuple(self._watched)
         try:
             with quire_errors(self.name):
@@ -139,15 +120,14 @@ class AsyncEndpoint:
         self._set_timer()
 
 
-class AsyncEndpointPool:
-    """Where the calls of one client go."""
+class AsyncEndpointPool(BaseEndpointPool[AsyncEndpoint]):
+    """The endpoints of an asyncio client."""
 
     def __init__(self, connection: Connection, interceptors: Sequence[grpc.aio.ClientInterceptor]) -> None:
         self.is_closed = False
-        self._connection = connection
-        self._endpoints = [AsyncEndpoint(i, connection, interceptors) for i in range(len(connection.addresses))]
-        self.endpoint_list = EndpointList(len(self._endpoints))
-        self._request_ids: set[str] = set()
+        super().__init__(
+            connection, [AsyncEndpoint(i, connection, interceptors) for i in range(len(connection.addresses))]
+        )
 
     async def call(
         self,
@@ -156,7 +136,7 @@ class AsyncEndpointPool:
         retry_policy: RetryPolicy,
         traceparent: str | None = None,
     ) -> ResponseT:
-        """Makes a call that has one answer, as often as `retry_policy` has it. Raises QuireError."""
+        """Makes a unary call, and repeats it as `retry_policy` says. Raises QuireError."""
         metadata = self._connection.metadata(traceparent)
         is_watched = retry_policy.resume_timeout is not None
         while True:
@@ -174,22 +154,20 @@ class AsyncEndpointPool:
 
     def start_call(self, resumable: ResumableStream, traceparent: str | None) -> tuple[AsyncStreamCall, AsyncEndpoint]:
         """Makes the next call of a stream. Raises QuireError where there is no time left for one."""
-        request, timeout = resumable.begin_call(monotonic())
-        endpoint = self._endpoints[self.endpoint_list.current]
-        metadata = self._connection.metadata(traceparent)
+        endpoint, request, options = self._begin_stream_call(resumable, traceparent)
         if isinstance(request, pb.ResumeRequest):
-            return endpoint.stub.Resume(request, timeout=timeout, metadata=metadata), endpoint
-        return endpoint.stub.StreamGenerate(request, timeout=timeout, metadata=metadata), endpoint
+            return endpoint.stub.Resume(request, **options), endpoint
+        return endpoint.stub.StreamGenerate(request, **options), endpoint
 
     async def wait_to_resume(self, resumable: ResumableStream, error: QuireError, endpoint: AsyncEndpoint) -> None:
-        """Waits until a stream may be taken up again after `error`, which is raised where it may not."""
+        """Waits until a stream may be resumed after `error`, which is raised where it may not."""
         await self._pause(resumable.failed(error, endpoint.index, monotonic()))
 
     @asynccontextmanager
     async def cancel_on_exit(self, name: str | None) -> AsyncIterator[None]:
-        """Cancels the request of this name where it is left before its end: the name would keep it running.
+        """Cancels the request of this name where the block is left before the request's end.
 
-        Not where the server has ended it, and not one without such a name.
+        Its name would keep it running otherwise. With None it does nothing.
         """
         if name is None:
             yield
@@ -201,14 +179,14 @@ class AsyncEndpointPool:
             if error.reason == BROKEN_STREAM:
                 await self.cancel(name)
             raise
-        except BaseException:  # left: by the end of a generator, a cancelled task, an interrupt
+        except BaseException:  # such as GeneratorExit, CancelledError, KeyboardInterrupt
             await self.cancel(name)
             raise
         finally:
             self._request_ids.discard(name)
 
     async def cancel(self, name: str) -> None:
-        """Cancels a request that is held, as far as that can be done in short time; else the server's grace ends it."""
+        """Cancels a request, once. Where that fails within CANCEL_SECONDS, the server's grace period ends it."""
         if name in self._request_ids and not self.is_closed:
             self._request_ids.discard(name)
             with suppress(QuireError):
@@ -216,7 +194,7 @@ class AsyncEndpointPool:
                 await self.call(lambda stub: stub.Cancel, request, RetryPolicy(self.endpoint_list, CANCEL_SECONDS))
 
     async def close(self) -> None:
-        """Ends all calls and closes the connections."""
+        """Cancels all calls and closes the connections."""
         await asyncio.gather(*map(self.cancel, tuple(self._request_ids)))
         self.is_closed = True
         await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints))

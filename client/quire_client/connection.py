@@ -1,4 +1,4 @@
-"""How a client reaches a server: its addresses, options of the channel, metadata and deadline of each call."""
+"""How a client reaches a server: addresses, options of the channel, metadata and deadline of each call."""
 
 import json
 import os
@@ -19,32 +19,31 @@ try:
 except PackageNotFoundError:  # run from a checkout that is not installed
     __version__ = "0+unknown"
 
-# Spreads calls over all addresses of a name. There is no retryPolicy: it knows nothing of other gateways, nor of what
-# an error is about; resuming.py does. There is no healthCheckConfig: it would hide a gateway's own reason for not
-# serving.
+# Spreads calls over all addresses of a name. There is no retryPolicy: it does not know other gateways or reasons of
+# errors; resumable_stream.py does. There is no healthCheckConfig: it would hide a gateway's own reason for not serving.
 _SERVICE_CONFIG: dict[str, list[dict[str, dict[str, str]]]] = {"loadBalancingConfig": [{"round_robin": {}}]}
 
 _OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
     ("grpc.primary_user_agent", f"quire-client/{__version__}"),
-    # A dead connection under a long answer is noticed within 25 s. Servers take no more than a ping in 10 s.
+    # A dead connection is detected within 25 s. Servers accept one ping in 10 s.
     ("grpc.keepalive_time_ms", 15_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # A gateway that was restarted is found again in the time it takes to start, not after grpc's two minutes.
+    # A restarted gateway is reached again as soon as it listens, not after grpc's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 3_000),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # Requests are limited by the server; an answer is as large as the request made it.
+    # The server limits requests; the size of a response follows from the request.
     ("grpc.max_receive_message_length", -1),
 )
 
 
 class Closeable:
-    """A client or a stream that ends what it holds with itself, and may stand in a `with`."""
+    """A client or a stream, usable in `with`."""
 
     def close(self) -> None:
-        """Ends what it holds."""
+        """Cancels its requests, and closes a client's connections."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -56,12 +55,28 @@ class Closeable:
         self.close()
 
 
+class AsyncCloseable:
+    """The same for asyncio."""
+
+    async def aclose(self) -> None:
+        """Cancels its requests, and closes a client's connections."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
 Metadata = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where and how to call. Each of `addresses` is `host:port`, or any target that grpc resolves (`dns:///name:port`)."""
+    """How to call. Each of `addresses` is `host:port`, or any target that grpc resolves (`dns:///name:port`)."""
 
     addresses: tuple[str, ...]
     credentials: grpc.ChannelCredentials | None
@@ -94,7 +109,7 @@ class Connection:
         return ", ".join(self.addresses)
 
     def metadata(self, traceparent: str | None) -> Metadata:
-        """What travels beside a request."""
+        """The metadata of a call."""
         pairs = []
         if self.api_key:
             pairs.append(("authorization", f"Bearer {self.api_key}"))
@@ -103,14 +118,14 @@ class Connection:
         return tuple(pairs)
 
     def deadline(self, timeout: float | None) -> float | None:
-        """Seconds that a call may take: its own timeout, else the client's."""
+        """The timeout of a call in seconds: its own, or else the client's."""
         return self.timeout if timeout is None else timeout
 
 
 def channel_options(address: str) -> tuple[tuple[str, str | int], ...]:
-    """Arguments of the channel to an address."""
+    """Options of the channel to an address."""
     if is_loopback(address):
-        # A proxy named by the environment stands outside this machine.
+        # A proxy of the environment cannot reach this machine's loopback.
         return (*_OPTIONS, ("grpc.enable_http_proxy", 0))
     return _OPTIONS
 

@@ -13,20 +13,20 @@ _DETAILS_KEY = "grpc-status-details-bin"
 _REQUEST_ID_KEY = "x-request-id"
 
 UNREACHABLE = "UNREACHABLE"
-"""The reason where nothing answers at the address, or the connection broke."""
+"""The reason where nothing responds at the address, or the connection broke."""
 
 BROKEN_STREAM = "BROKEN_STREAM"
-"""The reason where a stream ended early, or left tokens out."""
+"""The reason where a stream ended early, or tokens are missing."""
 
 
 @dataclass(eq=False)
 class QuireError(Exception):
-    """A call that was refused, failed, or could not be made.
+    """A call that was rejected, failed, or could not be made.
 
     `reason` is the machine-readable cause: one of the server's ("CONTEXT_LENGTH_EXCEEDED", "MODEL_NOT_FOUND", …), one
     of this module's, or the name of `code` where the server gave none. `field` is the path of the request's field at
-    fault ("sampling.top_p"); `retry_after` says in seconds when to try again, where that makes sense. `is_answer`: the
-    server said so; otherwise the error is this side's own, mostly about a connection.
+    fault ("sampling.top_p"); `retry_after` is in seconds, where a retry makes sense. `is_answer`: the server sent the
+    error; otherwise the client made it, mostly about a connection.
     """
 
     code: grpc.StatusCode
@@ -42,7 +42,7 @@ class QuireError(Exception):
 
     @classmethod
     def from_rpc(cls, error: grpc.RpcError, address: str) -> "QuireError":
-        """The error of a call to `address`, from what grpc raised."""
+        """The error of a call to `address`, from grpc's."""
         call = cast(_FailedCall, error)
         code = call.code()
         metadata = dict(call.trailing_metadata() or ())
@@ -53,7 +53,7 @@ class QuireError(Exception):
         if isinstance(details, bytes):
             result._read_details(details)
         elif code is grpc.StatusCode.UNAVAILABLE:
-            # No server of ours answers without details: this is grpc's own text about sockets.
+            # Quire's servers always send details: this is grpc's own text about sockets.
             result.reason = UNREACHABLE
             result.message = f"no connection to {address}"
         elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -78,12 +78,12 @@ class QuireError(Exception):
                 elif detail.Unpack(request):
                     self.request_id = request.request_id
         except DecodeError:
-            # Not written by Quire, perhaps by a proxy: code and text are all there is.
+            # Not of a Quire server, perhaps of a proxy: there are only code and text.
             return
 
 
 def unreachable(message: str) -> QuireError:
-    """The error of a gateway that does not answer."""
+    """The error of a gateway that does not respond."""
     return QuireError(grpc.StatusCode.UNAVAILABLE, UNREACHABLE, message)
 
 
@@ -94,13 +94,13 @@ def closed(what: str) -> QuireError:
 
 
 def is_no_response(error: QuireError) -> bool:
-    """Whether a call ended so because nobody answered it."""
+    """Whether a call failed because no server responded."""
     silent = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     return error.code in silent and not error.is_answer
 
 
 class _FailedCall(Protocol):
-    """What grpc's errors have in common; RpcError itself declares none of it."""
+    """The methods of grpc's errors, which RpcError does not declare."""
 
     def code(self) -> grpc.StatusCode: ...
     def details(self) -> str | None: ...
@@ -109,7 +109,7 @@ class _FailedCall(Protocol):
 
 @contextmanager
 def quire_errors(address: str) -> Iterator[None]:
-    """Turns what grpc raises within into QuireError."""
+    """Turns errors of grpc within into QuireError."""
     try:
         yield
     except grpc.RpcError as error:

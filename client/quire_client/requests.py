@@ -11,26 +11,27 @@ from google.protobuf.message import Message as ProtoMessage
 
 from quire.inference.v1 import inference_pb2 as pb
 from quire_client.errors import QuireError
+from quire_client.resumable_stream import OnResume
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a chat. `role` is "system", "user" or "assistant", as the model's template knows it."""
+    """One message of a chat. `role` is "system", "user", "assistant" or another of the model's template."""
 
     role: str
     content: str
 
 
 Prompt = str | Sequence[int]
-"""Text, or token ids that are used as they are."""
+"""Text, or token ids that are used unchanged."""
 
 Messages = Sequence[Message | Mapping[str, str]]
 """A chat, oldest message first; a mapping has the keys "role" and "content"."""
 
 
 EarlyStopping = bool | Literal["never"]
-"""When a beam search that holds enough finished sequences ends: at once (True), when none better is likely (False), or
-when none better can be."""
+"""When a beam search with enough finished sequences ends: at once (True), when no better one is likely (False), or when
+no better one is possible ("never")."""
 
 _EARLY_STOPPINGS: dict[EarlyStopping, pb.EarlyStopping] = {
     False: pb.EARLY_STOPPING_HEURISTIC,
@@ -40,18 +41,20 @@ _EARLY_STOPPINGS: dict[EarlyStopping, pb.EarlyStopping] = {
 
 
 class GenerationOptions(TypedDict, total=False):
-    """Keyword arguments of every call that generates. None is the same as absent; the server has the ranges."""
+    """Keyword arguments of every call that generates. None is the same as absent; the server checks ranges."""
 
     model: str | None
-    """A name from `models()`. Absent: the one model that is served."""
+    """A name from `models()`. Absent: the only served model."""
     temperature: float | None
     """0 to 2; 0 is greedy. Absent: 1."""
     top_p: float | None
     """Keep the smallest set of tokens whose probability reaches this. Absent: 1, all."""
     top_k: int | None
-    """Keep the k likeliest tokens. Absent, 0 or -1: all."""
+    """Keep the top k tokens. Absent, 0 or -1: all."""
     min_p: float | None
-    """Drop tokens below this share of the likeliest one's probability. Absent: 0."""
+    """Drop tokens below this share of the highest probability. Absent: 0."""
+    typical_p: float | None
+    """Keep the most typical tokens whose probability reaches this. Absent: 1, all."""
     presence_penalty: float | None
     """Subtracted from the logit of each token that was generated before. Absent: 0."""
     frequency_penalty: float | None
@@ -59,50 +62,64 @@ class GenerationOptions(TypedDict, total=False):
     repetition_penalty: float | None
     """Weakens each token of prompt and output by this factor. Absent: 1."""
     seed: int | None
-    """Makes the draw repeatable. Absent: drawn once, and given back with the acceptance."""
+    """Makes sampling repeatable. Absent: chosen at random, and returned with the acceptance."""
     logit_bias: Mapping[int, float] | None
     """Added to the logits of these token ids."""
     max_tokens: int | None
-    """The most tokens to generate. Absent: what the context leaves."""
+    """The most tokens to generate. Absent: the rest of the context."""
     min_tokens: int | None
     """No end-of-text and no stop before this many tokens. Absent: 0."""
     stop: str | Sequence[str] | None
-    """Text, or texts, that end a sequence and are not given out."""
+    """Text, or texts, that end a sequence and are not returned."""
     stop_token_ids: Sequence[int] | None
-    """Token ids that end a sequence and whose text is not given out."""
+    """Token ids that end a sequence and whose text is not returned."""
     ignore_eos: bool | None
-    """Go on through the model's end-of-text token."""
+    """Continue after the model's end-of-text token."""
     include_stop: bool | None
-    """Give the matched stop string out at the end of the text."""
+    """Return the matched stop string at the end of the text."""
     n: int | None
     """How many independent sequences; of a beam search, the best ones. Absent: 1."""
     best_of: int | None
-    """How many to generate, of which the n with the highest log-probability per token are given. Not streamed unless it
-    is n. Absent: n."""
+    """How many to generate, of which the n with the highest log-probability per token are returned. Not streamed
+    unless it is n. Absent: n."""
     beam_width: int | None
-    """Search for the likeliest sequences with this many beams, instead of drawing them. Not streamed."""
+    """Beam search with this width, instead of sampling. Not streamed."""
     length_penalty: float | None
     """Of a beam search: above 0 favours long sequences, below 0 short ones. Absent: 1."""
     early_stopping: EarlyStopping | None
     """When a beam search ends, as in transformers. Absent: False."""
     logprobs: int | None
-    """Log-probabilities of each token and of this many likeliest ones. Absent: none."""
+    """Log-probabilities of each token and of this many top tokens. Absent: none."""
     request_id: str | None
-    """Your own name for the request: with one, it outlives the client that asked, and can be resumed and cancelled from
-    elsewhere. The same request under the same name is answered with what there is of it."""
+    """Your own name for the request. A named request survives its client, and others can resume and cancel it. The same
+    request under the same name returns the existing result."""
     priority: int | None
-    """Requests of a higher priority go first. Absent: 0."""
+    """Requests of a higher priority run first. Absent: 0."""
     keep_special_tokens: bool | None
     """Keep special tokens in the text."""
 
 
-# Where each option stands in a Generation.
+class CallOptions(GenerationOptions, total=False):
+    """Options of a request, and of how it is called."""
+
+    timeout: float | None
+    """Deadline in seconds. Absent: the client's."""
+    traceparent: str | None
+    """The W3C trace that the request belongs to."""
+    resume: bool | None
+    """Whether the request is resumed where its call breaks. Absent: as the client."""
+    on_resume: OnResume | None
+    """Called with the error of a broken call, once a break, before the request is resumed."""
+
+
+# The path of each option in a Generation.
 _PATHS = {
     "model": "model",
     "temperature": "sampling.temperature",
     "top_p": "sampling.top_p",
     "top_k": "sampling.top_k",
     "min_p": "sampling.min_p",
+    "typical_p": "sampling.typical_p",
     "presence_penalty": "sampling.presence_penalty",
     "frequency_penalty": "sampling.frequency_penalty",
     "repetition_penalty": "sampling.repetition_penalty",
@@ -136,7 +153,7 @@ def completion_request(prompt: Prompt, options: GenerationOptions) -> pb.Generat
     if isinstance(prompt, str):
         assign(generation, "text", prompt, within="generation.")
     else:
-        generation.token_ids.SetInParent()  # no ids at all are refused by the server, not taken as no prompt
+        generation.token_ids.SetInParent()  # sent even without ids: the server rejects an empty prompt
         assign(generation, "token_ids.ids", prompt, within="generation.")
     return generation
 
@@ -201,7 +218,7 @@ def _with_options(options: GenerationOptions) -> pb.Generation:
 
 
 def _early_stopping(value: Any) -> pb.EarlyStopping:
-    # 0 and 1 are equal to False and True, and no such choice.
+    # 0 and 1 equal False and True, but are not valid.
     if not isinstance(value, bool) and value != "never":
         raise TypeError(f'early_stopping is True, False or "never", not {value!r}')
     return _EARLY_STOPPINGS[value]
@@ -220,7 +237,7 @@ def _chat(messages: Messages, within: str) -> pb.Chat:
 
 
 def assign(message: ProtoMessage, path: str, value: Any, within: str = "") -> None:
-    """Sets a field. Errors call it as the server does: by its path in the request, in which the message is `within`.
+    """Sets a field. Errors name its path in the request, as the server's do; `within` is the path of the message.
 
     Raises TypeError for a value of a wrong type, QuireError INVALID_FIELD for one that the field cannot hold.
     """
@@ -239,7 +256,7 @@ def assign(message: ProtoMessage, path: str, value: Any, within: str = "") -> No
     except TypeError:
         raise TypeError(f"{field} cannot be a {type(value).__name__}, or hold what this one holds") from None
     except ValueError:
-        # Out of a 32 or 64-bit field's range, or text that is not Unicode: refused as the server refuses.
+        # Out of a 32 or 64-bit field's range, or text that is not Unicode: the same error as the server's.
         raise QuireError(
             grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "the value is out of range", field
         ) from None

@@ -25,7 +25,7 @@ _FINISH_REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a sequence. `matched` is the stop string or stop token that was found, where one was."""
+    """The end of a sequence. `matched` is the stop string or stop token, if one was found."""
 
     reason: FinishReason
     matched: str | int | None
@@ -41,9 +41,9 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token with the natural logarithm of its probability, and the likeliest tokens at its place.
+    """A token with the natural logarithm of its probability, and the top tokens of its position.
 
-    `token` is the token as text, in which a part of a character reads as U+FFFD; `token_bytes` is exact.
+    `token` is the token as text, with U+FFFD for a part of a character; `token_bytes` is exact.
     """
 
     token_id: int
@@ -65,9 +65,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What a request was given when it was accepted: its id, its model, and the seed that repeats it.
+    """Id, model and seed of an accepted request; the same seed repeats it.
 
-    `is_durable`: it is recorded and outlives any one process of the server; False while the server's store is away.
+    `is_durable`: it is recorded and survives the death of any process of the server; False while Redis is unavailable.
     """
 
     request_id: str
@@ -77,7 +77,7 @@ class Acceptance:
 
     @property
     def identity(self) -> tuple[str, str, int]:
-        """What stays the same as long as it is the same request."""
+        """The fields that identify the request."""
         return (self.request_id, self.model, self.seed)
 
     @classmethod
@@ -106,8 +106,8 @@ class Usage:
 class Chunk:
     """A piece of sequence `index`: the text that is now due, and tokens from `offset` (0 is the first generated).
 
-    `finish` is set on the last chunk of a sequence. Text may lag behind its tokens while it may yet become a stop
-    string or a whole character.
+    `finish` is set on the last chunk of a sequence. Text may lag behind its tokens, for a possible stop
+    string or an incomplete character.
     """
 
     index: int
@@ -131,8 +131,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole sequence. `logprobs` holds one entry a token where they were asked for, else none. `score` is what it was
-    ranked by, where sequences were."""
+    """A whole sequence. `logprobs` has an entry for each token if requested. `score` is set for ranked sequences."""
 
     index: int
     text: str
@@ -160,7 +159,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A whole generation: every sequence by index. Its properties speak of the first, mostly the only one."""
+    """A whole generation: every sequence by index. Its properties are those of the first one."""
 
     acceptance: Acceptance
     completions: tuple[Completion, ...]
@@ -178,7 +177,7 @@ class Generation:
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:
-        """Log-probabilities of the first sequence's tokens, where they were asked for."""
+        """Log-probabilities of the first sequence's tokens, if requested."""
         return self.completions[0].logprobs
 
     @property
@@ -188,7 +187,7 @@ class Generation:
 
     @property
     def request_id(self) -> str:
-        """The request's id: the client's own, or one made for it."""
+        """The request's id: the client's own, or a generated one."""
         return self.acceptance.request_id
 
     @property
@@ -198,7 +197,7 @@ class Generation:
 
     @property
     def seed(self) -> int:
-        """The seed in use; the same seed draws the same tokens again."""
+        """The seed in use; the same seed samples the same tokens again."""
         return self.acceptance.seed
 
     @classmethod
@@ -212,7 +211,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """Token ids of a text, and how many tokens prompt and output may have together."""
+    """Token ids of a text, and the context length: the most tokens of prompt and output together."""
 
     token_ids: tuple[int, ...]
     context_length: int
@@ -224,12 +223,19 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that is served. `context_length` is how many tokens prompt and output may have together."""
+    """A served model. `context_length` is the most tokens of prompt and output together; `aliases` are other names that
+    requests may use."""
 
     name: str
     context_length: int
     vocab_size: int
+    aliases: tuple[str, ...] = ()
 
     @classmethod
     def from_proto(cls, message: pb.Model) -> "Model":
-        return cls(name=message.name, context_length=message.context_length, vocab_size=message.vocab_size)
+        return cls(
+            name=message.name,
+            context_length=message.context_length,
+            vocab_size=message.vocab_size,
+            aliases=tuple(message.aliases),
+        )

@@ -1,6 +1,6 @@
-"""What becomes of a request whose call breaks: whether it goes on, when, and from where.
+"""Decides whether a request whose call broke is resumed, when, and from which offsets.
 
-Plain values, shared by both clients: no call is made here, and no clock is read.
+Plain values, shared by both clients: no calls and no clock.
 """
 
 import random
@@ -14,53 +14,52 @@ from quire_client.results import Acceptance, Chunk, Usage
 from quire_client.stream_assembler import StreamAssembler
 
 RESUME_TIMEOUT = 60.0
-"""Seconds without progress after which a request is given up, unless told otherwise."""
+"""Default of `resume_patience`: seconds without progress after which a request fails."""
 
 KEEPALIVE_SECONDS = 10.0
-"""Seconds without a message after which a gateway is asked whether it is there."""
+"""Seconds without a message after which a gateway is probed."""
 
 PROBE_SECONDS = 2.0
-"""What it has to answer that."""
+"""Timeout of the probe in seconds."""
 
 CANCEL_SECONDS = 2.0
-"""What the end of a request may take that is left before its time."""
+"""Timeout of the cancellation of an abandoned request in seconds."""
 
 OnResume = Callable[[QuireError], None]
-"""Called with what broke a call, once a break, before the request goes on."""
+"""Called with the error of a broken call, once a break, before the request is resumed."""
 
 _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 1.0
 _MAX_ATTEMPTS_WITHOUT_RESUME = 4  # as many as grpc's own retry policy allows
 _MAX_RETRY_AFTER = 2.0
-# A call that lived much longer than a silent gateway is given was with one that answered.
+# After a call of this length the gateway must have responded: a silent one is detected earlier.
 _LONG_CALL = 2 * (KEEPALIVE_SECONDS + PROBE_SECONDS)
 
-# What a connection that broke ends a call with, where no server of ours has said so: a stream that was reset is
-# INTERNAL or CANCELLED.
+# Codes of broken connections, where no Quire server sent the error: a stream that was reset is INTERNAL or CANCELLED.
 _BROKEN_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
 
 
 class EndpointList:
-    """The places of a client's gateways, from 0, and which of them calls go to: one that answers, until it does not."""
+    """The index of the gateway that calls go to, until it does not respond."""
 
     def __init__(self, num_endpoints: int) -> None:
         self.num_endpoints = num_endpoints
         self.current = 0
         self.has_answered = False
-        """Any of them ever said anything."""
+        """Whether any gateway ever responded."""
 
     def advance_from(self, index: int) -> None:
-        """Goes on to the next one, where that has not been done since the call at `index` was made."""
+        """Moves to the next gateway, unless another call did so since the call at `index` was made."""
         if index == self.current:
             self.current = (index + 1) % self.num_endpoints
 
 
 class RetryPolicy:
-    """Decides for one request, each time that a call of it fails, whether it is made again, and when.
+    """Decides whether and when a failed call of one request is repeated.
 
-    `resume_timeout` is for how many seconds calls may fail without progress, None where the request is not resumed:
-    then only a call that no gateway took is made again, a few times. `timeout` is in seconds, from the first call on.
-    `random_fraction` gives numbers from 0 to 1.
+    `resume_timeout` is the time in seconds that calls may fail without progress, None where the request is not resumed:
+    then only a call that no gateway accepted is repeated, a few times. `timeout` is in seconds from the first call on.
+    `random_fraction` returns numbers from 0 to 1.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class RetryPolicy:
         self._has_begun = False
 
     def begin_call(self, now: float) -> float | None:
-        """Seconds that a call made now may take; None for no limit. Raises QuireError where none are left."""
+        """The timeout of a call that starts now; None for none. Raises QuireError where no time is left."""
         if self._call_began_at is None and self._timeout is not None:
             self._deadline = now + self._timeout
         self._call_began_at = now
@@ -96,7 +95,7 @@ class RetryPolicy:
         return self._deadline - now
 
     def progressed(self) -> None:
-        """Something came that was not there before."""
+        """A call has brought something new."""
         self._endpoint_list.has_answered = True
         self._has_begun = True
         self._num_failures = 0
@@ -104,7 +103,7 @@ class RetryPolicy:
     def failed(self, error: QuireError, index: int, now: float) -> float:
         """Seconds to wait before the next call, after that at gateway `index` failed. Raises `error` if there is none.
 
-        The other gateways are tried at once, all of them again after a pause.
+        The other gateways are tried at once, and all of them again after a delay.
         """
         if error.is_answer:
             self._endpoint_list.has_answered = True
@@ -125,7 +124,7 @@ class RetryPolicy:
         return delay if self._deadline is None else max(0.0, min(delay, self._deadline - now))
 
     def _count(self, now: float) -> None:
-        # An answer that comes as a whole shows no progress but that its call lives.
+        # A unary call shows no progress but its duration.
         if self.resume_timeout is not None and now - (self._call_began_at or now) > _LONG_CALL:
             self._num_failures = 0
         if self._num_failures == 0:
@@ -133,7 +132,7 @@ class RetryPolicy:
         self._num_failures += 1
 
     def _is_transient(self, error: QuireError) -> bool:
-        if error.reason == "DEADLINE_TOO_SHORT":  # by the next call it is even shorter
+        if error.reason == "DEADLINE_TOO_SHORT":  # and shorter with the next call
             return False
         if self._is_refusal(error):
             return error.retry_after is None or error.retry_after <= _MAX_RETRY_AFTER
@@ -142,11 +141,11 @@ class RetryPolicy:
         return error.code is grpc.StatusCode.UNAVAILABLE if error.is_answer else error.code in _BROKEN_CODES
 
     def _retries_until_timeout(self, error: QuireError) -> bool:
-        """Whether patience bounds the tries. Where nobody ever answered nobody may be there, and that is told soon."""
+        """Whether retries end by `resume_timeout`. Where no gateway ever responded, they end sooner."""
         return self.resume_timeout is not None and self._endpoint_list.has_answered and not self._is_refusal(error)
 
     def _is_refusal(self, error: QuireError) -> bool:
-        """Whether a server that is well has no room for the request: who comes back at once only adds to the crowd."""
+        """Whether a healthy server has no capacity for the request: retries at once would add load."""
         return error.reason == "CAPACITY_EXHAUSTED" and not self._has_begun
 
     def _delay(self) -> float:
@@ -158,7 +157,7 @@ class RetryPolicy:
 
 
 class ResumableStream:
-    """One stream over as many calls as it takes: what each of them asks for, and what has come."""
+    """One stream over several calls: the request of each, and the chunks that have come."""
 
     def __init__(
         self,
@@ -182,18 +181,18 @@ class ResumableStream:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether it goes on where a call breaks."""
+        """Whether it is resumed where a call breaks."""
         return self._retry_policy.resume_timeout is not None
 
     @property
     def num_resumes(self) -> int:
-        """How often a call broke, or was not taken, and the stream went on."""
+        """How often the request was resumed, or sent again."""
         return self._retry_policy.num_resumes
 
     def begin_call(self, now: float) -> tuple[pb.StreamGenerateRequest | pb.ResumeRequest, float | None]:
-        """The request of a call made now, and how many seconds it may take. Raises QuireError where none are left.
+        """The request of a call that starts now, and its timeout. Raises QuireError where no time is left.
 
-        Until there is an acceptance it is the first request again: the server knows it by its name.
+        Until there is an acceptance it is the first request again: the server recognizes its id.
         """
         time_left = self._retry_policy.begin_call(now)
         if self.acceptance is None:
@@ -202,7 +201,7 @@ class ResumableStream:
         return pb.ResumeRequest(request_id=self.acceptance.request_id, positions=positions), time_left
 
     def read(self, message: pb.StreamGenerateResponse | pb.ResumeResponse) -> Chunk | None:
-        """Takes the next message; returns its chunk, where that is new. Raises QuireError where it does not fit."""
+        """Takes the next message; returns its chunk, where that is new. Raises QuireError where tokens are missing."""
         was_accepted = self.acceptance is not None
         chunk = self.assembler.read(message)
         if chunk is not None or not was_accepted or self.usage is not None:
@@ -210,5 +209,5 @@ class ResumableStream:
         return chunk
 
     def failed(self, error: QuireError, index: int, now: float) -> float:
-        """Seconds to wait before the next call, after one broke. Raises `error` where the stream does not go on."""
+        """Seconds to wait before the next call, after one broke. Raises `error` where the stream is not resumed."""
         return 0.0 if self.usage is not None else self._retry_policy.failed(error, index, now)

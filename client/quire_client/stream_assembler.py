@@ -1,4 +1,4 @@
-"""What a stream has said so far: checks that each token comes once, and folds chunks into whole sequences."""
+"""Checks that each token of a stream comes once, and assembles chunks into whole sequences."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -13,8 +13,8 @@ from quire_client.results import Acceptance, Chunk, Completion, Generation, Usag
 class StreamAssembler:
     """Reads the messages of one stream in their order. Acceptance comes first, usage last.
 
-    Where a stream is resumed, its messages follow those that came before. `positions` is how far sequences were read by
-    somebody else: index to offset of the next token.
+    Where a stream is resumed, its messages follow those that came before. `positions` is how far sequences were read
+    before: index to offset of the next token.
     """
 
     def __init__(self, positions: Mapping[int, int] | None = None) -> None:
@@ -31,7 +31,7 @@ class StreamAssembler:
     def read(self, message: pb.StreamGenerateResponse | pb.ResumeResponse) -> Chunk | None:
         """Takes the next message; returns its chunk, where it carries a new one.
 
-        Raises QuireError where tokens are missing or come twice, or another request answers.
+        Raises QuireError where tokens are missing or come twice, or the acceptance is of another request.
         """
         match message.WhichOneof("event"):
             case "acceptance":
@@ -41,9 +41,9 @@ class StreamAssembler:
             case "chunk":
                 chunk = Chunk.from_proto(message.chunk)
                 if chunk.token_ids and (chunk.offset != self._next_offsets[chunk.index] or chunk.index in self._ended):
-                    raise self._broken("the stream left tokens out, or gave some twice")
+                    raise self._broken("tokens of the stream are missing or came twice")
                 if chunk.index in self._ended:
-                    return None  # a server cannot know that the end was read, and gives it again
+                    return None  # a server does not know that the end was read, and sends it again
                 self._next_offsets[chunk.index] += len(chunk.token_ids)
                 if chunk.finish is not None:
                     self._ended.add(chunk.index)
@@ -57,7 +57,7 @@ class StreamAssembler:
         return self.acceptance, self.usage
 
     def assemble(self, chunks: Iterable[Chunk]) -> Generation:
-        """The whole generation, from all chunks of the stream. Raises QuireError where it is not whole."""
+        """The whole generation, from all chunks of the stream. Raises QuireError where it is incomplete."""
         acceptance, usage = self.check_complete()
         by_index: defaultdict[int, list[Chunk]] = defaultdict(list)
         for chunk in chunks:
@@ -81,7 +81,7 @@ class StreamAssembler:
     def _accept(self, acceptance: Acceptance) -> None:
         known = self.acceptance
         if known is not None and known.identity != acceptance.identity:
-            raise self._broken("another request answers under this name")
+            raise self._broken("another request has this name")
         self.acceptance = acceptance
 
     def _broken(self, message: str) -> QuireError:

@@ -1,8 +1,7 @@
-"""The gateways of the blocking client: a channel each, calls that move on, and an eye on those that fall silent."""
+"""The gateways of the blocking client: a channel each, calls that are repeated, and probes of silent gateways."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from threading import Event, Lock, Timer
 from time import monotonic
 from typing import Protocol, TypeVar
@@ -12,12 +11,12 @@ import grpc
 from quire.inference.v1 import inference_pb2 as pb
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from quire_client.connection import Connection, channel_options
+from quire_client.endpoints import BaseEndpoint, BaseEndpointPool, WatchedCall
 from quire_client.errors import BROKEN_STREAM, QuireError, closed, is_no_response, quire_errors, unreachable
 from quire_client.resumable_stream import (
     CANCEL_SECONDS,
     KEEPALIVE_SECONDS,
     PROBE_SECONDS,
-    EndpointList,
     ResumableStream,
     RetryPolicy,
 )
@@ -29,34 +28,21 @@ Interceptor = grpc.UnaryUnaryClientInterceptor | grpc.UnaryStreamClientIntercept
 
 
 class Cancellable(Protocol):
-    """A call that runs."""
-
     def cancel(self) -> bool: ...
 
 
 class StreamCall(Cancellable, Protocol):
-    """A running StreamGenerate or Resume."""
+    """A call of StreamGenerate or Resume."""
 
     def __iter__(self) -> Iterator[pb.StreamGenerateResponse | pb.ResumeResponse]: ...
 
 
-@dataclass(eq=False, slots=True)
-class _WatchedCall:
-    """A call that ends where its gateway falls silent."""
-
-    call: Cancellable
-    is_abandoned: bool = False
-
-
-class SyncEndpoint:
-    """One gateway, or what one name leads to. `index` is that in the roster."""
+class SyncEndpoint(BaseEndpoint):
+    """An endpoint with a channel that threads share."""
 
     def __init__(self, index: int, connection: Connection, interceptors: Sequence[Interceptor]) -> None:
-        self.index = index
-        self.name = connection.name  # of all: which one it was, no caller can do anything about
-        self._address = to = connection.addresses[index]
-        self._connection = connection
-        options = channel_options(to)
+        super().__init__(index, connection)
+        to, options = self._address, channel_options(self._address)
         self._channel = (
             grpc.insecure_channel(to, options)
             if connection.credentials is None
@@ -64,19 +50,13 @@ class SyncEndpoint:
         )
         self.stub = InferenceServiceStub(grpc.intercept_channel(self._channel, *interceptors))
         self._lock = Lock()  # of what is watched, and of the timer
-        self._watched: set[_WatchedCall] = set()
-        self._last_activity = 0.0
+        self._watched: set[WatchedCall[Cancellable]] = set()
         self._timer: Timer | None = None
-        self._is_closed = False
-
-    def record_activity(self) -> None:
-        """It said something just now."""
-        self._last_activity = monotonic()
 
     @contextmanager
     def watching(self, call: Cancellable, *, is_watched: bool) -> Iterator[None]:
-        """Turns what `call` raises within into QuireError; where `is_watched`, also the gateway's silence."""
-        watched = _WatchedCall(call)
+        """Turns what `call` raises within into QuireError. Where `is_watched`, cancels it if the gateway is silent."""
+        watched = WatchedCall(call)
         if is_watched:
             with self._lock:
                 self._watched.add(watched)
@@ -89,7 +69,7 @@ class SyncEndpoint:
         except (QuireError, grpc.FutureCancelledError) as error:
             if watched.is_abandoned:
                 raise unreachable(f"{self._address} does not answer any more") from error
-            if isinstance(error, grpc.FutureCancelledError):  # by nobody else: who waits for it holds it
+            if isinstance(error, grpc.FutureCancelledError):  # only the pool cancels it so
                 raise closed("the client") from error
             raise
         finally:
@@ -97,7 +77,7 @@ class SyncEndpoint:
                 self._watched.discard(watched)
 
     def close(self) -> None:
-        """Ends all calls and closes the connection."""
+        """Cancels all calls and closes the connection."""
         with self._lock:
             self._is_closed = True
             if self._timer is not None:
@@ -105,7 +85,7 @@ class SyncEndpoint:
         self._channel.close()
 
     def _set_timer(self) -> None:
-        """Looks again when the gateway may have been silent for too long. The lock is held."""
+        """Sets the timer to when the gateway has been silent for KEEPALIVE_SECONDS. The lock is held."""
         self._timer = Timer(max(0.0, self._last_activity + KEEPALIVE_SECONDS - monotonic()), self._check)
         self._timer.daemon = True
         self._timer.start()
@@ -122,8 +102,8 @@ class SyncEndpoint:
         with self._lock:
             self._set_timer()
 
-    def _send_probe(self, asked: Sequence[_WatchedCall]) -> None:
-        """Ends the calls if the gateway does not even say what it serves."""
+    def _send_probe(self, asked: Sequence[WatchedCall[Cancellable]]) -> None:
+        """Cancels the calls if the gateway does not answer ListModels."""
         try:
             with quire_errors(self.name):
                 metadata = self._connection.metadata(None)
@@ -135,15 +115,14 @@ class SyncEndpoint:
                     watched.call.cancel()
 
 
-class SyncEndpointPool:
-    """Where the calls of one client go."""
+class SyncEndpointPool(BaseEndpointPool[SyncEndpoint]):
+    """The endpoints of a blocking client."""
 
     def __init__(self, connection: Connection, interceptors: Sequence[Interceptor]) -> None:
         self._closed = Event()
-        self._connection = connection
-        self._endpoints = [SyncEndpoint(i, connection, interceptors) for i in range(len(connection.addresses))]
-        self.endpoint_list = EndpointList(len(self._endpoints))
-        self._request_ids: set[str] = set()
+        super().__init__(
+            connection, [SyncEndpoint(i, connection, interceptors) for i in range(len(connection.addresses))]
+        )
 
     def call(
         self,
@@ -152,7 +131,7 @@ class SyncEndpointPool:
         retry_policy: RetryPolicy,
         traceparent: str | None = None,
     ) -> ResponseT:
-        """Makes a call that has one answer, as often as `retry_policy` has it. Raises QuireError."""
+        """Makes a unary call, and repeats it as `retry_policy` says. Raises QuireError."""
         metadata = self._connection.metadata(traceparent)
         is_watched = retry_policy.resume_timeout is not None
         while True:
@@ -161,7 +140,7 @@ class SyncEndpointPool:
                 call = method(endpoint.stub).future(
                     request, timeout=retry_policy.begin_call(monotonic()), metadata=metadata
                 )
-                with endpoint.watching(call, is_watched=is_watched), _ended(call):
+                with endpoint.watching(call, is_watched=is_watched), _cancelled_on_error(call):
                     response = call.result()
             except QuireError as error:
                 self._pause(retry_policy.failed(error, endpoint.index, monotonic()))
@@ -172,22 +151,20 @@ class SyncEndpointPool:
 
     def start_call(self, resumable: ResumableStream, traceparent: str | None) -> tuple[StreamCall, SyncEndpoint]:
         """Makes the next call of a stream. Raises QuireError where there is no time left for one."""
-        request, timeout = resumable.begin_call(monotonic())
-        endpoint = self._endpoints[self.endpoint_list.current]
-        metadata = self._connection.metadata(traceparent)
+        endpoint, request, options = self._begin_stream_call(resumable, traceparent)
         if isinstance(request, pb.ResumeRequest):
-            return endpoint.stub.Resume(request, timeout=timeout, metadata=metadata), endpoint
-        return endpoint.stub.StreamGenerate(request, timeout=timeout, metadata=metadata), endpoint
+            return endpoint.stub.Resume(request, **options), endpoint
+        return endpoint.stub.StreamGenerate(request, **options), endpoint
 
     def wait_to_resume(self, resumable: ResumableStream, error: QuireError, endpoint: SyncEndpoint) -> None:
-        """Waits until a stream may be taken up again after `error`, which is raised where it may not."""
+        """Waits until a stream may be resumed after `error`, which is raised where it may not."""
         self._pause(resumable.failed(error, endpoint.index, monotonic()))
 
     @contextmanager
     def cancel_on_exit(self, name: str | None) -> Iterator[None]:
-        """Cancels the request of this name where it is left before its end: the name would keep it running.
+        """Cancels the request of this name where the block is left before the request's end.
 
-        Not where the server has ended it, and not one without such a name.
+        Its name would keep it running otherwise. With None it does nothing.
         """
         if name is None:
             yield
@@ -199,14 +176,14 @@ class SyncEndpointPool:
             if error.reason == BROKEN_STREAM:
                 self.cancel(name)
             raise
-        except BaseException:  # left: by the end of a generator, an interrupt
+        except BaseException:  # such as GeneratorExit, KeyboardInterrupt
             self.cancel(name)
             raise
         finally:
             self._request_ids.discard(name)
 
     def cancel(self, name: str) -> None:
-        """Cancels a request that is held, as far as that can be done in short time; else the server's grace ends it."""
+        """Cancels a request, once. Where that fails within CANCEL_SECONDS, the server's grace period ends it."""
         if name in self._request_ids and not self._closed.is_set():
             self._request_ids.discard(name)
             with suppress(QuireError):
@@ -214,7 +191,7 @@ class SyncEndpointPool:
                 self.call(lambda stub: stub.Cancel, request, RetryPolicy(self.endpoint_list, CANCEL_SECONDS))
 
     def close(self) -> None:
-        """Ends all calls and closes the connections."""
+        """Cancels all calls and closes the connections."""
         for name in tuple(self._request_ids):
             self.cancel(name)
         self._closed.set()
@@ -227,8 +204,8 @@ class SyncEndpointPool:
 
 
 @contextmanager
-def _ended(call: Cancellable) -> Iterator[None]:
-    """Ends a call with whoever waits for it, as by an interrupt."""
+def _cancelled_on_error(call: Cancellable) -> Iterator[None]:
+    """Cancels a call where waiting for it is interrupted."""
     try:
         yield
     except BaseException:

@@ -1,5 +1,5 @@
-# The worker, and `python -m worker_svc.prepare`, which makes a model's files. For CPU and CUDA: which of them is
-# up to the build of torch that pip finds.
+# The worker, and `python -m worker_svc.prepare`, which prepares models. For CPU and CUDA: the build of torch that pip
+# finds decides.
 # Build from the root of the project: docker build -f deploy/docker/worker.Dockerfile -t quire/worker .
 FROM python:3.12-slim-bookworm AS build
 WORKDIR /src
@@ -8,13 +8,13 @@ COPY protos protos
 COPY kernels kernels
 COPY svc_common svc_common
 COPY worker_svc worker_svc
-# Where pip looks for packages beside its default, to choose the build of torch.
+# Additional package index of pip, to choose the build of torch.
 ARG PIP_EXTRA_INDEX_URL=
 RUN python -m venv /opt/quire \
     && /opt/quire/bin/pip install --no-cache-dir --constraint constraints.txt '.[worker]'
 
 FROM python:3.12-slim-bookworm
-# Triton compiles a small launcher in C for each kernel; on a processor the kernels themselves are C++, made for it.
+# Triton compiles a launcher in C for each kernel; on a CPU the kernels are C++, compiled for the machine.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ libc6-dev \

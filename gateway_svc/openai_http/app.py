@@ -1,4 +1,4 @@
-"""The HTTP edge: OpenAI-style routes, health and metrics, over the engine."""
+"""The HTTP API: OpenAI-style routes, health and metrics, over the request manager."""
 
 import math
 import time
@@ -9,6 +9,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from gateway_svc.auth import Authenticator, Tenant
+from gateway_svc.field_paths import contract_field_path
 from gateway_svc.openai_http.bodies import Body, Delivery, chat_body, completion_body
 from gateway_svc.openai_http.cursor import LAST_EVENT_ID, Cursor
 from gateway_svc.openai_http.endpoint import Handler, HttpEndpoint
@@ -27,8 +28,6 @@ _MAX_TIMEOUT_SECONDS = 86_400.0
 
 
 class HttpHandlers:
-    """Every route's handler."""
-
     def __init__(self, request_manager: RequestManager, authenticator: Authenticator) -> None:
         self._request_manager = request_manager
         self._authenticator = authenticator
@@ -56,7 +55,7 @@ class HttpHandlers:
         return HttpEndpoint(method, path, handle, self._request_manager.metrics)
 
     async def health(self, exchange: HttpExchange) -> None:
-        """200 where a request that came now would be taken; also whether it would outlive its scheduler."""
+        """200 where a request would be accepted now; also whether it would survive its scheduler."""
         is_ready = self._request_manager.is_ready
         body = {"status": "ready" if is_ready else "not ready", "durable": self._request_manager.is_durable}
         await exchange.respond_json(body, 200 if is_ready else 503)
@@ -66,7 +65,6 @@ class HttpHandlers:
         await exchange.respond_json({"status": "live"})
 
     async def metrics(self, exchange: HttpExchange) -> None:
-        """Prometheus' text format."""
         await exchange.respond(self._request_manager.metrics.exposition(), CONTENT_TYPE_LATEST)
 
     async def version(self, exchange: HttpExchange) -> None:
@@ -74,43 +72,45 @@ class HttpHandlers:
         await exchange.respond_json({"version": software_version()})
 
     async def models(self, exchange: HttpExchange) -> None:
-        """The models that are served."""
+        """The models that are ready, once for each of their names."""
         self._tenant(exchange)
-        await exchange.respond_json({"object": "list", "data": [self._model_json(self._request_manager.model)]})
+        cards = [
+            self._model_json(name, info) for model, info in self._request_manager.ready_models for name in model.names
+        ]
+        await exchange.respond_json({"object": "list", "data": cards})
 
     async def get_model(self, exchange: HttpExchange) -> None:
-        """One of them."""
+        """One model that is ready."""
         self._tenant(exchange)
-        model = self._request_manager.model
-        if exchange.path_params["model"] != model.name:
-            raise QuireError(Reason.MODEL_NOT_FOUND, "no such model is served", field="model")
-        await exchange.respond_json(self._model_json(model))
+        name = exchange.path_params["model"]
+        model = self._request_manager.catalog.find(name, contract_field_path)
+        await exchange.respond_json(self._model_json(name, self._request_manager.model_info(model)))
 
     async def completions(self, exchange: HttpExchange) -> None:
-        """Text from text."""
         call = self._call(exchange, Operation.TEXT_COMPLETION)
         body = completion_body(await exchange.read_json(), _idempotency_key(exchange))
         await self._generate(exchange, call, body, CompletionFormat())
 
     async def chat_completions(self, exchange: HttpExchange) -> None:
-        """The next message of a chat."""
         call = self._call(exchange, Operation.CHAT)
         body = chat_body(await exchange.read_json(), _idempotency_key(exchange))
         await self._generate(exchange, call, body, ChatFormat())
 
     async def _generate(self, exchange: HttpExchange, call: Call, body: Body, form: Format) -> None:
         request_manager = self._request_manager
+        first = body.prompts[0]
+        model = request_manager.catalog.find(first.unvalidated.model, first.field_path)
+        exchange.model = model.name
         generations = [
-            await request_manager.validate(one.unvalidated, one.field_path, exchange.request_id) for one in body.prompts
+            await request_manager.validate(model, one.unvalidated, one.field_path, exchange.request_id)
+            for one in body.prompts
         ]
         n = generations[0].n
         cursor = _cursor(exchange, body.delivery, len(generations) * n)
         with request_manager.run(call, generations, cursor.resume_positions(n) if cursor else ()) as group:
             async with exchange.watch_disconnect(group.client_disconnected):
                 await group.accepted()
-                answer = ResponseBuilder(
-                    form, group.renderings, request_manager.tokenizer.vocabulary, int(time.time()), cursor
-                )
+                answer = ResponseBuilder(form, group.renderings, group.vocabulary, int(time.time()), cursor)
                 if body.delivery is Delivery.WHOLE:
                     chunks = await group.all()
                     await exchange.respond_json(answer.whole(chunks, group.usage))
@@ -123,23 +123,25 @@ class HttpHandlers:
     def _tenant(self, exchange: HttpExchange) -> Tenant:
         return self._authenticator.tenant(exchange.headers.get("authorization"))
 
-    def _model_json(self, model: ModelInfo) -> Json:
+    def _model_json(self, name: str, info: ModelInfo) -> Json:
         return {
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": self._started_at,
             "owned_by": "quire",
-            "max_model_len": model.context_length,  # as vLLM has it
+            # As in vLLM.
+            "root": info.name,
+            "max_model_len": info.context_length,
         }
 
 
 async def no_route(exchange: HttpExchange) -> None:
-    """What every address that is not a route answers."""
+    """Answers paths that are not a route."""
     await exchange.send_error(NO_ROUTE)
 
 
 def software_version() -> str:
-    """The installed version, or one that says that it is not installed."""
+    """The installed version, or a version for a source tree that is not installed."""
     try:
         return version("quire")
     except PackageNotFoundError:
@@ -150,7 +152,7 @@ async def _stream(exchange: HttpExchange, answer: ResponseBuilder, group: Reques
     await exchange.start_events()
     async with exchange.keep_alive(_PING_SECONDS):
         while chunks := await group.next():
-            # All that a step brought goes out at once.
+            # All events of a step are sent at once.
             if events := b"".join([answer.event(prompt_index, chunk) for prompt_index, chunk in chunks]):
                 await exchange.send_events(events)
     usage = group.usage if delivery is Delivery.STREAM_WITH_USAGE else None
@@ -158,7 +160,7 @@ async def _stream(exchange: HttpExchange, answer: ResponseBuilder, group: Reques
 
 
 def _idempotency_key(exchange: HttpExchange) -> str | None:
-    """The client's own name for the request, which the reply then carries."""
+    """The client's own id of the request, which is also the reply's."""
     name = exchange.headers.get("idempotency-key")
     if name is not None and is_request_id(name):
         exchange.request_id = name
@@ -166,7 +168,7 @@ def _idempotency_key(exchange: HttpExchange) -> str | None:
 
 
 def _cursor(exchange: HttpExchange, delivery: Delivery, num_choices: int) -> Cursor | None:
-    """Where a stream begins that can be gone on with: one whose client named it."""
+    """Where a stream begins that can be resumed: one whose client named it."""
     last_event_id = exchange.headers.get(LAST_EVENT_ID)
     is_lasting = delivery is not Delivery.WHOLE and "idempotency-key" in exchange.headers
     if last_event_id is None:
@@ -178,7 +180,7 @@ def _cursor(exchange: HttpExchange, delivery: Delivery, num_choices: int) -> Cur
 
 
 def _deadline(exchange: HttpExchange) -> float | None:
-    """The end of the time that the client gives, on the monotonic clock."""
+    """The client's deadline on the monotonic clock, in seconds."""
     header = exchange.headers.get("x-request-timeout")
     if header is None:
         return None

@@ -1,4 +1,4 @@
-"""Bodies of /v1/completions and /v1/chat/completions, as drafts for the validator and the way to answer."""
+"""Bodies of /v1/completions and /v1/chat/completions, as unvalidated requests and options of the answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +16,7 @@ from gateway_svc.openai_http.json_fields import (
     as_string,
     invalid,
 )
+from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.unvalidated_request import (
     ChatPrompt,
     EndOfText,
@@ -32,19 +33,13 @@ from svc_common.errors import QuireError, Reason
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_PROMPTS = 1_024
 
-_NAMES: Mapping[Field, str] = {
+_NAMES: Mapping[str, str] = {
     Field.MODEL: "model",
     Field.PROMPT: "prompt",
     Field.TEXT: "prompt",
     Field.TOKEN_IDS: "prompt",
     Field.MESSAGES: "messages",
-    Field.TEMPERATURE: "temperature",
-    Field.TOP_P: "top_p",
-    Field.TOP_K: "top_k",
-    Field.MIN_P: "min_p",
-    Field.PRESENCE_PENALTY: "presence_penalty",
-    Field.FREQUENCY_PENALTY: "frequency_penalty",
-    Field.REPETITION_PENALTY: "repetition_penalty",
+    **{one.path: one.name for one in SAMPLING_FIELDS},
     Field.SEED: "seed",
     Field.LOGIT_BIAS: "logit_bias",
     Field.MAX_TOKENS: "max_tokens",
@@ -64,7 +59,7 @@ _NAMES: Mapping[Field, str] = {
 
 
 class Delivery(Enum):
-    """How an answer is given."""
+    """Options of the answer."""
 
     WHOLE = "whole"
     STREAM = "stream"
@@ -72,19 +67,19 @@ class Delivery(Enum):
 
     @property
     def response_mode(self) -> ResponseMode:
-        """The same to whoever need not know of usage."""
+        """Whether the answer is streamed, for the validator."""
         return ResponseMode.WHOLE if self is Delivery.WHOLE else ResponseMode.STREAMED
 
 
 @dataclass(frozen=True, slots=True)
 class BodyFieldPath:
-    """Fields as a body spells them; `names` holds what this body spells in its own way."""
+    """Fields as a body spells them; `names` has those that this body spells in its own way."""
 
-    names: Mapping[Field, str] = field(default_factory=dict)
-    lone: frozenset[Field] = frozenset()
-    """Lists that this body gives as one value."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    lone: frozenset[str] = frozenset()
+    """Lists that this body has as one value."""
 
-    def __call__(self, which: Field, item_index: int | None = None) -> str:
+    def __call__(self, which: str, item_index: int | None = None) -> str:
         name = self.names.get(which, _NAMES[which])
         return name if item_index is None or which in self.lone else f"{name}[{item_index}]"
 
@@ -99,7 +94,7 @@ class PromptRequest:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a body asks for: its prompts in their order, and how to answer."""
+    """A body's prompts in order, and the options of the answer."""
 
     prompts: list[PromptRequest]
     delivery: Delivery
@@ -115,7 +110,7 @@ def completion_body(body: JsonBody, request_id: str | None) -> Body:
     unvalidated = replace(unvalidated, default_max_tokens=DEFAULT_COMPLETION_TOKENS)
     prompts = []
     for prompt, name in _prompts(fields.raw("prompt")):
-        names = {**field_path.names, **dict.fromkeys((Field.PROMPT, Field.TEXT, Field.TOKEN_IDS), name)}
+        names = {**field_path.names, Field.PROMPT: name, Field.TEXT: name, Field.TOKEN_IDS: name}
         prompts.append(PromptRequest(replace(unvalidated, prompt=prompt), replace(field_path, names=names)))
     body.reject_non_finite()
     return Body(prompts, delivery)
@@ -139,15 +134,15 @@ def chat_body(body: JsonBody, request_id: str | None) -> Body:
 
 
 def _common(fields: JsonFields, request_id: str | None) -> tuple[UnvalidatedRequest, BodyFieldPath, Delivery]:
-    """What both bodies have."""
+    """The fields of both bodies."""
     delivery = _delivery(fields)
-    names: dict[Field, str] = {}
+    names: dict[str, str] = {}
     max_tokens = fields.integer("max_tokens")
     if fields.has("max_completion_tokens"):
         max_tokens = fields.integer("max_completion_tokens")
         names[Field.MAX_TOKENS] = "max_completion_tokens"
     n, best_of = fields.integer("n"), fields.integer("best_of")
-    # As vLLM has it: a beam search is as wide as best_of, or else n, says.
+    # As in vLLM: the width of a beam search is best_of, or else n.
     if best_of is None:
         names[Field.BEAM_WIDTH] = "n"
     beam_search = _beam_search(fields, n if best_of is None else best_of)
@@ -156,13 +151,7 @@ def _common(fields: JsonFields, request_id: str | None) -> tuple[UnvalidatedRequ
     hidden = not fields.has("skip_special_tokens") or fields.flag("skip_special_tokens")
     unvalidated = UnvalidatedRequest(
         model=fields.string("model"),
-        temperature=fields.number("temperature"),
-        top_p=fields.number("top_p"),
-        top_k=fields.integer("top_k"),
-        min_p=fields.number("min_p"),
-        presence_penalty=fields.number("presence_penalty"),
-        frequency_penalty=fields.number("frequency_penalty"),
-        repetition_penalty=fields.number("repetition_penalty"),
+        sampling=fields.sampling(SAMPLING_FIELDS),
         seed=fields.integer("seed"),
         logit_bias=_logit_bias(fields),
         max_tokens=max_tokens,
@@ -179,12 +168,12 @@ def _common(fields: JsonFields, request_id: str | None) -> tuple[UnvalidatedRequ
         special_tokens=SpecialTokens.HIDDEN if hidden else SpecialTokens.KEPT,
         response_mode=delivery.response_mode,
     )
-    lone = frozenset({Field.STOP}) if isinstance(stop, str) else frozenset[Field]()
+    lone = frozenset[str]({Field.STOP}) if isinstance(stop, str) else frozenset[str]()
     return unvalidated, BodyFieldPath(names, lone), delivery
 
 
 def _beam_search(fields: JsonFields, width: int | None) -> UnvalidatedBeamSearch | None:
-    """The search that is asked for, whose width stands in another field."""
+    """The beam search, whose width is in another field."""
     length_penalty = fields.number("length_penalty")
     early_stopping = _early_stopping(fields.raw("early_stopping"))
     if fields.flag("use_beam_search"):
@@ -269,7 +258,7 @@ def _message(message: JsonFields) -> tuple[str, str]:
         raise invalid(message.field_path("content"), "must be given")
     if isinstance(content, str):
         return role, content
-    # Templates take one text: parts stand on lines of their own, as vLLM has them.
+    # Templates take one text: parts are joined by line breaks, as in vLLM.
     return role, "\n".join(map(_text_part, message.objects("content") or ()))
 
 

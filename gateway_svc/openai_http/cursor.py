@@ -1,4 +1,4 @@
-"""How far a stream of server-sent events was given: the ids of its events, from which a client goes on."""
+"""Positions in a stream of server-sent events: the ids of its events, from which a client resumes."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from svc_common.errors import QuireError, Reason
 
 LAST_EVENT_ID = "last-event-id"
 
-# Tokens given of each choice, with an "e" where its end was; then what came behind all choices.
+# The number of tokens sent of each choice, with an "e" where its end was sent; then what follows all choices.
 _CURSOR = re.compile(r"([0-9]{1,9}e?(?:-[0-9]{1,9}e?)*)(-usage|-done)?")
 
 
@@ -21,7 +21,7 @@ class _CursorStage(Enum):
 
 
 class Cursor:
-    """A place in the stream of an answer. It moves with each event that goes out."""
+    """A position in the stream of an answer. Each event that is sent moves it."""
 
     def __init__(self, num_choices: int) -> None:
         """The beginning of a stream."""
@@ -30,7 +30,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str, num_choices: int) -> "Cursor":
-        """The place behind the event with this id. Raises QuireError where no event of such a stream has it."""
+        """The position after the event with this id. Raises QuireError where no event of such a stream has it."""
         match = _CURSOR.fullmatch(text)
         choices = match[1].split("-") if match else []
         if match is None or len(choices) != num_choices:
@@ -43,36 +43,36 @@ class Cursor:
 
     @property
     def is_past_usage(self) -> bool:
-        """Whether the usage was given."""
+        """Whether the usage was sent."""
         return self._stage is not _CursorStage.CHOICES
 
     @property
     def is_done(self) -> bool:
-        """Whether everything was given."""
+        """Whether everything was sent."""
         return self._stage is _CursorStage.DONE
 
     def has_begun(self, choice: int) -> bool:
-        """Whether anything of a choice was given."""
+        """Whether any part of a choice was sent."""
         return self._choices[choice] != "0"
 
     def resume_positions(self, n: int) -> Sequence[Mapping[int, ResumePosition]]:
-        """How far the client has each choice, prompt by prompt, of `n` choices each."""
+        """The client's position in each choice, prompt by prompt, with `n` choices each."""
         resume_positions = [_resume_position(choice) for choice in self._choices]
         return [dict(enumerate(resume_positions[first : first + n])) for first in range(0, len(resume_positions), n)]
 
     def advance(self, choice: int, chunk: Chunk) -> bytes:
-        """Moves behind an event with a piece of a choice; the line that gives the event its id."""
+        """Moves after an event with a chunk of a choice; returns the line with the event's id."""
         end = "" if chunk.finish is None else "e"
         self._choices[choice] = f"{chunk.offset + len(chunk.token_ids)}{end}"
         return self._line()
 
     def advance_past_usage(self) -> bytes:
-        """Moves behind the usage."""
+        """Moves after the usage."""
         self._stage = _CursorStage.USAGE
         return self._line()
 
     def advance_to_end(self) -> bytes:
-        """Moves behind the last event."""
+        """Moves after the last event."""
         self._stage = _CursorStage.DONE
         return self._line()
 

@@ -1,4 +1,4 @@
-"""What surrounds every HTTP handler: metrics, the request's span, and errors in OpenAI's shape."""
+"""What every HTTP handler has in common: metrics, the request's span, and errors in OpenAI's shape."""
 
 import logging
 import uuid
@@ -27,7 +27,7 @@ class HttpEndpoint:
     """An ASGI application around one handler."""
 
     def __init__(self, method: str | None, route: str, handle: Handler, metrics: GatewayMetrics) -> None:
-        """`route` labels metrics and spans. A method of None takes any."""
+        """`route` labels metrics and spans. With `method` None any method is accepted."""
         self._method = method
         self._route = route
         self._handle = handle
@@ -41,9 +41,10 @@ class HttpEndpoint:
             else:
                 await self._guarded(exchange, scope["method"])
             outcome.code = str(exchange.status or _CLIENT_DISCONNECTED)
+            outcome.model = exchange.model
 
     async def _traced(self, exchange: HttpExchange, method: str) -> None:
-        """Handles the request within a span of the caller's trace. The span is never made current."""
+        """Handles the request within a span of the caller's trace, which is never the current span."""
         span = tracer().start_span(
             f"{self._method} {self._route}",
             context=context_from(exchange.headers.get("traceparent", "")),

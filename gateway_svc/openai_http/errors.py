@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients know them: an HTTP status and a body with message, type, param and code."""
+"""Errors in OpenAI's format: an HTTP status and a body with message, type, param and code."""
 
 import math
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from svc_common.errors import QuireError, Reason
 _BY_STATUS: dict[grpc.StatusCode, tuple[int, str]] = {
     grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
     grpc.StatusCode.UNAUTHENTICATED: (401, "authentication_error"),
+    grpc.StatusCode.FAILED_PRECONDITION: (400, "invalid_request_error"),
     grpc.StatusCode.OUT_OF_RANGE: (400, "invalid_request_error"),
     grpc.StatusCode.NOT_FOUND: (404, "invalid_request_error"),
     grpc.StatusCode.ALREADY_EXISTS: (409, "invalid_request_error"),
@@ -26,7 +27,7 @@ _BY_REASON: dict[Reason, tuple[int, str]] = {Reason.MESSAGE_TOO_LARGE: (413, "in
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """An error as it leaves. `code` is the machine-readable reason, in lower case; `retry_after` is in seconds."""
+    """An error response. `code` is the machine-readable reason, in lower case; `retry_after` is in seconds."""
 
     status: int
     kind: str
@@ -36,13 +37,13 @@ class HttpError:
     retry_after: int | None = None
     allow: str | None = None
     should_retry: str | None = None
-    """"false" where a client would try again of itself, and in vain; OpenAI's clients heed it."""
+    """"false" where a client would retry on its own, and fail again. OpenAI's clients obey it."""
     connection: str | None = None
-    """"close" where the client does better on another connection, which may lead elsewhere."""
+    """"close" where another connection may lead to a gateway that can serve the request."""
 
     @classmethod
     def of(cls, error: QuireError) -> "HttpError":
-        """A QuireError by the one table; seconds to wait are rounded up, and never none."""
+        """A QuireError by the one table. Seconds to wait are rounded up to at least 1."""
         status, kind = _BY_REASON.get(error.reason) or _BY_STATUS[error.code]
         retry_after = None if error.retry_after is None else max(1, math.ceil(error.retry_after))
         in_vain = error.reason is Reason.REQUEST_QUARANTINED or (
@@ -61,13 +62,12 @@ class HttpError:
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON body."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers beside the usual ones."""
+        """The error's own headers."""
         headers = {
             "retry-after": self.retry_after,
             "x-should-retry": self.should_retry,

@@ -1,4 +1,4 @@
-"""JSON and server-sent events, as they go on the wire."""
+"""JSON and server-sent events, as bytes."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 PLACEHOLDER = "\0"
-"""Stands for a text that is not there yet. No id and no name has this character."""
+"""The place of a text. No id and no name has this character."""
 
 
 def to_json(body: Any) -> bytes:
@@ -20,7 +20,7 @@ def sse_event(body: Any) -> bytes:
 
 
 class TextEventTemplate:
-    """Events that differ in nothing but a text: what stands around it is rendered once."""
+    """Events that differ only in a text: the rest is rendered once."""
 
     __slots__ = ("_after", "_before")
 

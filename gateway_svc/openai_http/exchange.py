@@ -29,7 +29,8 @@ class _ResponseStage(Enum):
 
 
 class HttpExchange:
-    """`status` is that of the response, once one has begun. `context` is that of the request's span."""
+    """`status` is the response's, once it has begun. `context` is that of the request's span. `model` is the name of
+    the request's model, empty where that is not served."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.headers = Headers(scope=scope)
@@ -37,6 +38,7 @@ class HttpExchange:
         self.request_id = uuid.uuid4().hex
         self.status: int | None = None
         self.context: Context | None = None
+        self.model = ""
         self._receive = receive
         self._send = send
         self._stage = _ResponseStage.OPEN
@@ -44,7 +46,7 @@ class HttpExchange:
 
     async def read_json(self) -> JsonBody:
         """The body. Raises QuireError where it is too large or not a JSON object, and ClientDisconnected."""
-        # A length that is told is believed: nothing is read then, and the server throws away what comes.
+        # A Content-Length above the limit is enough to reject: the server discards the body.
         length = self.headers.get("content-length", "")
         if length.isdecimal() and int(length) > MAX_BODY_BYTES:
             raise _too_large()
@@ -62,24 +64,22 @@ class HttpExchange:
     async def respond(
         self, body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
-        """A whole response."""
         await self._start(status, content_type, {"content-length": str(len(body)), **(headers or {})})
         self._stage = _ResponseStage.DONE
         await self._send({"type": "http.response.body", "body": body})
 
     async def respond_json(self, body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        """A whole response of JSON."""
         await self.respond(to_json(body), "application/json", status, headers)
 
     async def start_events(self) -> None:
-        """Begins a stream of server-sent events."""
+        """Starts a stream of server-sent events."""
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         await self._start(200, "text/event-stream; charset=utf-8", headers)
         self._sent_at = time.monotonic()
         self._stage = _ResponseStage.STREAMING
 
     async def send_events(self, data: bytes) -> None:
-        """Sends events that are ready for the wire."""
+        """Sends rendered events."""
         self._sent_at = time.monotonic()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
@@ -89,18 +89,18 @@ class HttpExchange:
         await self._send({"type": "http.response.body", "body": data})
 
     async def send_error(self, error: HttpError) -> None:
-        """Tells of an error: as the response, or as the last event of a stream that has begun."""
+        """Sends an error: as the response, or as the last event of a stream that has begun."""
         match self._stage:
             case _ResponseStage.OPEN:
                 await self.respond_json(error.body, error.status, error.headers)
             case _ResponseStage.STREAMING:
                 await self.end_events(sse_event(error.body))
             case _ResponseStage.DONE:
-                pass  # it was told already that all is well, and nothing can be added
+                pass  # the response had begun as a success, and cannot be changed
 
     @asynccontextmanager
     async def watch_disconnect(self, on_disconnect: Callable[[], None]) -> AsyncIterator[None]:
-        """Calls `on_disconnect` when the client goes away within the block. The body must have been read."""
+        """Calls `on_disconnect` if the client disconnects within the block. The body must have been read."""
         watch = asyncio.create_task(self._watch(on_disconnect))
         try:
             yield
@@ -109,7 +109,7 @@ class HttpExchange:
 
     @asynccontextmanager
     async def keep_alive(self, seconds: float) -> AsyncIterator[None]:
-        """Sends a comment whenever a stream was silent for so long within the block, so that no proxy gives it up."""
+        """Sends a comment whenever a stream had no event for so long within the block, so that no proxy closes it."""
         pings = asyncio.create_task(self._ping(seconds))
         try:
             yield
@@ -118,7 +118,7 @@ class HttpExchange:
 
     async def _ping(self, seconds: float) -> None:
         while True:
-            # One timer for each silence that may become too long: one for each event would cost more than rendering it.
+            # One timer for each pause: one for each event would cost more than rendering the event.
             silence = time.monotonic() - self._sent_at
             if silence < seconds:
                 await asyncio.sleep(seconds - silence)

@@ -1,4 +1,4 @@
-"""Reads typed values out of a JSON body; what has another type is refused by the name that the client used."""
+"""Reads typed values from a JSON body. A value of another type is rejected by the field's name in the body."""
 
 import json
 import math
@@ -6,45 +6,48 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gateway_svc.sampling_fields import SamplingField, Value
 from svc_common.errors import QuireError, Reason
 
 T = TypeVar("T")
 
 
 class JsonFields:
-    """An object of a body. A field that is null is one that was left out."""
+    """An object of a body. A field that is null counts as absent."""
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
-        """`path` leads to the object, with a dot at its end where it is not the body itself."""
+        """`path` is the object's path, with a dot at its end where it is not the body itself."""
         self._values = values
         self._path = path
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is present and not null."""
         return self._values.get(name) is not None
 
     def raw(self, name: str) -> Any:
-        """The field as it stands, or None."""
+        """The field's value, unchecked, or None."""
         return self._values.get(name)
 
     def number(self, name: str) -> float | None:
-        """A finite number."""
         return self._read(name, as_number)
 
     def integer(self, name: str) -> int | None:
-        """An integer, spelled without fraction or exponent."""
+        """An integer, written without fraction or exponent."""
         return self._read(name, as_integer)
+
+    def sampling(self, parameters: Iterable[SamplingField]) -> dict[str, Value]:
+        """Those of these parameters that are present, by name."""
+        read = {one.name: self.integer(one.name) if one.is_integer else self.number(one.name) for one in parameters}
+        return {name: value for name, value in read.items() if value is not None}
 
     def flag(self, name: str) -> bool:
         """true or false; absent is false."""
         return self._read(name, as_flag) or False
 
     def string(self, name: str) -> str | None:
-        """A string."""
         return self._read(name, as_string)
 
     def objects(self, name: str) -> list["JsonFields"] | None:
-        """A list of objects."""
         values = self._read(name, as_list)
         if values is None:
             return None
@@ -56,7 +59,6 @@ class JsonFields:
         return self._read(name, as_integers) or []
 
     def object(self, name: str) -> "JsonFields | None":
-        """An object."""
         value = self._read(name, as_object)
         return None if value is None else JsonFields(value, f"{self._path}{name}.")
 
@@ -69,7 +71,7 @@ class JsonFields:
         return f"{self._path}{name}"
 
     def reject_unsupported(self, neutral_values: Mapping[str, Sequence[Any]]) -> None:
-        """Refuses the first of these fields that is there with a value that is not among its neutral ones."""
+        """Rejects the first of these fields whose value is not one of its neutral values."""
         for name, neutral in neutral_values.items():
             if self.has(name) and self._values[name] not in neutral:
                 raise QuireError(Reason.FEATURE_UNSUPPORTED, "is not served", field=self.field_path(name))
@@ -81,14 +83,14 @@ class JsonFields:
 
 @dataclass(frozen=True, slots=True)
 class JsonBody:
-    """A body as it was parsed. NaN and infinities, which Python reads and JSON does not have, are NaN in `values`:
-    first to be refused by the name of a field that is read, then altogether."""
+    """A parsed body. NaN and infinities, which Python parses and JSON does not have, are NaN in `values`. They are
+    rejected by the name of the field that is read, or else for the whole body."""
 
     values: Mapping[str, Any]
     non_finite: tuple[str, ...]
 
     def reject_non_finite(self) -> None:
-        """Raises QuireError MALFORMED_MESSAGE where there is any, in a field that nobody read."""
+        """Raises QuireError MALFORMED_MESSAGE where a field that was not read has one."""
         if self.non_finite:
             raise QuireError(Reason.MALFORMED_MESSAGE, f"the body is not JSON: it holds {self.non_finite[0]}")
 
@@ -99,7 +101,6 @@ def invalid(where: str, message: str) -> QuireError:
 
 
 def as_number(where: str, value: Any) -> float:
-    """The value, if it is a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise invalid(where, "must be a number")
     try:
@@ -112,37 +113,32 @@ def as_number(where: str, value: Any) -> float:
 
 
 def as_integer(where: str, value: Any) -> int:
-    """The value, if it is an integer."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise invalid(where, "must be an integer")
     return value
 
 
 def as_flag(where: str, value: Any) -> bool:
-    """The value, if it is true or false."""
     if not isinstance(value, bool):
         raise invalid(where, "must be true or false")
     return value
 
 
 def as_string(where: str, value: Any) -> str:
-    """The value, if it is a string."""
     if not isinstance(value, str):
         raise invalid(where, "must be a string")
     return value
 
 
 def as_list(where: str, value: Any) -> list[Any]:
-    """The value, if it is a list."""
     if not isinstance(value, list):
         raise invalid(where, "must be a list")
     return value
 
 
 def as_integers(where: str, value: Any) -> list[int]:
-    """The value, if it is a list of integers."""
     values = as_list(where, value)
-    # In one pass of C for the list of thousands that a prompt may be; bool is its own type here.
+    # In one pass in C, as a prompt may have thousands of ids. The type of a bool is bool here.
     if set(map(type, values)) - {int}:
         place = next(place for place, item in enumerate(values) if type(item) is not int)
         raise invalid(f"{where}[{place}]", "must be an integer")
@@ -150,7 +146,6 @@ def as_integers(where: str, value: Any) -> list[int]:
 
 
 def as_object(where: str, value: Any) -> dict[str, Any]:
-    """The value, if it is an object."""
     if not isinstance(value, dict):
         raise invalid(where, "must be an object")
     return value

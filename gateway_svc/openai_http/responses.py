@@ -1,4 +1,4 @@
-"""Answers in the shapes of the OpenAI API: whole, and as events of a stream."""
+"""Answers in the formats of the OpenAI API: whole, and as events of a stream."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -12,42 +12,39 @@ from gateway_svc.vocabulary import Vocabulary
 
 Json = dict[str, Any]
 
-# JSON has no infinity; this is what the OpenAI API says for a token that could not be drawn.
+# JSON has no infinity; this is the OpenAI API's value for a token with probability 0.
 _MIN_LOGPROB = -9999.0
 
 _DONE = b"data: [DONE]\n\n"
 
 
 class Format(Protocol):
-    """How one endpoint shapes a choice."""
+    """The format of one endpoint's choices."""
 
     id_prefix: str
     object_name: str
     chunk_object_name: str
 
     def whole(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary) -> Json:
-        """What is particular of a whole choice."""
+        """The endpoint's own fields of a whole choice."""
         ...
 
     def piece(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary, is_first: bool) -> Json:
-        """What is particular of a piece of a choice."""
+        """The endpoint's own fields of a chunk of a choice."""
         ...
 
 
 class ChatFormat:
-    """/v1/chat/completions."""
-
     id_prefix = "chatcmpl-"
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
     def whole(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary) -> Json:
-        """A message."""
         message = {"role": "assistant", "content": chunk.text, "refusal": None}
         return {"message": message, "logprobs": self._logprobs(chunk, rendering, vocabulary)}
 
     def piece(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary, is_first: bool) -> Json:
-        """A delta of a message; the first one says who speaks."""
+        """A delta of a message; the first one has the role."""
         delta = {"role": "assistant", "content": chunk.text} if is_first else {"content": chunk.text}
         return {"delta": delta, "logprobs": self._logprobs(chunk, rendering, vocabulary)}
 
@@ -58,18 +55,14 @@ class ChatFormat:
 
 
 class CompletionFormat:
-    """/v1/completions."""
-
     id_prefix = "cmpl-"
     object_name = "text_completion"
     chunk_object_name = "text_completion"
 
     def whole(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary) -> Json:
-        """A text."""
         return self.piece(chunk, rendering, vocabulary, is_first=True)
 
     def piece(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary, is_first: bool) -> Json:
-        """A piece of a text."""
         logprobs = None
         if rendering.logprobs is not None:
             logprobs = {
@@ -92,7 +85,7 @@ class ResponseBuilder:
         created: int,
         cursor: Cursor | None = None,
     ) -> None:
-        """`created` is in seconds since 1970. Events have ids where there is a `cursor`, and go on from there."""
+        """`created` is in seconds since 1970. With a `cursor` events have ids, and continue from its position."""
         self._form = form
         self._renderings = renderings
         self._vocabulary = vocabulary
@@ -107,7 +100,7 @@ class ResponseBuilder:
         self._chunk_head = self._head | {"object": form.chunk_object_name}
 
     def whole(self, chunks: Sequence[tuple[int, Chunk]], usage: Usage) -> Json:
-        """Everything, from all chunks with the places of their prompts."""
+        """The whole answer, from all chunks with their prompt indices."""
         choices = []
         for prompt_index, rendering in enumerate(self._renderings):
             for chunk in completed_sequences([chunk for owner, chunk in chunks if owner == prompt_index], rendering):
@@ -116,7 +109,7 @@ class ResponseBuilder:
         return self._head | {"choices": choices, "usage": usage_json(usage)}
 
     def event(self, prompt_index: int, chunk: Chunk) -> bytes:
-        """One event of a stream; empty where there is nothing to tell yet."""
+        """One event of a stream; empty where there is nothing to send yet."""
         if not (chunk.text or chunk.logprobs or chunk.finish):
             return b""
         index = self._index(prompt_index, chunk)
@@ -134,7 +127,7 @@ class ResponseBuilder:
         return event if self._cursor is None else self._cursor.advance(index, chunk) + event
 
     def last_events(self, usage: Usage | None) -> bytes:
-        """What ends a stream: its usage where that was asked for, and a mark."""
+        """The last events of a stream: its usage if requested, and [DONE]."""
         cursor = self._cursor
         events = b""
         if usage is not None and not (cursor and cursor.is_past_usage):
@@ -154,7 +147,7 @@ class ResponseBuilder:
         if chunk.finish is not None:
             rendering = self._renderings[prompt_index]
             choice["finish_reason"] = chunk.finish.reason.value
-            # Beyond the OpenAI API: what stopped it, as vLLM has it, and what makes the draw repeatable.
+            # Beyond the OpenAI API: the stop match, as in vLLM, and the seed that repeats the samples.
             choice["stop_reason"] = _stop_reason(chunk.finish, rendering)
             choice["seed"] = rendering.seed
         return choice
@@ -164,7 +157,7 @@ class ResponseBuilder:
 
 
 def usage_json(usage: Usage) -> Json:
-    """Usage as the OpenAI API has it."""
+    """Usage in the OpenAI API's format."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -174,16 +167,16 @@ def usage_json(usage: Usage) -> Json:
 
 
 def _stop_reason(finish: Finish, rendering: Rendering) -> str | int | None:
-    """The stop string or stop token of the client's own that was met."""
+    """The client's own stop string or stop token that ended the choice."""
     if isinstance(finish.matched, int) and finish.matched not in rendering.stop_token_ids:
         return None
     return finish.matched
 
 
 def _chat_logprob(logprob: TokenLogprob, vocabulary: Vocabulary) -> Json:
-    drawn = _chat_token(logprob.token_id, logprob.logprob, vocabulary)
-    drawn["top_logprobs"] = [_chat_token(token_id, value, vocabulary) for token_id, value in logprob.top]
-    return drawn
+    sampled = _chat_token(logprob.token_id, logprob.logprob, vocabulary)
+    sampled["top_logprobs"] = [_chat_token(token_id, value, vocabulary) for token_id, value in logprob.top]
+    return sampled
 
 
 def _chat_token(token_id: int, logprob: float, vocabulary: Vocabulary) -> Json:
@@ -195,7 +188,7 @@ def _chat_token(token_id: int, logprob: float, vocabulary: Vocabulary) -> Json:
 
 
 def _top_by_text(logprob: TokenLogprob, vocabulary: Vocabulary) -> dict[str, float]:
-    """The likeliest tokens and the one that was drawn, by their text; of equal texts the likelier one stays."""
+    """The top tokens and the sampled one, by their text; of equal texts the more probable one stays."""
     by_text: dict[str, float] = {}
     for token_id, value in (*logprob.top, (logprob.token_id, logprob.logprob)):
         by_text.setdefault(vocabulary.token_text(token_id), _finite(value))

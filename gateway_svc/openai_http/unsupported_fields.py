@@ -1,5 +1,5 @@
-"""Fields of the OpenAI and vLLM APIs that are known and not served, with the values that ask for nothing: those are
-accepted, any other is refused by name. Fields that neither API defines are ignored."""
+"""Fields of the OpenAI and vLLM APIs that are not served, with their neutral values: those are accepted, any other
+value is rejected by the field's name. Fields that neither API defines are ignored."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,1 +1,1 @@
-"""Paged KV cache ops, one a file. Import the submodules: only some of them need Triton."""
+"""Ops over the paged KV cache, one per file. Import the submodules: only some of them need Triton."""

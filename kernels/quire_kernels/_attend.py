@@ -1,41 +1,52 @@
-"""What the attention kernels are made of: online softmax of a tile of query rows over the pages of a sequence."""
+"""The part that the attention kernels share: online softmax of a tile of query rows over a sequence's pages."""
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire_kernels._checks import AttentionRule, PagedKV
 from quire_kernels._device import device_limits
 from quire_kernels.kv_quantization import dequantize
 
-# Below any score. Finite, so that a row that has seen no key yet does not take infinity from infinity.
+# Below any score. Finite: infinity minus infinity would be NaN for a row that has seen no key yet.
 LOWEST = tl.constexpr(-3e38)
+
+
+class Pages(NamedTuple):
+    """One sequence's pages in a kernel. Scales are None where the cache holds keys and values themselves."""
+
+    key_cache: Any
+    value_cache: Any
+    key_scales: Any
+    value_scales: Any
+    table: Any
+    cache_strides: Any  # of block, head, slot
+    scale_strides: Any  # of block, head
+
+
+class ScoreRule(NamedTuple):
+    """Factor, cap and window of the scores in a kernel; the last two may be None."""
+
+    scale: Any
+    soft_cap: Any
+    window: Any
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def attend_keys(  # type: ignore[no-untyped-def]
     b_query,  # [TILE_M, TILE_D]
     b_position,  # [TILE_M], of each row's query in its sequence
-    p_key_cache,
-    p_value_cache,
-    p_key_scales,  # None: the cache holds the keys and values themselves
-    p_value_scales,
-    p_table,  # at the sequence
+    pages,  # Pages
     kv_head,
-    stride_cache_block,
-    stride_cache_head,
-    stride_cache_slot,
-    stride_scale_block,
-    stride_scale_head,
     lowest,  # keys [lowest, highest) are read, and nothing else of the pages that hold them
     highest,
     full_begin,  # keys [full_begin, full_end) are seen by all rows; multiples of TILE_N, empty if the first is larger
     full_end,
-    score_scale,
-    soft_cap,  # None: no cap
-    window,  # None: no window
+    rule,  # ScoreRule
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     MAX_CODE: tl.constexpr,
@@ -43,14 +54,14 @@ def attend_keys(  # type: ignore[no-untyped-def]
     TILE_N: tl.constexpr,
     TILE_D: tl.constexpr,
 ):
-    """What each row gathers from keys [lowest, highest): [TILE_M, TILE_D], the weighted mean of the values.
+    """Attention of each row over keys [lowest, highest): the weighted means of the values [TILE_M, TILE_D].
 
-    Also each row's logarithm of the sum of its exponentials [TILE_M], both in powers of two. A row that sees no key
-    gathers zeros, with the logarithm LOWEST.
+    Also the base-2 logarithm of each row's sum of exponentials [TILE_M]. A row that sees no key has zeros and the
+    logarithm LOWEST.
     """
     o_dim = tl.arange(0, TILE_D)
     m_dim = o_dim < HEAD_DIM
-    o_head = kv_head * stride_cache_head
+    o_head = kv_head * pages.cache_strides[1]
     b_max = tl.full([TILE_M], LOWEST, tl.float32)
     b_sum = tl.zeros([TILE_M], tl.float32)
     b_output = tl.zeros([TILE_M, TILE_D], tl.float32)
@@ -62,41 +73,41 @@ def attend_keys(  # type: ignore[no-untyped-def]
             begin, end = full_begin, full_end
         else:
             begin, end = tl.maximum(full_begin, full_end), highest
-        if part > 0 or window is not None:
+        if part > 0 or rule.window is not None:
             for start in range(begin, end, TILE_N):
                 o_kv = start + tl.arange(0, TILE_N)
                 m_kv = (o_kv >= lowest) & (o_kv < highest)
                 if BLOCK_SIZE % TILE_N == 0:
                     # The tile lies in one page
-                    b_block = tl.load(p_table + start // BLOCK_SIZE).to(tl.int64)
+                    b_block = tl.load(pages.table + start // BLOCK_SIZE).to(tl.int64)
                 elif part != 1:
                     # [TILE_N]
-                    b_block = tl.load(p_table + o_kv // BLOCK_SIZE, mask=m_kv, other=0).to(tl.int64)
+                    b_block = tl.load(pages.table + o_kv // BLOCK_SIZE, mask=m_kv, other=0).to(tl.int64)
                 else:
-                    b_block = tl.load(p_table + o_kv // BLOCK_SIZE).to(tl.int64)
+                    b_block = tl.load(pages.table + o_kv // BLOCK_SIZE).to(tl.int64)
                 # [TILE_N], 64 bits: a block's stride spans all layers
-                o_slot = b_block * stride_cache_block + o_head + o_kv % BLOCK_SIZE * stride_cache_slot
+                o_slot = b_block * pages.cache_strides[0] + o_head + o_kv % BLOCK_SIZE * pages.cache_strides[2]
                 o_cache = o_slot[:, None] + o_dim[None, :]
 
                 # [TILE_N, TILE_D]
-                b_key = _load_rows(p_key_cache + o_cache, m_kv, m_dim, part != 1, HEAD_DIM < TILE_D)
+                b_key = _load_rows(pages.key_cache + o_cache, m_kv, m_dim, part != 1, HEAD_DIM < TILE_D)
                 # [TILE_M, TILE_N]
                 b_score = tl.dot(b_query, tl.trans(b_key.to(b_query.dtype)), input_precision="ieee")
-                if p_key_scales is not None:
+                if pages.key_scales is not None:
                     # [TILE_N]
-                    o_scale = b_block * stride_scale_block + kv_head * stride_scale_head + o_kv % BLOCK_SIZE
-                    b_score *= _load_scales(p_key_scales + o_scale, m_kv, part != 1)[None, :]
-                if soft_cap is not None:
-                    # cap * tanh(x / cap), by tanh(y) = 1 - 2 / (exp(2 y) + 1), which is right at either infinity
-                    b_score = soft_cap - 2.0 * soft_cap / (tl.exp2(b_score * score_scale) + 1.0)
+                    o_scale = b_block * pages.scale_strides[0] + kv_head * pages.scale_strides[1] + o_kv % BLOCK_SIZE
+                    b_score *= _load_scales(pages.key_scales + o_scale, m_kv, part != 1)[None, :]
+                if rule.soft_cap is not None:
+                    # cap * tanh(x / cap), by tanh(y) = 1 - 2 / (exp(2 y) + 1), which is correct at both infinities
+                    b_score = rule.soft_cap - 2.0 * rule.soft_cap / (tl.exp2(b_score * rule.scale) + 1.0)
                     factor = 1.0
                 else:
-                    # Left until after the maximum, to be one instruction with the subtraction
-                    factor = score_scale
+                    # Applied after the maximum, so that it is one instruction with the subtraction
+                    factor = rule.scale
                 if part != 1:
                     m_visible = m_kv[None, :] & (o_kv[None, :] <= b_position[:, None])
-                    if window is not None:
-                        m_visible &= o_kv[None, :] > b_position[:, None] - window
+                    if rule.window is not None:
+                        m_visible &= o_kv[None, :] > b_position[:, None] - rule.window
                     b_score = tl.where(m_visible, b_score, float("-inf"))
 
                 # Online softmax, in powers of two
@@ -105,11 +116,11 @@ def attend_keys(  # type: ignore[no-untyped-def]
                 b_decay = tl.exp2(b_max - b_new_max)
                 b_max = b_new_max
                 b_sum = b_sum * b_decay + tl.sum(b_weight, axis=1)
-                if p_value_scales is not None:
+                if pages.value_scales is not None:
                     # Times the largest code, or a small weight would be lost in float16; taken out again at the end
-                    b_weight *= (_load_scales(p_value_scales + o_scale, m_kv, part != 1) * MAX_CODE)[None, :]
-                # [TILE_N, TILE_D]; masked as the keys are, because a weight of zero does not silence a NaN
-                b_value = _load_rows(p_value_cache + o_cache, m_kv, m_dim, part != 1, HEAD_DIM < TILE_D)
+                    b_weight *= (_load_scales(pages.value_scales + o_scale, m_kv, part != 1) * MAX_CODE)[None, :]
+                # [TILE_N, TILE_D]; masked as the keys are, because zero times NaN is NaN
+                b_value = _load_rows(pages.value_cache + o_cache, m_kv, m_dim, part != 1, HEAD_DIM < TILE_D)
                 b_output = tl.dot(
                     b_weight.to(b_query.dtype),
                     b_value.to(b_query.dtype),
@@ -118,7 +129,7 @@ def attend_keys(  # type: ignore[no-untyped-def]
                 )
     b_sum = tl.where(b_sum > 0.0, b_sum, 1.0)
     b_divisor = b_sum
-    if p_value_scales is not None:
+    if pages.value_scales is not None:
         b_divisor = b_sum * MAX_CODE
     return b_output / b_divisor[:, None], b_max + tl.log2(b_sum)
 
@@ -156,8 +167,7 @@ def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
     """TILE_N, given the dtype that is computed in: from 16 to 128 keys, of 16 KiB in 16 bits and 8 KiB in float32.
 
     In 16 bits, 64 keys of Llama's. Float32 products run without tensor cores, and spill registers from larger tiles
-    (seen in what ptxas makes for sm_90). It depends on nothing else, so that a context is cut into the same tiles
-    whatever a step computes of it.
+    (ptxas for sm_90). It depends on nothing else, so that a context is always cut into the same tiles.
     """
     elements = 2048 if dtype == torch.float32 else 8192
     tile_d: int = triton.next_power_of_2(head_dim)
@@ -167,9 +177,9 @@ def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
 def launch_options(tile_m: int, tile_n: int, tile_d: int, dtype: torch.dtype, device: torch.device) -> dict[str, int]:
     """num_warps and num_stages of a kernel around `attend_keys`.
 
-    Both by what Triton and ptxas make for sm_90. Fewer warps spill registers, with many rows or where float32 products
-    run without tensor cores. Of 5 stages one is for the block tables, and 3 tiles at most are kept of keys and of
-    values, so that loads are two tiles ahead of the products; of 3 stages, 2 tiles.
+    Chosen by the code that Triton and ptxas generate for sm_90. Fewer warps spill registers, with many rows or where
+    float32 products run without tensor cores. Of 5 stages one is for the block tables, and at most 3 tiles of keys and
+    of values are kept, so that loads are two tiles ahead of the products; of 3 stages, 2 tiles.
     """
     queries, keys = tile_m * tile_d * dtype.itemsize, tile_n * tile_d * dtype.itemsize
     fits = queries + 3 * 2 * keys + 4096 <= device_limits(device).shared_memory
@@ -177,36 +187,26 @@ def launch_options(tile_m: int, tile_n: int, tile_d: int, dtype: torch.dtype, de
     return {"num_warps": 8 if many else 4, "num_stages": 5 if fits else 3}
 
 
-def attend_reference(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    table: Tensor,
-    context_len: int,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    key_scales: Tensor | None,
-    value_scales: Tensor | None,
-) -> Tensor:
-    """What the newest queries [num_queries, num_heads, head_dim] of one sequence gather, in float32 throughout."""
+def attend_reference(query: Tensor, kv: PagedKV, table: Tensor, context_len: int, rule: AttentionRule) -> Tensor:
+    """The attention of one sequence's queries [num_queries, num_heads, head_dim], in float32 throughout."""
+    block_size, window = kv.key_cache.shape[2], rule.window
     num_queries, num_heads, _ = query.shape
     first_page = 0
     if window is not None:
-        first_page = max(0, context_len - num_queries + 1 - window) // key_cache.shape[2]
-    keys = _pages(key_cache, key_scales, table, first_page, context_len)
-    values = _pages(value_cache, value_scales, table, first_page, context_len)
+        first_page = max(0, context_len - num_queries + 1 - window) // block_size
+    keys = _pages(kv.key_cache, kv.key_scales, table, first_page, context_len)
+    values = _pages(kv.value_cache, kv.value_scales, table, first_page, context_len)
     group = num_heads // len(keys)
-    key_position = torch.arange(first_page * key_cache.shape[2], context_len, device=query.device)
+    key_position = torch.arange(first_page * block_size, context_len, device=query.device)
     position = torch.arange(context_len - num_queries, context_len, device=query.device)[:, None]
     hidden = key_position > position
     if window is not None:
         hidden |= key_position <= position - window
-    score = torch.einsum("qhd,hkd->hqk", query.float(), keys.repeat_interleave(group, dim=0)) * scale
-    if soft_cap is not None:
-        score = soft_cap * torch.tanh(score / soft_cap)
+    score = torch.einsum("qhd,hkd->hqk", query.float(), keys.repeat_interleave(group, dim=0)) * rule.scale
+    if rule.soft_cap is not None:
+        score = rule.soft_cap * torch.tanh(score / rule.soft_cap)
     weight = score.masked_fill(hidden, -math.inf).softmax(-1)
-    # What no query sees may hold anything
+    # Keys that no query sees may hold NaN
     seen = ~hidden.all(0)
     values = values[:, seen].repeat_interleave(group, dim=0)
     return torch.einsum("hqk,hkd->qhd", weight[:, :, seen], values)

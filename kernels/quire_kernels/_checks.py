@@ -1,4 +1,6 @@
-"""Checks of tensor arguments shared by the ops. Only metadata is looked at, so a check never waits for a GPU."""
+"""Arguments that the ops share, and their checks. Checks read metadata only, so none waits for a GPU."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -7,19 +9,44 @@ FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 QUANTIZED_DTYPES = (torch.int8, torch.float8_e4m3fn)
 
 
+class PagedKV(NamedTuple):
+    """One layer's views of the worker's cache: keys and values [num_blocks, num_kv_heads, block_size, head_dim].
+
+    Scales [num_blocks, num_kv_heads, block_size] come with a cache in 8 bits, and only with one.
+    """
+
+    key_cache: Tensor
+    value_cache: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
+
+    @property
+    def strides(self) -> tuple[int, int, int, int, int]:
+        """Of a block, a head and a slot of the cache; of a block and a head of the scales."""
+        block, head, slot, _ = self.key_cache.stride()
+        if self.key_scales is None:
+            return block, head, slot, 0, 0
+        scale_block, scale_head, _ = self.key_scales.stride()
+        return block, head, slot, scale_block, scale_head
+
+
+class AttentionRule(NamedTuple):
+    """How scores are made: scaled, then capped by soft_cap * tanh(score / soft_cap), over the last `window` tokens."""
+
+    scale: float
+    window: int | None
+    soft_cap: float | None
+
+
 def require(condition: bool, argument: str, rule: str) -> None:
     """Raise ValueError "argument: must ..." unless the condition holds."""
     if not condition:
         raise ValueError(f"{argument}: must {rule}")
 
 
-def check_cache(
-    key_cache: Tensor, value_cache: Tensor, key_scales: Tensor | None = None, value_scales: Tensor | None = None
-) -> None:
-    """Both caches must be one layer's view [num_blocks, num_kv_heads, block_size, head_dim] of the worker's cache.
-
-    Scales come with a quantized cache, and only with one: one layer's view [num_blocks, num_kv_heads, block_size].
-    """
+def check_cache(kv: PagedKV) -> None:
+    """Shapes, dtypes, strides and devices of one layer's views."""
+    key_cache, value_cache, key_scales, value_scales = kv
     require(key_cache.ndim == 4, "key_cache", "be [num_blocks, num_kv_heads, block_size, head_dim]")
     if key_scales is None:
         require(key_cache.dtype in FLOAT_DTYPES, "key_cache", "be float32, float16 or bfloat16 where it has no scales")
@@ -60,23 +87,19 @@ def check_like(tensor: Tensor, key_cache: Tensor, argument: str) -> None:
 
 def check_index(tensor: Tensor, key_cache: Tensor, shape: tuple[int, ...], dtype: torch.dtype, argument: str) -> None:
     """An index tensor must have the shape and dtype, be contiguous, and be on the device of the cache."""
-    require(tuple(tensor.shape) == shape, argument, f"have shape {list(shape)}, not {list(tensor.shape)}")
-    require(tensor.dtype == dtype, argument, f"be {str(dtype).removeprefix('torch.')}")
+    # Messages are made where a check fails only: every launch comes through here.
+    if tensor.shape != shape:
+        require(False, argument, f"have shape {list(shape)}, not {list(tensor.shape)}")
+    if tensor.dtype != dtype:
+        require(False, argument, f"be {str(dtype).removeprefix('torch.')}")
     require(tensor.is_contiguous(), argument, "be contiguous")
     require(tensor.device == key_cache.device, argument, "be on the device of key_cache")
 
 
-def check_store_kv(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slots: Tensor,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
-) -> None:
+def check_store_kv(key: Tensor, value: Tensor, kv: PagedKV, slots: Tensor) -> None:
     """The arguments of `store_kv` and of `cpu_store_kv`."""
-    check_cache(key_cache, value_cache, key_scales, value_scales)
+    check_cache(kv)
+    key_cache = kv.key_cache
     check_heads(key, key_cache, "key")
     require(key.shape[1] == key_cache.shape[1], "key", "have the num_kv_heads of key_cache")
     require(value.shape == key.shape, "value", "have the shape of key")
@@ -86,29 +109,20 @@ def check_store_kv(
 
 
 def check_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    key_scales: Tensor | None,
-    value_scales: Tensor | None,
-    out: Tensor | None,
+    query: Tensor, kv: PagedKV, block_tables: Tensor, context_lens: Tensor, rule: AttentionRule, out: Tensor | None
 ) -> None:
     """The arguments that `paged_attention` and `paged_decode` share."""
-    check_cache(key_cache, value_cache, key_scales, value_scales)
+    check_cache(kv)
+    key_cache = kv.key_cache
     check_heads(query, key_cache, "query")
     require(query.shape[1] % key_cache.shape[1] == 0, "query", "have a multiple of key_cache's num_kv_heads heads")
     require(block_tables.ndim == 2, "block_tables", "be [num_seqs, max_blocks]")
     num_seqs, max_blocks = block_tables.shape
     check_index(block_tables, key_cache, (num_seqs, max_blocks), torch.int32, "block_tables")
     check_index(context_lens, key_cache, (num_seqs,), torch.int32, "context_lens")
-    require(scale > 0, "scale", "be positive")
-    require(window is None or window >= 1, "window", "be at least 1")
-    require(soft_cap is None or soft_cap > 0, "soft_cap", "be positive")
+    require(rule.scale > 0, "scale", "be positive")
+    require(rule.window is None or rule.window >= 1, "window", "be at least 1")
+    require(rule.soft_cap is None or rule.soft_cap > 0, "soft_cap", "be positive")
     if out is not None:
         require(out.shape == query.shape, "out", "have the shape of query")
         require(out.dtype == query.dtype, "out", "have the dtype of query")

@@ -1,4 +1,4 @@
-"""How a step's attention is laid out for the CPU: which queries and which pages go into one call of torch.
+"""The layout of a step's attention for the CPU: which queries and pages go into one call of torch.
 
 Runs of queries, and decodes of few keys, become tiles padded to one shape. Decodes of many keys are cut into chunks of
 equal size: contexts of 16 and of 1,100 tokens share a batch without padding each other. Under a sliding window the
@@ -22,22 +22,22 @@ Ints = NDArray[np.int64]
 # and float32, by the time of a layer over a cache of 30 layers, so that pages come from memory.
 # Fused attention is as fast per query from 64 queries up; tiles skip what causality hides beyond their last query.
 TILE_QUERIES = 128
-# One more call takes as long as so many query-key pairs of padding.
+# The cost of one more call, in query-key pairs of padding.
 CALL_PAIRS = 4096
-# Up to so many keys, padding included, one fused call is faster than chunks that must be merged.
+# Up to this number of keys, padding included, one fused call is faster than chunks that must be merged.
 FUSED_DECODE_KEYS = 4096
-# 64 and 128 run alike, 32 and 256 are about 10 % slower.
+# 64 and 128 are equally fast, 32 and 256 about 10 % slower.
 CHUNK_KEYS = 64
 # Keys gathered at once. 2,048 take up to 40 % longer (more calls), all 32,000 of a batch 30 % (out of the caches).
 SLAB_KEYS = 8192
 
 
 @dataclass(frozen=True, eq=False)
-class Pages:
-    """As many pages for each of several contexts; another page of the context stands in where it has no more."""
+class GatheredPages:
+    """The same number of pages for each of several contexts, padded with another page of the context."""
 
     blocks: Tensor  # int64 [num_contexts, num_pages]
-    unused: tuple[Tensor, Tensor]  # (context, key) pairs that are looked at although nothing of the context is there
+    unused: tuple[Tensor, Tensor]  # (context, key) pairs of padding
     memo: dict[Hashable, Tensor] = field(default_factory=dict)  # derived from it and from the cache's shape
 
 
@@ -46,22 +46,22 @@ class Tiles:
     """Runs of queries, padded to one number of queries and one number of keys."""
 
     read: Tensor | None  # int64 [num_tiles * num_queries], tokens; padding repeats a tile's last one; None: all tokens
-    real: Tensor | None  # int64, which of those are no padding; None: all
+    real: Tensor | None  # int64, which of those are not padding; None: all
     tokens: Tensor  # int64, the tokens that are left
     hidden: Tensor | None  # bool [num_tiles, 1, num_queries, num_keys], what a query must not see; None: nothing
     num_queries: int
     num_keys: int
-    pages: Pages
+    pages: GatheredPages
 
 
 @dataclass(frozen=True, eq=False)
 class Slab:
-    """Consecutive chunks that are attended to at once."""
+    """Consecutive chunks of one call."""
 
     chunks: slice
     tokens: Tensor  # int64 [num_chunks], whose context the chunk is a part of
     hidden: Tensor  # bool [num_chunks, 1, num_keys], keys beyond the context or before the window
-    pages: Pages
+    pages: GatheredPages
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ def plan_cpu_attention(
         window: how many keys a query sees at most, its own included; None: all.
 
     Raises:
-        ValueError: an argument, named, has a wrong shape, or its values cannot be: starts that decrease, contexts
+        ValueError: an argument, named, has a wrong shape, or invalid values: starts that decrease, contexts
             shorter than their queries or longer than their row of the block table.
     """
     tables = np.asarray(block_tables).astype(np.int64)
@@ -162,7 +162,7 @@ def _cut_into_tiles(sequences: _Runs) -> _Runs:
 
 
 def _batches(tiles: _Runs) -> list[Ints]:
-    """Put tiles together, the longest first, as long as padding costs less than a call of their own."""
+    """Batches tiles, the longest first, as long as padding costs less than one more call."""
     batches: list[list[int]] = []
     max_queries = max_keys = pairs = 0
     for tile in np.lexsort((tiles.queries, tiles.keys))[::-1].tolist():
@@ -231,7 +231,7 @@ def _plan_chunks(decodes: _Runs, window: int | None, block_size: int) -> Chunks:
     )
 
 
-def _plan_pages(runs: _Runs, first_page: Ints, num_keys: int, window: int | None, block_size: int) -> Pages:
+def _plan_pages(runs: _Runs, first_page: Ints, num_keys: int, window: int | None, block_size: int) -> GatheredPages:
     """The pages of `num_keys` keys of each run's context, from [num_runs, 1] first pages on."""
     page = first_page + np.arange(-(-num_keys // block_size))
     present = page * block_size < runs.keys[:, None]
@@ -239,12 +239,12 @@ def _plan_pages(runs: _Runs, first_page: Ints, num_keys: int, window: int | None
     key = first_page * block_size + np.arange(num_keys)
     beyond = key >= runs.keys[:, None]
     if window is None:
-        # The first page, which stands in for missing ones, is full and harmless, unless it is the context's last too.
+        # Padding repeats the first page, which is full unless it is also the context's last.
         harmful = np.repeat(present, block_size, axis=1) | (runs.keys < block_size)[:, None]
         unused, unused_key = np.nonzero(beyond & harmful[:, :num_keys])
     else:
         unused, unused_key = np.nonzero(beyond | (key < _first_seen(runs, window)[:, None]))
-    return Pages(torch.from_numpy(blocks), (torch.from_numpy(unused), torch.from_numpy(unused_key)))
+    return GatheredPages(torch.from_numpy(blocks), (torch.from_numpy(unused), torch.from_numpy(unused_key)))
 
 
 def _first_seen(runs: _Runs, window: int) -> Ints:
@@ -254,6 +254,6 @@ def _first_seen(runs: _Runs, window: int) -> Ints:
 
 
 def _split(counts: Ints) -> tuple[Ints, Ints]:
-    """For things of so many pieces each: every piece's thing, and its number in there."""
+    """For items of `counts` pieces each: the item of every piece, and the piece's number in its item."""
     thing = np.repeat(np.arange(len(counts)), counts)
     return thing, np.arange(len(thing)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,4 +1,4 @@
-"""What a kernel's launch depends on of the device that it runs on."""
+"""Figures of a device that launches depend on."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -9,19 +9,17 @@ import triton
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """Figures of one GPU."""
-
     multiprocessors: int
     shared_memory: int  # bytes that one program may use
 
 
-# Triton's interpreter stands in for a GPU: of this shape, so that tests launch what an H200 would.
+# In Triton's interpreter, launches are those of an H200.
 H200 = DeviceLimits(multiprocessors=132, shared_memory=227 * 1024)
 
 
 @cache
 def device_limits(device: torch.device) -> DeviceLimits:
-    """The figures of the CUDA device that a tensor is on; of an H200 for the interpreter's CPU."""
+    """Of a CUDA device; of an H200 for the interpreter's CPU."""
     if device.type == "cpu":
         return H200
     properties = triton.runtime.driver.active.utils.get_device_properties(device.index)

@@ -1,13 +1,13 @@
-"""Where a row's weights are cut off by top-k, top-p and min-p: a search that neither sorts nor keeps a copy of the row.
+"""The threshold of a row's weights by top-k, top-p and min-p, found without sorting or copying the row.
 
-A token's weight is exp((logit - largest) / temperature), so the likeliest has 1. The bits of positive floats, taken as
-integers, are in the floats' order, so the search is one over integers. Each pass splits a bracket of them into BUCKETS,
-all programs of the row measure what weighs at least the start of each piece, and the next pass goes on with the piece
-in which the target is reached. After PASSES the bracket is a single weight, and tokens that share it are all kept.
-Mostly it holds a single token long before: then the passes that are left return at once.
+A token's weight is exp((logit - largest) / temperature): that of the argmax is 1. The bits of positive floats,
+taken as integers, are in the floats' order, so the search is over integers. Each pass splits a bracket of them into
+BUCKETS, all programs of the row measure the tokens of at least the weight of each piece's start, and the next pass
+splits the piece in which the target is reached. After PASSES the bracket is a single weight, and tokens that share it
+are all kept. Mostly it holds a single token after a few passes, and the rest return at once.
 
 Weights are measured in units of 2^-44, as integers: their sums are exact, so neither the order of atomic additions nor
-the way a row is split over programs has a say in what is drawn. What weighs less than a unit weighs nothing.
+the way a row is split over programs changes the sampled token. Weights below one unit count as 0.
 """
 
 import triton
@@ -41,20 +41,20 @@ def probability_mass(b_bits):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def row_peak(p_peaks, row, num_chunks, TILE_CHUNKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The largest logit of a row, of those of its chunks: no number, or SUPPRESSED, where there is nothing to draw."""
+    """The largest logit of a row, of those of its chunks: NaN, infinite or SUPPRESSED where no token can be sampled."""
     o_chunk = tl.arange(0, TILE_CHUNKS)
     return tl.max(tl.load(p_peaks + row * num_chunks + o_chunk, mask=o_chunk < num_chunks, other=float("-inf")))
 
 
 @triton.jit
 def is_random(peak, temperature):  # type: ignore[no-untyped-def]
-    """Whether a row with that peak draws by its weights."""
+    """Whether a row with that peak is sampled by its weights."""
     return (temperature >= MIN_TEMPERATURE) & (peak > SUPPRESSED) & is_number(peak)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _narrow_bracket(p_record, limit, IS_FIRST: tl.constexpr, BY_MASS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The bracket [low, high) that the measures of a pass leave, what lies above it, and the target."""
+    """The bracket [low, high) after a pass, the measure above it, and the target."""
     o_bucket = tl.arange(0, BUCKETS)
     b_sums = tl.load(p_record + o_bucket)
     low = tl.load(p_record + BUCKETS)
@@ -78,7 +78,7 @@ def _narrow_bracket(p_record, limit, IS_FIRST: tl.constexpr, BY_MASS: tl.constex
         low += place * step
         high = tl.minimum(high, low + step)
         above += beyond
-        # Each token in the bracket measures at least as much as its start does: less than twice that is one token.
+        # Each token in the bracket measures at least its start: less than twice that is one token.
         least = probability_mass(low.to(tl.int32)) if BY_MASS else 1
         if within < 2 * least:
             high = low + 1
@@ -87,7 +87,7 @@ def _narrow_bracket(p_record, limit, IS_FIRST: tl.constexpr, BY_MASS: tl.constex
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _top_k_threshold(p_records, row, num_rows, top_k, min_p, vocab_size, PASSES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The least bits that min-p and top-k keep."""
+    """The threshold of min-p and top-k, as the bits of a float."""
     threshold = tl.maximum(min_p.to(tl.int32, bitcast=True), _LEAST).to(tl.int64)
     if (top_k > 0) & (top_k < vocab_size):
         p_record = p_records + ((PASSES - 1) * num_rows + row) * RECORD
@@ -100,7 +100,7 @@ def _top_k_threshold(p_records, row, num_rows, top_k, min_p, vocab_size, PASSES:
 def sampling_threshold(  # type: ignore[no-untyped-def]
     p_records, row, num_rows, top_k, top_p, min_p, vocab_size, PASSES: tl.constexpr
 ):
-    """The least bits that are drawn from, once both searches are done."""
+    """The threshold after both searches, as the bits of a float."""
     threshold = _top_k_threshold(p_records, row, num_rows, top_k, min_p, vocab_size, PASSES)
     if top_p < 1.0:
         p_record = p_records + ((2 * PASSES - 1) * num_rows + row) * RECORD

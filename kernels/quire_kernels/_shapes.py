@@ -1,4 +1,4 @@
-"""Checks of tensors that are not the KV cache's layers: rows, vectors, whole blocks. Only metadata is looked at."""
+"""Checks of tensors that are not the KV cache's layers: rows, vectors, whole blocks. They read metadata only."""
 
 from collections.abc import Sequence
 

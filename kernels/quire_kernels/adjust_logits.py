@@ -1,9 +1,8 @@
-"""What changes a sequence's logits before it draws: bias, penalties, and tokens that may not come yet.
+"""Changes of logits before sampling: bias, penalties and suppressed tokens.
 
-What was seen of a sequence is kept on the device in one tensor, `token_counts` int32 [num_slots, vocab]: how often each
-token was generated, with the sign bit set where it stands in the prompt. A sequence with penalties has a slot of its
-own: `remember` fills it when the sequence comes, `sample` counts each token that it draws, and nothing has to be done
-when the sequence goes. One without penalties has none.
+A sequence with penalties has a slot of `token_counts`, int32 [num_slots, vocab] on the device: how often each token was
+generated, with the sign bit set for tokens of the prompt. `fill_token_counts` fills the slot when the sequence starts,
+and `sample` counts each token. At its end nothing is to be done.
 """
 
 from dataclasses import dataclass
@@ -16,10 +15,10 @@ from torch import Tensor
 from quire_kernels._checks import require
 from quire_kernels._shapes import check_rows, check_vector
 
-# Stands for a token that may not be drawn: the least float32. Minus infinity would not do, as that is what a model's
-# faulty logits may hold, and a faulty row has to be told from a row of suppressed tokens.
+# The logit of a suppressed token: the least float32. Minus infinity may stand in faulty logits of a model, and a faulty
+# row must differ from a row of suppressed tokens.
 SUPPRESSED = tl.constexpr(-3.4028234663852886e38)
-# A factor near 0 would make infinities, whose differences are no numbers.
+# A factor near 0 would make infinities, whose differences are NaN.
 _LARGEST = tl.constexpr(1e30)
 _IN_PROMPT = -(2**31)
 _CHUNK = 2048
@@ -28,7 +27,7 @@ _TILE_ENTRIES = 128
 
 @dataclass(frozen=True, slots=True)
 class LogitEntries:
-    """Changes to single logits, in any order, each place named once. `SUPPRESSED` beats a bias: leave that one out.
+    """Changes to single logits, in any order, each place once. A suppressed token has no entry for its bias.
 
     Attributes:
         rows: int32 [num_entries], or -1 where there is no entry, which lets a captured graph have room for more.
@@ -43,14 +42,14 @@ class LogitEntries:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """What each row's tokens cost that were seen before.
+    """Penalties of tokens that were seen before, by row.
 
     Attributes:
         slots: int64 [rows], the row's place in `token_counts`, or -1 for one without penalties.
-        repetition: float32 [rows], what positive logits of tokens in prompt or output are divided by and negative ones
-            multiplied; 1 for none.
-        frequency: float32 [rows], taken off for each time that a token was generated; 0 for none.
-        presence: float32 [rows], taken off if it was generated at all; 0 for none.
+        repetition: float32 [rows], by which positive logits of tokens in prompt or output are divided, and negative
+            ones multiplied; 1 for none.
+        frequency: float32 [rows], subtracted for each time that a token was generated; 0 for none.
+        presence: float32 [rows], subtracted if it was generated at all; 0 for none.
         token_counts: int32 [num_slots, vocab], contiguous.
     """
 
@@ -62,7 +61,7 @@ class Penalties:
 
 
 def fill_token_counts(token_counts: Tensor, slot: int, prompt: Tensor, generated: Tensor) -> None:
-    """Fill a slot for a sequence that comes: int64 token ids of its prompt, and of what was generated so far."""
+    """Fills a slot for a new sequence: int64 token ids of its prompt, and of its output so far."""
     seen = token_counts[slot]
     seen.zero_()
     seen.index_fill_(0, prompt, _IN_PROMPT)
@@ -90,7 +89,7 @@ def _entries_kernel(  # type: ignore[no-untyped-def]
     b_logit = tl.load(p_place, mask=m_entry, other=0.0)
     m_suppressed = b_value == float("-inf")
     b_changed = tl.where(m_suppressed, SUPPRESSED, b_logit + tl.where(m_suppressed, 0.0, b_value))
-    # What is no number stays so, for the draw to find
+    # NaN and infinity stay, for `sample` to find
     tl.store(p_place, b_changed, mask=m_entry & is_number(b_logit))
 
 
@@ -131,10 +130,9 @@ def _penalties_kernel(  # type: ignore[no-untyped-def]
 
 
 def adjust_logits(logits: Tensor, entries: LogitEntries | None, penalties: Penalties | None) -> None:
-    """Change logits in place: bias, then the repetition penalty, then frequency and presence; suppression holds.
+    """Changes logits in place: bias, then the repetition penalty, then frequency and presence; suppression last.
 
-    Only logits of tokens concerned are written, and what is no number stays as it is. Neither entries nor penalties:
-    nothing happens.
+    NaN and infinity stay as they are.
 
     Args:
         logits: float32 [rows, vocab], last dimension contiguous.

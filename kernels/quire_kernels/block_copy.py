@@ -1,4 +1,4 @@
-"""Copy whole blocks of the KV cache, all layers of a block at once: within the cache, or into or out of a buffer."""
+"""Copies whole blocks of the KV cache, all layers of a block at once: within the cache, or into or out of a buffer."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from torch import Tensor
 from quire_kernels._checks import require
 from quire_kernels._shapes import check_blocks, check_same_blocks
 
-# What one thread loads at once. Blocks are copied as integers, so that no dtype and no NaN's bits make a difference.
+# Bytes that one thread loads at once. Blocks are copied as integers, whatever their dtype.
 _VECTOR_BYTES = 16
 _WORD = torch.int64
 
@@ -33,7 +33,7 @@ def _block_copy_kernel(  # type: ignore[no-untyped-def]
 
 
 def block_copy(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
-    """Copy block `pairs[i, 0]` of the source to block `pairs[i, 1]` of the destination, for all i in one launch.
+    """Copies block `pairs[i, 0]` of the source to block `pairs[i, 1]` of the destination, for all i in one launch.
 
     Source and destination may be the same tensor: copies run in no order, so then no pair's destination may be
     another pair's source. No two pairs may share a destination.
@@ -75,6 +75,6 @@ def block_copy(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
 
 
 def block_copy_reference(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
-    """What `block_copy` does, pair by pair in plain torch."""
+    """`block_copy` pair by pair in plain torch."""
     for source_block, destination_block in pairs.tolist():
         destination[destination_block] = source[source_block]

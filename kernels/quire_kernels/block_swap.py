@@ -1,9 +1,8 @@
-"""Move blocks between the device's KV cache and host memory, in as few and as large copies as their places allow.
+"""Copies blocks between the device's KV cache and host memory, in as few and as large copies as possible.
 
-A block is contiguous over all layers, so that even one alone is a copy of a useful size. Neighbours that stay
-neighbours go as one. Blocks that are scattered on the device but neighbours on the host, as a host tier that hands out
-runs makes them, pass through a staging buffer where there is one: gathering them costs the device's own bandwidth,
-which the link between device and host does not feel, and saves a copy's start for each.
+A block is contiguous over all layers, so a copy of one block has a useful size. Blocks that are neighbours on both
+sides are one copy. Blocks that are neighbours on the host only pass through a staging buffer, where there is one:
+gathering them uses the device's own bandwidth, not that of the link to the host, and saves the launch of a copy each.
 """
 
 import contextlib
@@ -21,14 +20,13 @@ BlockPairs = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class HostRun:
-    """Neighbours on the host, from `host_start` on, and where each is on the device."""
+    """Neighbours on the host, from `host_start` on, and the device block of each."""
 
     host_start: int
     device_blocks: tuple[int, ...]
 
     @property
     def host(self) -> slice:
-        """The blocks' place on the host."""
         return slice(self.host_start, self.host_start + len(self.device_blocks))
 
     def pieces(self, size: int) -> list["HostRun"]:
@@ -62,9 +60,9 @@ def swap_out(
     staging: Tensor | None = None,
     stream: torch.cuda.Stream | None = None,
 ) -> None:
-    """Copy blocks of the device's cache to the host.
+    """Copies blocks of the device's cache to the host.
 
-    Returns before the copies are done; they are in the stream's order, so record an event to learn when. Until then
+    Returns before the copies are done; they run in the stream's order, so record an event behind them. Until then
     neither tier's blocks may be written.
 
     Args:
@@ -73,11 +71,11 @@ def swap_out(
             where the cache is on a GPU.
         pairs: (device block, host block) in any order, none of them the destination of two.
         staging: [num_staged, ...], contiguous, of the cache's block shape, dtype and device; used in `stream` alone.
-            None: blocks that are scattered on the device go one by one.
-        stream: where the copies run; None: the current one. Of no meaning without a GPU.
+            None: blocks that are scattered on the device are copied one by one.
+        stream: where the copies run; None: the current one. Ignored without a GPU.
 
     Raises:
-        ValueError: an argument, named, has a wrong shape, dtype, stride or place, or a pair names no block.
+        ValueError: an argument, named, has a wrong shape, dtype, stride or device, or a pair names no block.
     """
     _check(cache, host_cache, pairs, staging)
     _check_once([host_block for _, host_block in pairs])
@@ -100,7 +98,7 @@ def swap_in(
     staging: Tensor | None = None,
     stream: torch.cuda.Stream | None = None,
 ) -> None:
-    """Copy blocks of the host to the device's cache. Arguments, errors and order are those of `swap_out`."""
+    """Copies blocks of the host to the device's cache. Arguments, errors and order are those of `swap_out`."""
     _check(cache, host_cache, pairs, staging)
     _check_once([device_block for device_block, _ in pairs])
     with _on(stream):
@@ -122,7 +120,7 @@ def swap_out_reference(
     staging: Tensor | None = None,
     stream: torch.cuda.Stream | None = None,
 ) -> None:
-    """What `swap_out` does, block by block."""
+    """`swap_out` block by block."""
     for device_block, host_block in pairs:
         host_cache[host_block] = cache[device_block]
 
@@ -134,7 +132,7 @@ def swap_in_reference(
     staging: Tensor | None = None,
     stream: torch.cuda.Stream | None = None,
 ) -> None:
-    """What `swap_in` does, block by block."""
+    """`swap_in` block by block."""
     for device_block, host_block in pairs:
         cache[device_block] = host_cache[host_block]
 
@@ -144,7 +142,7 @@ def _device_slice(run: HostRun) -> slice:
 
 
 def _gather(cache: Tensor, staging: Tensor, run: HostRun) -> None:
-    # Imported here: a processor's swaps need no Triton.
+    # Imported here: swaps on a CPU need no Triton.
     from quire_kernels.block_copy import block_copy
 
     pairs = [(block, place) for place, block in enumerate(run.device_blocks)]
@@ -177,7 +175,7 @@ def _check(cache: Tensor, host_cache: Tensor, pairs: BlockPairs, staging: Tensor
         check_same_blocks(staging, cache, "staging", "cache")
         require(staging.device == cache.device, "staging", "be on the device of cache")
         require(len(staging) > 0, "staging", "hold at least one block")
-    # A slice beyond the end would be silently short.
+    # A slice beyond the end would be short without an error.
     for side, blocks in enumerate((cache, host_cache)):
         named = [pair[side] for pair in pairs]
         require(all(0 <= block < len(blocks) for block in named), "pairs", "name blocks that there are")

@@ -1,4 +1,4 @@
-"""Paged attention and KV store in plain torch: what a worker without a GPU runs, laid out by `plan_cpu_attention`."""
+"""Paged attention and KV store in plain torch, for workers without a GPU, in the layout of `plan_cpu_attention`."""
 
 import math
 import threading
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from quire_kernels._checks import check_cache, check_heads, check_store_kv, require
-from quire_kernels._cpu_plan import Chunks, CpuAttentionPlan, Pages, Tiles, plan_cpu_attention
+from quire_kernels._checks import PagedKV, check_cache, check_heads, check_store_kv, require
+from quire_kernels._cpu_plan import Chunks, CpuAttentionPlan, GatheredPages, Tiles, plan_cpu_attention
 
 __all__ = ["CpuAttentionPlan", "cpu_paged_attention", "cpu_store_kv", "plan_cpu_attention"]
 
@@ -22,18 +22,18 @@ def cpu_paged_attention(
     *,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """What `paged_attention` does, on a CPU: causal attention of each sequence's newest tokens over its pages.
+    """`paged_attention` on a CPU: causal attention of each sequence's newest tokens over its pages.
 
-    Scores and sums are float32 whatever the dtype. Of what lies beyond a context only the rest of its last page is
-    read, and of what lies before its window the rest of the first page; neither has a say, whatever it holds.
+    Scores and sums are float32 for any dtype. Beyond a context only the rest of its last page is read, and before its
+    window the rest of the first page; neither influences the result.
 
     Args:
         query: [num_tokens, num_heads, head_dim], the sequences one after another, last dimension contiguous.
         key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim], one layer's views of the cache,
             contiguous within a block.
         plan: the step's; it holds the window.
-        scale: what scores are multiplied by before the softmax.
-        soft_cap: c, where scores s become c * tanh(s / c) (arXiv:2408.00118, section 2); None: they stay.
+        scale: the factor of scores before the softmax.
+        soft_cap: c, where scores s become c * tanh(s / c) (arXiv:2408.00118, section 2); None: no cap.
 
     Returns:
         [num_tokens, num_heads, head_dim], contiguous, of the dtype of `query`.
@@ -41,7 +41,7 @@ def cpu_paged_attention(
     Raises:
         ValueError: an argument, named, has a wrong shape, dtype, stride or device.
     """
-    check_cache(key_cache, value_cache)
+    check_cache(PagedKV(key_cache, value_cache))
     check_heads(query, key_cache, "query")
     _, num_kv_heads, block_size, head_dim = key_cache.shape
     page = block_size * head_dim
@@ -60,8 +60,8 @@ def cpu_paged_attention(
 
 
 def cpu_store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
-    """What `store_kv` does, on a CPU, with the same arguments and errors."""
-    check_store_kv(key, value, key_cache, value_cache, slots)
+    """`store_kv` on a CPU, with the same arguments and errors."""
+    check_store_kv(key, value, PagedKV(key_cache, value_cache), slots)
     stored = slots >= 0
     if not stored.all():
         key, value, slots = key[stored], value[stored], slots[stored]
@@ -105,7 +105,7 @@ def _attend_tiles(
 def _capped_attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, soft_cap: float
 ) -> Tensor:
-    """What `scaled_dot_product_attention` cannot do: cap the scores."""
+    """Attention with capped scores, which `scaled_dot_product_attention` does not compute."""
     scores = _dot(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)).view(*query.shape[:3], -1)
     _cap(scores.mul_(scale), soft_cap)
     if bias is not None:
@@ -165,21 +165,21 @@ def _dot(queries: Tensor, keys: Tensor) -> Tensor:
     if queries.dtype != torch.bfloat16:
         return torch.bmm(queries.float(), keys.float())
     # Torch rounds a bfloat16 product to bfloat16, and so a score of 16 by up to 0.06. A second product, less the first
-    # before it is rounded in turn, brings back what was lost, and takes less time than converting the keys.
+    # before it is rounded in turn, restores the difference, in less time than converting the keys takes.
     rounded = torch.bmm(queries, keys)
     return torch.baddbmm(rounded, queries, keys, beta=-1).float().add_(rounded)
 
 
 class _Buffer(threading.local):
-    """Where every layer's pages are gathered, one for each thread. Fresh memory of that size would be page-faulted in
-    each time, which took up to five times as long as all the rest."""
+    """Memory for gathered pages, reused by all layers, one for each thread. New memory of that size would cause page
+    faults each time, which took up to five times as long as all the rest."""
 
     memory = torch.empty(0, dtype=torch.uint8)
 
     def take(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         size = rows * columns * dtype.itemsize
         if self.memory.numel() < size:
-            with torch.inference_mode(False):  # or it could not be written to outside of that mode
+            with torch.inference_mode(False):  # else it could not be written outside of inference mode
                 self.memory = torch.empty(size, dtype=torch.uint8)
         return self.memory[:size].view(dtype).view(rows, columns)
 
@@ -188,7 +188,7 @@ _key_buffer = _Buffer()
 _value_buffer = _Buffer()
 
 
-def _gather(cache: Tensor, pages: Pages, buffer: _Buffer) -> Tensor:
+def _gather(cache: Tensor, pages: GatheredPages, buffer: _Buffer) -> Tensor:
     """[num_contexts, num_kv_heads, keys of num_pages, head_dim], valid until the buffer is used again."""
     num_blocks, num_kv_heads, block_size, head_dim = cache.shape
     page = block_size * head_dim
@@ -202,6 +202,6 @@ def _gather(cache: Tensor, pages: Pages, buffer: _Buffer) -> Tensor:
     gathered = torch.index_select(rows, 0, index, out=buffer.take(len(index), page, cache.dtype))
     gathered = gathered.view(len(pages.blocks), num_kv_heads, -1, head_dim)
     if len(pages.unused[0]):
-        # A weight of zero does not silence a NaN
+        # Zero times NaN is NaN
         gathered.transpose(1, 2).index_put_(pages.unused, gathered.new_zeros(()))
     return gathered

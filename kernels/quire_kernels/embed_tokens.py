@@ -1,4 +1,4 @@
-"""Look up the embeddings of a step's tokens, those included that the step before has just drawn."""
+"""Embeddings of a step's tokens, including those that the step before has just sampled."""
 
 import torch
 import triton
@@ -20,7 +20,7 @@ def _embed_tokens_kernel(  # type: ignore[no-untyped-def]
     token = tl.program_id(0).to(tl.int64)
     token_id = tl.load(p_token_ids + token)
     if token_id < 0:
-        # A draw that failed left -1: whatever is computed of it is thrown away, but the lookup must be in bounds.
+        # -1 where no token was sampled: the result is not used, but the lookup must be in bounds.
         token_id = tl.maximum(tl.load(p_sampled + (-1 - token_id)), 0)
     o_column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     m_column = o_column < WIDTH
@@ -33,8 +33,8 @@ def embed_tokens(token_ids: Tensor, sampled: Tensor, embedding: Tensor) -> Tenso
     """The embeddings of tokens, in float32.
 
     Args:
-        token_ids: int64 [num_tokens], contiguous; -1 - row stands for the token at that row of `drawn`.
-        drawn: int64 [rows], contiguous; -1 where there is no token, which counts as token 0.
+        token_ids: int64 [num_tokens], contiguous; -1 - row is the token at that row of `sampled`.
+        sampled: int64 [rows], contiguous; -1 where there is no token, which counts as token 0.
         embedding: [vocab_size, width], contiguous.
 
     Returns:

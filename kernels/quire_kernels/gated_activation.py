@@ -1,4 +1,4 @@
-"""The gated activation of an MLP (arXiv:2002.05202), from the one product that holds gate and up side by side."""
+"""The gated activation of an MLP (arXiv:2002.05202), from a product that holds gate and up side by side."""
 
 from enum import Enum
 
@@ -13,7 +13,7 @@ from quire_kernels._shapes import check_rows
 
 
 class Activation(Enum):
-    """What the gate passes through."""
+    """The activation function of the gate."""
 
     SILU = "silu"
     GELU = "gelu"
@@ -22,7 +22,7 @@ class Activation(Enum):
 
 @triton.jit
 def _sigmoid(b_inputs):  # type: ignore[no-untyped-def]
-    """Without an infinity on the way, however far out."""
+    """Without an intermediate infinity for any input."""
     b_decay = tl.exp(-tl.abs(b_inputs))
     return tl.where(b_inputs >= 0.0, 1.0, b_decay) / (1.0 + b_decay)
 
@@ -61,7 +61,7 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
 
     Args:
         gate_up: [num_tokens, 2 * width], gate first, last dimension contiguous.
-        activation: what the gate passes through; GELU by the error function, GELU_TANH by Hendrycks and Gimpel's
+        activation: of the gate; GELU by the error function, GELU_TANH by Hendrycks and Gimpel's
             approximation (arXiv:1606.08415).
 
     Returns:
@@ -90,7 +90,7 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
 
 
 def gated_activation_reference(gate_up: Tensor, activation: Activation) -> Tensor:
-    """What `gated_activation` does, in plain torch."""
+    """`gated_activation` in plain torch."""
     _check(gate_up)
     gate, up = gate_up.float().chunk(2, -1)
     match activation:

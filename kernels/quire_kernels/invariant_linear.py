@@ -1,7 +1,7 @@
-"""A matrix product whose rows do not depend on one another: the same bits for a row, however many there are.
+"""A matrix product with the same bits for a row, whatever the number of rows.
 
-Libraries choose tiles, and into how many sums they cut a product, by the number of rows. Here an output is one sum over
-the inputs in tiles of their order, by the same instructions whatever the rows: tiles depend on the weight alone.
+Libraries choose tiles and the number of partial sums by the number of rows. Here an output is one sum over the inputs
+in tiles of their order, by the same instructions for any number of rows: tiles depend on the weight alone.
 """
 
 import torch
@@ -68,7 +68,7 @@ def invariant_linear(
         inputs: [rows, in_features], last dimension contiguous.
         weight: [out_features, in_features] of the dtype of `inputs`, last dimension contiguous.
         bias: [out_features] of the same dtype, contiguous; None for none.
-        out: what to write to: [rows, out_features], float32 or of the dtype of `inputs`, last dimension contiguous.
+        out: the output to write: [rows, out_features], float32 or of the dtype of `inputs`, last dimension contiguous.
 
     Returns:
         `out`, or else [rows, out_features], contiguous, of the dtype of `inputs`.
@@ -108,14 +108,14 @@ def invariant_linear(
 def invariant_linear_reference(
     inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None
 ) -> Tensor:
-    """What `invariant_linear` does, in plain torch."""
+    """`invariant_linear` in plain torch."""
     _check(inputs, weight, bias, out)
     product = F.linear(inputs.float(), weight.float(), None if bias is None else bias.float())
     return product.to(inputs.dtype) if out is None else out.copy_(product)
 
 
 def _tile_outputs(out_features: int, multiprocessors: int) -> int:
-    """The largest tile of outputs that leaves each multiprocessor work where rows are few, or else the smallest."""
+    """The largest tile of outputs that gives each multiprocessor work with few rows, or else the smallest."""
     return next(
         (tile for tile in _TILES_OUTPUTS if triton.cdiv(out_features, tile) >= multiprocessors), _TILES_OUTPUTS[-1]
     )

@@ -1,7 +1,7 @@
-"""Keys and values in 8 bits: what the codes and scales of a quantized cache mean, and how a vector becomes them.
+"""Keys and values in 8 bits: the codes and scales of a quantized cache.
 
-A vector is code × scale, with one float32 scale for each token slot and KV head, which stands in a tensor beside the
-cache. So a token's scale depends on that token alone: it is known when the token is stored, without calibration; no
+A vector is code × scale, with one float32 scale for each token slot and KV head, in a tensor beside the cache.
+So a token's scale depends on that token alone: it is known when the token is stored, without calibration; no
 later token changes it (a scale per block would have to re-quantize what the block holds, which may be shared); and the
 same tokens give the same cache however a prompt is cut into chunks. It costs 4 bytes for each head_dim of codes, and
 no product: attention folds the scale of a key into its scores, and that of a value into its weights.
@@ -15,7 +15,7 @@ from torch import Tensor
 # The largest code. int8 leaves -128 out, so that codes are symmetric.
 MAX_CODES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
-# A vector that is smaller than this throughout becomes zeros: its scale would be too small to divide by.
+# A vector of smaller values only becomes zeros: its scale would be too small to divide by.
 TINY = tl.constexpr(1e-30)
 
 
@@ -36,7 +36,7 @@ def quantize_rows(b_rows, MAX_CODE: tl.constexpr, code_dtype: tl.constexpr):  # 
 
 
 def quantize(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What `quantize_rows` does, in plain torch.
+    """`quantize_rows` in plain torch.
 
     Args:
         vectors: [..., head_dim], floating point.

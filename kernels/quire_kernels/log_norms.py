@@ -1,7 +1,7 @@
-"""The logarithm of the sum of a row's exponentials: what is taken off logits to make log-probabilities of them.
+"""The logarithm of the sum of a row's exponentials, which turns logits into log-probabilities.
 
-A row is one program's, which goes through it in tiles of their order: torch's own reduction is cut by how many rows
-there are, and with them the bits of its sums change.
+One program sums a row, in tiles of their order. Torch's own reduction depends on the number of rows, and so do the bits
+of its sums.
 """
 
 import torch
@@ -40,7 +40,7 @@ def log_norms(logits: Tensor) -> Tensor:
         logits: float32 [rows, vocab], finite, last dimension contiguous.
 
     Returns:
-        float32 [rows]; no number for a row in which a logit is none.
+        float32 [rows]; NaN for a row with NaN.
 
     Raises:
         ValueError: `logits` have a wrong shape, dtype or stride.
@@ -55,7 +55,7 @@ def log_norms(logits: Tensor) -> Tensor:
 
 
 def log_norms_reference(logits: Tensor) -> Tensor:
-    """What `log_norms` does, in plain torch."""
+    """`log_norms` in plain torch."""
     _check(logits)
     return logits.logsumexp(-1)
 

@@ -5,8 +5,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels._attend import attend_keys, attend_reference, launch_options, score_parameters, tile_keys
-from quire_kernels._checks import check_attention, check_index, require
+from quire_kernels._attend import (
+    Pages,
+    ScoreRule,
+    attend_keys,
+    attend_reference,
+    launch_options,
+    score_parameters,
+    tile_keys,
+)
+from quire_kernels._checks import AttentionRule, PagedKV, check_attention, check_index, require
 from quire_kernels.kv_quantization import MAX_CODES
 
 
@@ -50,7 +58,7 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
     # The rows of the tile are (query, head of the group) pairs, so that all of them share each page that is loaded.
     QUERIES: tl.constexpr = TILE_M // GROUP
     kv_head = tl.program_id(1)
-    # Backwards, because a sequence's last tiles see the most keys: what takes longest starts first
+    # Backwards: a sequence's last tiles see the most keys, and the longest work starts first
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     sequence, first_query = _find_tile(p_query_starts, num_seqs, tile, QUERIES)
     query_start = tl.load(p_query_starts + sequence)
@@ -80,27 +88,25 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
         lowest = tl.maximum(first_position + 1 - window, 0)
         full_begin = (tl.maximum(highest - window, 0) + TILE_N - 1) // TILE_N * TILE_N
 
-    b_output, _ = attend_keys(
-        b_query,
-        b_position,
+    pages = Pages(
         p_key_cache,
         p_value_cache,
         p_key_scales,
         p_value_scales,
         p_block_tables + sequence * stride_table,
+        (stride_cache_block, stride_cache_head, stride_cache_slot),
+        (stride_scale_block, stride_scale_head),
+    )
+    b_output, _ = attend_keys(
+        b_query,
+        b_position,
+        pages,
         kv_head,
-        stride_cache_block,
-        stride_cache_head,
-        stride_cache_slot,
-        stride_scale_block,
-        stride_scale_head,
         lowest,
         highest,
         full_begin,
         full_end,
-        score_scale,
-        soft_cap,
-        window,
+        ScoreRule(score_scale, soft_cap, window),
         HEAD_DIM,
         BLOCK_SIZE,
         MAX_CODE,
@@ -169,7 +175,7 @@ def paged_attention(
         context_lens: int32 [num_seqs], tokens in the cache, those of this step included.
         max_query_len: at least the largest number of queries of a sequence. With 1 a program has fewer rows, which may
             change a result's last bits; nothing else of a batch does. Pass 2 or more for the same bits always.
-        scale: what scores are multiplied by before the softmax.
+        scale: the factor of scores before the softmax.
         window: how many tokens a query sees, itself included; None for all.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap), after the scale and before the mask; None for no cap.
         key_scales, value_scales: float32 [num_blocks, num_kv_heads, block_size], one layer's views, of a cache in 8
@@ -183,19 +189,8 @@ def paged_attention(
         ValueError: an argument, named, has a wrong shape, dtype, stride, device or range. What the index tensors hold
             is not checked: that would wait for the GPU.
     """
-    check_attention(
-        query,
-        key_cache,
-        value_cache,
-        block_tables,
-        context_lens,
-        scale,
-        window,
-        soft_cap,
-        key_scales,
-        value_scales,
-        out,
-    )
+    kv, rule = PagedKV(key_cache, value_cache, key_scales, value_scales), AttentionRule(scale, window, soft_cap)
+    check_attention(query, kv, block_tables, context_lens, rule, out)
     num_tokens, num_heads, head_dim = query.shape
     num_seqs = len(block_tables)
     check_index(query_starts, key_cache, (num_seqs + 1,), torch.int32, "query_starts")
@@ -216,10 +211,7 @@ def paged_attention(
     _paged_attention_kernel[(num_tokens // (tile_m // group) + num_seqs, num_kv_heads)](
         out,
         query,
-        key_cache,
-        value_cache,
-        key_scales,
-        value_scales,
+        *kv,
         block_tables,
         query_starts,
         context_lens,
@@ -231,11 +223,7 @@ def paged_attention(
         out.stride(1),
         query.stride(0),
         query.stride(1),
-        key_cache.stride(0),
-        key_cache.stride(1),
-        key_cache.stride(2),
-        0 if key_scales is None else key_scales.stride(0),
-        0 if key_scales is None else key_scales.stride(1),
+        *kv.strides,
         block_tables.stride(0),
         GROUP=group,
         HEAD_DIM=head_dim,
@@ -265,20 +253,10 @@ def paged_attention_reference(
     value_scales: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """What `paged_attention` does, sequence by sequence in plain torch, in float32 throughout."""
+    """`paged_attention` sequence by sequence in plain torch, in float32 throughout."""
+    kv, rule = PagedKV(key_cache, value_cache, key_scales, value_scales), AttentionRule(scale, window, soft_cap)
     out = torch.empty_like(query) if out is None else out
     starts = query_starts.tolist()
     for table, start, end, context_len in zip(block_tables, starts, starts[1:], context_lens.tolist(), strict=False):
-        out[start:end] = attend_reference(
-            query[start:end],
-            key_cache,
-            value_cache,
-            table,
-            context_len,
-            scale,
-            window,
-            soft_cap,
-            key_scales,
-            value_scales,
-        )
+        out[start:end] = attend_reference(query[start:end], kv, table, context_len, rule)
     return out

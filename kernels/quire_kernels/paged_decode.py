@@ -10,16 +10,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels._attend import LOWEST, attend_keys, attend_reference, launch_options, score_parameters, tile_keys
-from quire_kernels._checks import check_attention, require
+from quire_kernels._attend import (
+    LOWEST,
+    Pages,
+    ScoreRule,
+    attend_keys,
+    attend_reference,
+    launch_options,
+    score_parameters,
+    tile_keys,
+)
+from quire_kernels._checks import AttentionRule, PagedKV, check_attention, require
 from quire_kernels._device import device_limits
 from quire_kernels.kv_quantization import MAX_CODES
 
 # A split's output is float32 and written once and read once: from 256 keys on, that is little beside its keys.
 MIN_KEYS_PER_SPLIT = 256
 MAX_SPLITS = 128
-# Each has up to two tiles of keys and values on their way, 64 KiB; to hide about 1 µs of memory's latency at 4.3 TB/s,
-# each of an H200's 132 multiprocessors wants some 33 KB on their way.
+# Each has up to two tiles of keys and values in flight, 64 KiB; to hide about 1 µs of memory latency at 4.3 TB/s, each
+# of an H200's 132 multiprocessors needs some 33 KB in flight.
 PROGRAMS_PER_MULTIPROCESSOR = 2
 # The largest tile of keys: a fixed split is a multiple of it, so that no tile is in two splits.
 SPLIT_GRAIN = 128
@@ -32,7 +41,7 @@ def choose_num_splits(num_seqs: int, num_kv_heads: int, max_context_len: int, mu
     """The fewest splits that keep the multiprocessors nearly as busy as the best number would.
 
     Programs run in waves of as many as fit the device; the last wave leaves some of it idle. After FlashAttention's
-    `num_splits_heuristic` (csrc/flash_attn/flash_api.cpp), which is as content with 85 % of the best.
+    `num_splits_heuristic` (csrc/flash_attn/flash_api.cpp), which accepts 85 % of the best.
     """
     wave = multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
     most = max(1, min(MAX_SPLITS, triton.cdiv(max_context_len, MIN_KEYS_PER_SPLIT)))
@@ -110,7 +119,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     begin = first + split * keys_per_split
     highest = tl.minimum(begin + keys_per_split, context_len)
 
-    # The rows of the tile are the heads of the group, so that they share each page that is loaded
+    # The rows of the tile are the heads of the group: they share each loaded page
     o_row = tl.arange(0, TILE_M)
     o_head = kv_head * GROUP + o_row
     o_dim = tl.arange(0, TILE_D)
@@ -124,27 +133,25 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     full_begin = begin
     if window is not None:
         full_begin = tl.where(lowest > begin, begin + TILE_N, begin)
-    b_output, b_log = attend_keys(
-        b_query,
-        b_position,
+    pages = Pages(
         p_key_cache,
         p_value_cache,
         p_key_scales,
         p_value_scales,
         p_block_tables + sequence * stride_table,
+        (stride_cache_block, stride_cache_head, stride_cache_slot),
+        (stride_scale_block, stride_scale_head),
+    )
+    b_output, b_log = attend_keys(
+        b_query,
+        b_position,
+        pages,
         kv_head,
-        stride_cache_block,
-        stride_cache_head,
-        stride_cache_slot,
-        stride_scale_block,
-        stride_scale_head,
         tl.maximum(lowest, begin),
         highest,
         full_begin,
         highest // TILE_N * TILE_N,
-        score_scale,
-        soft_cap,
-        window,
+        ScoreRule(score_scale, soft_cap, window),
         HEAD_DIM,
         BLOCK_SIZE,
         MAX_CODE,
@@ -230,14 +237,14 @@ def paged_decode(
 ) -> Tensor:
     """Attention of each sequence's newest token over its pages, which already hold that token.
 
-    What `paged_attention` does for sequences of one query, by flash-decoding (pytorch.org/blog/flash-decoding): each
+    The same as `paged_attention` for sequences of one query, by flash-decoding (pytorch.org/blog/flash-decoding): each
     context is split among programs, so that few long sequences keep all of a GPU busy. No launch depends on what a
     tensor holds, so a CUDA graph may be captured with the largest context it will see.
 
     Args:
         query: [num_seqs, num_heads, head_dim], last dimension contiguous.
         key_cache, value_cache, block_tables, context_lens, scale, window, soft_cap, key_scales, value_scales:
-            as `paged_attention` has them. A context of 0 gives zeros: a row that only fills a graph's batch.
+            see `paged_attention`. A context of 0 gives zeros, for padding rows of a graph.
         max_context_len: at least the largest context.
         keys_per_split: None to split each context evenly, into a number that depends on the batch; or the keys of each
             split, a multiple of 128, so that a sequence's result depends on nothing but itself. A launch then counts
@@ -251,19 +258,8 @@ def paged_decode(
         ValueError: an argument, named, has a wrong shape, dtype, stride, device or range. What the index tensors hold
             is not checked: that would wait for the GPU.
     """
-    check_attention(
-        query,
-        key_cache,
-        value_cache,
-        block_tables,
-        context_lens,
-        scale,
-        window,
-        soft_cap,
-        key_scales,
-        value_scales,
-        out,
-    )
+    kv, rule = PagedKV(key_cache, value_cache, key_scales, value_scales), AttentionRule(scale, window, soft_cap)
+    check_attention(query, kv, block_tables, context_lens, rule, out)
     num_seqs, num_heads, head_dim = query.shape
     require(len(block_tables) == num_seqs, "block_tables", "have a row for each query")
     require(max_context_len >= 1, "max_context_len", "be at least 1")
@@ -297,10 +293,7 @@ def paged_decode(
         parts,
         logs,
         query,
-        key_cache,
-        value_cache,
-        key_scales,
-        value_scales,
+        *kv,
         block_tables,
         context_lens,
         score_scale,
@@ -311,11 +304,7 @@ def paged_decode(
         parts.stride(1),
         query.stride(0),
         query.stride(1),
-        key_cache.stride(0),
-        key_cache.stride(1),
-        key_cache.stride(2),
-        0 if key_scales is None else key_scales.stride(0),
-        0 if key_scales is None else key_scales.stride(1),
+        *kv.strides,
         block_tables.stride(0),
         GROUP=group,
         HEAD_DIM=head_dim,
@@ -364,22 +353,12 @@ def paged_decode_reference(
     keys_per_split: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """What `paged_decode` does, sequence by sequence in plain torch, in float32 throughout."""
+    """`paged_decode` sequence by sequence in plain torch, in float32 throughout."""
+    kv, rule = PagedKV(key_cache, value_cache, key_scales, value_scales), AttentionRule(scale, window, soft_cap)
     out = torch.empty_like(query) if out is None else out
     for row, context_len in enumerate(context_lens.tolist()):
         if context_len == 0:
             out[row] = 0.0
         else:
-            out[row] = attend_reference(
-                query[row : row + 1],
-                key_cache,
-                value_cache,
-                block_tables[row],
-                context_len,
-                scale,
-                window,
-                soft_cap,
-                key_scales,
-                value_scales,
-            )[0]
+            out[row] = attend_reference(query[row : row + 1], kv, block_tables[row], context_len, rule)[0]
     return out

@@ -1,4 +1,4 @@
-"""Root mean square normalisation (arXiv:1910.07467), with the addition to the residual stream that comes before it."""
+"""Root mean square normalisation (arXiv:1910.07467), with the addition to the residual stream before it."""
 
 import torch
 import triton
@@ -71,11 +71,11 @@ def rms_norm(inputs: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype 
 def add_rms_norm(
     hidden: Tensor, update: Tensor | None, weight: Tensor, epsilon: float, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Add the update to the residual stream in place, and return `rms_norm` of the sum.
+    """Adds the update to the residual stream in place, and returns `rms_norm` of the sum.
 
     Args:
-        hidden: float32 [num_tokens, width], last dimension contiguous; what it becomes is not rounded.
-        update: [num_tokens, width], last dimension contiguous; None: nothing is added, `hidden` stays.
+        hidden: float32 [num_tokens, width], last dimension contiguous; the sum is not rounded.
+        update: [num_tokens, width], last dimension contiguous; None: nothing is added.
         weight: [width], contiguous.
         epsilon: added to the mean square.
         dtype: of the result; None: the weight's.
@@ -127,7 +127,7 @@ def _launch(inputs: Tensor, update: Tensor | None, weight: Tensor, epsilon: floa
 
 
 def rms_norm_reference(inputs: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype | None = None) -> Tensor:
-    """What `rms_norm` does, in plain torch."""
+    """`rms_norm` in plain torch."""
     scale = (inputs.float().square().mean(-1, keepdim=True) + epsilon).rsqrt()
     return (inputs.float() * scale * weight.float()).to(dtype or weight.dtype)
 
@@ -135,7 +135,7 @@ def rms_norm_reference(inputs: Tensor, weight: Tensor, epsilon: float, dtype: to
 def add_rms_norm_reference(
     hidden: Tensor, update: Tensor | None, weight: Tensor, epsilon: float, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """What `add_rms_norm` does, in plain torch."""
+    """`add_rms_norm` in plain torch."""
     if update is not None:
         hidden += update
     return rms_norm_reference(hidden, weight, epsilon, dtype)

@@ -1,17 +1,18 @@
-"""Turn a step's queries and keys by their positions, and store keys and values, from the one product that holds all.
+"""Rotates a step's queries and keys by their positions, and stores keys and values.
 
-Rotary position embedding (arXiv:2104.09864) in the half-split layout: dimension i of the first half turns with
-dimension i of the second. With it go the norm per head that some models have before it, and a quantized cache's codes.
+Rotary position embedding (arXiv:2104.09864) in the half-split layout: dimension i of the first half rotates with
+dimension i of the second. The norm per head that some models have before it, and the codes of a quantized cache, are
+part of the op.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels._checks import FLOAT_DTYPES, check_cache, check_index, check_like, require
+from quire_kernels._checks import FLOAT_DTYPES, PagedKV, check_cache, check_index, check_like, require
 from quire_kernels._shapes import check_rows, check_vector
 from quire_kernels.kv_quantization import MAX_CODES, TINY
 from quire_kernels.rms_norm import rms_norm_reference
@@ -22,7 +23,7 @@ _TILE = 2048
 
 
 class HeadNorm(NamedTuple):
-    """The root mean square norms of each query head and each key head, before they are turned."""
+    """The root mean square norms of each query head and each key head, before the rotation."""
 
     query_weight: Tensor
     key_weight: Tensor
@@ -40,24 +41,36 @@ def _codes(b_part, b_factor, code_dtype: tl.constexpr):  # type: ignore[no-untyp
 
 @triton.jit
 def _head_weight(p_query_weight, p_key_weight, o_dim, m_dim, m_query, m_key):  # type: ignore[no-untyped-def]
-    """What a norm multiplies dimensions [dims] of heads [heads] by: values are left as they are."""
+    """The factor of a norm for dimensions [dims] of heads [heads]; 1 for values."""
     b_query = tl.load(p_query_weight + o_dim, mask=m_dim, other=0.0).to(tl.float32)
     b_key = tl.load(p_key_weight + o_dim, mask=m_dim, other=0.0).to(tl.float32)
     return tl.where(m_query[:, None], b_query[None, :], tl.where(m_key[:, None], b_key[None, :], 1.0))
 
 
+class _HeadPlaces(NamedTuple):
+    """Where each head of a tile is stored: pointers, and by head its offset and whether it is query, key or value."""
+
+    query: Any
+    key_cache: Any
+    value_cache: Any
+    o_query: Any
+    o_cache: Any
+    m_query: Any
+    m_key: Any
+    m_value: Any
+
+
 @triton.jit
-def _store_part(  # type: ignore[no-untyped-def]
-    p_query, p_key_cache, p_value_cache, o_query, o_cache, o_dim, m_dim, m_query, m_key, m_value, b_part, b_factor
-):
-    """One part of the dimensions of all heads, to where each head belongs."""
-    o_query = o_query[:, None] + o_dim[None, :]
-    o_cache = o_cache[:, None] + o_dim[None, :]
-    tl.store(p_query + o_query, b_part.to(p_query.dtype.element_ty), mask=m_query[:, None] & m_dim[None, :])
-    code_dtype: tl.constexpr = p_key_cache.dtype.element_ty
+def _store_part(places, o_dim, m_dim, b_part, b_factor):  # type: ignore[no-untyped-def]
+    """Stores one part of the dimensions of all heads."""
+    o_query = places.o_query[:, None] + o_dim[None, :]
+    o_cache = places.o_cache[:, None] + o_dim[None, :]
+    b_query = b_part.to(places.query.dtype.element_ty)
+    tl.store(places.query + o_query, b_query, mask=places.m_query[:, None] & m_dim[None, :])
+    code_dtype: tl.constexpr = places.key_cache.dtype.element_ty
     b_stored = b_part.to(code_dtype) if b_factor is None else _codes(b_part, b_factor, code_dtype)
-    tl.store(p_key_cache + o_cache, b_stored, mask=m_key[:, None] & m_dim[None, :])
-    tl.store(p_value_cache + o_cache, b_stored, mask=m_value[:, None] & m_dim[None, :])
+    tl.store(places.key_cache + o_cache, b_stored, mask=places.m_key[:, None] & m_dim[None, :])
+    tl.store(places.value_cache + o_cache, b_stored, mask=places.m_value[:, None] & m_dim[None, :])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -127,7 +140,7 @@ def _rotary_store_kernel(  # type: ignore[no-untyped-def]
             b_rest *= b_scale * _head_weight(p_query_weight, p_key_weight, o_rest, m_rest, m_query, is_key)
 
     # [TILE_HALF]; the angle is the float32 product that models are trained with. Sine and cosine are libdevice's, which
-    # take whole turns off exactly: at position 131,072 the device's own fast ones would be far off.
+    # reduce their argument exactly: at position 131,072 the device's fast ones would be far off.
     b_angle = position * tl.load(p_frequencies + o_half, mask=m_half, other=0.0)
     b_cosine = tl.where(m_turned[:, None], (tl.cos(b_angle) * attention_factor)[None, :], 1.0)
     b_sine = tl.where(m_turned[:, None], (tl.sin(b_angle) * attention_factor)[None, :], 0.0)
@@ -150,18 +163,11 @@ def _rotary_store_kernel(  # type: ignore[no-untyped-def]
         tl.store(p_value_scales + o_scale, b_largest / MAX_CODE, mask=m_value)
     else:
         b_factor = None
-    _store_part(
-        p_query, p_key_cache, p_value_cache, o_query, o_cache, o_half, m_half, m_query, m_key, m_value, b_left, b_factor
-    )
-    _store_part(
-        p_query, p_key_cache, p_value_cache, o_query, o_cache, HALF + o_half, m_half, m_query, m_key, m_value, b_right,
-        b_factor,
-    )  # fmt: skip
+    places = _HeadPlaces(p_query, p_key_cache, p_value_cache, o_query, o_cache, m_query, m_key, m_value)
+    _store_part(places, o_half, m_half, b_left, b_factor)
+    _store_part(places, HALF + o_half, m_half, b_right, b_factor)
     if HEAD_DIM > 2 * HALF:
-        _store_part(
-            p_query, p_key_cache, p_value_cache, o_query, o_cache, o_rest, m_rest, m_query, m_key, m_value, b_rest,
-            b_factor,
-        )  # fmt: skip
+        _store_part(places, o_rest, m_rest, b_rest, b_factor)
 
 
 def rotary_store(
@@ -177,21 +183,21 @@ def rotary_store(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
 ) -> Tensor:
-    """Turn queries and keys, write keys and values to their slots of the cache in place, and return the queries.
+    """Rotates queries and keys, writes keys and values to their slots of the cache, and returns the queries.
 
-    All is computed in float32 and rounded once. What scaling a model has (linear, llama3, yarn) is in the data.
+    All is computed in float32 and rounded once. A model's scaling (linear, llama3, yarn) is in `frequencies`.
 
     Args:
         qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys and values side by side, last
             dimension contiguous.
         positions: int64 [num_tokens].
         frequencies: float32 [rotary_dim / 2], radians per position; of each head the first rotary_dim dimensions are
-            turned, the others stay.
+            rotated.
         key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim], one layer's views of the cache, of
             the dtype of `qkv`, or int8 or float8_e4m3fn with scales.
         slots: int64 [num_tokens], block * block_size + offset in the block, or -1 for a token that is not stored.
             No two tokens may share a slot.
-        attention_factor: what sines and cosines are multiplied by (yarn, arXiv:2309.00071).
+        attention_factor: the factor of sines and cosines (yarn, arXiv:2309.00071).
         norm: the norms per head, whose weights are [head_dim] and contiguous; None: there are none.
         key_scales, value_scales: float32 [num_blocks, num_kv_heads, block_size], one layer's views, for a cache in 8
             bits (`kv_quantization`); written beside it.
@@ -202,7 +208,8 @@ def rotary_store(
     Raises:
         ValueError: an argument, named, has a wrong shape, dtype, stride or device. The slots' values are not checked.
     """
-    num_heads = _check(qkv, positions, frequencies, key_cache, value_cache, slots, norm, key_scales, value_scales)
+    kv = PagedKV(key_cache, value_cache, key_scales, value_scales)
+    num_heads = _check(qkv, positions, frequencies, kv, slots, norm)
     _, num_kv_heads, block_size, head_dim = key_cache.shape
     query = torch.empty((len(qkv), num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if not len(qkv):
@@ -215,21 +222,14 @@ def rotary_store(
         qkv,
         positions,
         frequencies,
-        key_cache,
-        value_cache,
-        key_scales,
-        value_scales,
+        *kv,
         slots,
         None if norm is None else norm.query_weight,
         None if norm is None else norm.key_weight,
         attention_factor,
         0.0 if norm is None else norm.epsilon,
         qkv.stride(0),
-        key_cache.stride(0),
-        key_cache.stride(1),
-        key_cache.stride(2),
-        0 if key_scales is None else key_scales.stride(0),
-        0 if key_scales is None else key_scales.stride(1),
+        *kv.strides,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
@@ -257,8 +257,9 @@ def rotary_store_reference(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
 ) -> Tensor:
-    """What `rotary_store` does, in plain torch, with sines and cosines in float64."""
-    num_heads = _check(qkv, positions, frequencies, key_cache, value_cache, slots, norm, key_scales, value_scales)
+    """`rotary_store` in plain torch, with sines and cosines in float64."""
+    kv = PagedKV(key_cache, value_cache, key_scales, value_scales)
+    num_heads = _check(qkv, positions, frequencies, kv, slots, norm)
     num_kv_heads, head_dim = key_cache.shape[1], key_cache.shape[3]
     heads = qkv.float().view(len(qkv), -1, head_dim)
     query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
@@ -280,19 +281,12 @@ def rotary_store_reference(
 
 
 def _check(
-    qkv: Tensor,
-    positions: Tensor,
-    frequencies: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slots: Tensor,
-    norm: HeadNorm | None,
-    key_scales: Tensor | None,
-    value_scales: Tensor | None,
+    qkv: Tensor, positions: Tensor, frequencies: Tensor, kv: PagedKV, slots: Tensor, norm: HeadNorm | None
 ) -> int:
     """The number of query heads, if all is well."""
     check_rows(qkv, "qkv")
-    check_cache(key_cache, value_cache, key_scales, value_scales)
+    check_cache(kv)
+    key_cache = kv.key_cache
     check_like(qkv, key_cache, "qkv")
     num_kv_heads, head_dim = key_cache.shape[1], key_cache.shape[3]
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads

@@ -1,6 +1,6 @@
-"""Draw one token for each row of logits, without sorting the vocabulary and without waiting for the device.
+"""Samples one token for each row of logits, without sorting the vocabulary and without waiting for the device.
 
-A draw is a function of the row's logits, its parameters, seed, index and position. Of the tokens that min-p and top-k
+A sample is a function of the row's logits, its parameters, seed, index and position. Of the tokens that min-p and top-k
 keep, each on its own, and of those that top-p keeps of these, one is found by inverse CDF in vocabulary order, for one
 uniform number (Philox). A row is split over many programs, so that one row alone is fast too.
 """
@@ -37,15 +37,15 @@ _MASK = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class SamplingTensors:
-    """How each row draws: tensors [rows] on the device, so that a captured graph can be replayed with other values.
+    """Sampling parameters, tensors [rows] on the device, so that a captured graph can be replayed with other values.
 
     Attributes:
-        temperature: float32; below 1e-5 the first of the likeliest tokens is taken, whatever else is set.
+        temperature: float32; below 1e-5 the argmax is taken, the first of equals, whatever else is set.
         top_k: int32; 0 or less, or the vocabulary's size or more: all.
         top_p: float64 in (0, 1].
         min_p: float32 in [0, 1].
         seeds: int64, the bits of an unsigned seed.
-        indices, positions: int32, the sequence's index in its request, and of the token that is drawn in its sequence.
+        indices, positions: int32, the sequence's index in its request, and that of the sampled token in its sequence.
     """
 
     temperature: Tensor
@@ -61,7 +61,7 @@ class SamplingTensors:
 def _peaks_kernel(  # type: ignore[no-untyped-def]
     p_peaks, p_places, p_logits, stride_logits, vocab_size, num_chunks, CHUNK: tl.constexpr
 ):
-    """The largest logit of each chunk and the first token that has it; infinity where one is no number."""
+    """The largest logit of each chunk and the first token that has it; infinity where one is NaN or infinite."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     o_token = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -93,7 +93,7 @@ def _chunk_masses_kernel(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
 ):
-    """What the kept tokens of each chunk weigh together."""
+    """The probability mass of each chunk's kept tokens."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     temperature = tl.load(p_temperature + row)
@@ -139,7 +139,7 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
 ):
-    """The token of each row: first the chunk that it lies in, then its place in the chunk."""
+    """The token of each row: first its chunk, then its place in the chunk."""
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(p_temperature + row)
     peak = row_peak(p_peaks, row, num_chunks, TILE_CHUNKS)
@@ -186,19 +186,19 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
 
 
 def sample(logits: Tensor, sampling: SamplingTensors, penalties: Penalties | None = None) -> Tensor:
-    """Draw a token for each row. Nothing here waits for the device, so that it can be part of a captured graph.
+    """Samples a token for each row. Nothing here waits for the device, so that it can be part of a captured graph.
 
     Ties at a limit are all kept. The uniform number has 53 bits: Philox4x32-10 under the seed, for the counter
-    (position, index, 0, 0). What is drawn does not depend on the other rows, bit for bit.
+    (position, index, 0, 0). The token does not depend on the other rows.
 
     Args:
         logits: float32 [rows, vocab], last dimension contiguous, after `adjust_logits`; they are not changed.
-        sampling: how each row draws.
-        penalties: where the token drawn is counted, for the next call of `adjust_logits`; no two rows may share a
-            slot. None: nowhere.
+        sampling: parameters of each row.
+        penalties: the slots in which the sampled tokens are counted, for the next call of `adjust_logits`; no two
+            rows may share one. None: nowhere.
 
     Returns:
-        int64 [rows], the tokens; -1 for a row with a logit that is no number, or with all tokens suppressed.
+        int64 [rows], the tokens; -1 for a row with NaN or infinity, or with all tokens suppressed.
 
     Raises:
         ValueError: an argument, named, has a wrong shape, dtype, stride or device. Values are not checked.
@@ -253,7 +253,7 @@ def sample(logits: Tensor, sampling: SamplingTensors, penalties: Penalties | Non
 
 
 def sample_reference(logits: Tensor, sampling: SamplingTensors, penalties: Penalties | None = None) -> Tensor:
-    """What `sample` does, row by row in plain torch, in float64."""
+    """`sample` row by row in plain torch, in float64."""
     _check(logits, sampling, penalties)
     tokens = torch.full((len(logits),), -1, dtype=torch.int64, device=logits.device)
     for row, values in enumerate(logits):
@@ -286,7 +286,7 @@ def _sample_row(logits: Tensor, sampling: SamplingTensors, row: int) -> Tensor:
 
 
 def uniform(seed: int, index: int, position: int) -> float:
-    """The number in [0, 1) that a draw uses: 53 bits of Philox4x32-10 (Salmon et al., SC 2011)."""
+    """The uniform number in [0, 1) of a sample: 53 bits of Philox4x32-10 (Salmon et al., SC 2011)."""
     words, key = [position, index, 0, 0], [seed & _MASK, seed >> 32 & _MASK]
     for _ in range(10):
         first, second = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57

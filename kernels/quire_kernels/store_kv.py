@@ -1,10 +1,10 @@
-"""Store the keys and values of a step's tokens in the pages of the KV cache."""
+"""Stores the keys and values of a step's tokens in the pages of the KV cache."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels._checks import check_store_kv
+from quire_kernels._checks import PagedKV, check_store_kv
 from quire_kernels.kv_quantization import MAX_CODES, quantize, quantize_rows
 
 
@@ -73,7 +73,7 @@ def store_kv(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
 ) -> None:
-    """Write each token's key and value to its slot of the cache, in place.
+    """Writes each token's key and value to its slot of the cache, in place.
 
     Args:
         key, value: [num_tokens, num_kv_heads, head_dim], last dimension contiguous.
@@ -87,27 +87,21 @@ def store_kv(
     Raises:
         ValueError: an argument, named, has a wrong shape, dtype, stride or device. The slots' values are not checked.
     """
-    check_store_kv(key, value, key_cache, value_cache, slots, key_scales, value_scales)
+    kv = PagedKV(key_cache, value_cache, key_scales, value_scales)
+    check_store_kv(key, value, kv, slots)
     num_tokens, num_kv_heads, head_dim = key.shape
     if num_tokens == 0:
         return
     _store_kv_kernel[(num_tokens,)](
         key,
         value,
-        key_cache,
-        value_cache,
-        key_scales,
-        value_scales,
+        *kv,
         slots,
         key.stride(0),
         key.stride(1),
         value.stride(0),
         value.stride(1),
-        key_cache.stride(0),
-        key_cache.stride(1),
-        key_cache.stride(2),
-        0 if key_scales is None else key_scales.stride(0),
-        0 if key_scales is None else key_scales.stride(1),
+        *kv.strides,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=key_cache.shape[2],
@@ -127,7 +121,7 @@ def store_kv_reference(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
 ) -> None:
-    """What `store_kv` does, token by token in plain torch."""
+    """`store_kv` token by token in plain torch."""
     block_size = key_cache.shape[2]
     for vectors, cache, scales in ((key, key_cache, key_scales), (value, value_cache, value_scales)):
         for token, slot in enumerate(slots.tolist()):

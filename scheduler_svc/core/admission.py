@@ -1,26 +1,26 @@
-"""Who may wait: bounded queues, in all and by tenant, and no request whose deadline cannot be met."""
+"""Admission to the queue: bounds in all and by tenant, and no request whose deadline cannot be met."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from scheduler_svc.core.plan import Failure
-from scheduler_svc.core.sequence import Request
+from scheduler_svc.core.events import Failure
+from scheduler_svc.core.request import Request
 
-_LEAST_RETRY = 1.0  # seconds; whoever is refused does not come back at once
-_MOST_RETRY = 300.0  # a prediction further out is worth nothing
-_OUTPUT_MEMORY = 200  # ended sequences that the usual length of outputs is made of
+_LEAST_RETRY = 1.0  # seconds; a rejected request is not repeated at once
+_MOST_RETRY = 300.0  # seconds; predictions beyond that mean nothing
+_OUTPUT_MEMORY = 200  # ended sequences over which the usual length of outputs is averaged
 
 
 class Sharing(Enum):
-    """Who goes before a newcomer."""
+    """Which waiting requests are served before a new one."""
 
-    BY_ARRIVAL = auto()  # all that wait
-    BY_TENANT = auto()  # of each other tenant no more than of its own, by weight
+    BY_ARRIVAL = auto()  # all
+    BY_TENANT = auto()  # of each other tenant as many tokens as of its own, by weight
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Most that may wait: requests, and tokens, which are prompt and max_tokens of each of a request's sequences."""
+    """The most requests and tokens that may wait. A request counts with prompt and max_tokens of each sequence."""
 
     max_requests: int = 16384
     max_tokens: int = 2**31
@@ -35,17 +35,17 @@ class AdmissionLimits:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the replicas that run do in all, as measured; 0 where nothing is known, and then nothing is predicted."""
+    """What all replicas do together, as measured; 0 if nothing is known, and then nothing is predicted."""
 
-    tokens_per_second: float  # prefill and decode together, of all replicas
+    tokens_per_second: float  # prefill and decode of all replicas
     prefill_seconds_per_token: float  # of one request
-    decode_seconds_per_token: float  # of one request: a step beside the others that run
-    first_place_seconds: float = 0.0  # until somebody who runs makes room, where nobody else has a place
+    decode_seconds_per_token: float  # of one request, in a step with the others that run
+    first_place_seconds: float = 0.0  # until a running sequence ends, if all places are taken
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRefusal:
-    """Why a request is not taken. `retry_after` is in seconds; None: it will not be taken then either."""
+    """Why a request is rejected. `retry_after` is in seconds, None if a later try would be rejected, too."""
 
     failure: Failure
     message: str
@@ -54,11 +54,11 @@ class AdmissionRefusal:
 
 @dataclass(slots=True)
 class _QueueLoad:
-    """What waits, of all or of a tenant."""
+    """What waits, of one tenant or in all."""
 
     num_requests: int = 0
     num_tokens: int = 0
-    expected: float = 0.0  # tokens, as outputs usually are
+    expected: float = 0.0  # tokens, with outputs of the usual length
     weight: float = 1.0
 
     def add(self, sign: int, num_tokens: int, expected: float) -> None:
@@ -68,7 +68,10 @@ class _QueueLoad:
 
 
 class Admission:
-    """Counts what waits, and decides who may wait too. O(1), but for predictions by tenant: O(tenants that wait)."""
+    """Counts queued requests and rejects those beyond the limits.
+
+    O(1); predictions by tenant are O(tenants with queued requests).
+    """
 
     def __init__(self, limits: AdmissionLimits, sharing: Sharing) -> None:
         self._limits = limits
@@ -76,7 +79,7 @@ class Admission:
         self._total = _QueueLoad()
         self._tenants: dict[str, _QueueLoad] = {}
         self._waiting: dict[str, tuple[Request, float]] = {}  # by key, with expected tokens
-        self._output_ratio = 1.0  # of max_tokens, that outputs usually have
+        self._output_ratio = 1.0  # usual length of outputs, as a part of max_tokens
 
     @property
     def num_requests(self) -> int:
@@ -85,11 +88,11 @@ class Admission:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that those who wait may come to have."""
+        """The most tokens that waiting requests may have."""
         return self._total.num_tokens
 
     def check(self, request: Request, now: float, context_length: int, rates: Rates) -> AdmissionRefusal | None:
-        """Say why a request may not wait; None: it may. `context_length` is 0 where no replica is there to tell."""
+        """Why a request may not wait, or None. `context_length` is 0 if there was no replica yet."""
         return (
             self.check_size(request, context_length)
             or self._check_room(request, rates)
@@ -97,7 +100,7 @@ class Admission:
         )
 
     def enter(self, request: Request) -> None:
-        """It waits, checked or not: one that gave way counts too, but is not refused. No harm if it waits already."""
+        """A request waits. A preempted one counts, too, and is not rejected. Does nothing if it waits already."""
         if request.key in self._waiting:
             return
         expected = self.expected_tokens(request)
@@ -108,7 +111,7 @@ class Admission:
             load.add(1, num_tokens(request), expected)
 
     def leave(self, request: Request) -> None:
-        """It waits no more. No harm if it did not."""
+        """A request waits no more. Does nothing if it did not wait."""
         if request.key not in self._waiting:
             return
         request, expected = self._waiting.pop(request.key)
@@ -119,19 +122,19 @@ class Admission:
             del self._tenants[request.tenant]
 
     def observe_end(self, request: Request, num_output: int) -> None:
-        """One of a request's sequences ended by itself with so many tokens: what is expected of others is learnt."""
+        """A sequence ended by itself with so many output tokens: update the usual length."""
         self._output_ratio += (num_output / request.max_tokens - self._output_ratio) / _OUTPUT_MEMORY
 
     def expected_output(self, request: Request) -> float:
-        """Tokens that each of a request's sequences is likely to have, as outputs usually are."""
+        """The expected output tokens of each of a request's sequences."""
         return request.max_tokens * self._output_ratio
 
     def expected_tokens(self, request: Request) -> float:
-        """Tokens that a request is likely to compute: its prompt once, and outputs as long as they usually are."""
+        """The tokens that a request is expected to compute: its prompt once, and its outputs."""
         return len(request.prompt) + _num_sequences(request) * self.expected_output(request)
 
     def predicted_wait(self, request: Request, rates: Rates) -> float | None:
-        """Seconds until a request would run, were it to come now (or from now on, where it waits); None: unknown."""
+        """Seconds from now until a request would run, whether it waits already or not; None if unknown."""
         if not rates.tokens_per_second:
             return None
         return rates.first_place_seconds + self._tokens_ahead(request) / rates.tokens_per_second
@@ -141,14 +144,14 @@ class Admission:
             return self._total.expected - self._waiting.get(request.key, (request, 0.0))[1]
         own = self._tenants.get(request.tenant, _QueueLoad())
         ahead = own.expected - self._waiting.get(request.key, (request, 0.0))[1]
-        # Until it goes, each other tenant is served by its weight as much as its own, the request itself included.
+        # Until it runs, each other tenant is served by its weight as much as its own, the request itself included.
         share = (ahead + self.expected_tokens(request)) / request.weight
         others = (load for name, load in self._tenants.items() if name != request.tenant)
         return ahead + sum(min(load.expected, share * load.weight) for load in others)
 
     def check_size(self, request: Request, context_length: int) -> AdmissionRefusal | None:
-        """Say why a request can never run; None: it can, as far as its length goes."""
-        if context_length and len(request.prompt) + request.max_tokens > context_length:
+        """Why a request is too long ever to run, or None."""
+        if context_length and request.max_length > context_length:
             message = f"prompt and max_tokens exceed the context of {context_length} tokens"
             return AdmissionRefusal(Failure.CONTEXT_LENGTH_EXCEEDED, message)
         most = min(self._limits.max_tokens, self._limits.max_tenant_tokens)
@@ -164,7 +167,7 @@ class Admission:
         tenant = self._tenants.get(request.tenant, _QueueLoad())
         excess = _excess(tenant, limits.max_tenant_requests, limits.max_tenant_tokens, request)
         if excess:
-            # While one tenant's queue drains by so much, others are served beside it.
+            # While one tenant's queue shrinks by so much, other tenants are served, too.
             wait = excess * max(1, len(self._tenants)) if self._sharing is Sharing.BY_TENANT else self._total.expected
             message = f"{tenant.num_requests} requests of this tenant wait, with {tenant.num_tokens} tokens"
             return AdmissionRefusal(
@@ -193,16 +196,16 @@ class Admission:
 
 def num_tokens(request: Request) -> int:
     """The most tokens that a request's sequences may have in all."""
-    return _num_sequences(request) * (len(request.prompt) + request.max_tokens)
+    return _num_sequences(request) * request.max_length
 
 
 def _num_sequences(request: Request) -> int:
-    """How many sequences of a request run at a time."""
+    """How many sequences of a request run at the same time."""
     return request.n if request.beam is None else request.beam.width
 
 
 def _excess(load: _QueueLoad, max_requests: int, max_tokens: int, request: Request) -> float:
-    """Expected tokens that must go before a request may wait beside the load; 0: it may now."""
+    """Expected tokens that must be computed before a request may wait beside a load; 0 if it may now."""
     too_many = max(0, load.num_requests + 1 - max_requests) / max(1, load.num_requests)
     too_large = max(0, load.num_tokens + num_tokens(request) - max_tokens) / max(1, load.num_tokens)
     return max(too_many, too_large) * load.expected

@@ -1,38 +1,22 @@
-"""Beam search over the continuations that a worker finds likeliest, by the rules of transformers' `generate`.
+"""Beam search by the rules of transformers' `generate`: its algorithm, and the sequences that are its beams.
 
-The sequences of a request that run are its beams. All of them advance together: once each has its candidates, the best
-of all go on, as the sequence that they continue or as forks of it.
+All beams advance together: once each has its candidates, the best continuations of all go on, each as the sequence that
+it continues or as a fork of it. `beams.py` applies that to the scheduler.
 """
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Protocol
+from typing import Protocol, cast
 
-
-class EarlyStopping(Enum):
-    """When a search ends that has as many finished sequences as it is wide."""
-
-    HEURISTIC = auto()  # when no beam, were it to end now, would be better than the worst of them
-    AT_WIDTH = auto()  # at once
-    NEVER = auto()  # when no beam can become better than the worst of them, at whatever length it ends
-
-
-@dataclass(frozen=True, slots=True)
-class BeamParams:
-    """How to search. A finished sequence's score is its log-probability over length to the power of `length_penalty`.
-
-    `logprobs` is how many likeliest tokens to tell of at each place; None where no log-probabilities were asked for.
-    """
-
-    width: int
-    length_penalty: float
-    early_stopping: EarlyStopping
-    logprobs: int | None = None
+from scheduler_svc.core.admission import AdmissionRefusal
+from scheduler_svc.core.events import Failure, MaxTokens, StopToken, TokensEvent
+from scheduler_svc.core.replica_shape import ReplicaShape
+from scheduler_svc.core.request import BeamParams, EarlyStopping, Phase, Request, Sequence
+from scheduler_svc.core.step import SampledSequence
 
 
 class Candidate(Protocol):
-    """A token that may come next."""
+    """A token that may follow."""
 
     @property
     def token_id(self) -> int:
@@ -45,7 +29,7 @@ class Candidate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A token that was taken, by its log-probability, and the likeliest at its place, likeliest first."""
+    """The log-probability of a chosen token, and the top tokens at its position, likeliest first."""
 
     logprob: float
     top: Seq[Candidate]
@@ -53,8 +37,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """Output tokens, and their score: the sum of their log-probabilities, which `length_penalty` divides once they are
-    finished. `choices` is one for each token where log-probabilities were asked for, `parent` the beam it continues.
+    """Output tokens and their score: the sum of their log-probabilities, over the length penalty once it is finished.
+
+    `choices` has one entry per token if log-probabilities were requested. `parent` is the beam that it continues.
     """
 
     tokens: list[int]
@@ -64,12 +49,12 @@ class Beam:
 
 
 def num_candidates(width: int, num_stop_tokens: int) -> int:
-    """How many candidates a beam needs: so many that, even if each stop token is among them, `width` can go on."""
+    """How many candidates a beam needs, so that `width` can continue even if every stop token is among them."""
     return width + num_stop_tokens
 
 
 class BeamSearch:
-    """One search. `beams` are those that run, best first; `finished` the best that ended, best first."""
+    """One search. `beams` are the running ones, `finished` the best finished ones, both best first."""
 
     def __init__(
         self, params: BeamParams, max_tokens: int, stop_token_ids: frozenset[int], min_tokens: int = 0
@@ -83,7 +68,7 @@ class BeamSearch:
         self._stop_token_ids = stop_token_ids
 
     def advance(self, candidates: Seq[Seq[Candidate]]) -> None:
-        """Take one step, from each beam's candidates, likeliest first."""
+        """Advance all beams by one token, from each one's candidates, likeliest first."""
         length = len(self.beams[0].tokens) + 1
         width = self.params.width
         ending_ids = self._stop_token_ids if length > self._min_tokens else frozenset[int]()
@@ -111,10 +96,102 @@ class BeamSearch:
         self.is_over = not self.beams or (len(self.finished) == width and not self._goes_on(length))
 
     def _goes_on(self, length: int) -> bool:
-        """Whether the best beam may yet become better than the worst finished sequence, and is waited for."""
+        """Whether the best beam may still become better than the worst finished sequence."""
         if self.params.early_stopping is EarlyStopping.AT_WIDTH:
             return False
         penalty = self.params.length_penalty
         is_patient = self.params.early_stopping is EarlyStopping.NEVER and penalty > 0
         best_possible = self.beams[0].score / float(self._max_tokens if is_patient else length) ** penalty
         return bool(best_possible > self.finished[-1].score)
+
+
+class _TokenLogprobs(Protocol):
+    """A worker's log-probabilities for one token."""
+
+    @property
+    def top(self) -> Seq[Candidate]:
+        """The top tokens, likeliest first."""
+
+
+@dataclass(slots=True)
+class BeamStep:
+    """How a beam continues: with these tokens, the first in `sequence` itself, each other one in a fork of it."""
+
+    sequence: Sequence
+    next_tokens: list[int]
+    _group: "BeamGroup"
+    _places: list[int]
+
+    def add_child(self, child: Sequence) -> None:
+        """Add the fork for the next of the tokens behind the first."""
+        self._group.sequences[self._places.pop(0)] = child
+
+
+class BeamGroup:
+    """A search, and the sequence of each of its beams."""
+
+    def __init__(self, request: Request, params: BeamParams, first: Sequence) -> None:
+        self.sequences = [first]
+        self._first = first
+        self._search = BeamSearch(params, request.max_tokens, request.stop_token_ids, request.min_tokens)
+        self._candidates: dict[int, Seq[Candidate]] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the search has ended."""
+        return self._search.is_over
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all beams have their candidates, and none is computing them again."""
+        return all(s.id in self._candidates and not s.num_promised for s in self.sequences)
+
+    def take(self, sequence: Sequence, result: SampledSequence) -> None:
+        """Keep the candidates that the worker returned for a beam."""
+        self._candidates[sequence.id] = cast(_TokenLogprobs, result.logprobs[0]).top
+
+    def advance(self) -> list[BeamStep]:
+        """Advance all beams, or end the search. Beams that end come first, since they free blocks."""
+        before = self.sequences
+        self._search.advance([self._candidates[s.id] for s in before])
+        self._candidates = {}
+        if self._search.is_over:
+            return []
+        beams = self._search.beams
+        steps = []
+        self.sequences = [before[beam.parent] for beam in beams]
+        for parent, sequence in enumerate(before):
+            places = [place for place, beam in enumerate(beams) if beam.parent == parent]
+            steps.append(BeamStep(sequence, [beams[place].tokens[-1] for place in places], self, places[1:]))
+        return sorted(steps, key=lambda step: len(step.next_tokens))
+
+    def events(self) -> list[TokensEvent]:
+        """The best sequences of a search that is over, each complete."""
+        request = self._first.request
+        events = []
+        for index, found in enumerate(self._search.finished[: request.n]):
+            last = found.tokens[-1]
+            end = StopToken(last) if last in request.stop_token_ids else MaxTokens()
+            tokens = [*request.prompt, *found.tokens]
+            sequence = Sequence(self._first.id, request, index, self._first.arrival, tokens, Phase.ENDED)
+            sequence.num_cached = self._first.num_cached
+            events.append(TokensEvent(sequence, 0, found.tokens, found.choices, end, found.score))
+        return events
+
+
+def refuse_wide(request: Request, shape: ReplicaShape, max_sequences: int) -> AdmissionRefusal | None:
+    """Why the beams of a request could not run at the same time on a replica, or None.
+
+    They are certain to share only the prompt.
+    """
+    if request.beam is None:
+        return None
+    width, size = request.beam.width, shape.block_size
+    num_own = -(-(request.max_tokens + len(request.prompt) % size) // size)
+    if len(request.prompt) // size + width * num_own > shape.num_blocks:
+        return AdmissionRefusal(
+            Failure.SEARCH_TOO_WIDE, "the search is too wide for the memory of this model's workers"
+        )
+    if width > max_sequences:
+        return AdmissionRefusal(Failure.SEARCH_TOO_WIDE, "the search is wider than a step of this model's workers")
+    return None

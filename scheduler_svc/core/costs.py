@@ -1,38 +1,39 @@
-"""What steps and copies cost on one replica, in seconds: learnt from what they took, from a prior until then."""
+"""What steps and copies cost on one replica, in seconds: a prior first, then learned from measurements."""
 
 import math
 from collections.abc import Sequence as Seq
 
-from scheduler_svc.core.plan import Direction
+from scheduler_svc.core.step import Direction, StepPlan
 
-_STEP_MEMORY = 100  # steps that an estimate is mostly made of
-_FIRST_STEPS = 100  # after which an estimate is made of what was seen
-_SWAP_MEMORY = 16  # transfers, which are rarer
-# A step, prefill tokens, decodes, pairs of a prefill token and one before it: how much of each a prior stands for.
+_STEP_MEMORY = 100  # steps over which an estimate forgets
+_FIRST_STEPS = 100  # steps after which an estimate depends on measurements more than on the prior
+_SWAP_MEMORY = 16  # transfers over which an estimate forgets; they are rarer
+# Typical amounts of each term, as which the prior counts: steps, prefill tokens, decodes, pairs of a prefill token and
+# one before it.
 _TYPICAL_STEP = (1.0, 64.0, 4.0, 16_384.0)
-_TYPICAL_SWAP = (1.0, 16.0)  # a transfer, blocks
-_DEFAULT_PREFILL_RATE = 1000.0  # tokens per second, where no worker says
-_OUTLIER = 3.0  # times the usual error; what is beyond counts as if it were there
-_LEAST_SECONDS = 1e-6  # that anything takes
-_ROUGH = 0.5  # error, of a prediction, that is usual where little is known
-_CHANGE = 8  # outliers in a row; what was learnt before counts for little then
-_LEAST_ERROR = 0.02  # of a prediction, that counts as usual even if all fits better
+_TYPICAL_SWAP = (1.0, 16.0)  # transfers, blocks
+_DEFAULT_PREFILL_RATE = 1000.0  # tokens per second, if the worker reports none
+_OUTLIER = 3.0  # times the usual error; observations are clipped to it
+_LEAST_SECONDS = 1e-6  # the shortest estimate
+_ROUGH = 0.5  # relative error that is taken as usual at first
+_CHANGE = 8  # outliers in a row that count as a change: most of what was learned is forgotten
+_LEAST_ERROR = 0.02  # the smallest relative error that is taken as usual
 
 
 class LinearFit:
     """Coefficients, none negative, of a sum of terms, by recursive least squares that forgets, in information form.
 
-    See Ljung, "System Identification", section 11.2. Forgets only what an observation tells of: steps without prefill
-    leave what is known of prefill as it is. An observation that is off by more than _OUTLIER times the usual relative
-    error has Huber's weight, so that a compilation or a stopped process does not spoil the estimate; _CHANGE of them in
-    a row are a change, and followed.
+    See Ljung, "System Identification", section 11.2. An observation makes it forget only its own terms: steps without
+    prefill leave the estimate of prefill unchanged. An observation with more than _OUTLIER times the usual relative
+    error has Huber's weight, so that a compilation or a stopped process does not spoil the estimate. _CHANGE of them in
+    a row count as a change.
     """
 
     def __init__(self, prior: Seq[float], typical: Seq[float], memory: int) -> None:
-        """`prior` are coefficients, believed like one observation of `typical` amounts of each term alone."""
+        """The prior coefficients count like one observation of each term alone, in its `typical` amount."""
         self.coefficients = list(prior)
         self._information = [[x * x if i == j else 0.0 for j in range(len(prior))] for i, x in enumerate(typical)]
-        # What is known of each term at least: steps that are all alike tell of one direction, and forget the others.
+        # The least information about each term: steps that are all alike inform about one direction and forget others.
         self._least = [x * x / memory for x in typical]
         self._forget = 1 - 1 / memory
         self._adapt = 4 / memory
@@ -40,11 +41,11 @@ class LinearFit:
         self._num_outliers = 0  # in a row
 
     def predict(self, terms: Seq[float]) -> float:
-        """What an observation of these amounts would be."""
+        """The predicted value for these amounts."""
         return sum(c * x for c, x in zip(self.coefficients, terms, strict=True))
 
     def observe(self, terms: Seq[float], value: float) -> float:
-        """Learn from an observation. Returns it, moved to where it is usual if it was an outlier."""
+        """Learn from an observation. Returns it, clipped if it was an outlier."""
         predicted = self.predict(terms)
         scale = max(_LEAST_SECONDS, predicted)
         most = _OUTLIER * max(self._usual_error, _LEAST_ERROR) * scale
@@ -68,7 +69,7 @@ class LinearFit:
         return predicted + error
 
     def _learn(self, terms: Seq[float], error: float) -> None:
-        """Spread an error over the coefficients; what is 0 and would fall below takes no share of it."""
+        """Distribute an error over the coefficients. Those that would become negative stay 0."""
         free = list(range(len(terms)))
         while free:
             matrix = [[self._information[i][j] for j in free] for i in free]
@@ -82,17 +83,17 @@ class LinearFit:
 
 
 def count_pairs(num_before: int, num_tokens: int) -> float:
-    """Pairs of a token and one before it, or itself, of tokens that stand behind `num_before` of their sequence."""
+    """Pairs of a token and one before it, or itself, for `num_tokens` tokens behind `num_before` of their sequence."""
     return num_tokens * (num_before + num_tokens / 2)
 
 
 class CostModel:
     """Costs on one replica.
 
-    A step takes a time for itself, for each prefill token, for each pair of one and a token before it, which attention
-    looks at, and for each sequence that decodes; a transfer for itself and for each block, in each direction.
-    `swap_bytes_per_second` and `prefill_tokens_per_second` are what the worker measured when it started; 0 where it
-    does not say.
+    A step costs a constant, plus a time for each prefill token, for each pair of one and a token before it, which
+    attention computes, and for each decode. A transfer costs a constant and a time for each block, by direction.
+    `swap_bytes_per_second` and `prefill_tokens_per_second` are what the worker measured at start-up; 0 if it reports
+    none.
     """
 
     def __init__(self, block_bytes: int, swap_bytes_per_second: float, prefill_tokens_per_second: float) -> None:
@@ -103,11 +104,23 @@ class CostModel:
         self._block_prior = per_block
         self._swap_fits: dict[Direction, LinearFit] = {}
         self._num_steps = 0
-        self._num_tokens = 0.0  # of the last steps, fading
-        self._seconds = 0.0  # that they took
+        self._num_tokens = 0.0  # of the last steps, exponentially weighted
+        self._seconds = 0.0  # that they took, weighted likewise
+
+    def observe_plan(self, plan: StepPlan, seconds: float) -> None:
+        """A step took so long on the device."""
+        num_prefill_tokens = num_decodes = 0
+        num_pairs = 0.0
+        for _, start, num_tokens, _, _, samples, _ in plan.scheduled:
+            if num_tokens == 1 and samples:
+                num_decodes += 1
+            else:
+                num_prefill_tokens += num_tokens
+                num_pairs += count_pairs(start, num_tokens)
+        self.observe_step(num_prefill_tokens, num_decodes, seconds, num_pairs)
 
     def observe_step(self, num_prefill_tokens: int, num_decodes: int, seconds: float, num_pairs: float = 0.0) -> None:
-        """A step of so much took so long on the device. `num_pairs` are those of its prefill tokens: `count_pairs`."""
+        """A step with these amounts took so long on the device. `num_pairs` comes from `count_pairs`."""
         if not num_prefill_tokens and not num_decodes:
             return
         self._num_steps += 1
@@ -127,29 +140,25 @@ class CostModel:
         fit.observe((1.0, num_blocks), seconds)
 
     def swap_seconds(self, num_blocks_out: int, num_blocks_in: int) -> float:
-        """How long it takes to copy blocks to the host and others back; infinite where nothing is known of copies."""
+        """How long it takes to copy blocks to the host and others back; infinite if nothing is known of copies."""
         return self._swap_seconds(Direction.OUT, num_blocks_out) + self._swap_seconds(Direction.IN, num_blocks_in)
 
     def recompute_seconds(self, num_tokens: int, num_before: int = 0) -> float:
-        """How much longer steps take that compute so many prefill tokens on top of what they would compute anyway.
-
-        They stand behind `num_before` tokens of their sequence.
-        """
+        """How much longer steps take for so many prefill tokens, behind `num_before` tokens of their sequence."""
         return num_tokens * self._per_token + count_pairs(num_before, num_tokens) * self._per_pair
 
     def prefill_within(self, seconds: float, num_before: int) -> int:
-        """How many prefill tokens behind `num_before` of their sequence can be computed in so long, rounded down."""
+        """How many prefill tokens, behind `num_before` of their sequence, can be computed in that time."""
         if seconds <= 0:
             return 0
         each = self._per_token + self._per_pair * num_before
-        # The root of pair / 2 × n² + each × n = seconds, in the form that holds for a pair of no cost.
+        # The root of pair / 2 × n² + each × n = seconds, in the form that also holds if a pair costs nothing.
         return int(2 * seconds / (each + math.sqrt(each * each + 2 * self._per_pair * seconds)))
 
     def step_seconds(self, num_prefill_tokens: int, num_decodes: int) -> float:
-        """How long a step takes, of prompts that begin with it."""
-        step, token, decode, pair = self._step.coefficients
+        """How long a step takes whose prefill tokens begin prompts; always above 0."""
         pairs = count_pairs(0, num_prefill_tokens)
-        return step + token * num_prefill_tokens + decode * num_decodes + pair * pairs
+        return max(_LEAST_SECONDS, self._step.predict((1.0, num_prefill_tokens, num_decodes, pairs)))
 
     @property
     def _per_token(self) -> float:
@@ -160,13 +169,13 @@ class CostModel:
         return self._step.coefficients[3]
 
     @property
-    def has_learnt(self) -> bool:
-        """Whether estimates of steps are made of what was seen more than of what was believed before."""
+    def has_learned(self) -> bool:
+        """Whether estimates of steps depend on measurements more than on the prior."""
         return self._num_steps >= _FIRST_STEPS
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of prefill and decode together by the time of the last steps; 0 before the first."""
+        """Throughput of the last steps, prefill and decode together; 0 before the first."""
         return self._num_tokens / self._seconds if self._seconds else 0.0
 
     def _swap_seconds(self, direction: Direction, num_blocks: int) -> float:

@@ -1,18 +1,20 @@
-"""What a scheduler is told, and what it counts."""
+"""The settings of a scheduler, and its counters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.admission import AdmissionLimits
-from scheduler_svc.core.policies import Policy, PolicySettings
-from scheduler_svc.core.preemption import PreemptionMode
+from scheduler_svc.core.policy import Policy, PolicySettings
+from scheduler_svc.core.policy.preemption import PreemptionMode
+
+MAX_STEPS_IN_FLIGHT = 2  # per replica: one runs while the next one is made
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """What one step may hold, where that is less than its worker holds; what may wait; who goes first or gives way.
+    """Bounds of a step, if lower than the worker's; bounds of the queue; the policies.
 
-    A step with a part of a long prompt takes no more than about `gap_factor` times as long as the decodes in it alone.
+    A chunk of a long prompt makes a step at most about `gap_factor` times as long as its decodes alone would take.
     """
 
     max_step_tokens: int = 2**31
@@ -20,7 +22,7 @@ class SchedulerLimits:
     queue: AdmissionLimits = field(default_factory=AdmissionLimits)
     policy: str = "fair"
     make_policy: Callable[[PolicySettings], Policy] | None = None
-    """Makes the policy of that name; None: it is a built-in one."""
+    """Makes the policy of that name; None for a built-in one."""
     policy_settings: PolicySettings = field(default_factory=PolicySettings)
     gap_factor: float = 1.5
     preemption: PreemptionMode = PreemptionMode.AUTO
@@ -28,15 +30,15 @@ class SchedulerLimits:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the start, for the operator."""
+    """Counters since the start, for metrics."""
 
     preemptions: int = 0
-    swaps: int = 0  # those of the preemptions that moved blocks to the host
+    swaps: int = 0  # preemptions by swap
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    computed_tokens: int = 0  # by steps, those of preempted sequences again
+    computed_tokens: int = 0  # by steps, recomputed ones included
     cache_queries: int = 0  # tokens looked up in the prefix index
-    cache_hits: int = 0  # and found there, on either tier
-    host_hits: int = 0  # those of them that had to come from the host
-    slots: int = 0  # token places in blocks in use, summed over steps
-    slots_unfilled: int = 0  # those of them without a token
+    cache_hits: int = 0  # of these, found on either tier
+    host_hits: int = 0  # of these, copied from the host
+    slots: int = 0  # token slots in blocks in use, summed over steps
+    slots_unfilled: int = 0  # of these, without a token

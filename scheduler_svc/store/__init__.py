@@ -1,1 +1,1 @@
-"""Where requests are kept beyond a scheduler's life, and where schedulers agree on who leads."""
+"""Records of requests that survive a scheduler, and the lease that elects the leader."""

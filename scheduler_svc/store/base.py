@@ -1,4 +1,4 @@
-"""What the scheduler asks of a store. `tests/unit/scheduler_svc/store` holds every one of them to it."""
+"""The interface of a store. The tests in `tests/unit/scheduler_svc/store` check every implementation."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,16 +13,23 @@ class StoreUnavailable(Exception):  # noqa: N818
 
 
 class StaleEpoch(Exception):  # noqa: N818
-    """A scheduler of a later term has written: this one is fenced, and nothing of the call was done."""
+    """A scheduler of a later term has written: this one is fenced, and the call had no effect."""
+
+
+class UnsupportedRecord(Exception):  # noqa: N818
+    """A record of a version that this release does not read. The text is for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
     """New tokens of one sequence of a submission, from `offset` on, and its end where it has ended.
 
-    Writing the same tokens again changes nothing, and another submission's record is left alone. With `truncates`
-    everything beyond these tokens is removed, an end included. `logprobs`, one for each token or None where they were
-    not asked for, and `end` are serialized messages. A `fingerprint` becomes the record's, unless it is empty.
+    Writing the same tokens again changes nothing, and another submission's record is not changed. With `truncates`
+    everything beyond these tokens is removed, including an end. `logprobs`, one for each token or None where they were
+    not requested, and `end` are serialized messages. A `fingerprint` becomes the record's, unless it is empty.
+
+    A write of the first sequence has the new log-probabilities of the prompt, from number `prompt_offset` on, also
+    serialized. Those that the store has are not changed.
     """
 
     key: str
@@ -36,13 +43,15 @@ class Write:
     score: float | None = None
     truncates: bool = False
     fingerprint: bytes = b""
+    prompt_offset: int = 0
+    prompt_logprobs: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How and when (seconds since 1970) a submission ended. Another submission's record is left alone.
+    """How and when (seconds since 1970) a submission ended. Another submission's record is not changed.
 
-    So is this one's where a write of the same batch left a gap: what has ended is whole.
+    Nor is this one's where a write of the same batch left a gap: a record that has ended is complete.
     """
 
     key: str
@@ -54,9 +63,10 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A write, by its place in the batch, that began beyond what the store has, and was not done.
+    """A write, by its place in the batch, that was not done: it began beyond the tokens or log-probabilities of the
+    prompt, that the store has.
 
-    `num_tokens` is how many the store has of the sequence; None: there is no record.
+    `num_tokens` is how many tokens the store has of the sequence; None: there is no record.
     """
 
     place: int
@@ -65,7 +75,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class KeyTaken:
-    """A submission of which nothing of the batch was done: its key is another submission's, which stands."""
+    """A submission of which nothing was written: another submission has its key."""
 
     key: str
     submission_id: str
@@ -73,11 +83,11 @@ class KeyTaken:
 
 @dataclass(frozen=True, slots=True)
 class WriteBatch:
-    """What the steps since the last batch brought. Records come before the rest, and without tokens.
+    """The updates since the last batch. Records are written first, without tokens.
 
-    A submission's record that is there stays as it is. Another submission's stands where it has finished, or is live
-    and has tokens: a request that ran under its name while the store was away must not erase what clients were
-    promised. Else it gives way to one that was accepted no earlier.
+    A submission's own record is not changed. Another submission's record is kept if it has finished, or is live and has
+    tokens: a request that ran under its name while the store was away must not replace output that clients may resume.
+    Otherwise it is replaced by one that was accepted at the same time or later.
     """
 
     records: list[RequestLog] = field(default_factory=list)
@@ -86,40 +96,44 @@ class WriteBatch:
 
 
 class Store(Protocol):
-    """Records of requests, and the lease on leading.
+    """Records of requests, and the leader's lease.
 
-    Every call raises StoreUnavailable where the store does not answer in time, and those that take an epoch StaleEpoch
-    where a later one has been seen. Every key that is written has a TTL, renewed while its request is live.
+    Every call raises StoreUnavailable where the store does not answer in time, and those with an epoch raise StaleEpoch
+    where the store has seen a later one. Every key that is written has a TTL, renewed while its request is live.
     """
 
     @property
     def is_answering(self) -> bool:
-        """Whether it answered when it was last needed."""
+        """Whether it answered the last call."""
         ...
 
     @property
     def num_restarts(self) -> int:
-        """Grows whenever the store may have lost what it took last, as one that was started anew."""
+        """Grows whenever the store may have lost its latest writes, as after a restart."""
         ...
 
     async def put(self, log: RequestLog, epoch: int) -> RequestLog | None:
         """Record an accepted request without its tokens, unless a record is in its way.
 
         Returns that record, with all its tokens, or None where this one is recorded. In the way is another submission's
-        that is live or finished, and this one's own if it has gone on: one that has tokens, or has finished.
+        record that is live or finished, and this one's own record if it has tokens or has finished. Raises
+        UnsupportedRecord where a record of an unsupported version is in the way.
         """
         ...
 
     async def write(self, batch: WriteBatch, epoch: int) -> list[Gap | KeyTaken]:
-        """Take in a batch, in one call; returns what could not be done. Not to be called concurrently."""
+        """Write a batch, in one call; returns what was not written. Must not be called concurrently."""
         ...
 
     async def read(self, key: str) -> RequestLog | None:
-        """The record of a request, with all its tokens, all of them durable; None where there is none."""
+        """The record of a request with its tokens, all of them durable; None where there is none.
+
+        Raises UnsupportedRecord.
+        """
         ...
 
     async def live(self) -> list[RequestLog]:
-        """Every record whose request has not ended, in order of acceptance."""
+        """Every record whose request has not ended, in order of acceptance, without those of an unsupported version."""
         ...
 
     async def renew(self, keys: Iterable[str], epoch: int) -> None:
@@ -127,11 +141,11 @@ class Store(Protocol):
         ...
 
     async def leader(self) -> str | None:
-        """Who holds the lease."""
+        """The holder of the lease."""
         ...
 
     async def take_lease(self, holder: str, seconds: float, floor: int = 0, epoch: int | None = None) -> int | None:
-        """Become the leader where there is none, or again: returns a new epoch, above any before and above `floor`.
+        """Take the lease where no other holder has it: returns a new epoch, above all earlier ones and above `floor`.
 
         None while another holder has the lease, or where `epoch` is given and another holder took a later one. A call
         that was not answered may be repeated.
@@ -139,14 +153,14 @@ class Store(Protocol):
         ...
 
     async def keep_lease(self, holder: str, epoch: int, seconds: float) -> bool:
-        """Renew the lease, also one that has run out meanwhile. False where there has been a later epoch.
+        """Renew the lease, also one that has expired. False where there has been a later epoch.
 
-        The answer is waited for half as long as the lease lasts, so that there is time to ask again.
+        The timeout is half the length of the lease, so that there is time to try again.
         """
         ...
 
     async def release_lease(self, holder: str) -> None:
-        """Let another one lead at once."""
+        """Release the lease."""
         ...
 
     async def close(self) -> None:

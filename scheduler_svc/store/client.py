@@ -1,4 +1,4 @@
-"""Calls to a Redis that may fail, be slow, or be started anew."""
+"""Calls to a Redis that may fail, be slow, or be restarted."""
 
 import asyncio
 import logging
@@ -20,20 +20,20 @@ log = logging.getLogger("quire.scheduler")
 
 _SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _TIMEOUT = 1.0  # seconds that Redis may take to connect, and for each answer
-_MAX_CALLS = 32  # at once, each on a connection of its own; who comes beyond waits
+_MAX_CALLS = 32  # at once, each on its own connection; others wait
 _Answer = TypeVar("_Answer")
 Argument = str | bytes | int | float
 
 
 class RedisClient:
-    """Calls of one `kind`. They have their own connections, and what becomes of them says nothing of other kinds.
+    """Calls of one `kind`, with their own connections. Failures of one kind do not affect another.
 
-    After a failure Redis is not asked again for `fail_fast` seconds. `on_lost` hears of a lost connection, before the
-    call is repeated. Every call raises StoreUnavailable, or StaleEpoch.
+    After a failure every call fails for `fail_fast` seconds without being sent. `on_lost` is called when a connection
+    was lost, before the call is repeated. Every call may raise StoreUnavailable and StaleEpoch.
     """
 
     def __init__(self, url: str, kind: str, fail_fast: float, on_lost: Callable[[], Awaitable[None]]) -> None:
-        # A failed call is not repeated here: its caller knows what to do without an answer.
+        # A failed call is not repeated here: the caller handles it.
         self._redis = redis.Redis.from_url(
             url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT, retry=Retry(NoBackoff(), 0)
         )
@@ -46,7 +46,7 @@ class RedisClient:
         self._turns = asyncio.Semaphore(_MAX_CALLS)
 
     async def evaluate(self, function: str, *arguments: Argument, timeout: float | None = None) -> Any:
-        """What a function of the script returns; `timeout` is for the whole call, in seconds."""
+        """The result of a function of the script; `timeout` is for the whole call, in seconds."""
 
         async def ask() -> Any:
             given = (len(KEYS), *KEYS, function, *arguments)
@@ -59,11 +59,11 @@ class RedisClient:
         return await self._ask(ask, timeout)
 
     async def members(self, name: str) -> set[bytes]:
-        """What is in a set."""
+        """The members of a set."""
         return await self._ask(lambda: cast(Awaitable[set[bytes]], self._redis.smembers(name)))
 
     async def hang_up(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the connections that are not in use."""
         await self._redis.connection_pool.disconnect(inuse_connections=False)
 
     async def close(self) -> None:
@@ -71,8 +71,8 @@ class RedisClient:
         await self._redis.aclose()
 
     async def _ask(self, ask: Callable[[], Awaitable[_Answer]], timeout: float | None = None) -> _Answer:
-        """What Redis answers. A cancellation that came meanwhile is raised here: in Python 3.11 the `wait_for` below
-        redis-py may lose it.
+        """Redis' answer. A cancellation meanwhile is raised here: the `wait_for` of Python 3.11 that redis-py uses may
+        lose it.
         """
         task = asyncio.current_task()
         num_cancels = task.cancelling() if task is not None else 0
@@ -88,7 +88,7 @@ class RedisClient:
                 raise asyncio.CancelledError
 
     async def _take_turn(self) -> None:
-        """Wait for a connection. That many others are at work is no failure of Redis."""
+        """Wait for a connection. A timeout here is not a failure of Redis."""
         try:
             async with asyncio.timeout(_TIMEOUT):
                 await self._turns.acquire()
@@ -100,11 +100,11 @@ class RedisClient:
             raise StoreUnavailable("Redis failed a moment ago")
         try:
             try:
-                answer = await ask()
-            except RedisConnectionError:  # of a server that was started anew since: every call may be repeated
+                answer = await _attempt(ask)
+            except RedisConnectionError:  # the server may have been restarted: every call may be repeated
                 self.num_restarts += 1
                 await self._on_lost()
-                answer = await ask()
+                answer = await _attempt(ask)
         except ResponseError as error:
             if str(error).startswith(STALE):
                 raise StaleEpoch("a scheduler of a later term has written") from None
@@ -124,3 +124,13 @@ class RedisClient:
             self.is_answering = False
         self._down_until = time.monotonic() + self._fail_fast
         return StoreUnavailable(why)
+
+
+async def _attempt(ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    """Redis' answer. Raises ConnectionError where uvloop raises RuntimeError, as for a closed transport."""
+    try:
+        return await ask()
+    except RuntimeError as error:
+        if "closed" not in str(error):
+            raise
+        raise RedisConnectionError(str(error)) from error

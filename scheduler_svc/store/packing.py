@@ -1,4 +1,4 @@
-"""Logs and writes, as the script takes them and gives them back."""
+"""Converts logs and writes to and from the arguments and replies of the script."""
 
 import struct
 from collections.abc import Sequence
@@ -6,21 +6,23 @@ from typing import cast
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
-from scheduler_svc.request_log import RequestLog, SequenceLog, State
-from scheduler_svc.store.base import Ending, Gap, KeyTaken, Write
+from scheduler_svc.request_log import RecordState, RequestLog, SequenceLog, State
+from scheduler_svc.store.base import Ending, Gap, KeyTaken, UnsupportedRecord, Write
 from scheduler_svc.store.client import Argument
+from svc_common.protocols import RECORD_VERSIONS
 
-Reply = tuple[Sequence[bytes], Sequence[bytes], Sequence[Sequence[bytes]]]
-"""Of a record: names and values of its fields by turns, and each sequence's tokens and log-probabilities."""
+Reply = tuple[Sequence[bytes], Sequence[bytes], Sequence[Sequence[bytes]], Sequence[bytes]]
+"""A record: alternating names and values of its fields, each sequence's tokens and log-probabilities, and
+log-probabilities of the prompt."""
 
 _NONE = 0xFFFFFFFF
-_HEADER = struct.Struct("<BHHIIIIIBBI")  # one write's, as the script unpacks it
+_HEADER = struct.Struct("<BHHIIIIIBBIII")  # of one write; the script has the same format
 _LENGTH = struct.Struct("<I")
 _SCORE = struct.Struct("<d")
 
 
 def pack_record(log: RequestLog) -> list[Argument]:
-    """The seven arguments of a record."""
+    """The eight arguments of a record."""
     submit = log.submit
     deadline = "" if log.deadline is None else repr(log.deadline)
     return [
@@ -31,6 +33,7 @@ def pack_record(log: RequestLog) -> list[Argument]:
         deadline,
         max(_num_sequences(submit), len(log.sequences)),
         log.fingerprint,
+        _version(submit),
     ]
 
 
@@ -41,7 +44,7 @@ def pack_ending(ending: Ending) -> list[Argument]:
 
 
 def pack_writes(writes: Sequence[Write]) -> bytes:
-    """All writes of a batch as one argument: one for each would take the client longer than packing them."""
+    """All writes of a batch as one argument: sending one for each takes longer than packing them."""
     parts: list[bytes] = []
     for write in writes:
         key, submission = write.key.encode(), write.submission_id.encode()
@@ -60,6 +63,8 @@ def pack_writes(writes: Sequence[Write]) -> bytes:
                 len(score),
                 len(write.fingerprint),
                 _NONE if write.end is None else len(write.end),
+                write.prompt_offset,
+                len(write.prompt_logprobs),
             ),
             key,
             submission,
@@ -68,13 +73,13 @@ def pack_writes(writes: Sequence[Write]) -> bytes:
             write.fingerprint,
             write.end or b"",
         )
-        for one in write.logprobs or ():
+        for one in (*(write.logprobs or ()), *write.prompt_logprobs):
             parts += (_LENGTH.pack(len(one)), one)
     return b"".join(parts)
 
 
 def unpack_written(reply: tuple[Sequence[int], Sequence[bytes]]) -> list[Gap | KeyTaken]:
-    """Gaps, of places and counts by turns, a count of -1 for no record; and keys and submissions by turns."""
+    """From alternating places and counts of gaps, with -1 for no record, and alternating keys and submissions."""
     counts, names = reply
     gaps = [
         Gap(place, None if num_tokens < 0 else num_tokens)
@@ -85,9 +90,12 @@ def unpack_written(reply: tuple[Sequence[int], Sequence[bytes]]) -> list[Gap | K
 
 
 def unpack_log(reply: Reply) -> RequestLog:
-    """A record with its sequences, all of which the store has."""
-    pairs, all_tokens, all_logprobs = reply
+    """A record with its sequences, all of them durable. Raises UnsupportedRecord."""
+    pairs, all_tokens, all_logprobs, prompt_logprobs = reply
     fields = dict(zip((name.decode() for name in pairs[::2]), pairs[1::2], strict=True))
+    version = int(fields.get("version", 1))
+    if version not in RECORD_VERSIONS:
+        raise UnsupportedRecord(f"a record of version {version}, and this scheduler reads {RECORD_VERSIONS}")
     submit = scheduler_v1.Submit.FromString(fields["submit"])
     state = State(fields["state"].decode())
     sequences = [
@@ -101,10 +109,11 @@ def unpack_log(reply: Reply) -> RequestLog:
         state,
         float(fields["ended_at"]) if "ended_at" in fields else None,
         sequences,
-        is_recorded=True,
+        prompt_logprobs=[worker_v1.TokenLogprobs.FromString(one) for one in prompt_logprobs],
+        num_prompt_logprobs_durable=len(prompt_logprobs),
+        record=RecordState.RECORDED if state is State.ACCEPTED else RecordState.ENDED,
         failure=cast(scheduler_v1.FailureReason, int(fields["failure"])) if "failure" in fields else None,
         fingerprint=fields.get("fingerprint", b""),
-        is_ending_durable=state is not State.ACCEPTED,
     )
 
 
@@ -122,6 +131,11 @@ def _unpack_sequence(fields: dict[str, bytes], index: int, packed: bytes, logpro
     )
 
 
+def _version(submit: scheduler_v1.Submit) -> int:
+    """The oldest version that can express the record, so that earlier releases read as many records as possible."""
+    return 2 if submit.HasField("result") else 1
+
+
 def _num_sequences(submit: scheduler_v1.Submit) -> int:
-    """How many sequences grow: of a beam search none does, before it is over."""
+    """How many sequences are recorded as they grow: none of a beam search."""
     return 0 if submit.HasField("beam_search") else submit.n

@@ -1,50 +1,50 @@
-"""The store in a Redis, of 6.2 or later."""
+"""The store in Redis 6.2 or later."""
 
+import logging
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 from scheduler_svc.request_log import RequestLog
-from scheduler_svc.store.base import Gap, KeyTaken, WriteBatch
+from scheduler_svc.store.base import Gap, KeyTaken, UnsupportedRecord, WriteBatch
 from scheduler_svc.store.client import Argument, RedisClient
 from scheduler_svc.store.packing import pack_ending, pack_record, pack_writes, unpack_log, unpack_written
 
+log = logging.getLogger("quire.scheduler")
+
 _LIVE = "{quire}:live"
-_FAIL_FAST = 0.2  # seconds after a failure in which it is not asked again
-_EPOCH_TTL = 7 * 86400  # seconds; what has no epoch gets a later one all the same, by the clock
-_CHUNK = 128  # records that one call reads or renews
+_FAIL_FAST = 0.2  # seconds after a failure in which calls fail at once
+_EPOCH_TTL = 7 * 86400  # seconds; without a stored epoch the next one is still later, by the clock
+_CHUNK = 128  # records in one call that reads or renews
 
 
 class RedisStore:
     """Records in the Redis at `url`, kept for `ttl` seconds after their last renewal."""
 
     def __init__(self, url: str, ttl: int = 3600) -> None:
-        # Neither new requests nor large batches stand in the lease's way, and new requests not in that of the steps.
+        # Neither new requests nor large batches delay the lease, and new requests do not delay the steps.
         self._records = RedisClient(url, "records", _FAIL_FAST, self._hang_up)
         self._steps = RedisClient(url, "steps", _FAIL_FAST, self._hang_up)
-        self._lease = RedisClient(url, "lease", 0, self._hang_up)  # who asks for it has a rhythm of its own
+        self._lease = RedisClient(url, "lease", 0, self._hang_up)  # its callers retry at their own interval
         self._ttl = ttl
         self._last_write = 0
 
     @property
     def is_answering(self) -> bool:
-        """Whether it answered when it was last needed for steps, and for the lease."""
         return self._steps.is_answering and self._lease.is_answering
 
     @property
     def num_restarts(self) -> int:
-        """Grows where a connection was lost, or the server does not know the script."""
+        """Grows where a connection was lost, or the server does not have the script."""
         return self._records.num_restarts + self._steps.num_restarts + self._lease.num_restarts
 
     async def put(self, log: RequestLog, epoch: int) -> RequestLog | None:
-        """Record an accepted request without its tokens, unless a record is in its way, which is returned."""
         record = pack_record(log)
         reply = await self._records.evaluate("put", epoch, _EPOCH_TTL, self._ttl, *record)
         return None if reply is None else unpack_log(reply)
 
     async def write(self, batch: WriteBatch, epoch: int) -> list[Gap | KeyTaken]:
-        """Take in a batch, in one call; returns what could not be done."""
         self._last_write = max(self._last_write + 1, time.time_ns() // 1000)
         rest: list[Argument] = []
         for record in batch.records:
@@ -64,46 +64,43 @@ class RedisStore:
         return unpack_written(reply)
 
     async def read(self, key: str) -> RequestLog | None:
-        """The record of a request, with all its tokens; None where there is none."""
         reply = await self._records.evaluate("read", key)
         return None if reply is None else unpack_log(reply)
 
     async def live(self) -> list[RequestLog]:
-        """Every record whose request has not ended, in order of acceptance."""
         logs: list[RequestLog] = []
         for chunk in _chunks(sorted(await self._records.members(_LIVE))):
-            logs += map(unpack_log, await self._records.evaluate("read_live", *chunk))
+            for reply in await self._records.evaluate("read_live", *chunk):
+                try:
+                    logs.append(unpack_log(reply))
+                except UnsupportedRecord as error:
+                    log.error("a request is not taken over", extra={"why": str(error)})
         return sorted(logs, key=lambda log: log.accepted_at)
 
     async def renew(self, keys: Iterable[str], epoch: int) -> None:
-        """Start the TTL of live requests anew."""
         for chunk in _chunks(keys):
             await self._records.evaluate("renew", epoch, _EPOCH_TTL, self._ttl, *chunk)
 
     async def leader(self) -> str | None:
-        """Who holds the lease."""
         holder: bytes | None = await self._lease.evaluate("leader")
         return None if holder is None else holder.decode()
 
     async def take_lease(self, holder: str, seconds: float, floor: int = 0, epoch: int | None = None) -> int | None:
-        """Become the leader where there is none, or again; None while another one leads, or a later epoch has begun."""
-        held = "" if epoch is None else epoch
-        reply = await self._lease.evaluate("take_lease", holder, _milliseconds(seconds), floor, held, _EPOCH_TTL)
+        own_epoch = "" if epoch is None else epoch
+        reply = await self._lease.evaluate("take_lease", holder, _milliseconds(seconds), floor, own_epoch, _EPOCH_TTL)
         return None if reply is None else int(reply)
 
     async def keep_lease(self, holder: str, epoch: int, seconds: float) -> bool:
-        """Renew the lease, also one that has run out meanwhile. False where there has been a later epoch."""
         reply = await self._lease.evaluate(
             "keep_lease", holder, _milliseconds(seconds), epoch, _EPOCH_TTL, timeout=seconds / 2
         )
         return bool(reply)
 
     async def release_lease(self, holder: str) -> None:
-        """Let another one lead at once."""
         await self._lease.evaluate("release_lease", holder)
 
     async def _hang_up(self) -> None:
-        """A connection was lost: others broke too, which each would tell only when it is used."""
+        """A connection was lost. The others have probably broken too, which only their use would show: close them."""
         for client in (self._records, self._steps, self._lease):
             await client.hang_up()
 

@@ -1,7 +1,7 @@
-"""What runs inside Redis: one script, so that a call that finds it missing tells that the server was started anew.
+"""The Lua script that runs in Redis. It is one script, so that a call that finds it missing shows a restarted server.
 
-Its first argument names the function, and its first two keys are the epoch's and the lease's. Keys of records are made
-here: all of a deployment share a hash tag, and so a shard. It uses nothing that Redis 6.2 does not have.
+Its first argument is the function's name, and its first two keys are the epoch's and the lease's. Keys of records are
+made here: all of a deployment share a hash tag, and so a shard. The script needs Redis 6.2.
 """
 
 KEYS = ("{quire}:epoch", "{quire}:lease")
@@ -17,7 +17,7 @@ local function last_epoch()
   return tonumber(call('HGET', EPOCH, 'epoch') or '0')
 end
 
--- By whom: empty where it is not known.
+-- The holder: empty where it is not known.
 local function set_epoch(epoch, holder, ttl)
   call('HSET', EPOCH, 'epoch', epoch, 'holder', holder, 'write', '0')
   call('EXPIRE', EPOCH, ttl)
@@ -36,13 +36,13 @@ local function each_sequence(name, count, visit)
   end
 end
 
-local function record(key, submission, submit, accepted_at, deadline, count, fingerprint, ttl)
+local function record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, ttl)
   local name = PREFIX .. key
   local before = tonumber(call('HGET', name, 'count') or '0')
   each_sequence(name, math.max(before, tonumber(count)), function(tokens, logprobs) call('DEL', tokens, logprobs) end)
-  call('DEL', name)
+  call('DEL', name, name .. ':prompt_logprobs')
   call('HSET', name, 'submission_id', submission, 'submit', submit, 'state', 'accepted', 'accepted_at', accepted_at,
-    'count', count)
+    'count', count, 'version', version)
   if deadline ~= '' then call('HSET', name, 'deadline', deadline) end
   if fingerprint ~= '' then call('HSET', name, 'fingerprint', fingerprint) end
   call('EXPIRE', name, ttl)
@@ -59,23 +59,23 @@ local function read(key)
     table.insert(all_tokens, call('GET', tokens) or '')
     table.insert(all_logprobs, call('LRANGE', logprobs, 0, -1))
   end)
-  return {fields, all_tokens, all_logprobs}
+  return {fields, all_tokens, all_logprobs, call('LRANGE', name .. ':prompt_logprobs', 0, -1)}
 end
 
 local function has_gone_on(name, count)
-  local found = false
+  local found = call('EXISTS', name .. ':prompt_logprobs') == 1
   each_sequence(name, count, function(tokens) found = found or call('EXISTS', tokens) == 1 end)
   return found
 end
 
-function ops.put(_, epoch, epoch_ttl, ttl, key, submission, submit, accepted_at, deadline, count, fingerprint)
+function ops.put(_, epoch, epoch_ttl, ttl, key, submission, submit, accepted_at, deadline, count, fingerprint, version)
   if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
   local name = PREFIX .. key
   local there = call('HMGET', name, 'submission_id', 'state', 'count')
   local is_live = there[2] == 'accepted'
   if is_live and there[1] == submission and not has_gone_on(name, tonumber(there[3])) then return false end
   if is_live or there[2] == 'finished' then return read(key) end
-  record(key, submission, submit, accepted_at, deadline, count, fingerprint, ttl)
+  record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, ttl)
   return false
 end
 
@@ -103,6 +103,7 @@ function ops.renew(_, epoch, epoch_ttl, ttl, ...)
     local count = call('HGET', name, 'count')
     if count then
       call('EXPIRE', name, ttl)
+      call('EXPIRE', name .. ':prompt_logprobs', ttl)
       each_sequence(name, tonumber(count), function(tokens, logprobs)
         call('EXPIRE', tokens, ttl)
         call('EXPIRE', logprobs, ttl)
@@ -113,7 +114,7 @@ function ops.renew(_, epoch, epoch_ttl, ttl, ...)
   return 0
 end
 
--- The tokens and log-probabilities of a write, whose offset is no further than what is there.
+-- The tokens and log-probabilities of a write, whose offset is not beyond the stored ones.
 local function extend(name, index, offset, packed, logprobs, cuts, ttl)
   local tokens_key, logprobs_key = name .. ':tokens:' .. index, name .. ':logprobs:' .. index
   local num_tokens = offset + #packed / 4
@@ -135,8 +136,16 @@ local function extend(name, index, offset, packed, logprobs, cuts, ttl)
   end
 end
 
--- Packed: eleven numbers, then key, submission, tokens, score, fingerprint, end, and each of the log-probabilities
--- behind its length.
+-- The log-probabilities of the prompt of a write, whose offset is not beyond the stored ones. Those are kept.
+local function extend_prompt(name, offset, logprobs, ttl)
+  local key = name .. ':prompt_logprobs'
+  local have = call('LLEN', key)
+  for number = have - offset + 1, #logprobs do call('RPUSH', key, logprobs[number]) end
+  if have == 0 then call('EXPIRE', key, ttl) end
+end
+
+-- Packed: thirteen numbers, then key, submission, tokens, score, fingerprint, end, and each of the log-probabilities
+-- after its length: first those of the tokens, then those of the prompt.
 local function writes(blob, ttl, is_taken)
   local gaps, gapped, place, at = {}, {}, 0, 1
   local function take(size)
@@ -145,34 +154,41 @@ local function writes(blob, ttl, is_taken)
   end
   while at <= #blob do
     local cuts, key_size, submission_size, index, offset, size, num_logprobs, cached, score_size
-    local fingerprint_size, end_size
+    local fingerprint_size, end_size, prompt_offset, num_prompt
     cuts, key_size, submission_size, index, offset, size, num_logprobs, cached, score_size, fingerprint_size, end_size,
-      at = struct.unpack('<BHHI4I4I4I4I4BBI4', blob, at)
+      prompt_offset, num_prompt, at = struct.unpack('<BHHI4I4I4I4I4BBI4I4I4', blob, at)
     local key, submission, packed, score = take(key_size), take(submission_size), take(size), take(score_size)
     local fingerprint = take(fingerprint_size)
     local has_end = end_size ~= 4294967295
     local last = has_end and take(end_size)
-    local has_logprobs, logprobs = num_logprobs ~= 4294967295, {}
-    for number = 1, has_logprobs and num_logprobs or 0 do
-      local length
-      length, at = struct.unpack('<I4', blob, at)
-      logprobs[number] = take(length)
+    local function take_each(count)
+      local found = {}
+      for number = 1, count do
+        local length
+        length, at = struct.unpack('<I4', blob, at)
+        found[number] = take(length)
+      end
+      return found
     end
+    local has_logprobs = num_logprobs ~= 4294967295
+    local logprobs, prompt = take_each(has_logprobs and num_logprobs or 0), take_each(num_prompt)
     local name = PREFIX .. key
     local there = call('HMGET', name, 'submission_id', 'count')
-    local have = -1
+    local have, have_prompt = -1, 0
     if there[1] == submission then
       have = call('STRLEN', name .. ':tokens:' .. index) / 4
       if has_logprobs then have = math.min(have, call('LLEN', name .. ':logprobs:' .. index)) end
+      if prompt_offset > 0 then have_prompt = call('LLEN', name .. ':prompt_logprobs') end
     end
     if is_taken(key, submission, there[1]) then
       have = -1
-    elseif not there[1] or offset > have then
+    elseif not there[1] or offset > have or prompt_offset > have_prompt then
       table.insert(gaps, place)
       table.insert(gaps, have)
       gapped[key] = true
     else
       extend(name, index, offset, packed, logprobs, cuts == 1, ttl)
+      if #prompt > 0 then extend_prompt(name, prompt_offset, prompt, ttl) end
       if index >= tonumber(there[2]) then call('HSET', name, 'count', index + 1) end
       if cached ~= 4294967295 then call('HSET', name, 'cached:' .. index, cached) end
       if has_end then call('HSET', name, 'end:' .. index, last)
@@ -192,43 +208,44 @@ local function finish(key, submission, state, ended_at, failure, ttl, is_taken)
   call('HSET', name, 'state', state, 'ended_at', ended_at)
   if failure ~= '' then call('HSET', name, 'failure', failure) end
   call('EXPIRE', name, ttl)
+  call('EXPIRE', name .. ':prompt_logprobs', ttl)
   call('SREM', LIVE, key)
   each_sequence(name, tonumber(there[2]), function(tokens, logprobs)
-    -- A string that grew has room to grow: it is kept without.
+    -- A string that grew has spare capacity: it is stored without.
     local all = call('GET', tokens)
     if all then call('SET', tokens, all, 'EX', ttl) end
     call('EXPIRE', logprobs, ttl)
   end)
 end
 
--- Whether a record makes room for a submission that ran while the store was away: not where it has finished, or is live
--- and has tokens, since its answer is what clients were promised. Else the one that was accepted later has the key.
-local function preemption_key(name, newer, state, accepted_at, count)
+-- Whether a submission that ran while the store was away replaces a record: not one that has finished, or is live and
+-- has tokens, since clients may resume it. Otherwise the one that was accepted later has the key.
+local function may_be_replaced(name, newer, state, accepted_at, count)
   if state == 'finished' or (state == 'accepted' and has_gone_on(name, tonumber(count))) then return false end
   return tonumber(accepted_at) <= tonumber(newer)
 end
 
--- A call that timed out may arrive behind the one that repeated it: it is too late.
+-- A call that timed out may arrive after the one that repeated it, and is then ignored.
 function ops.write(_, epoch, epoch_ttl, ttl, number, num_records, blob, ...)
   if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
   if tonumber(number) < tonumber(call('HGET', EPOCH, 'write') or '0') then return redis.error_reply('QUIRELATE') end
   call('HSET', EPOCH, 'write', number)
-  local rest, at, taken, is_told = {...}, 1, {}, {}
+  local rest, at, taken, is_listed = {...}, 1, {}, {}
   local function is_taken(key, submission, by)
     if not by or by == submission then return false end
-    if not is_told[key .. submission] then
-      is_told[key .. submission] = true
+    if not is_listed[key .. submission] then
+      is_listed[key .. submission] = true
       table.insert(taken, key)
       table.insert(taken, submission)
     end
     return true
   end
   for _ = 1, tonumber(num_records) do
-    local key, submission, submit, accepted_at, deadline, count, fingerprint = unpack(rest, at, at + 6)
-    at = at + 7
+    local key, submission, submit, accepted_at, deadline, count, fingerprint, version = unpack(rest, at, at + 7)
+    at = at + 8
     local there = call('HMGET', PREFIX .. key, 'submission_id', 'state', 'accepted_at', 'count')
-    if not there[1] or (there[1] ~= submission and preemption_key(PREFIX .. key, accepted_at, unpack(there, 2))) then
-      record(key, submission, submit, accepted_at, deadline, count, fingerprint, ttl)
+    if not there[1] or (there[1] ~= submission and may_be_replaced(PREFIX .. key, accepted_at, unpack(there, 2))) then
+      record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, ttl)
     else
       is_taken(key, submission, there[1])
     end
@@ -250,7 +267,7 @@ function ops.take_lease(_, holder, milliseconds, floor, epoch, epoch_ttl)
   local held_by = call('GET', LEASE)
   local last = last_epoch()
   if held_by and held_by ~= holder then return false end
-  -- A later epoch of this holder's own is of a call that it repeats, since it heard no answer.
+  -- A later epoch of this holder is of a call that it repeats because the answer was lost.
   if epoch ~= '' and last > tonumber(epoch) and call('HGET', EPOCH, 'holder') ~= holder then return false end
   local now = call('TIME')
   local new = math.max(last + 1, tonumber(floor) + 1, tonumber(now[1]) * 1000000 + tonumber(now[2]))

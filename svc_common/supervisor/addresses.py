@@ -1,10 +1,13 @@
-"""Gives every role its ports, and tells a clash by the variable that mends it."""
+"""The ports of all roles. A conflict names the variable that solves it."""
 
 import socket
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from itertools import chain
 
 from svc_common.addresses import AddressInUse, CannotListen, check_can_listen, join_host_port
+from svc_common.model_settings import ModelSettings
 from svc_common.supervisor.settings import SupervisorSettings
 
 LOOPBACK = "127.0.0.1"
@@ -20,14 +23,15 @@ class ListenAddress:
 
     @property
     def dial_address(self) -> str:
-        """`host:port` for whoever calls from this machine."""
+        """`host:port` for callers on this machine."""
         everywhere = {"0.0.0.0": LOOPBACK, "::": "::1", "": LOOPBACK}
         return join_host_port(everywhere.get(self.host, self.host), self.port)
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where everything listens; element i of a list belongs to gateway, scheduler or worker i."""
+    """The addresses of all roles: element i of a list is that of gateway, scheduler or worker i. Of several models, the
+    workers of each follow those of the one before."""
 
     http: list[ListenAddress]
     grpc: list[ListenAddress]
@@ -38,9 +42,11 @@ class Addresses:
     worker_metrics: list[ListenAddress]
 
     def __iter__(self) -> Iterator[ListenAddress]:
-        yield from (*self.http, *self.grpc)
-        yield from (*self.schedulers, *self.scheduler_admin, *self.scheduler_metrics)
-        yield from (*self.workers, *self.worker_metrics)
+        return chain.from_iterable(getattr(self, field.name) for field in fields(self))
+
+    def to_json(self) -> dict[str, list[str]]:
+        """The lists as `host:port`."""
+        return {field.name: [one.dial_address for one in getattr(self, field.name)] for field in fields(self)}
 
     def check(self) -> None:
         """Raises CannotListen, naming the variable, where two are the same or one is not free."""
@@ -60,31 +66,37 @@ class Addresses:
                 raise CannotListen(f"{error} ({listener.variable}, QUIRE_HOST)") from error
 
 
-def assign(settings: SupervisorSettings) -> Addresses:
-    """The addresses that the settings come to."""
-    gateways, schedulers, workers = range(settings.gateways), range(settings.schedulers), range(settings.workers)
+def assign(settings: SupervisorSettings, models: Sequence[ModelSettings]) -> Addresses:
+    """The addresses that the settings give to the roles of these models."""
+    gateways, schedulers, workers = settings.gateways, settings.schedulers, sum(model.workers for model in models)
+    with ExitStack() as held:
 
-    def inner(port: int, variable: str, roles: range) -> list[ListenAddress]:
-        return [_listener(LOOPBACK, port, i, variable) for i in roles]
+        def listeners(setting: str, count: int, host: str = LOOPBACK) -> list[ListenAddress]:
+            first: int = getattr(settings, setting)
+            # A free port is held until all are chosen: the system might give it again.
+            ports = [first + i if first else _held_port(held) for i in range(count)]
+            return [ListenAddress(host, port, f"QUIRE_{setting.upper()}") for port in ports]
 
-    return Addresses(
-        http=[_listener(settings.host, settings.http_port, i, "QUIRE_HTTP_PORT") for i in gateways],
-        grpc=[_listener(settings.host, settings.grpc_port, i, "QUIRE_GRPC_PORT") for i in gateways],
-        schedulers=inner(settings.scheduler_port, "QUIRE_SCHEDULER_PORT", schedulers),
-        scheduler_admin=inner(settings.scheduler_admin_port, "QUIRE_SCHEDULER_ADMIN_PORT", schedulers),
-        scheduler_metrics=inner(settings.scheduler_metrics_port, "QUIRE_SCHEDULER_METRICS_PORT", schedulers),
-        workers=inner(settings.worker_port, "QUIRE_WORKER_PORT", workers),
-        worker_metrics=inner(settings.worker_metrics_port, "QUIRE_WORKER_METRICS_PORT", workers),
-    )
+        return Addresses(
+            http=listeners("http_port", gateways, settings.host),
+            grpc=listeners("grpc_port", gateways, settings.host),
+            schedulers=listeners("scheduler_port", schedulers),
+            scheduler_admin=listeners("scheduler_admin_port", schedulers),
+            scheduler_metrics=listeners("scheduler_metrics_port", schedulers),
+            workers=listeners("worker_port", workers),
+            worker_metrics=listeners("worker_metrics_port", workers),
+        )
 
 
-def _listener(host: str, port: int, index: int, variable: str) -> ListenAddress:
-    return ListenAddress(host, port + index if port else free_port(), variable)
+def _held_port(held: ExitStack) -> int:
+    """A free port of the loopback, which stays taken as long as `held`."""
+    probe = held.enter_context(socket.socket())
+    probe.bind((LOOPBACK, 0))
+    port: int = probe.getsockname()[1]
+    return port
 
 
 def free_port() -> int:
     """A port of the loopback that was free just now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    with ExitStack() as held:
+        return _held_port(held)

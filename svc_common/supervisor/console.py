@@ -1,4 +1,4 @@
-"""What the supervisor says: lines, and on a terminal one more that changes, for what is being waited for."""
+"""The supervisor's output: lines, and on a terminal a status line for what is waited for."""
 
 import json
 import sys
@@ -15,28 +15,28 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class WaitStatus:
-    """Something that may take long: shown after two seconds, then each second on a terminal, or now and then."""
+    """Progress of a wait: shown after two seconds, then each second on a terminal, else every 15 seconds."""
 
     def __init__(self, console: "Console") -> None:
         self._console = console
         self._started = monotonic()
-        self._said = 0.0
-        self._said_what = ""
+        self._last_shown = 0.0
+        self._last_text = ""
 
     def show(self, what: str) -> None:
-        """To be called often, with what is being waited for now."""
+        """To be called often, with what is waited for now."""
         seconds = monotonic() - self._started
         if seconds < _SHOWN_AFTER:
             return
         if self._console.is_terminal:
             self._console.set_status(f"{what} ({seconds:.0f} s)")
-        elif what != self._said_what or seconds - self._said >= _REPEATED_AFTER:
-            self._said, self._said_what = seconds, what
+        elif what != self._last_text or seconds - self._last_shown >= _REPEATED_AFTER:
+            self._last_shown, self._last_text = seconds, what
             self._console.write_line(f"{what} ({seconds:.0f} s)")
 
 
 class Console:
-    """Writes to stderr, so that stdout holds the ready line alone. A reader that is gone does not end a supervisor."""
+    """Writes to stderr; only the ready lines go to stdout. A closed pipe does not end the supervisor."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -44,32 +44,31 @@ class Console:
         self._status = ""
 
     def write_line(self, line: str) -> None:
-        """A line of the supervisor's own."""
         self._write(f"quire: {line}")
 
     def relay(self, role: str, line: str) -> None:
-        """A line that a role wrote: a log entry for people to read, anything else as it is."""
+        """Writes a line of a role: a JSON log entry in readable form, anything else unchanged."""
         try:
             self._write(console_line(json.loads(line) | {"role": role}))
         except (ValueError, KeyError, TypeError):
             self._write(f"{role} | {line}")
 
     def announce(self, lines: list[str]) -> None:
-        """What the user waited for, on stdout."""
+        """Writes lines to stdout."""
         self.set_status("")
         with suppress(OSError):
             print("\n".join(lines), flush=True)
 
     @contextmanager
     def waiting(self) -> Iterator[WaitStatus]:
-        """A wait that begins now; the line that changes is gone after it."""
+        """A wait; the status line is cleared at its end."""
         try:
             yield WaitStatus(self)
         finally:
             self.set_status("")
 
     def set_status(self, status: str) -> None:
-        """The line that changes; empty takes it away. For terminals."""
+        """Sets the status line of a terminal; empty clears it."""
         if status != self._status:
             self._status = status
             self._put(f"{_CLEAR_LINE}{status and 'quire: '}{status}")

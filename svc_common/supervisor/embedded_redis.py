@@ -1,4 +1,4 @@
-"""The Redis that comes with Quire, for one machine: on the loopback, behind a password, kept on disk."""
+"""The embedded Redis: on the loopback, with a password, persisted to disk."""
 
 import fcntl
 import os
@@ -27,7 +27,7 @@ class RedisNotFound(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class EmbeddedRedis:
-    """How to start it, and where it is then reached."""
+    """Its command and URL. `lock` is a file descriptor that keeps other supervisors out of its directory."""
 
     command: tuple[str, ...]
     url: str
@@ -48,7 +48,7 @@ class EmbeddedRedis:
             raise RedisNotFound(
                 f"another Quire keeps its data in {run_dir}; stop it, or set QUIRE_RUN_DIR to another directory"
             ) from None
-        # Every user of the machine reaches the loopback, and whoever may command a Redis may write its owner's files.
+        # Every user of the machine reaches the loopback, and Redis commands can write its owner's files.
         password = secrets.token_urlsafe(24)
         config = directory / "redis.conf"
         config.touch(mode=0o600)

@@ -1,4 +1,4 @@
-"""Brings a table of roles up, keeps it up, and takes it down in order, on a signal or when a role is given up."""
+"""Starts all roles, and stops them in order on a signal or when a role fails."""
 
 import asyncio
 import signal
@@ -12,13 +12,13 @@ from svc_common.supervisor.runner import RestartPolicy, RoleRunner
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ONE_SIGNAL_SECONDS = 1.0
-"""Signals so close together are one: make passes on a SIGTERM that its whole process group was sent already."""
+"""Signals within this time count as one: make forwards a SIGTERM that its whole process group got already."""
 
 Step = Callable[[], Awaitable[None]]
 
 
 class RoleGroup:
-    """The roles of one Quire."""
+    """The roles of one deployment."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class RoleGroup:
         stop_seconds: float,
         on_change: Callable[[dict[str, Any]], None],
     ) -> None:
-        """`on_change` is given `snapshot()` at each change."""
+        """`on_change` is called with `snapshot()` at each change."""
         self._console = console
         self._stop_seconds = stop_seconds
         self._on_change = on_change
@@ -39,23 +39,23 @@ class RoleGroup:
         self._signalled_at: float | None = None
 
     async def run(self, *, prepare: Step, announce: Callable[[], None]) -> None:
-        """Prepares, brings every role up, announces that, and returns when a signal has taken all down again.
+        """Prepares, starts every role, announces that all answer, and returns when all have ended after a signal.
 
-        Whatever `prepare` raises, and RoleFailed, is raised when all is down.
+        Raises what `prepare` raises, and RoleFailed, when all have ended.
         """
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
-        self._spawn(self._bring_up(prepare, announce))
+        self._spawn(self._start_all(prepare, announce))
         try:
             await self._end
         finally:
-            await self._take_down()
+            await self._stop_all()
             for number in _SIGNALS:
                 asyncio.get_running_loop().remove_signal_handler(number)
 
     def snapshot(self) -> dict[str, Any]:
-        """What runs now, as JSON: whether all is ready, and process id, state and restarts by role."""
+        """Whether all are ready, and process id, state and restarts by role, for JSON."""
         return {
             "ready": self._ready,
             "roles": {
@@ -68,7 +68,7 @@ class RoleGroup:
             },
         }
 
-    async def _bring_up(self, prepare: Step, announce: Callable[[], None]) -> None:
+    async def _start_all(self, prepare: Step, announce: Callable[[], None]) -> None:
         await prepare()
         stores = [runner for runner in self._runners if runner.role.tier is StartTier.STORE]
         services = [runner for runner in self._runners if runner.role.tier is not StartTier.STORE]
@@ -83,8 +83,8 @@ class RoleGroup:
         self._changed()
         announce()
 
-    async def _take_down(self) -> None:
-        """Stops tier by tier, from the top: what drains can still use what it stands on."""
+    async def _stop_all(self) -> None:
+        """Stops tier by tier from the top: a role that drains can still use those below it."""
         self._ready = False
         for task in self._tasks:
             task.cancel()

@@ -1,7 +1,7 @@
-"""Starts a role's program so that it dies with its supervisor, even with one that is killed, and minds its neighbours.
+"""Starts a program that ends with its supervisor, even where the supervisor is killed.
 
 `launch_command` gives the command line. It runs this file, which becomes the program: a step in a process of its own,
-because what runs between fork and exec of a process with threads, as grpc has, may deadlock.
+because code between fork and exec of a process with threads, as grpc has, may deadlock.
 """
 
 import contextlib
@@ -10,35 +10,29 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 
 _PR_SET_PDEATHSIG = 1
+_NORMAL, _BATCH = "normal", "batch"
 
 
-class SchedPolicy(StrEnum):
-    """How a process that wakes up gets a processor where all are busy."""
+def launch_command(command: Sequence[str], *, is_batch: bool = False) -> tuple[str, ...]:
+    """The command line that runs `command` for as long as this process lives.
 
-    NORMAL = "normal"
-    """It may interrupt others at once."""
-    BATCH = "batch"
-    """It waits until one of them pauses, or has had its turn of a few milliseconds. For those beside a worker whose
-    threads compute on every processor, and of which each that is interrupted keeps all others waiting."""
-
-
-def launch_command(command: Sequence[str], sched_policy: SchedPolicy = SchedPolicy.NORMAL) -> tuple[str, ...]:
-    """The command line that runs `command` for as long as this process lives."""
-    return (sys.executable, "-S", "-E", __file__, str(os.getpid()), sched_policy, *command)
+    With `is_batch`, a program that wakes up waits until a running one pauses or has used its time slice, instead of
+    interrupting it. For services beside a worker, whose compute threads all wait for each one that is interrupted.
+    """
+    return (sys.executable, "-S", "-E", __file__, str(os.getpid()), _BATCH if is_batch else _NORMAL, *command)
 
 
 def main() -> None:
-    """Becomes the program that the arguments name, after the supervisor's process id and the program's sched_policy."""
+    """Becomes the program that the arguments name, after the supervisor's process id and the scheduling policy."""
     supervisor, sched_policy, *command = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(supervisor):
-        raise SystemExit(1)  # the supervisor died before the line above could notice
-    if sched_policy == SchedPolicy.BATCH and sys.platform == "linux":
-        with contextlib.suppress(OSError):  # where it is not allowed to, it is prompt
+        raise SystemExit(1)  # the supervisor died before prctl could take effect
+    if sched_policy == _BATCH and sys.platform == "linux":
+        with contextlib.suppress(OSError):  # not permitted: the normal policy stays
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     os.execvp(command[0], command)
 

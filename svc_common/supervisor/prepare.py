@@ -1,4 +1,4 @@
-"""Makes the model's files before anything starts: `python -m worker_svc.prepare`, which shows its own progress."""
+"""Prepares the model's files before roles start: `python -m worker_svc.prepare`, which shows its own progress."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ PREPARE_COMMAND = (sys.executable, "-m", "worker_svc.prepare")
 
 
 class PrepareFailed(Exception):  # noqa: N818
-    """The command did not succeed; it has told why."""
+    """The command failed; its own output says why."""
 
 
 async def prepare_model(environment: Mapping[str, str], command: Sequence[str] = PREPARE_COMMAND) -> None:
@@ -20,7 +20,7 @@ async def prepare_model(environment: Mapping[str, str], command: Sequence[str] =
     process = await asyncio.create_subprocess_exec(
         *launch_command(command),
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,  # where the model is; how it goes comes on stderr
+        stdout=asyncio.subprocess.DEVNULL,  # the model's path; progress is on stderr
         env=os.environ | dict(environment),
         process_group=0,
     )

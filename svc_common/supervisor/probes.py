@@ -1,4 +1,4 @@
-"""Asks roles whether they answer as they should. A probe is True, or False; it never raises."""
+"""Probes of roles. A probe returns whether its role is ready; it never raises."""
 
 import asyncio
 import http.client
@@ -19,7 +19,7 @@ _TIMEOUT = 2.0
 
 
 def answers_grpc(address: str, service: str = "") -> Probe:
-    """A server that says of itself, or of one of its health services, that it is SERVING."""
+    """The gRPC health service answers SERVING, for the server or one of its services."""
 
     async def probe() -> bool:
         async with internal_channel(address) as channel:
@@ -34,7 +34,7 @@ def answers_grpc(address: str, service: str = "") -> Probe:
 
 
 def answers_http(address: str, path: str) -> Probe:
-    """A server that answers 200 on a path."""
+    """The server answers 200 on a path."""
 
     def ask() -> bool:
         connection = http.client.HTTPConnection(address, timeout=_TIMEOUT)
@@ -53,7 +53,7 @@ def answers_http(address: str, path: str) -> Probe:
 
 
 def answers_redis(url: str) -> Probe:
-    """A Redis that has loaded its data."""
+    """Redis answers PING, which it does once its data is loaded."""
 
     async def probe() -> bool:
         client = redis.asyncio.from_url(

@@ -1,20 +1,20 @@
-"""The table of roles: what each runs, what it is told, how it is asked whether it answers."""
+"""The roles: the program, environment and probe of each."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum, auto
+from enum import IntEnum
 
+from svc_common.model_settings import ModelSettings
 from svc_common.server import LIVENESS
 from svc_common.supervisor.addresses import LOOPBACK, Addresses
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
-from svc_common.supervisor.launch import SchedPolicy
 from svc_common.supervisor.probes import Probe, answers_grpc, answers_http, answers_redis
 from svc_common.supervisor.settings import SupervisorSettings
 
 
 class StartTier(IntEnum):
-    """What stands on what. Tiers stop from the top, each when the one above it is gone."""
+    """Who depends on whom. Tiers are stopped from the top, each when the one above it has ended."""
 
     STORE = 1
     WORKER = 2
@@ -22,71 +22,66 @@ class StartTier(IntEnum):
     GATEWAY = 4
 
 
-class OutputMode(Enum):
-    """What becomes of a role's lines."""
-
-    SHOWN = auto()
-    KEPT = auto()
-    """The last ones are shown if the role has to be given up."""
-
-
 @dataclass(frozen=True)
 class Role:
-    """One process. `environment` comes on top of the supervisor's own."""
+    """One process. `environment` is added to the supervisor's own. Without `shows_output`, only the last lines are
+    shown, if the role fails."""
 
     name: str
     tier: StartTier
     command: tuple[str, ...]
     probe: Probe
     environment: Mapping[str, str] = field(default_factory=dict)
-    output: OutputMode = OutputMode.SHOWN
-
-    @property
-    def sched_policy(self) -> SchedPolicy:
-        """A worker computes; the others hand on what it did while it computes the next, and need not interrupt it."""
-        return SchedPolicy.NORMAL if self.tier is StartTier.WORKER else SchedPolicy.BATCH
+    shows_output: bool = True
 
 
 def redis_role(redis: EmbeddedRedis) -> Role:
-    """The embedded Redis. It writes of the machine's tuning at every start, which is for servers."""
-    return Role("redis", StartTier.STORE, redis.command, answers_redis(redis.url), output=OutputMode.KEPT)
+    """The embedded Redis. Its output is hidden: at every start it advises on tuning the machine."""
+    return Role("redis", StartTier.STORE, redis.command, answers_redis(redis.url), shows_output=False)
 
 
 AddressMapper = Callable[[str, str], str]
-"""What a role, by its name, is told to dial in order to reach an address: `host:port`, or the URL of Redis."""
+"""The address that a role, by its name, dials to reach an address: `host:port`, or the URL of Redis."""
 
 
 def direct_address(_role: str, address: str) -> str:
-    """Each role dials where the other listens."""
+    """Roles dial each other's addresses; tests put proxies between."""
     return address
 
 
 def service_roles(
-    settings: SupervisorSettings, addresses: Addresses, redis_url: str, map_address: AddressMapper = direct_address
+    settings: SupervisorSettings,
+    models: Sequence[ModelSettings],
+    addresses: Addresses,
+    redis_url: str,
+    map_address: AddressMapper = direct_address,
 ) -> list[Role]:
-    """Workers, schedulers, gateways, in the order in which they start. Of several, each has its index in its name."""
-    common = {"QUIRE_LOG_LEVEL": settings.log_level, **settings.model_environment}
+    """Workers, schedulers, gateways. Of several, names end in an index; workers of a models file are named by model."""
+    common = {"QUIRE_LOG_LEVEL": settings.log_level}
     inner = {**common, "QUIRE_HOST": LOOPBACK}
     workers = [
         Role(
-            name=_name("worker", index, settings.workers),
+            name=name,
             tier=StartTier.WORKER,
             command=(sys.executable, "-m", "worker_svc"),
             probe=answers_grpc(address.dial_address),
             environment={
                 **inner,
+                **model.environment,
                 "QUIRE_WORKER_PORT": str(address.port),
                 "QUIRE_WORKER_METRICS_PORT": str(metrics.port),
             },
         )
-        for index, (address, metrics) in enumerate(zip(addresses.workers, addresses.worker_metrics, strict=True))
+        for (name, model), address, metrics in zip(
+            _workers(settings, models), addresses.workers, addresses.worker_metrics, strict=True
+        )
     ]
     schedulers = [
         Role(
             name=(name := _name("scheduler", index, settings.schedulers)),
             tier=StartTier.SCHEDULER,
             command=(sys.executable, "-m", "scheduler_svc"),
-            # One that stands by serves nobody, and is as it should be.
+            # A standby is live, and serves nothing.
             probe=answers_grpc(address.dial_address, LIVENESS),
             environment={
                 **inner,
@@ -96,7 +91,7 @@ def service_roles(
                 "QUIRE_SCHEDULER_METRICS_PORT": str(metrics.port),
                 "QUIRE_WORKERS_AT": ",".join(map_address(name, worker.dial_address) for worker in addresses.workers),
                 "QUIRE_REDIS_URL": map_address(name, redis_url),
-                # The first leads at once; the others wait for it, also where they are up before it.
+                # The first leads at once; the others wait for it, even where they start faster.
                 **({"QUIRE_STANDBY": "1"} if index else {}),
             },
         )
@@ -109,10 +104,11 @@ def service_roles(
             name=(name := _name("gateway", index, settings.gateways)),
             tier=StartTier.GATEWAY,
             command=(sys.executable, "-m", "gateway_svc"),
-            # 200 once a scheduler and a worker stand behind it: the whole chain answers.
+            # 200 once it has a scheduler with a worker.
             probe=answers_http(http.dial_address, "/health"),
             environment={
                 **common,
+                **_gateway_models(settings, models),
                 "QUIRE_HOST": settings.host,
                 "QUIRE_HTTP_PORT": str(http.port),
                 "QUIRE_GRPC_PORT": str(grpc.port),
@@ -123,6 +119,22 @@ def service_roles(
         for index, (http, grpc) in enumerate(zip(addresses.http, addresses.grpc, strict=True))
     ]
     return [*workers, *schedulers, *gateways]
+
+
+def _workers(settings: SupervisorSettings, models: Sequence[ModelSettings]) -> list[tuple[str, ModelSettings]]:
+    """Each worker's name and model."""
+    if settings.models is None:
+        (model,) = models
+        return [(_name("worker", index, model.workers), model) for index in range(model.workers)]
+    return [(f"worker-{model.names[0]}-{index}", model) for model in models for index in range(model.workers)]
+
+
+def _gateway_models(settings: SupervisorSettings, models: Sequence[ModelSettings]) -> dict[str, str]:
+    """Variables that name the models of gateways."""
+    if settings.models is None:
+        (model,) = models
+        return {**model.environment, **settings.gateway_environment}
+    return {"QUIRE_MODELS": str(settings.models)}
 
 
 def _name(role: str, index: int, count: int) -> str:

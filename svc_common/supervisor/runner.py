@@ -1,4 +1,4 @@
-"""Keeps one role running: starts it, sees whether it answers, starts it again when it dies, and ends it."""
+"""Keeps one role running: starts it, probes it, restarts it when it dies, and ends it."""
 
 import asyncio
 import contextlib
@@ -12,17 +12,17 @@ from enum import StrEnum
 
 from svc_common.supervisor.console import Console
 from svc_common.supervisor.launch import launch_command
-from svc_common.supervisor.roles import OutputMode, Role
+from svc_common.supervisor.roles import Role, StartTier
 
 _NUM_LAST_LINES = 20
 _OUTPUT_DRAIN_SECONDS = 1.0
-"""How long to read on after a process ended: a child of its own may hold the pipe open."""
+"""How long output is read after a process ended: a child of its own may hold the pipe open."""
 _BAD_SETTINGS = 2
-"""The exit status of a role that was told something wrong: it will not get better by starting again."""
+"""The exit status of a role with invalid settings, which is not restarted."""
 
 
 class RoleState(StrEnum):
-    """A role's life: starting → ready, from both → waiting (it died, and starts again soon) → starting; → ended."""
+    """starting → ready; from both → waiting (it died and will be restarted) → starting; at last → ended."""
 
     STARTING = "starting"
     READY = "ready"
@@ -32,23 +32,23 @@ class RoleState(StrEnum):
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """When a dead role starts again: at once the first time, then after waits that double. Seconds all."""
+    """When a dead role is restarted: at once the first time, then after delays that double. All in seconds."""
 
     initial_backoff: float = 0.5
     max_backoff: float = 10.0
     stable_after: float = 30.0
-    """A role that was up for so long starts again at once, as if it had never died."""
+    """A role that was up for so long is restarted at once again."""
     attempts: int = 3
-    """Deaths of a role that never answered, until it is given up."""
+    """Deaths of a role that never answered, after which it is not restarted."""
     probe_interval: float = 0.2
 
     def wait(self, num_exits: int) -> float:
-        """Seconds until the start that follows the death of this number, from 1."""
+        """Seconds from the death of this number, from 1, to the restart."""
         return 0.0 if num_exits == 1 else min(self.initial_backoff * 2 ** (num_exits - 2), self.max_backoff)
 
 
 class RoleFailed(Exception):  # noqa: N818
-    """A role died again and again before it ever answered, or was told something wrong."""
+    """A role died repeatedly before it ever answered, or has invalid settings."""
 
     def __init__(self, role: str, why: str, last_lines: list[str]) -> None:
         super().__init__(f"{role} {why}")
@@ -57,14 +57,14 @@ class RoleFailed(Exception):  # noqa: N818
 
 
 class RoleRunner:
-    """One role. `run` ends by cancellation, by `stop`, or by RoleFailed; `on_change` is called at each change."""
+    """One role. `on_change` is called at each change of its state."""
 
     def __init__(self, role: Role, policy: RestartPolicy, console: Console, on_change: Callable[[], None]) -> None:
         self.role = role
         self.state = RoleState.STARTING
         self.num_restarts = 0
         self.ready = asyncio.Event()
-        """Set once it has answered; a later death does not clear it."""
+        """Set at its first answer; a later death does not clear it."""
         self._policy = policy
         self._console = console
         self._on_change = on_change
@@ -74,11 +74,11 @@ class RoleRunner:
 
     @property
     def pid(self) -> int | None:
-        """The process that runs now."""
+        """The running process; None while there is none."""
         return self._process.pid if self._process else None
 
     async def run(self) -> None:
-        """Starts the role, and again whenever it dies. Raises RoleFailed."""
+        """Starts the role, and restarts it whenever it dies, until cancelled. Raises RoleFailed."""
         num_exits = 0
         while True:
             started = time.monotonic()
@@ -97,10 +97,7 @@ class RoleRunner:
             await asyncio.sleep(wait)
 
     async def stop(self, seconds: float) -> None:
-        """Asks the process to end, and kills it with all that it started where it has not after `seconds`.
-
-        To be called when `run` was cancelled.
-        """
+        """Sends SIGTERM, and after `seconds` SIGKILL to the whole process group. `run` must be cancelled before."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
@@ -117,20 +114,20 @@ class RoleRunner:
         self._change(RoleState.ENDED)
 
     def kill(self) -> None:
-        """Ends the process, and all that it started, at once."""
+        """Sends SIGKILL to the process group."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _run_once(self) -> int:
-        """Starts the process and returns its status when it has died."""
+        """Starts the process and returns its exit status."""
         process = await asyncio.create_subprocess_exec(
-            *launch_command(self.role.command, self.role.sched_policy),
+            *launch_command(self.role.command, is_batch=self.role.tier is not StartTier.WORKER),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=os.environ | dict(self.role.environment),
-            # A group of its own: Ctrl-C reaches the supervisor alone, and all of the role can be killed as one.
+            # Its own group: Ctrl-C reaches the supervisor alone, and the role can be killed with its children.
             process_group=0,
         )
         assert process.stdout is not None
@@ -140,7 +137,7 @@ class RoleRunner:
         probing = asyncio.create_task(self._probe())
         try:
             status = await process.wait()
-            # What it wrote last is what it died of.
+            # Its last lines say why it died.
             await asyncio.wait([self._relaying], timeout=_OUTPUT_DRAIN_SECONDS)
         finally:
             probing.cancel()
@@ -168,7 +165,7 @@ class RoleRunner:
     def _take(self, data: bytes) -> None:
         line = data.decode(errors="replace").rstrip()
         self._last_lines.append(line)
-        if self.role.output is OutputMode.SHOWN:
+        if self.role.shows_output:
             self._console.relay(self.role.name, line)
 
     def _change(self, state: RoleState) -> None:
@@ -177,7 +174,7 @@ class RoleRunner:
 
 
 def _describe(status: int) -> str:
-    """An exit status in words."""
+    """An exit status, or the signal that ended the process."""
     if status >= 0:
         return f"exit status {status}"
     try:

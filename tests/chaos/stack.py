@@ -7,13 +7,14 @@ import os
 import signal
 import tempfile
 import urllib.request
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import redis
 
+from prometheus_page import read_samples
 from svc_common.supervisor.addresses import Addresses, assign, free_port
 from svc_common.supervisor.console import Console
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
@@ -40,13 +41,14 @@ class Stack:
         environment: Mapping[str, str],
         log: Path,
         policy: RestartPolicy,
-        scheduler: str = "scheduler_svc",
+        adapt: Callable[[Role], Role],
     ) -> None:
         """`environment` is what roles are told beside their addresses; `log` takes what they write.
 
-        `scheduler` is the module that schedulers run.
+        `adapt` changes a role before it starts.
         """
-        addresses = assign(settings)
+        models = settings.model_settings()
+        addresses = assign(settings, models)
         store = EmbeddedRedis.prepare(settings.run_dir, free_port())
         self.addresses: Addresses = addresses
         self.redis_url = store.url
@@ -56,10 +58,9 @@ class Stack:
         self._name_listeners()
 
         def changed(role: Role) -> Role:
-            command = tuple(scheduler if word == "scheduler_svc" else word for word in role.command)
-            return dataclasses.replace(role, command=command, environment={**environment, **role.environment})
+            return adapt(dataclasses.replace(role, environment={**environment, **role.environment}))
 
-        roles = [redis_role(store), *service_roles(settings, addresses, store.url, self._reach)]
+        roles = [redis_role(store), *service_roles(settings, models, addresses, store.url, self._reach)]
         self._stopped: set[int] = set()
         self._output = log.open("w")
         self._group = RoleGroup(
@@ -170,7 +171,8 @@ class Stack:
         return found
 
     async def metrics(self, name: str) -> dict[str, float]:
-        """All samples of a gateway, scheduler or worker, by name with labels as Prometheus writes them.
+        """All samples of a gateway, scheduler or worker, by name with labels as Prometheus writes them,
+        but summed over models.
 
         Empty where it does not answer.
         """
@@ -185,10 +187,9 @@ class Stack:
         def read() -> dict[str, float]:
             try:
                 with urllib.request.urlopen(f"http://{address}/metrics", timeout=1) as response:
-                    lines = response.read().decode().splitlines()
+                    return read_samples(response.read().decode())
             except OSError:
                 return {}
-            return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
         return await asyncio.to_thread(read)
 
@@ -232,11 +233,11 @@ async def stack(
     environment: Mapping[str, str],
     counts: Mapping[str, int],
     policy: RestartPolicy,
-    scheduler: str = "scheduler_svc",
+    adapt: Callable[[Role], Role] = lambda role: role,
 ) -> AsyncIterator[Stack]:
     """Starts everything on free ports, `counts` of each role ({"gateways": 2}), yields it ready, and takes it down.
 
-    `policy` says how soon what dies is started again.
+    `policy` says how soon what dies is started again, and `adapt` changes a role before it starts.
 
     Raises what the supervisor raises, or AssertionError, where it does not become ready. Where it ends later, by itself
     or by Ctrl-C, its user is cancelled.
@@ -248,7 +249,7 @@ async def stack(
         # Nothing of what the person who runs this has set for a Quire of their own.
         inherited = {name for name in os.environ if name.startswith("QUIRE_") and name != "QUIRE_CACHE_DIR"}
         assert not inherited, f"unset {', '.join(sorted(inherited))} first"
-        running = Stack(SupervisorSettings.model_validate(values), environment, log, policy, scheduler)
+        running = Stack(SupervisorSettings.model_validate(values), environment, log, policy, adapt)
         ready = asyncio.Event()
         supervising = asyncio.create_task(running.run(ready))
         waiting = asyncio.create_task(ready.wait())
@@ -261,8 +262,10 @@ async def stack(
             assert ready.is_set(), f"not ready:\n{log.read_text()[-4000:]}"
             # Ctrl-C ends the supervisor, and what stands on it has nothing more to do then.
             supervising.add_done_callback(end := lambda _: user.cancel())
-            yield running
-            supervising.remove_done_callback(end)
+            try:
+                yield running
+            finally:
+                supervising.remove_done_callback(end)
         finally:
             waiting.cancel()
             running.heal()

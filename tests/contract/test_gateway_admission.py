@@ -34,7 +34,7 @@ async def refused(quire: Harness) -> list[grpc.aio.AioRpcError]:
         (scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE, grpc.StatusCode.UNAVAILABLE, "DEADLINE_TOO_SHORT"),
     ],
 )
-async def test_what_is_not_admitted_is_told_when_to_come_back(
+async def test_a_rejected_call_has_a_time_to_retry(
     reason: scheduler_v1.FailureReason, code: grpc.StatusCode, expected: str, quire: Harness
 ) -> None:
     wait = Duration(seconds=7, nanos=500_000_000)
@@ -62,7 +62,7 @@ async def test_a_deadline_that_is_too_short_by_itself_has_no_later(quire: Harnes
     assert "retry-after" not in response.headers
 
 
-async def test_a_tenant_over_its_quota_is_told_whose_it_is(quire: Harness) -> None:
+async def test_the_error_of_a_tenant_over_quota_names_the_tenant(quire: Harness) -> None:
     reason = scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA
     quire.scheduler.script = lambda session, submit: session.fail(submit.key, reason, "9 requests wait")
     for error in await refused(quire):

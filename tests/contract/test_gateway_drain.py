@@ -1,4 +1,4 @@
-"""How a gateway goes: first it says so, then it refuses, what runs may end, and what does not is told."""
+"""How a gateway drains: it reports NOT_SERVING, rejects calls, waits for running requests, and fails the others."""
 
 import asyncio
 from pathlib import Path
@@ -55,7 +55,7 @@ async def test_new_work_is_refused_and_running_work_ends(model_directory: Path) 
 
 
 @pytest.mark.parametrize(("request_", "kind"), [(REQUEST, "cancel"), (NAMED, "detach")])
-async def test_what_outlasts_the_grace_is_told_and_left(
+async def test_requests_that_outlast_the_grace_fail_and_are_detached(
     request_: api.StreamGenerateRequest, kind: str, model_directory: Path
 ) -> None:
     async with running_gateway(model_directory, drain_grace=0.01) as quire:
@@ -68,7 +68,7 @@ async def test_what_outlasts_the_grace_is_told_and_left(
         await stopping
 
 
-async def test_what_was_left_goes_on_at_another_gateway(model_directory: Path) -> None:
+async def test_a_detached_request_continues_at_another_gateway(model_directory: Path) -> None:
     async with running_gateway(model_directory, drain_grace=0.01) as first:
         call, submit = await begun(first, NAMED)
         first.scheduler.session.tokens(submit.key, encoded("hello"), 0)

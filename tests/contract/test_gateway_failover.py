@@ -1,4 +1,4 @@
-"""Clients whose scheduler dies under them, and what they are told of a store that is away."""
+"""Clients while a scheduler dies, and while the store is away."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -39,7 +39,7 @@ def asking(**fields: Any) -> api.StreamGenerateRequest:
 
 
 @pytest.mark.parametrize("request_id", [None, "mine"])
-async def test_a_stream_goes_on_with_no_gap_and_no_duplicate(
+async def test_a_stream_continues_without_gap_or_duplicate(
     request_id: str | None, pair: tuple[Harness, ScriptedScheduler]
 ) -> None:
     quire, standby = pair
@@ -62,6 +62,26 @@ async def test_a_stream_goes_on_with_no_gap_and_no_duplicate(
     assert usage.usage.completion_tokens == len(HELLO)
 
 
+async def test_a_new_scheduler_is_sent_which_version_of_the_model_computed_the_tokens(
+    pair: tuple[Harness, ScriptedScheduler],
+) -> None:
+    quire, standby = pair
+    call = quire.stub.StreamGenerate(asking())
+    submit = await quire.scheduler.next("submit")
+    assert submit.model_fingerprint == b""
+    quire.scheduler.session.accept(submit.key)
+    quire.scheduler.session.tokens(submit.key, HELLO[:2], 0, model_fingerprint=b"version")
+    await call.read()
+    await call.read()
+    await take_over(quire.scheduler, standby)
+    attach = await standby.next("attach")
+    assert attach.model_fingerprint == b"version"
+    standby.session.fail(submit.key, scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST)
+    again = await standby.next("submit")
+    assert (again.model_fingerprint, len(again.unflushed)) == (b"version", 1)
+    call.cancel()
+
+
 async def test_log_probabilities_go_along(pair: tuple[Harness, ScriptedScheduler]) -> None:
     quire, standby = pair
     call = quire.stub.StreamGenerate(asking(logprobs=1))
@@ -78,7 +98,7 @@ async def test_log_probabilities_go_along(pair: tuple[Harness, ScriptedScheduler
     call.cancel()
 
 
-async def test_stop_strings_are_looked_for_on_and_what_was_looked_at_is_told(
+async def test_stop_strings_are_searched_for_on_and_acknowledged(
     pair: tuple[Harness, ScriptedScheduler],
 ) -> None:
     quire, standby = pair
@@ -139,7 +159,7 @@ async def test_a_stream_that_no_scheduler_takes_up_ends_as_unavailable(model_dir
         assert reason_of(error.value)[0] == "CAPACITY_EXHAUSTED"
 
 
-async def test_a_request_that_may_not_outlive_its_scheduler_is_told_so(quire: Harness) -> None:
+async def test_the_acceptance_has_whether_the_request_is_durable(quire: Harness) -> None:
     for is_durable in (True, False):
         call = quire.stub.StreamGenerate(asking())
         submit = await quire.scheduler.next("submit")
@@ -150,7 +170,7 @@ async def test_a_request_that_may_not_outlive_its_scheduler_is_told_so(quire: Ha
         call.cancel()
 
 
-async def test_health_tells_whether_requests_are_durable(quire: Harness) -> None:
+async def test_health_has_whether_requests_are_durable(quire: Harness) -> None:
     assert (await quire.http.get("/health")).json() == {"status": "ready", "durable": True}
     quire.scheduler.session.status(quire.scheduler.model, is_store_degraded=True)
     quire.scheduler.script = lambda session, submit: session.accept(submit.key)

@@ -65,7 +65,7 @@ async def test_a_streamed_chat_completion(quire: Harness) -> None:
     assert {event["id"] for event in events} == {f"chatcmpl-{response.headers['x-request-id']}"}
 
 
-async def test_usage_is_the_last_event_where_asked_for(quire: Harness) -> None:
+async def test_usage_is_the_last_event_if_requested(quire: Harness) -> None:
     quire.scheduler.script = answer_with(HELLO)
     body = {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 2}
     *events, last, done = events_of((await quire.http.post("/v1/completions", json=body)).text)
@@ -261,7 +261,7 @@ async def test_version_and_metrics_are_there(quire: Harness) -> None:
     assert (await quire.http.get("/version")).json()["version"]
     response = await quire.http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
-    assert "quire_gateway_requests_in_flight 0.0" in response.text
+    assert 'quire_gateway_requests_in_flight{model="tiny"} 0.0' in response.text
 
 
 async def test_a_key_is_needed_where_it_should_be(model_directory: Path, tmp_path: Path) -> None:

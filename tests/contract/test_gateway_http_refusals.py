@@ -1,4 +1,4 @@
-"""What the OpenAI-style API refuses, and how it says so."""
+"""Errors of the OpenAI-style API."""
 
 import asyncio
 import json
@@ -166,7 +166,7 @@ async def test_no_value_of_a_client_becomes_a_label(quire: Harness) -> None:
     await quire.http.post("/v1/completions", json={"prompt": "a", "model": "evil"})
     text = (await quire.http.get("/metrics")).text
     assert "evil" not in text.lower()
-    labels = '{code="404",method="/v1/models/{model:path}",protocol="http"}'
+    labels = '{code="404",method="/v1/models/{model:path}",model="",protocol="http"}'
     assert await quire.metric(f"quire_gateway_requests_total{labels}") == 1
 
 

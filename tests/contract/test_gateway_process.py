@@ -41,7 +41,7 @@ async def start(*flags: str, **variables: str) -> Process:
 async def gateway_process(
     directory: Path, facts: Mapping[str, Any] | None = None, /, **variables: str
 ) -> AsyncIterator[tuple[Process, Harness]]:
-    """A ready gateway process, killed at the end if it still runs. `facts` are what its scheduler says otherwise."""
+    """A ready gateway process, killed at the end if it still runs. `facts` replace values of its scheduler's status."""
     async with serving(ScriptedScheduler(scheduler_model(directory, **(facts or {})))) as scheduler:
         process = await start(
             "--http-port=0",
@@ -168,9 +168,11 @@ async def refused_start(**settings: Any) -> tuple[int, str]:
     return await ended(await start(*flags))
 
 
-async def test_what_prevents_a_start_is_told_in_one_line(model_directory: Path, tmp_path: Path) -> None:
+async def test_a_failed_start_prints_one_line(model_directory: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text("[[keys]]\n")
+    models = tmp_path / "models.toml"
+    models.write_text("[[models]]\nname = 'a'\n")
     ports = {"http_port": 0, "grpc_port": 0}
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -184,6 +186,7 @@ async def test_what_prevents_a_start_is_told_in_one_line(model_directory: Path, 
             refused_start(model=model_directory, override_generation_config='{"top_p": 2}', **ports),
             refused_start(model=model_directory, tokenizer=tmp_path, **ports),
             refused_start(model=model_directory, revision="v1", **ports),
+            refused_start(models=models, **ports),
             refused_start(model=tmp_path / "nowhere.gguf", **ports),
         )
     told = [
@@ -196,6 +199,7 @@ async def test_what_prevents_a_start_is_told_in_one_line(model_directory: Path, 
         "QUIRE_OVERRIDE_GENERATION_CONFIG: top_p must be above 0 and at most 1, not 2",
         "QUIRE_TOKENIZER",
         "QUIRE_REVISION",
+        "models.toml: models[0].name is not a key",
     ]
     for (status, stderr), text in zip(attempts, [*told, "nowhere.gguf"], strict=True):
         assert status == 1

@@ -82,7 +82,7 @@ async def test_what_was_not_ranked_has_no_score(quire: Harness) -> None:
     assert not (await generated(quire)).completions[0].HasField("score")
 
 
-async def test_as_many_as_asked_for_may_be_streamed(quire: Harness) -> None:
+async def test_n_without_best_of_may_be_streamed(quire: Harness) -> None:
     quire.scheduler.script = answer_with(encoded("hello"))
     body = {"prompt": "a", "n": 2, "best_of": 2, "stream": True}
     assert (await quire.http.post("/v1/completions", json=body)).text.endswith("data: [DONE]\n\n")

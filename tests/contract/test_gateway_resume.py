@@ -45,7 +45,16 @@ def ended(token_ids: Sequence[int], end: scheduler_v1.SequenceEnd, **more: Any) 
     return scheduler_v1.Tokens(token_ids=token_ids, end=end, **more)
 
 
-async def test_a_stream_goes_on_from_every_offset(quire: Harness) -> None:
+async def test_a_request_of_another_tokenizer_is_not_made_text_of(quire: Harness) -> None:
+    submit = await kept(quire, ended(TOKENS, stop_end(EOS)))
+    assert submit.tokenizer_fingerprint
+    submit.tokenizer_fingerprint = b"another"
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await rest_of(resume(quire, (0, 0)))
+    assert (error.value.code(), reason_of(error.value)[0]) == (grpc.StatusCode.UNAVAILABLE, "MODEL_NOT_READY")
+
+
+async def test_a_stream_resumes_at_every_offset(quire: Harness) -> None:
     submit = await kept(quire, ended(TOKENS, stop_end(EOS), cached_tokens=1), sampling=api.Sampling(seed=5))
     whole = ""
     for offset in range(len(TOKENS) + 1):
@@ -74,7 +83,7 @@ async def test_what_still_runs_is_waited_for(quire: Harness) -> None:
     assert [token for event in chunks for token in event.chunk.token_ids] == TOKENS[3:]
 
 
-async def test_each_sequence_goes_on_from_its_own_place(quire: Harness) -> None:
+async def test_each_sequence_resumes_at_its_own_position(quire: Harness) -> None:
     await kept(quire, *(ended(encoded("abc"), length_end(), index=index) for index in range(3)), n=3)
     _, *chunks, usage = await rest_of(resume(quire, (2, 1), (0, 3)))
     texts = {event.chunk.index: (event.chunk.offset, event.chunk.text) for event in chunks}
@@ -92,7 +101,7 @@ async def test_a_stop_string_stands_where_it_was_found(quire: Harness) -> None:
     assert not quire.scheduler.all("finish")
 
 
-async def test_log_probabilities_come_as_they_were_asked_for(quire: Harness) -> None:
+async def test_log_probabilities_are_those_requested(quire: Harness) -> None:
     token_ids = encoded("ab")
     top = [worker_v1.Logprob(token_id=token_id, logprob=-0.5) for token_id in token_ids]
     logprobs = [worker_v1.TokenLogprobs(logprob=-0.5, top=top[:1])] * 2
@@ -139,7 +148,7 @@ async def test_a_bad_position_is_named(
     assert await refused(resume(quire, *positions)) == expected
 
 
-async def test_a_position_that_a_sequence_never_reaches_is_told_at_its_end(quire: Harness) -> None:
+async def test_a_position_beyond_a_sequence_fails_at_its_end(quire: Harness) -> None:
     submit = await kept(quire, scheduler_v1.Tokens(token_ids=[5]))
     call = resume(quire, (0, 3))
     await call.read()
@@ -159,7 +168,7 @@ async def test_a_request_that_was_cancelled_is_so(quire: Harness) -> None:
     assert (await refused(resume(quire)))[1] == "CANCELLED"
 
 
-async def test_who_leaves_detaches_what_others_may_read(quire: Harness) -> None:
+async def test_a_reader_that_leaves_detaches_a_named_request(quire: Harness) -> None:
     first = quire.stub.StreamGenerate(api.StreamGenerateRequest(generation=api.Generation(text="a")))
     submit = await quire.scheduler.next("submit")
     quire.scheduler.session.accept(submit.key)
@@ -170,7 +179,7 @@ async def test_who_leaves_detaches_what_others_may_read(quire: Harness) -> None:
     await second.read()
     first.cancel()
     async with asyncio.timeout(60):
-        while await quire.metric("quire_gateway_requests_in_flight") != 1:
+        while await quire.metric('quire_gateway_requests_in_flight{model="tiny"}') != 1:
             await asyncio.sleep(0.01)
     second.cancel()
     assert (await quire.scheduler.next("detach")).key == submit.key

@@ -20,7 +20,7 @@ SEQUENCES = [
 
 
 class Record:
-    """A request that was submitted once, and is played again to whoever submits it later."""
+    """A request that was submitted once, and is replayed to later submissions."""
 
     def __init__(self) -> None:
         self._submits: dict[str, scheduler_v1.Submit] = {}
@@ -67,7 +67,7 @@ def data_of(event: str) -> Any:
 
 
 def flattened(events: list[str]) -> list[tuple[int, str, Any]]:
-    """What a client makes of a stream: of each choice its text, what else it was told, in order, and what followed."""
+    """A stream as a client reads it: the text and the other fields of each choice, in order, and what followed."""
     told: list[tuple[int, str, Any]] = []
     for event in events:
         data = data_of(event)
@@ -81,7 +81,7 @@ def flattened(events: list[str]) -> list[tuple[int, str, Any]]:
         told += [(choice["index"], "char", char) for char in delta.get("content", choice.get("text"))]
         if choice["finish_reason"]:
             told.append((choice["index"], "finish", (choice["finish_reason"], choice["stop_reason"])))
-    return sorted(told, key=lambda one: one[0])  # the order between choices is nobody's concern
+    return sorted(told, key=lambda one: one[0])  # choices may interleave in any order
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def flattened(events: list[str]) -> list[tuple[int, str, Any]]:
         ("/v1/completions", {"prompt": "a", "n": 2, "stop": [" wor"], "stream_options": {"include_usage": True}}),
     ],
 )
-async def test_a_stream_goes_on_after_any_event(path: str, body: dict[str, Any], quire: Harness) -> None:
+async def test_a_stream_resumes_after_any_event(path: str, body: dict[str, Any], quire: Harness) -> None:
     quire.scheduler.script = Record().play
     whole = await streamed(quire, path, body, idempotency_key="mine")
     assert len({id_of(event) for event in whole}) == len(whole)

@@ -139,8 +139,8 @@ async def test_grpc_names_the_field(channel: grpc.aio.Channel, case: Case, rpc: 
         await call(InferenceServiceStub(channel), rpc, pb.Generation(**values))
     expected = "NOT_FOUND" if reason == "MODEL_NOT_FOUND" else "INVALID_ARGUMENT"
     assert raised.value.code().name == expected
-    told, fields = details(raised.value)
-    assert told == (reason or told)
+    received, fields = details(raised.value)
+    assert received == (reason or received)
     assert [name.removeprefix("generation.") for name in fields] == [field]
 
 

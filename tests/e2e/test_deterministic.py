@@ -111,6 +111,12 @@ async def test_in_chunks_of_32(expected: list[Told]) -> None:
         assert await Serving(chunked).crowd() == expected
 
 
+async def test_with_a_drafter(expected: list[Told]) -> None:
+    with deployment(deterministic=1, drafter="ngram", num_blocks=WANTED) as drafting:
+        assert await Serving(drafting).crowd() == expected
+        assert drafting.metrics("worker_metrics")["quire_worker_accepted_draft_tokens_total"] > 0
+
+
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 async def test_with_a_third_of_the_blocks(preemption: str, expected: list[Told]) -> None:
     with deployment(deterministic=1, num_blocks=SCARCE, preemption=preemption) as scarce:

@@ -14,7 +14,7 @@ from benchmarks.serving.loads import PREFIX_WORDS, shared_prefix_requests
 from core_runner import CoreRunner, Durations, Served, num_blocks_for, submission
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from reference import MAX_TIES, NEW_TOKENS, Reference
-from scheduler_svc.core.explain import PreemptionMethod, PreemptionRecord
+from scheduler_svc.core.request import PreemptionMethod, PreemptionRecord
 from svc_common.settings import read_settings
 from worker_svc.instance import ModelInstance, load_instance
 from worker_svc.settings import WorkerSettings

@@ -1,4 +1,4 @@
-"""A deployment short of blocks, of room in its queue, and of speed in its swaps: what it tells, whom it refuses, and
+"""A deployment short of blocks, of room in its queue, and of speed in its swaps: its metrics, its rejections, and
 that a worker which is killed in mid-swap costs no token."""
 
 import asyncio
@@ -63,8 +63,8 @@ async def until(running: Deployment, metrics: Sequence[str], value: float) -> No
     """Wait until metrics of the scheduler have this sum."""
     end = time.monotonic() + 120
     while True:
-        told = running.metrics()
-        if sum(told[metric] for metric in metrics) == value:
+        samples = running.metrics()
+        if sum(samples[metric] for metric in metrics) == value:
             return
         assert time.monotonic() < end, f"{metrics} are not {value}\n{running.log.read_text()[-4000:]}"
         await asyncio.sleep(0.02)
@@ -111,8 +111,8 @@ async def contended(running: Deployment, num_queued: int) -> AsyncIterator[Async
 async def test_explain_tells_who_runs_who_gave_way_and_who_waits(running: Deployment) -> None:
     async with contended(running, num_queued=1):
         names = ("runs", "gives-way", "queues-0")
-        told = await asyncio.gather(*(explain(running, name) for name in names), explain(running))
-    runs, gives_way, queues = (one["sequences"][0] for one in told[:3])
+        explained = await asyncio.gather(*(explain(running, name) for name in names), explain(running))
+    runs, gives_way, queues = (one["sequences"][0] for one in explained[:3])
     assert runs["state"] == "paused"
     assert runs["num_device_blocks"] >= NUM_BLOCKS - PROMPT_BLOCKS
     assert (runs["num_host_blocks"], runs["num_missing_blocks"], runs["num_preemptions"]) == (0, 0, 0)
@@ -128,12 +128,12 @@ async def test_explain_tells_who_runs_who_gave_way_and_who_waits(running: Deploy
     assert (queues["num_device_blocks"], queues["num_host_blocks"], queues["num_generated_tokens"]) == (0, 0, 0)
     assert queues["num_ahead"] == 1, "who gave way comes back first"
     assert queues["predicted_start"] is not None
-    assert {one["tenant"] for one in told[:3]} == {"default"}
-    assert told[2]["num_waiting"] == 1
-    listed = told[3]
+    assert {one["tenant"] for one in explained[:3]} == {"default"}
+    assert explained[2]["num_waiting"] == 1
+    listed = explained[3]
     assert listed["num_live"] == 3
     assert [one["state"] for one in listed["requests"]] == ["paused", "swapped", "queued"]
-    assert [one["key"] for one in listed["requests"]] == [one["key"] for one in told[:3]]
+    assert [one["key"] for one in listed["requests"]] == [one["key"] for one in explained[:3]]
 
 
 async def test_deadline_that_cannot_be_met_is_refused_at_once(running: Deployment) -> None:

@@ -14,7 +14,7 @@ from tiny_model import make_model_directory, tiny_tokenizer
 
 POLICY = """
 from pathlib import Path
-from scheduler_svc.core.policies import FcfsPolicy
+from scheduler_svc.core.policy import FcfsPolicy
 
 class Marking(FcfsPolicy):
     def __init__(self, settings):

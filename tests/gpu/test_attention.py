@@ -50,7 +50,7 @@ def test_with_fixed_splits_nothing_but_itself_decides_a_sequence() -> None:
 
 
 def test_chunks_of_a_prompt_are_the_prompt_to_the_bit() -> None:
-    """A decode is such a chunk too, where the bound on a sequence's queries says that it may not be one."""
+    """A decode is such a chunk too, with a bound of two queries a sequence."""
     batch = cuda_batch([(1000, 1000)])
     whole = paged_attention(**batch.arguments())
     for start, end in ((0, 3), (3, 400), (400, 999), (999, 1000)):

@@ -1,4 +1,4 @@
-"""On a GPU: captured decodes, and steps launched one ahead, draw what eager steps draw one after the other."""
+"""On a GPU: captured decodes and steps launched ahead sample the same tokens as eager steps in turn."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,16 +40,16 @@ def test_tokens_are_those_of_transformers(cuda_graphs: bool, ahead: int, directo
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_graphs_and_steps_launched_ahead_draw_what_eager_steps_draw(ahead: int, directory: Path) -> None:
+def test_graphs_and_steps_launched_ahead_sample_the_tokens_of_eager_steps(ahead: int, directory: Path) -> None:
     asked = llama_models.prompts(1, 5, 9, 17, 33, 2, 3)
     every = [replace(SAMPLED, seed=seed) for seed in range(len(asked))]
     eager = _driver(directory, cuda_graphs=False, ahead=0)
     captured = _driver(directory, cuda_graphs=True, ahead=ahead)
     assert captured.generate(asked, 40, every) == eager.generate(asked, 40, every)
     for sequence_id, expected in eager.logprobs.items():
-        for told, by_eager in zip(captured.logprobs[sequence_id], expected, strict=True):
-            assert told.logprob == pytest.approx(by_eager.logprob, abs=1e-4)
-            assert dict(told.top) == pytest.approx(dict(by_eager.top), abs=1e-4)
+        for by_graph, by_eager in zip(captured.logprobs[sequence_id], expected, strict=True):
+            assert by_graph.logprob == pytest.approx(by_eager.logprob, abs=1e-4)
+            assert dict(by_graph.top) == pytest.approx(dict(by_eager.top), abs=1e-4)
 
 
 @pytest.mark.parametrize("num_sequences", [*capture_sizes(12), 3, 5, 7, 9, 11])

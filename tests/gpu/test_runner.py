@@ -23,7 +23,7 @@ def test_float32_is_token_identical_with_transformers(variant: str, tmp_path: Pa
     assert driver.generate(asked, 12) == llama_models.generate(directory, asked, 12, "cuda")
 
 
-def test_bfloat16_draws_what_float32_does_where_the_choice_is_clear(tmp_path: Path) -> None:
+def test_bfloat16_samples_the_tokens_of_float32_where_the_choice_is_clear(tmp_path: Path) -> None:
     directory = llama_models.save_model(tmp_path, llama_models.VARIANTS["llama"]())
     asked = llama_models.prompts(1, 15, 16, 17, 33, 64)
     exact = Driver(make_runner(directory, "triton", device="cuda")).generate(asked, 1)
@@ -32,7 +32,7 @@ def test_bfloat16_draws_what_float32_does_where_the_choice_is_clear(tmp_path: Pa
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
-def test_keys_and_values_in_8_bits_draw_what_full_ones_do_where_the_choice_is_clear(
+def test_8_bit_keys_and_values_sample_the_tokens_of_full_ones_where_the_choice_is_clear(
     cache_dtype: torch.dtype, tmp_path: Path
 ) -> None:
     directory = llama_models.save_model(tmp_path, llama_models.VARIANTS["llama"]())

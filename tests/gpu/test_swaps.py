@@ -46,9 +46,9 @@ def test_a_sequence_goes_on_from_blocks_that_were_elsewhere(cache_dtype: torch.d
     prefill = runner.launch(Step([], [_new(1, prompt)], [ScheduledSequence(1, 0, 40, [3, 9, 4])], step_id=1))
     out = runner.launch(Step([1], [], [], BlockOps(swap_out=[(3, 0), (9, 1), (4, 2)]), step_id=2))
     (first,) = runner.finish(prefill).sequences
-    (told,) = runner.finish(out).swap_results
-    assert told.failure is None
-    assert told.seconds > 0
+    (swap,) = runner.finish(out).swap_results
+    assert swap.failure is None
+    assert swap.seconds > 0
     runner.step(Step([], [_new(2, prompt[::-1])], [ScheduledSequence(2, 0, 40, [3, 9, 4])]))
     (back,) = runner.step(Step([2], [], [], BlockOps(swap_in=[(0, 7), (1, 11), (2, 5)]), step_id=3)).swap_results
     assert back.failure is None
@@ -72,11 +72,11 @@ def test_neither_a_launch_nor_the_stream_that_computes_waits_for_a_swap(director
     assert not first.is_done()
     second = runner.launch(Step([], [], [ScheduledSequence(1, 21, 1, [])], step_id=2))
     results = [runner.finish(step) for step in (first, second)]
-    told = [*(told for result in results for told in result.swap_results)]
-    told += runner.step(Step([], [], [], step_id=3)).swap_results
-    assert [(swap_result.step_id, swap_result.failure) for swap_result in told] == [(1, None)]
+    swaps = [swap for result in results for swap in result.swap_results]
+    swaps += runner.step(Step([], [], [], step_id=3)).swap_results
+    assert [(swap_result.step_id, swap_result.failure) for swap_result in swaps] == [(1, None)]
     # What it took is without what it waited for.
-    assert told[0].seconds < 0.5
+    assert swaps[0].seconds < 0.5
 
 
 def test_a_swap_out_waits_for_the_writes_before_it_and_none_behind() -> None:

@@ -1,4 +1,4 @@
-"""Blocks go to the host and come back bit for bit, in the runs that their places allow."""
+"""Blocks go to the host and come back bit for bit, in runs as long as possible."""
 
 import itertools
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def test_swap(swap: Swap, reference: Swap, pairs: list[tuple[int, int]], num_sta
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there are no streams without a GPU")
-def test_swaps_run_in_the_stream_that_is_given(device: str) -> None:
+def test_swaps_run_in_the_given_stream(device: str) -> None:
     (cache, host_cache), stream = make_tiers(device), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     expected = cache[[9, 2]].cpu()
     torch.cuda.synchronize()

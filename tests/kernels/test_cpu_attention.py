@@ -106,7 +106,7 @@ def test_soft_caps(
     assert not capped.numel() or (capped - attend(replace(batch, soft_cap=None))).abs().max() > 0.01
 
 
-def test_foreign_tokens_have_no_say(make_batch: Callable[..., Any]) -> None:
+def test_tokens_of_other_sequences_have_no_influence(make_batch: Callable[..., Any]) -> None:
     """A sequence alone, and among others: the same but for rounding, which only the layout of a product may change."""
     batch = make_batch([(1, 700), *[(1, context) for context in EDGES], (1, 3000)], (3, 3))
     plan = plan_cpu_attention(batch.block_tables[:1], batch.query_starts[:2], batch.context_lens[:1], 16)

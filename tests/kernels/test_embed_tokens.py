@@ -1,4 +1,4 @@
-"""Embeddings of tokens that are known, and of those that the step before has drawn."""
+"""Embeddings of known tokens, and of tokens that the step before has sampled."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from quire_kernels.embed_tokens import embed_tokens, embed_tokens_reference
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("width", [1, 48, 4097])
-def test_known_and_drawn_tokens_are_looked_up(dtype: torch.dtype, width: int, device: torch.device) -> None:
+def test_known_and_sampled_tokens_are_looked_up(dtype: torch.dtype, width: int, device: torch.device) -> None:
     embedding = torch.randn(11, width, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     sampled = torch.tensor([7, 0, 10], device=device)
     token_ids = torch.tensor([0, -1, 10, -3, -2, 4], device=device)
@@ -17,7 +17,7 @@ def test_known_and_drawn_tokens_are_looked_up(dtype: torch.dtype, width: int, de
     assert torch.equal(embed_tokens_reference(token_ids, sampled, embedding), expected)
 
 
-def test_a_draw_that_failed_is_looked_up_in_bounds(device: torch.device) -> None:
+def test_a_missing_token_is_looked_up_in_bounds(device: torch.device) -> None:
     embedding = torch.arange(6.0, device=device).view(3, 2)
     sampled, token_ids = torch.tensor([-1], device=device), torch.tensor([-1, 2], device=device)
     assert embed_tokens(token_ids, sampled, embedding).tolist() == [[0.0, 1.0], [4.0, 5.0]]

@@ -36,7 +36,7 @@ def test_products(
     assert_close(invariant_linear(values, weight, bias), invariant_linear_reference(values, weight, bias))
 
 
-def test_sums_can_be_given_out_as_they_are(device: str) -> None:
+def test_sums_can_be_written_in_float32(device: str) -> None:
     values, weight, bias = _random(5, 64, 33, device, torch.float16)
     wide = torch.full((7, 33), 9.0, device=device)
     assert invariant_linear(values, weight, bias, out=wide[:5]) is not None

@@ -1,4 +1,4 @@
-"""The cover that the kernels' tests draw their cases from."""
+"""The pairwise cover from which the kernels' tests take their cases."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations, product

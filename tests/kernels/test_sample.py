@@ -1,4 +1,4 @@
-"""Draws are those of the processor's sampler, whatever the batch and however a row is split."""
+"""Sampled tokens are those of the CPU's sampler, for any batch and split of a row."""
 
 import math
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def test_large_vocabularies(vocab_size: int, spread: float, device: str) -> None
     assert int(same.sum()) >= len(params) - 2
 
 
-def test_many_draws_of_one_row_are_the_references(device: str) -> None:
+def test_many_samples_of_one_row_are_the_references(device: str) -> None:
     params = [SamplingParams(temperature=0.8, top_k=20, top_p=0.95, seed=seed) for seed in range(8)]
     logits = random_logits(1, 500).repeat(len(params), 1).to(device)
     sampling = make_tensors(params, device, index=3, position=77)
@@ -73,7 +73,7 @@ def test_many_draws_of_one_row_are_the_references(device: str) -> None:
 
 @pytest.mark.parametrize("limit", [{"top_k": 2}, {"top_p": 0.51}])
 def test_ties_at_a_limit_are_all_kept(limit: dict[str, Any], device: str) -> None:
-    # Half of the mass is the likeliest token's, half that of 16 tokens that are alike.
+    # One token has half of the mass, 16 equal tokens the other half.
     logits = torch.full((10, 300), -50.0)
     logits[:, 7] = math.log(16.0)
     logits[:, 30:286:16] = 0.0
@@ -83,14 +83,14 @@ def test_ties_at_a_limit_are_all_kept(limit: dict[str, Any], device: str) -> Non
     assert len(set(sampled)) > 3
 
 
-def test_greedy_takes_the_first_of_the_likeliest(device: str) -> None:
+def test_greedy_takes_the_first_of_equals(device: str) -> None:
     logits = torch.full((3, 3001), -2.0)
     for row, places in enumerate([(70, 71, 2900), (1023, 1024), (3000,)]):
         logits[row, list(places)] = 3.0
     assert sample(logits.to(device), make_tensors([SamplingParams()] * 3, device)).tolist() == [70, 1023, 3000]
 
 
-def test_a_row_draws_the_same_alone_and_in_a_batch(device: str) -> None:
+def test_a_row_has_the_same_token_alone_and_in_a_batch(device: str) -> None:
     # A large batch is split into other chunks than a small one
     params = [replace(KINDS[row % len(KINDS)], seed=row) for row in range(16)]
     logits = random_logits(16, 1500, 0.5).to(device)
@@ -100,7 +100,7 @@ def test_a_row_draws_the_same_alone_and_in_a_batch(device: str) -> None:
         assert sample(logits[part], make_tensors(params[part], device)).tolist() == together[part]
 
 
-def test_index_and_position_change_the_draw(device: str) -> None:
+def test_index_and_position_change_the_token(device: str) -> None:
     params = [SamplingParams(temperature=1.0, seed=seed) for seed in range(4)]
     logits = torch.zeros(4, 3000, device=device)
     places = [(0, 1), (1, 1), (0, 2)]
@@ -109,7 +109,7 @@ def test_index_and_position_change_the_draw(device: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_rows_that_cannot_be_drawn_from_fail_alone(bad: float, device: str) -> None:
+def test_faulty_rows_fail_alone(bad: float, device: str) -> None:
     logits = torch.zeros(6, 1500, device=device)
     logits[:, 9] = 50.0
     logits[1, 3] = logits[4, 1400] = bad
@@ -119,7 +119,7 @@ def test_rows_that_cannot_be_drawn_from_fail_alone(bad: float, device: str) -> N
     assert sample_reference(logits, make_tensors(params, device)).tolist() == [9, -1, -1, 9, -1, -1]
 
 
-def test_suppressed_tokens_are_not_drawn(device: str) -> None:
+def test_suppressed_tokens_are_not_sampled(device: str) -> None:
     logits = torch.zeros(8, 40, device=device)
     logits[:, [0, 3, 39]] = SUPPRESSED.value
     logits[:, 4:39] = -30.0
@@ -134,7 +134,7 @@ def test_logits_are_left_as_they_are(device: str) -> None:
     assert torch.equal(logits, before)
 
 
-def test_the_drawn_token_is_counted_in_its_slot(device: str) -> None:
+def test_the_sampled_token_is_counted_in_its_slot(device: str) -> None:
     ones = torch.ones(3, device=device)
     counts = torch.zeros((4, 5), dtype=torch.int32, device=device)
     fill_token_counts(counts, 2, torch.tensor([1], device=device), torch.tensor([1, 1], device=device))

@@ -1,4 +1,4 @@
-"""Gateways that break where they are told to: real gRPC servers over one memory of requests, as Quire's are."""
+"""Gateways that break at given messages: real gRPC servers that share their requests, as Quire's do."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -23,23 +23,23 @@ SEED = 11
 
 
 class Fault(Enum):
-    """What becomes of a call."""
+    """How a call fails."""
 
     DRAINS = auto()
-    """UNAVAILABLE, as the gateway says it."""
+    """UNAVAILABLE, sent by the gateway."""
     RESETS = auto()
-    """INTERNAL, without a word from the gateway."""
+    """INTERNAL, without details of the gateway."""
     STOPS = auto()
     """The gateway ends: its listener closes and the connection goes away."""
     HANGS = auto()
-    """The gateway says nothing any more, to anyone."""
+    """The gateway sends nothing any more."""
     PAUSES = auto()
-    """The call is silent until the gateway was asked twice whether it is there; then it drains."""
+    """The call is silent until the gateway was probed twice; then it drains."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error that the gateway tells, with its reason."""
+    """An error that the gateway sends."""
 
     code: grpc.StatusCode
     reason: str
@@ -47,7 +47,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Break:
-    """What becomes of a call after so many messages."""
+    """How a call fails after a number of messages."""
 
     after: int
     how: Fault | Refusal
@@ -65,7 +65,7 @@ def text_after(index: int, num_tokens: int, is_ended: bool) -> str:
 
 
 def messages(name: str, starts: Sequence[int], size: int) -> Iterator[dict[str, Any]]:
-    """What a call says, from the first token of each sequence that it is asked for, in chunks of `size` tokens."""
+    """The messages of a call, from the first token of each sequence in `starts`, in chunks of `size` tokens."""
     yield {"acceptance": pb.Acceptance(request_id=name, model="tiny", seed=SEED, is_durable=True)}
     places = list(starts)
     ended = [False] * len(places)
@@ -101,7 +101,7 @@ class BreakingGateway(pb_grpc.InferenceServiceServicer):
     _stopping: asyncio.Task[None] | None = None
 
     async def start(self, port: int = 0) -> None:
-        """Begins to listen, on a free port unless it is told one."""
+        """Starts to listen, by default on a free port."""
         port = port or lasting_port()
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         pb_grpc.add_InferenceServiceServicer_to_server(self, self._server)

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
 
 import grpc
 
-from memory_worker import next_token
+from memory_worker import next_token, prompt_logprob, prompt_value
 from quire.worker.v1 import worker_pb2 as worker_v1
 from quire.worker.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 
@@ -17,7 +18,8 @@ VOCAB = 1000
 class ChecksumService(WorkerServiceServicer):
     """Samples `next_token` of all tokens, and confirms every swap; keeps block hashes, and what it was sent.
 
-    With `max_new_tokens` above 1 its steps return 0 to as many tokens for a sequence, in turn.
+    With `max_new_tokens` above 1 its steps return 0 to as many tokens for a sequence, in turn. `results` are the kinds
+    that it computes beside tokens, by name, and how.
     """
 
     def __init__(
@@ -27,9 +29,11 @@ class ChecksumService(WorkerServiceServicer):
         epoch: int = 0,
         num_host_blocks: int = 0,
         max_new_tokens: int = 1,
+        model: str = "checksum",
+        results: Mapping[str, worker_v1.PromptComputation] | None = None,
     ) -> None:
         self.about = worker_v1.DescribeResponse(
-            model="checksum",
+            model=model,
             fingerprint=fingerprint,
             tokenizer_fingerprint=b"tokens",
             context_length=256,
@@ -45,6 +49,12 @@ class ChecksumService(WorkerServiceServicer):
             prefill_tokens_per_second=1e4,
             max_new_tokens=max_new_tokens,
         )
+        self._results = {"tokens": worker_v1.PROMPT_COMPUTATION_CHUNKED} | dict(results or {})
+        if results is not None:
+            for name, computation in self._results.items():
+                computed = self.about.computed_results.add(computation=computation)
+                getattr(computed.result, name).SetInParent()
+        self._new: dict[int, worker_v1.NewSequence] = {}  # the sequences of the stream, as they came
         self.num_returned: Counter[int] = Counter()  # how often a step returned so many tokens of a sequence
         self.openings: list[worker_v1.StepRequest] = []
         self.steps: list[worker_v1.StepRequest] = []
@@ -78,6 +88,7 @@ class ChecksumService(WorkerServiceServicer):
             )
             if request.step_id == 0:
                 self.openings.append(request)
+                self._new.clear()
                 response.ready.SetInParent()
             else:
                 self.steps.append(request)
@@ -104,6 +115,7 @@ class ChecksumService(WorkerServiceServicer):
             known.pop(sequence_id, None)
         for new in request.new_sequences:
             known[new.sequence_id] = list(new.token_ids)
+            self._new[new.sequence_id] = new
         schedule = request.scheduled
         result = worker_v1.StepResult(sequence_ids=schedule.sequence_ids)
         for moved, direction in (
@@ -114,6 +126,13 @@ class ChecksumService(WorkerServiceServicer):
                 result.swaps.add(step_id=request.step_id, direction=direction, duration_us=1)
         for schedule_index, sequence_id in enumerate(schedule.sequence_ids):
             tokens, num_tokens = known[sequence_id], schedule.num_tokens[schedule_index]
+            kind = self._new[sequence_id].result.WhichOneof("kind") or "tokens"
+            if kind == "prompt_logprobs":
+                self._add_prompt_logprobs(result, self._new[sequence_id], schedule, schedule_index)
+            elif kind != "tokens":
+                result.num_tokens.append(0)
+                self._add_value(result, kind, tokens, schedule, schedule_index)
+                continue
             if self.about.max_new_tokens > 1 and num_tokens == 1:
                 most = 1 + (schedule.max_extra_tokens[schedule_index] if schedule.max_extra_tokens else 0)
                 count = sum(self.num_returned.values()) % (most + 1)
@@ -136,6 +155,42 @@ class ChecksumService(WorkerServiceServicer):
             getattr(result, name).extend(values)
         self.spoil = {}
         return result
+
+    def _add_value(
+        self,
+        result: worker_v1.StepResult,
+        kind: str,
+        tokens: list[int],
+        schedule: worker_v1.Schedule,
+        schedule_index: int,
+    ) -> None:
+        num_tokens = schedule.num_tokens[schedule_index]
+        if self._results[kind] != worker_v1.PROMPT_COMPUTATION_CHUNKED:
+            assert num_tokens == len(tokens), "an indivisible prompt is divided"
+        if self._results[kind] == worker_v1.PROMPT_COMPUTATION_INDIVISIBLE_WITHOUT_KV:
+            assert schedule.num_new_blocks[schedule_index] == 0, "blocks for what takes none"
+        if schedule.starts[schedule_index] + num_tokens == len(tokens):
+            result.values.add(schedule_index=schedule_index).value.numbers.extend(prompt_value(tokens, kind))
+
+    def _add_prompt_logprobs(
+        self,
+        result: worker_v1.StepResult,
+        new: worker_v1.NewSequence,
+        schedule: worker_v1.Schedule,
+        schedule_index: int,
+    ) -> None:
+        prompt, start = list(new.token_ids[: new.prompt_length]), schedule.starts[schedule_index]
+        end = min(start + schedule.num_tokens[schedule_index] + 1, len(prompt))
+        if end > start + 1:
+            tokens = map(partial(logprobs_at, prompt), range(start + 1, end))
+            result.prompt_logprobs.add(schedule_index=schedule_index, tokens=tokens)
+
+
+def logprobs_at(prompt: list[int], position: int) -> worker_v1.TokenLogprobs:
+    """Of a token of a prompt; the likeliest is another one."""
+    logprob = prompt_logprob(prompt, position)
+    top = [worker_v1.Logprob(token_id=(prompt[position] + 1) % VOCAB, logprob=logprob + 1)]
+    return worker_v1.TokenLogprobs(logprob=logprob, top=top)
 
 
 async def serve(service: ChecksumService, port: int = 0) -> tuple[grpc.aio.Server, int]:

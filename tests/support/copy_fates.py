@@ -1,11 +1,11 @@
-"""What becomes of copies between device and host: said by a test instead of drawn by chance."""
+"""Whether copies between device and host succeed: decided by a test instead of a random number."""
 
 import random
 from enum import Enum
 
 
 class Fate(Enum):
-    """Of all copies from now on; the value is what takes the place of a random number in `MemoryWorker`."""
+    """For all copies from now on. The value replaces a random number in `MemoryWorker`."""
 
     FAILED = 0.0  # read at once, and answered in the step that carries them: they failed
     DONE = 0.3  # read at once, and answered in the step that carries them
@@ -13,10 +13,10 @@ class Fate(Enum):
 
 
 class Fates(random.Random):
-    """The `rng` of a world whose copies fare as it is told."""
+    """The `rng` of a world with a given fate for copies."""
 
     fate = Fate.DONE
 
     def random(self) -> float:
-        """Always what `fate` stands for."""
+        """The value of `fate`."""
         return self.fate.value

@@ -1,19 +1,32 @@
-"""A scheduler and its replicas on a bench: answers come when a test says so, and as it says. Nothing computes."""
+"""A scheduler and replicas without workers: a test decides when outcomes come and what they are."""
 
 from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
 from memory_worker import Drawn
+from scheduler_svc.core.events import Event, FailedEvent
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.plan import Direction, Event, FailedEvent, StepOutcome, StepPlan, SwapDone
-from scheduler_svc.core.preemption import PreemptionMode
-from scheduler_svc.core.replica import Replica, ReplicaShape
+from scheduler_svc.core.policy.preemption import PreemptionMode
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.replica_shape import ReplicaShape
+from scheduler_svc.core.request import Request, Sequence
+from scheduler_svc.core.results import PROMPT_LOGPROBS, TOKENS, PromptComputation, ResultForm, ResultKind
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Request, Sequence
+from scheduler_svc.core.step import (
+    Direction,
+    PooledResult,
+    SampledSequence,
+    ScheduledSequence,
+    StepOutcome,
+    StepPlan,
+    SwapDone,
+)
 
 BLOCK = 4
-TOKEN = 7  # what every sequence draws
+TOKEN = 7  # that every sequence samples
+EMBEDDING = ResultKind("embedding", ResultForm.VALUE)
+VALUE = "value"  # of every prompt
 
 SHAPE = ReplicaShape(
     fingerprint=b"model",
@@ -26,12 +39,13 @@ SHAPE = ReplicaShape(
     block_bytes=1000,
     swap_bytes_per_second=1e8,
     prefill_tokens_per_second=1000.0,
+    results=dict.fromkeys((TOKENS.name, PROMPT_LOGPROBS.name, EMBEDDING.name), PromptComputation.CHUNKED),
 )
 """Swapping a block costs 0.01 ms each way, computing one 4 ms."""
 
 
 class CopyMode(Enum):
-    """What an answer says of the copies that are under way."""
+    """What an outcome reports about copies in progress."""
 
     DONE = auto()
     FAILED = auto()
@@ -39,9 +53,9 @@ class CopyMode(Enum):
 
 
 class CoreBench:
-    """One replica of `SHAPE`, but for what is given, and those that join it; what names none is of the first.
+    """One replica of `SHAPE`, except for what is given, and those added by `join`. Methods default to the first.
 
-    First come, first served, if `limits` does not say otherwise.
+    The policy is first come, first served unless `limits` has another one.
     """
 
     def __init__(
@@ -55,7 +69,8 @@ class CoreBench:
         self.scheduler = Scheduler(limits or SchedulerLimits(policy=policy, preemption=preemption))
         self.now = 0.0
         self.num_computed = 0  # tokens
-        self._copies: dict[Replica, list[tuple[int, Direction]]] = {}  # under way
+        self._copies: dict[Replica, list[tuple[int, Direction]]] = {}  # in progress
+        self._gives_prompt_logprobs: dict[int, bool] = {}  # by sequence id
         self.replica = self.join(**shape)
 
     def join(self, **shape: Any) -> Replica:
@@ -66,8 +81,12 @@ class CoreBench:
         return replica
 
     def lose(self, replica: Replica) -> list[FailedEvent]:
-        """A replica's worker dies, with what is in flight there."""
+        """A replica's worker is lost, with its steps in flight."""
         return self.scheduler.remove_replica(replica)
+
+    def submit_for_value(self, key: str, prompt: list[int], **fields: Any) -> Sequence:
+        """The sequence of a request for an embedding."""
+        return self.submit(key, prompt, max_tokens=1, result=EMBEDDING, **fields)[0]
 
     def submit(self, key: str, prompt: list[int], max_tokens: int = 4, n: int = 1, **fields: Any) -> list[Sequence]:
         """A request's sequences, which wait from now on."""
@@ -84,6 +103,7 @@ class CoreBench:
             each.check_integrity()
         if plan is not None:
             self.num_computed += plan.num_tokens
+            self._gives_prompt_logprobs |= {new.sequence.id: new.needs_prompt_logprobs for new in plan.new_sequences}
             for direction, pairs in ((Direction.OUT, plan.swap_out), (Direction.IN, plan.swap_in)):
                 if pairs:
                     self._copies[replica].append((plan.step_id, direction))
@@ -95,13 +115,18 @@ class CoreBench:
         """Answer the oldest step in flight, and with it the copies of all steps up to it."""
         replica = at or self.replica
         step = replica.in_flight[0]
-        results = [Drawn([TOKEN] if part.samples else []) for part in step.scheduled]
+        results = [_result_of(part) for part in step.scheduled]
+        prompt_logprobs = {
+            place: positions
+            for place, part in enumerate(step.scheduled)
+            if self._gives_prompt_logprobs[part.sequence.id] and (positions := _positions_of(part))
+        }
         in_progress = self._copies[replica]
         over = [copy for copy in in_progress if copy[0] <= step.step_id and copies is not CopyMode.LATE]
         self._copies[replica] = [copy for copy in in_progress if copy not in over]
         failure = "broken" if copies is CopyMode.FAILED else None
         swaps = [SwapDone(step_id, direction, 1e-4, failure) for step_id, direction in over]
-        events = self.scheduler.commit(replica, StepOutcome(results, swaps, busy_seconds), self.now)
+        events = self.scheduler.commit(replica, StepOutcome(results, swaps, busy_seconds, prompt_logprobs), self.now)
         replica.check_integrity()
         return events
 
@@ -119,7 +144,7 @@ class CoreBench:
         return [self.step() for _ in range(count)]
 
     def run(self) -> list[Event]:
-        """Go on until nobody is left, with two steps in flight as in life. What there was to tell."""
+        """Run until no request is live, with up to two steps in flight; the events."""
         events: list[Event] = []
         while list(self.scheduler.keys) or self.replica.in_flight:
             while self.plan() is not None:
@@ -131,13 +156,34 @@ class CoreBench:
 
     @property
     def num_used(self) -> int:
-        """Blocks of the device that cannot be had for others now."""
-        return self.replica.shape.num_blocks - self.replica.device.pool.num_available
+        """Device blocks that are not available."""
+        return self.replica.shape.num_blocks - self.replica.kv.num_available
+
+
+def _result_of(part: ScheduledSequence) -> SampledSequence:
+    if part.samples and part.sequence.request.is_pooled:
+        return PooledResult(VALUE)
+    return Drawn([TOKEN] if part.samples else [])
+
+
+def _positions_of(part: ScheduledSequence) -> list[int]:
+    """Positions of the prompt's tokens behind those that a part computes, used as their log-probabilities."""
+    end = min(part.start + part.num_tokens + 1, len(part.sequence.request.prompt))
+    return list(range(part.start + 1, end))
 
 
 def prompt(length: int, start: int = 0) -> list[int]:
-    """Tokens that no other prompt has, whose `start` is far enough off."""
+    """Tokens that no other prompt with a distant `start` has."""
     return list(range(1000 + start, 1000 + start + length))
+
+
+def crowded(mode: PreemptionMode) -> CoreBench:
+    """Three sequences that decode beside prompts of 40 tokens: a step has room for two tokens of these."""
+    bench = CoreBench(num_blocks=19, max_step_tokens=5, preemption=mode)
+    for number in range(3):
+        bench.submit(f"{number}", prompt(3, 1000 * number), 60)
+    bench.steps(2)
+    return bench
 
 
 def keys(plan: StepPlan) -> list[str]:

@@ -1,6 +1,6 @@
 """The real core and the real runner in one process: plans and outcomes go through both sides' messages, no network.
 
-So a test sees each sequence's life, which a deployment only counts: how often it gave way, and how it came back.
+So a test sees each sequence's preemptions, which a deployment only counts.
 """
 
 import math
@@ -14,31 +14,32 @@ from unittest.mock import patch
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
+from scheduler_svc.core.events import TokensEvent
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.plan import FailedEvent, StepPlan, TokensEvent
-from scheduler_svc.core.policies import POLICIES, FcfsPolicy, OrderKey
-from scheduler_svc.core.preemption import PreemptionMode
+from scheduler_svc.core.policy import POLICIES, FcfsPolicy, OrderKey
+from scheduler_svc.core.policy.preemption import PreemptionMode
 from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.request import Phase, Sequence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Phase, Sequence
-from scheduler_svc.wire import event_to_proto, outcome_from_proto, plan_to_proto, request_from_proto, shape_from_proto
+from scheduler_svc.core.step import StepPlan
+from scheduler_svc.session_wire import event_to_proto, request_from_proto
+from scheduler_svc.step_responses import ResponseValidator
+from scheduler_svc.step_wire import plan_to_proto, shape_from_proto
+from worker_svc.in_flight import InFlight
 from worker_svc.instance import ModelInstance as Worker
-from worker_svc.runner import InFlight
 from worker_svc.wire import description_to_proto, outcome_to_proto, step_from_proto
 
-Told = tuple[float, tuple[tuple[int, float], ...]]
-"""A token's log-probability, and the likeliest tokens at its place with theirs."""
+TokenLogprob = tuple[float, tuple[tuple[int, float], ...]]
+"""A token's log-probability, and the top tokens at its position with theirs."""
 
 
 class TurnTaking(FcfsPolicy):
-    """First come, first served; but who gave way least often gives way first, and then who came first."""
+    """First come, first served; the sequence with the fewest preemptions is preempted first, then the earliest."""
 
     def add(self, sequence: Sequence, now: float) -> None:
-        """See Policy."""
         self._waiting.put(sequence, super().preemption_key(sequence))
 
     def preemption_key(self, sequence: Sequence) -> OrderKey:
-        """See Policy."""
         return (-sequence.num_preemptions, -sequence.arrival, *super().preemption_key(sequence)[2:])
 
 
@@ -48,19 +49,19 @@ class Served:
 
     sequence: Sequence
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Told] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     score: float | None = None
-    num_returns: int = 0  # how often its image came back
+    num_returns: int = 0  # how often it was resumed from host memory
 
     @property
     def num_preemptions(self) -> int:
-        """How often it gave way."""
+        """How often it was preempted."""
         return self.sequence.num_preemptions
 
 
 @dataclass(frozen=True)
 class Durations:
-    """What the core is told of a machine's speed, instead of this one's."""
+    """A machine's speed as the core sees it, instead of this one's."""
 
     token_seconds: float
     """That each token of a step takes."""
@@ -71,8 +72,8 @@ class Durations:
 class CoreRunner:
     """Serves requests from beginning to end. One at a time may use a worker.
 
-    The core is told of `num_blocks` of the worker's and may choose as `preemption` says. Where `durations` are given,
-    it is told of these and not of what the worker's steps and swaps take.
+    The core uses `num_blocks` of the worker's, and preempts as `preemption` says. With `durations` it learns from these
+    instead of the times of the worker's steps and swaps.
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class CoreRunner:
         num_host_blocks: int | None = None,
         durations: Durations | None = None,
     ) -> None:
-        told = description_to_proto(worker.description, 0, is_draining=False)
-        about = worker_v1.DescribeResponse.FromString(told.SerializeToString())
+        sent = description_to_proto(worker.description, 0, is_draining=False)
+        about = worker_v1.DescribeResponse.FromString(sent.SerializeToString())
         shape = shape_from_proto(about)
         assert num_blocks <= shape.num_blocks, "the worker has not so many"
         shape = replace(
@@ -107,8 +108,11 @@ class CoreRunner:
         self.core.add_replica(self.replica)
         self.peak_blocks = 0  # of the device, that were in use at once
         self.num_copies = 0  # of blocks within the device
+        self.num_results: Counter[int] = Counter()  # sequences in steps, by how many tokens these returned for them
         self._runner = worker.runner
         self._runner.reset()
+        opening = worker_v1.StepRequest(epoch=1, generation=1)
+        self._validator = ResponseValidator(opening, worker.description.limits.vocab_size, shape.max_new_tokens)
         self._in_flight: deque[tuple[StepPlan, InFlight]] = deque()
         self._last_done = 0.0
         self._served: dict[tuple[str, int], Served] = {}
@@ -117,10 +121,10 @@ class CoreRunner:
     def serve(
         self, submits: Iterable[scheduler_v1.Submit], indices: Mapping[str, int] | None = None
     ) -> dict[str, list[Served]]:
-        """All requests at once, by key, each with its sequences by index.
+        """Serve all requests together; the sequences of each, by key and in the order of their index.
 
-        `indices` has requests of one sequence draw as sequence number so and so of a request would.
-        Raises AssertionError where one fails, or the books do not balance, or something is left at the end.
+        `indices` are indices with which requests of one sequence sample, instead of 0. Raises AssertionError if a
+        request fails, if blocks and owners disagree, or if blocks are left at the end.
         """
         self._served = {}
         alive: dict[str, list[Sequence]] = {}
@@ -132,9 +136,9 @@ class CoreRunner:
                 alive[request.key][0].index = indices[request.key]
         while self.core.num_running or self.core.num_queued:
             self._step()
-        while self.replica.has_pending_updates or self.replica.swaps or self._in_flight:
+        while self.replica.has_pending_updates or self.replica.kv.swaps or self._in_flight:
             self._step()
-        assert not self.replica.device.pool.counts.used, "blocks are left"
+        assert not self.replica.kv.device.counts.used, "blocks are left"
         for (key, index), served in self._served.items():
             own = next((s for s in alive[key] if s.index == index), served.sequence)
             served.num_returns = self._returns[id(own)]
@@ -142,13 +146,14 @@ class CoreRunner:
         return {key: [served for (owner, _), served in ordered if owner == key] for key in alive}
 
     def _step(self) -> None:
-        """Fill the pipeline, and take in the oldest step."""
+        """Plan as many steps as may be in flight, and commit the oldest one."""
         while (plan := self._schedule()) is not None:
             self._count(plan)
+            self._validator.expect(plan)
             message = plan_to_proto(plan, 1, 1).SerializeToString()
             step = step_from_proto(worker_v1.StepRequest.FromString(message))
             self._in_flight.append((plan, self._runner.launch(step)))
-        assert self._in_flight, "requests wait, and nothing is done about it"
+        assert self._in_flight, "requests wait and no step is in flight"
         plan, launched = self._in_flight.popleft()
         outcome = self._runner.finish(launched)
         done = time.perf_counter()
@@ -158,10 +163,13 @@ class CoreRunner:
         self._last_done = done
         if self._durations is not None:
             self._change_durations(plan, result, self._durations)
-        result = worker_v1.StepResult.FromString(result.SerializeToString())
-        assert list(result.sequence_ids) == [part.sequence.id for part in plan.scheduled]
-        for event in self.core.commit(self.replica, outcome_from_proto(result), time.monotonic()):
-            assert not isinstance(event, FailedEvent), event
+        response = worker_v1.StepResponse(epoch=1, generation=1, step_id=plan.step_id, result=result)
+        response = worker_v1.StepResponse.FromString(response.SerializeToString())
+        self.num_results.update(response.result.num_tokens)
+        for event in self.core.commit(
+            self.replica, self._validator.outcome_of(response, self.replica), time.monotonic()
+        ):
+            assert isinstance(event, TokensEvent), event
             self._note(event)
         self.replica.check_integrity()
 
@@ -178,29 +186,29 @@ class CoreRunner:
         return plan
 
     def _count(self, plan: StepPlan) -> None:
-        pool = self.replica.device.pool
+        pool = self.replica.kv.device.pool
         self.peak_blocks = max(self.peak_blocks, self.replica.shape.num_blocks - pool.num_available)
         self.num_copies += len(plan.copies)
         self._num_moved[plan.step_id, worker_v1.DIRECTION_OUT] = len(plan.swap_out)
         self._num_moved[plan.step_id, worker_v1.DIRECTION_IN] = len(plan.swap_in)
 
     def _note(self, event: TokensEvent) -> None:
-        """Keep what a gateway would be told."""
-        told = scheduler_v1.Event.FromString(event_to_proto(event).SerializeToString())
-        served = self._served.setdefault((told.key, told.tokens.index), Served(event.sequence))
-        assert told.tokens.offset == len(served.token_ids), "a gap, or a token twice"
-        served.token_ids += told.tokens.token_ids
+        """Keep what a gateway would receive."""
+        sent = scheduler_v1.Event.FromString(event_to_proto(event).SerializeToString())
+        served = self._served.setdefault((sent.key, sent.tokens.index), Served(event.sequence))
+        assert sent.tokens.offset == len(served.token_ids), "a gap, or a token twice"
+        served.token_ids += sent.tokens.token_ids
         served.logprobs += [
             (logprobs.logprob, tuple((top.token_id, top.logprob) for top in logprobs.top))
-            for logprobs in told.tokens.logprobs
+            for logprobs in sent.tokens.logprobs
         ]
-        served.score = told.tokens.score if told.tokens.HasField("score") else None
+        served.score = sent.tokens.score if sent.tokens.HasField("score") else None
 
 
 def submission(
     key: str, prompt: Seq[int], max_tokens: int, n: int = 1, logprobs: int | None = None, **sampling: float | int
 ) -> scheduler_v1.Submit:
-    """What a gateway submits; `sampling` as quire.worker.v1.SamplingParams has it, greedy where it says nothing."""
+    """What a gateway submits; `sampling` has fields of quire.worker.v1.SamplingParams; greedy by default."""
     params = worker_v1.SamplingParams(logprobs=logprobs)
     for name, value in {"top_p": 1.0, "repetition_penalty": 1.0, **sampling}.items():
         setattr(params, name, value)

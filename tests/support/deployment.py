@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from environments import bare_environment
+from prometheus_page import read_samples
 
 START_SECONDS = 240  # the first start of all also prepares the model
 
@@ -46,11 +47,10 @@ class Deployment:
         return str(self.state["grpc"][0])
 
     def metrics(self, role: str = "scheduler_metrics") -> dict[str, float]:
-        """All samples of a role, by name with labels as Prometheus writes them."""
+        """All samples of a role, by name with labels as Prometheus writes them, but summed over models."""
         address = self.state[role] if isinstance(self.state[role], str) else self.state[role][0]
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as response:
-            lines = response.read().decode().splitlines()
-        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+            return read_samples(response.read().decode())
 
     def blocks(self) -> dict[str, int]:
         """Device blocks by state."""

@@ -13,11 +13,12 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway_svc.gateway import Gateway
+from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.settings import GatewaySettings
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import ScriptedScheduler, serving
-from svc_common.models import ServedModel, tokenizer_fingerprint
+from svc_common.models import tokenizer_fingerprint
 from tiny_model import CONTEXT_LENGTH, tiny_tokenizer
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Harness:
 
 
 def scheduler_model(directory: Path, **changes: Any) -> scheduler_v1.Model:
-    """What a scheduler tells of the model in a directory."""
+    """The model in a directory, in a status."""
     facts: dict[str, Any] = {
         "name": MODEL,
         "tokenizer_fingerprint": tokenizer_fingerprint(directory),
@@ -78,16 +79,15 @@ async def running_gateway(directory: Path, **settings: Any) -> AsyncIterator[Har
 async def gateway_at(
     scheduler: ScriptedScheduler, directory: Path, addresses: list[str], **settings: Any
 ) -> AsyncIterator[Harness]:
-    """A gateway that dials `addresses`, ready or not."""
-    gateway = Gateway(
-        GatewaySettings(
-            http_port=0,
-            grpc_port=0,
-            schedulers_at=",".join(addresses),
-            **({"drain_grace": 0} | settings),
-        ),
-        ServedModel(MODEL, directory),
+    """A gateway that dials `addresses`, ready or not, for the model in a directory unless `models` is set."""
+    of_one_model = {} if "models" in settings else {"model": str(directory), "served_model_name": MODEL}
+    chosen = GatewaySettings(
+        http_port=0,
+        grpc_port=0,
+        schedulers_at=",".join(addresses),
+        **({"drain_grace": 0} | of_one_model | settings),
     )
+    gateway = Gateway(chosen, ModelCatalog.load(chosen.model_settings()))
     await gateway.start()
     try:
         async with (

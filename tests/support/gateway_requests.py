@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from gateway_svc.model_catalog import CatalogModel, ModelCatalog
 from gateway_svc.openai_http.bodies import chat_body, completion_body
 from gateway_svc.openai_http.json_fields import parse_body
+from gateway_svc.rendering import Rendering
 from gateway_svc.servicer import generation_field_path
 from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.unvalidated_request import GenerationDefaults, ResponseMode, UnvalidatedRequest
@@ -20,6 +22,12 @@ VOCAB_SIZE = tiny_tokenizer().get_vocab_size()
 MODEL = ModelInfo("tiny", CONTEXT_LENGTH, VOCAB_SIZE)
 
 
+def catalog(tokenizer: ModelTokenizer, defaults: GenerationDefaults | None = None) -> ModelCatalog:
+    """A catalog of the one model."""
+    defaults = defaults or GenerationDefaults()
+    return ModelCatalog([CatalogModel("tiny", (), b"", tokenizer, defaults, Validator(tokenizer, defaults))])
+
+
 async def over_grpc(
     tokenizer: ModelTokenizer,
     response_mode: ResponseMode = ResponseMode.WHOLE,
@@ -29,7 +37,8 @@ async def over_grpc(
     """Resolves a Generation as it comes off the wire."""
     sent = api.Generation(**fields).SerializeToString()
     unvalidated = UnvalidatedRequest.from_proto(api.Generation.FromString(sent), response_mode)
-    return await Validator(tokenizer, defaults).generation(unvalidated, MODEL, generation_field_path, "own-id")
+    model = catalog(tokenizer, defaults).find(unvalidated.model, generation_field_path)
+    return await model.validator.generation(unvalidated, MODEL, generation_field_path, "own-id")
 
 
 async def over_http(
@@ -41,7 +50,13 @@ async def over_http(
     """Resolves a body of /v1/chat/completions where it has messages, of /v1/completions otherwise."""
     read = chat_body if "messages" in fields else completion_body
     (asked,) = read(parse_body(json.dumps(fields).encode()), request_id).prompts
-    return await Validator(tokenizer, defaults).generation(asked.unvalidated, MODEL, asked.field_path, "own-id")
+    model = catalog(tokenizer, defaults).find(asked.unvalidated.model, asked.field_path)
+    return await model.validator.generation(asked.unvalidated, MODEL, asked.field_path, "own-id")
+
+
+def digest_of(request: ValidatedRequest, tokenizer: ModelTokenizer) -> bytes:
+    """The digest of its body."""
+    return request.to_proto(Rendering.of(request, tokenizer.vocabulary).to_proto()).body_digest
 
 
 async def refused(resolving: Any) -> tuple[Reason, str | None]:

@@ -7,6 +7,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from gateway_svc.rendering import Rendering
+from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.stop_strings import StopString
 from gateway_svc.validated_request import (
     BeamSearchParams,
@@ -27,7 +28,7 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 
 
 def sentencepiece_tokenizer() -> Tokenizer:
-    """As Llama 2 has it: spaces as ▁, unknown characters as bytes, the first space of a text stripped."""
+    """As in Llama 2: spaces as ▁, unknown characters as bytes, the first space of a text stripped."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "▁b", "é"]
     tokenizer = Tokenizer(
         models.BPE(vocab={piece: place for place, piece in enumerate(pieces)}, merges=[("▁", "a"), ("▁", "b")])
@@ -40,7 +41,7 @@ def sentencepiece_tokenizer() -> Tokenizer:
 
 
 def metaspace_tokenizer() -> Tokenizer:
-    """As T5 has it."""
+    """As in T5."""
     pieces = ["<pad>", "▁", "a", "b", "▁a", "▁é", "é"]
     tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0))
     tokenizer.add_special_tokens([AddedToken("<pad>", special=True)])
@@ -50,7 +51,7 @@ def metaspace_tokenizer() -> Tokenizer:
 
 
 def wordpiece_tokenizer() -> Tokenizer:
-    """As BERT has it."""
+    """As in BERT."""
     pieces = ["[UNK]", "[CLS]", "a", "##a", "b", "##b", ".", "é"]
     tokenizer = Tokenizer(models.WordPiece({piece: place for place, piece in enumerate(pieces)}, unk_token="[UNK]"))
     tokenizer.add_special_tokens([AddedToken("[CLS]", special=True)])
@@ -103,7 +104,7 @@ def make_generation(
     request_id: str = "some-id",
 ) -> ValidatedRequest:
     """A request, with what a test does not care about filled in."""
-    sampling = Sampling(1.0, 1.0, 0, 0.0, 0.0, 0.0, 1.0, seed, {})
+    sampling = Sampling({one.name: one.default for one in SAMPLING_FIELDS}, seed, {})
     stops = tuple(StopString.compile(text) for text in stop)
     stopping = Stopping(100, min_tokens, stops, stop_token_ids, (2,), stop_text)
     prompt = [5] if prompt_token_ids is None else prompt_token_ids

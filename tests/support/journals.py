@@ -1,4 +1,4 @@
-"""Journals beside a real Redis: what they told, and when the store has everything."""
+"""Journals with a real Redis."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ EPOCH = 100
 
 
 class Told:
-    """What a journal told its engine."""
+    """Records the calls of a journal."""
 
     def __init__(self) -> None:
         self.durable: list[tuple[RequestLog, int]] = []

@@ -1,10 +1,9 @@
-"""A worker whose model is a checksum: it stores token ids as its keys and values, in the blocks it is told.
+"""A worker whose model is a checksum: it stores token ids as KV, in the blocks that plans name.
 
-Before it draws, it reads a sequence's whole context back through the block table and compares it with the tokens that
-the sequence has. So a block that was shared, published, released or overwritten wrongly shows as a wrong context.
-Blocks that are swapped are read at once or at the last moment, when the transfer is confirmed, and written only then;
-until then there is nothing where they go. Every slot remembers the step that filled it, and blocks keep their labels
-until they are written again.
+Before it samples, it reads a sequence's whole context through the block table and compares it with the sequence's
+tokens. So a block that was shared, published, released or overwritten wrongly shows as a wrong context. Swapped blocks
+are read at once or at the last moment, when the transfer is confirmed, and written only then; until then their
+destination is empty. Every slot records the step that filled it, and blocks keep their hashes until they are written.
 """
 
 import math
@@ -12,11 +11,23 @@ import random
 import zlib
 from array import array
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.beam_search import num_candidates
-from scheduler_svc.core.block_hash_report import BlockHashReport
-from scheduler_svc.core.plan import BlockPair, Direction, ScheduledSequence, StepOutcome, StepPlan, SwapDone
+from scheduler_svc.core.kv.block_hash_report import BlockHashReport
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.results import PromptComputation
+from scheduler_svc.core.step import (
+    BlockPair,
+    Direction,
+    PooledResult,
+    SampledSequence,
+    ScheduledSequence,
+    StepOutcome,
+    StepPlan,
+    SwapDone,
+)
 
 Slot = tuple[int, int] | None  # position and token
 Block = tuple[list[Slot], list[int]]  # what is in a block, and which steps put it there
@@ -35,23 +46,35 @@ class Known:
     table: list[int] = field(default_factory=list)
     position: int | None = None  # of the first token that is not computed; its first step says
     num_cached_tokens: int = 0
+    num_prompt: int = 0  # of whose tokens log-probabilities are returned; 0: none are
 
 
 def next_token(tokens: list[int], vocab_size: int) -> int:
-    """The token that follows, a function of all that came before."""
+    """The next token, a function of all tokens before."""
     return zlib.crc32(array("I", tokens).tobytes()) % vocab_size
 
 
 def continuation(
     prompt: list[int], count: int, vocab_size: int, stop: frozenset[int] = frozenset(), min_tokens: int = 0
 ) -> list[int]:
-    """What a sequence must draw, whatever happens around it."""
+    """The tokens that a sequence must have, whatever happens around it."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(next_token(tokens, vocab_size))
         if tokens[-1] in stop and len(tokens) - len(prompt) > min_tokens:
             break
     return tokens[len(prompt) :]
+
+
+def prompt_logprob(prompt: list[int], position: int) -> float:
+    """The log-probability of a prompt's token, a function of it and all tokens before; exact in 32 bits."""
+    return -(zlib.crc32(array("I", prompt[: position + 1]).tobytes()) % 2**20) / 2**10
+
+
+def prompt_value(prompt: list[int], name: str) -> list[float]:
+    """The value of a prompt, by the name of its kind; exact in 32 bits."""
+    checksum = zlib.crc32(array("I", prompt).tobytes(), zlib.crc32(name.encode()))
+    return [float(checksum % 2**16), float(checksum >> 16)]
 
 
 @dataclass(frozen=True)
@@ -66,7 +89,7 @@ class Options:
 
 
 def options(tokens: list[int], vocab_size: int, count: int) -> list[Option]:
-    """The likeliest tokens to follow, a function of all that came before."""
+    """The most likely next tokens, a function of all tokens before."""
     rng = random.Random(zlib.crc32(array("I", tokens).tobytes()))
     weights = [rng.random() ** 2 + 1e-3 for _ in range(vocab_size)]
     ranked = sorted(((weight / sum(weights), token) for token, weight in enumerate(weights)), reverse=True)
@@ -99,7 +122,7 @@ class Memory:
 
 
 @dataclass
-class UnderWay:
+class Transfer:
     step_id: int
     direction: Direction
     pairs: list[BlockPair]
@@ -107,10 +130,11 @@ class UnderWay:
 
 
 class MemoryWorker:
-    """Executes plans in order, and raises AssertionError where a plan is not executable.
+    """Executes plans in order, and raises AssertionError if a plan is not executable.
 
-    With an `rng` its transfers take some steps, and fail now and then; without one they are done with their step. One
-    that `speculates` returns 0 to as many tokens for a sequence as the plan allows, at random.
+    With an `rng` transfers take some steps, and fail now and then; without one they are done with their step. If it
+    `speculates` it returns a random number of tokens for a sequence, from 0 to as many as the plan allows. `results`
+    says how it computes prompts for values.
     """
 
     def __init__(
@@ -122,20 +146,22 @@ class MemoryWorker:
         rng: random.Random | None = None,
         *,
         speculates: bool = False,
+        results: Mapping[str, PromptComputation] | None = None,
     ) -> None:
+        self._results = results or {}
         self.vocab_size = vocab_size
         self.block_size = block_size
         self.device = Memory(num_blocks, block_size)
         self.host = Memory(num_host_blocks, block_size)
         self.known: dict[int, Known] = {}
         self.num_computed = 0
-        self.in_progress: list[UnderWay] = []
+        self.in_progress: list[Transfer] = []
         self._rng = rng
         self.speculates = speculates
         self.num_returned: Counter[int] = Counter()  # how often a speculation returned how many tokens
 
     def restart(self) -> BlockHashReport:
-        """Another scheduler comes: forget all sequences and transfers, and say what the blocks hold."""
+        """A new scheduler connects: forget all sequences and transfers, and report the block hashes."""
         self.known.clear()
         self.in_progress.clear()
         for memory in (self.device, self.host):
@@ -151,7 +177,7 @@ class MemoryWorker:
             if pairs:
                 self._begin(plan.step_id, direction, pairs)
         for copy in plan.copies:
-            self._check_not_under_way(copy.destination)
+            self._check_not_in_transfer(copy.destination)
             self.device.write(copy.destination, self.device.read(copy.source)[0], plan.step_id)
         for change in plan.block_table_updates:
             known, size = self.known[change.sequence_id], self.block_size
@@ -160,14 +186,46 @@ class MemoryWorker:
             assert self.device.read(change.block_id)[0] == same, "a block is replaced by one that holds something else"
             known.table[change.index] = change.block_id
         for new in plan.new_sequences:
-            assert new.sequence.id not in self.known, "introduced twice"
-            self.known[new.sequence.id] = Known(list(new.tokens))
+            assert new.sequence.id not in self.known, "a sequence is new twice"
+            num_prompt = len(new.sequence.request.prompt) if new.needs_prompt_logprobs else 0
+            self.known[new.sequence.id] = Known(list(new.tokens), num_prompt=num_prompt)
         for part in plan.scheduled:
             self.known[part.sequence.id].table += part.new_block_ids
         for part in plan.scheduled:  # all of a step's tokens are stored before any is attended to
-            self._store(part, plan.step_id)
-        results = [self._draw(part, plan.step_id) for part in plan.scheduled]
-        return StepOutcome(results, self._finish_transfers(plan.step_id, wait=not plan.scheduled))
+            if self._is_without_kv(part.sequence.request):
+                self._compute_without_kv(part)
+            else:
+                self._store(part, plan.step_id)
+        prompt_logprobs = {
+            place: found for place, part in enumerate(plan.scheduled) if (found := self._prompt_logprobs(part))
+        }
+        results = [self._sample(part, plan.step_id) for part in plan.scheduled]
+        transfers = self._finish_transfers(plan.step_id, wait=not plan.scheduled)
+        return StepOutcome(results, transfers, prompt_logprobs=prompt_logprobs)
+
+    def _is_without_kv(self, request: Request) -> bool:
+        how = self._results.get(request.result.name)
+        return request.is_pooled and how is PromptComputation.INDIVISIBLE_WITHOUT_KV
+
+    def _compute_without_kv(self, part: ScheduledSequence) -> None:
+        known = self.known[part.sequence.id]
+        assert not known.table, "a sequence without keys and values has blocks"
+        known.position = part.num_tokens
+        self.num_computed += part.num_tokens
+
+    def _prompt_logprobs(self, part: ScheduledSequence) -> list[float]:
+        """Of the tokens of the prompt behind those that a part computes."""
+        known = self.known[part.sequence.id]
+        assert known.position is not None
+        first, end = known.position - part.num_tokens + 1, min(known.position + 1, known.num_prompt)
+        return [prompt_logprob(known.tokens, position) for position in range(first, end)]
+
+    def _value(self, part: ScheduledSequence) -> PooledResult:
+        request, known = part.sequence.request, self.known[part.sequence.id]
+        assert part.samples, "a prompt is computed to its end, and nothing is expected"
+        if self._results[request.result.name] is not PromptComputation.CHUNKED:
+            assert part.num_tokens == len(request.prompt), "an indivisible prompt is divided"
+        return PooledResult(prompt_value(known.tokens, request.result.name))
 
     def _begin(self, step_id: int, direction: Direction, pairs: list[BlockPair]) -> None:
         early = None
@@ -179,7 +237,7 @@ class MemoryWorker:
         else:
             for pair in pairs:
                 self.device.wipe(pair.device)
-        self.in_progress.append(UnderWay(step_id, direction, pairs, early))
+        self.in_progress.append(Transfer(step_id, direction, pairs, early))
 
     def _store(self, part: ScheduledSequence, step_id: int) -> None:
         known = self.known[part.sequence.id]
@@ -191,7 +249,7 @@ class MemoryWorker:
         known.position = end
         written = set(known.table[first // self.block_size : -(-end // self.block_size)])
         for block_id in written:
-            self._check_not_under_way(block_id)
+            self._check_not_in_transfer(block_id)
             self.device.block_hashes.pop(block_id, None)
         for sequence_id, other in self.known.items():
             if sequence_id != part.sequence.id:
@@ -213,7 +271,7 @@ class MemoryWorker:
                 done.append(SwapDone(transfer.step_id, transfer.direction, 0.001, failure))
         return done
 
-    def _move(self, transfer: UnderWay, step_id: int) -> None:
+    def _move(self, transfer: Transfer, step_id: int) -> None:
         for place, pair in enumerate(transfer.pairs):
             if transfer.direction is Direction.IN:
                 self.device.write(pair.device, self.host.read(pair.host)[0], step_id)
@@ -222,22 +280,26 @@ class MemoryWorker:
             else:
                 self.host.write(pair.host, self.device.read(pair.device)[0], step_id)
 
-    def _check_not_under_way(self, block_id: int) -> None:
+    def _check_not_in_transfer(self, block_id: int) -> None:
         for transfer in self.in_progress:
             for pair in transfer.pairs:
                 assert pair.device != block_id, "a step writes a block that a transfer names"
 
-    def _draw(self, part: ScheduledSequence, step_id: int) -> Drawn:
+    def _sample(self, part: ScheduledSequence, step_id: int) -> SampledSequence:
         sequence_id, beam = part.sequence.id, part.sequence.request.beam
         known = self.known[sequence_id]
+        if self._is_without_kv(part.sequence.request):
+            return self._value(part)
         end = known.position
         assert end is not None
         context = [self.device.slots[self._slot(known, position)] for position in range(end)]
         in_transit = {pair.device for t in self.in_progress if t.direction is Direction.IN for pair in t.pairs}
-        assert in_transit.isdisjoint(known.table), f"sequence {sequence_id} reads blocks that are not there yet"
+        assert in_transit.isdisjoint(known.table), f"sequence {sequence_id} reads blocks that are not copied yet"
         assert context == list(enumerate(known.tokens[:end])), f"sequence {sequence_id} reads a wrong context"
         if end < len(known.tokens):
             return Drawn([])
+        if part.sequence.request.is_pooled:
+            return self._value(part)
         count = num_candidates(beam.width, len(part.sequence.request.stop_token_ids)) if beam is not None else 0
         logprobs: list[object] = [Options(options(known.tokens, self.vocab_size, count))] if beam is not None else []
         if beam is None and self.speculates:
@@ -246,7 +308,7 @@ class MemoryWorker:
         return Drawn(known.tokens[-1:], logprobs)
 
     def _speculate(self, part: ScheduledSequence, known: Known, end: int, step_id: int) -> Drawn:
-        """Accept some of the drafts that the plan has room for; keys and values of one refused stay in its slot."""
+        """Accept some of the drafts that the plan has room for. KV of a rejected one stays in its slot."""
         assert self._rng is not None
         num_tokens = self._rng.randint(0 if part.num_tokens == 1 else 1, 1 + part.max_extra_tokens)
         self.num_returned[num_tokens] += 1
@@ -258,7 +320,7 @@ class MemoryWorker:
         for position in range(end, end + part.max_extra_tokens):
             slot = self._slot(known, position)
             block_id = known.table[position // self.block_size]
-            self._check_not_under_way(block_id)
+            self._check_not_in_transfer(block_id)
             self.device.block_hashes.pop(block_id, None)
             is_accepted = position < end + num_tokens - 1
             self.device.slots[slot] = (position, known.tokens[position]) if is_accepted else (position, -1)

@@ -1,5 +1,6 @@
 """What transformers' own greedy `generate` says in float32: the judge of every token that Quire serves."""
 
+import fcntl
 import hashlib
 import json
 import random
@@ -85,12 +86,14 @@ def kept_references(model: Path) -> list[Reference]:
     origin = (transformers.__version__, torch.__version__, weights.st_size, weights.st_mtime_ns)
     made_by = hashlib.sha256(Path(__file__).read_bytes() + repr(origin).encode()).hexdigest()
     kept = KEPT / f"references-{made_by}.json"
-    if not kept.exists():
-        found = references(model)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        draft = kept.with_suffix(".draft")
-        draft.write_text(json.dumps([[r.prompt, r.tokens, sorted(r.ties)] for r in found]))
-        draft.replace(kept)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with (KEPT / "references.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of several test processes computes them, and the others wait
+        if not kept.exists():
+            found = references(model)
+            draft = kept.with_suffix(".draft")
+            draft.write_text(json.dumps([[r.prompt, r.tokens, sorted(r.ties)] for r in found]))
+            draft.replace(kept)
     read = json.loads(kept.read_bytes())
     return [Reference(tuple(prompt), tuple(tokens), frozenset(ties)) for prompt, tokens, ties in read]
 

@@ -15,16 +15,20 @@ import torch
 
 import compiled
 from worker_svc.attention import AttentionKind, CompiledKernels
-from worker_svc.block_copier import RateLimiter, make_block_copier
+from worker_svc.block_copier import RateLimiter
+from worker_svc.block_copier_factory import make_block_copier
 from worker_svc.cache import CacheShape, KVCache
-from worker_svc.description import WorkerLimits
+from worker_svc.description import WorkerDescription, WorkerLimits
+from worker_svc.drafting import DrafterFactory
 from worker_svc.executor import CudaGraphOptions
+from worker_svc.in_flight import InFlight
+from worker_svc.instance import ModelInstance
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
-from worker_svc.model.layout import ModelLayout
 from worker_svc.model.loading import load
-from worker_svc.runner import InFlight, Runner
+from worker_svc.model_layout import ModelLayout
+from worker_svc.runner import Runner
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step, TokenLogprobs
 
 GREEDY = SamplingParams()
@@ -46,11 +50,13 @@ def make_runner(
     cache_dtype: torch.dtype | None = None,
     deterministic: bool = False,
     description: ModelDescription | None = None,
+    make_drafter: DrafterFactory | None = None,
+    max_draft_tokens: int = 4,
 ) -> Runner:
     """A runner of the model in a directory, over a cache that is full of garbage.
 
     `kernels` as the settings have them, and "fused": the Triton kernels as a GPU runs them, draws included. The
-    `description` is that of its config, unless there is another one.
+    `description` is that of its config, unless there is another one. `max_draft_tokens` are those of a drafter.
     """
     where = torch.device(device)
     described = description or describe(read_config(directory))
@@ -67,10 +73,16 @@ def make_runner(
         max_step_tokens,
         max_sequences,
         num_host_blocks,
+        0 if make_drafter is None else max_draft_tokens,
     )
     executor = model.executor(cache, limits, CudaGraphOptions(cuda_graphs))
     pinned = host_blocks.pin_memory() if device == "cuda" else host_blocks
-    return Runner(executor, limits, make_block_copier(executor, cache, pinned, RateLimiter(None)))
+    return Runner(executor, limits, make_block_copier(executor, cache, pinned, RateLimiter(None)), make_drafter)
+
+
+def make_instance(runner: Runner) -> ModelInstance:
+    """What a scheduler is told of a runner beside its limits means nothing."""
+    return ModelInstance(WorkerDescription("tiny", b"model", b"tokenizer", 1, runner.limits, "float32", "cpu"), runner)
 
 
 def _fill_with_garbage(cache: KVCache) -> None:
@@ -94,10 +106,10 @@ def _load(
         chosen = CompiledKernels(compiled.thread_pool(), int8) if kernels == "compiled" else AttentionKind(kernels)
         return load(directory, description, dtype, device, chosen)
     # Triton is for those who ask for it.
-    from worker_svc.model.triton_llama import load_triton_llama
+    from worker_svc.model.triton_model import load_triton_model
 
     assert description is not None
-    return load_triton_llama(description, directory, dtype, device, deterministic=deterministic)
+    return load_triton_model(description, directory, dtype, device, deterministic=deterministic)
 
 
 class Driver:

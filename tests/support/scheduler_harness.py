@@ -20,6 +20,7 @@ from scheduler_svc.live_requests import Graces
 from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.sessions import SchedulerServicer
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.store.base import Write, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 from svc_common.server import INTERNAL_MESSAGE_BYTES, bind, create_server
 
@@ -113,7 +114,7 @@ class SessionClient:
         return [token for part in parts for token in part.token_ids]
 
     def kinds(self, key: str) -> list[str | None]:
-        """What was told of a request, tokens and their durability aside."""
+        """The kinds of a request's events, without tokens and durable ones."""
         kinds = (event.WhichOneof("kind") for event in self.events if event.key == key)
         return [kind for kind in kinds if kind not in ("tokens", "durable")]
 
@@ -132,7 +133,7 @@ class SessionClient:
 
 
 class Settings(SchedulerSettings):
-    """What a scheduler is told, and what it is not told elsewhere."""
+    """Settings with values that the program does not let an operator set."""
 
     graces: Graces = Graces()
 
@@ -224,7 +225,7 @@ async def scheduler(redis_url: str, ports: Sequence[int], **settings: object) ->
 
 
 def finish_of(submit: scheduler_v1.Submit, num_tokens: int, **changes: str) -> scheduler_v1.Finish:
-    """The verdict that a request's first sequence ends there."""
+    """A stop match in a request's first sequence."""
     fields = {"submission_id": submit.submission_id} | changes
     return scheduler_v1.Finish(key=submit.key, index=0, num_tokens=num_tokens, **fields)
 
@@ -243,6 +244,24 @@ def submit_of(**changes: object) -> scheduler_v1.Submit:
         "render_options": scheduler_v1.RenderOptions(request_id="mine", model="checksum", stops=["\n"]),
     }
     return scheduler_v1.Submit(**(fields | changes))  # type: ignore[arg-type]
+
+
+async def left_behind(
+    store: RedisStore, *known: list[int], fingerprint: bytes = b"", **changes: object
+) -> scheduler_v1.Submit:
+    """A request that a scheduler before this one has recorded, with so many tokens of each sequence."""
+    submit = submit_of(**({"max_tokens": 20, "n": len(known)} | changes))
+    epoch = await store.take_lease("before", 30)
+    assert epoch is not None
+    assert await store.put(RequestLog(submit, accepted_at=1.0, fingerprint=fingerprint), epoch) is None
+    writes = [
+        Write(submit.key, submit.submission_id, index, 0, token_ids)
+        for index, token_ids in enumerate(known)
+        if token_ids
+    ]
+    assert await store.write(WriteBatch(writes=writes), epoch) == []
+    await store.release_lease("before")
+    return submit
 
 
 def expected(count: int, prompt: Sequence[int] = PROMPT) -> list[int]:
@@ -268,7 +287,7 @@ async def until_over(engine: SchedulerEngine, key: str) -> None:
 async def idle(engine: SchedulerEngine) -> None:
     """Wait until no sequence runs, no step is in flight and no block is used."""
     async with asyncio.timeout(PATIENCE):
-        while engine.core.num_queued or any(
-            replica.running or replica.in_flight or replica.device.pool.counts.used for replica in engine.core.replicas
+        while any(model.core.num_queued for model in engine.models) or any(
+            replica.running or replica.in_flight or replica.kv.device.counts.used for replica in engine.replicas
         ):
             await asyncio.sleep(0.01)

@@ -1,24 +1,24 @@
-"""A scheduler over replicas of memory workers, whose answers lag behind their plans; and what must always hold.
+"""A scheduler over several replicas, driven in any order, and what must hold whatever is done to it.
 
-Whatever is done to it, books balance, every text is right, and nobody is stuck. At every plan, allocation and
-publication it is checked who may write, what may be handed out anew, and what may be found.
+Blocks and owners agree at all times, every sequence gets its right tokens, and no request is stuck.
 """
 
 import random
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
-from memory_worker import Drawn, Memory, MemoryWorker, continuation, options
-from scheduler_svc.core.beam_search import BeamParams, BeamSearch, num_candidates
-from scheduler_svc.core.block_hash_report import TokenChain
-from scheduler_svc.core.block_tier import BlockTier
+from audited_site import AuditedTier, Site
+from memory_worker import Drawn, MemoryWorker, continuation, options, prompt_logprob, prompt_value
+from scheduler_svc.core.beam_search import BeamSearch, num_candidates
+from scheduler_svc.core.events import Event, FailedEvent, Failure, PromptLogprobsEvent, ValueComputed
+from scheduler_svc.core.kv.block_hash_report import TokenChain
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.plan import BlockPair, Direction, Event, FailedEvent, Failure, StepOutcome, StepPlan
-from scheduler_svc.core.prefix import BlockContent
-from scheduler_svc.core.replica import Replica, ReplicaShape
+from scheduler_svc.core.replica_shape import ReplicaShape
+from scheduler_svc.core.request import BeamParams, Phase, Request, RestoredSequence
+from scheduler_svc.core.results import PROMPT_LOGPROBS
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Request, RestoredSequence
+from scheduler_svc.core.step import PooledResult, StepPlan
 
 VOCAB_SIZE = 2
 REFUSALS = {
@@ -27,127 +27,32 @@ REFUSALS = {
     Failure.UNAVAILABLE,
     Failure.TENANT_OVER_QUOTA,
     Failure.DEADLINE_INFEASIBLE,
+    Failure.UNSUPPORTED_RESULT,
+    Failure.CONTEXT_LENGTH_EXCEEDED,
 }
 
 
-@dataclass
-class Answer:
-    """A step that its worker has executed, and the scheduler has not heard of. `named` are blocks of the device."""
-
-    outcome: StepOutcome
-    named: set[int]
-
-
-class AuditedTier(BlockTier):
-    """A tier that does not hand out what is still named, nor publish what is not committed."""
-
-    def __init__(self, site: "Site", memory: Memory, num_blocks: int, block_size: int) -> None:
-        super().__init__(num_blocks, block_size)
-        self._site = site
-        self._memory = memory
-
-    def allocate(self, count: int) -> list[int] | None:
-        block_ids = super().allocate(count)
-        if block_ids is not None:
-            named = self._site.named(self._memory)
-            assert named.isdisjoint(block_ids), "a block is handed out that a step or a copy under way names"
-        return block_ids
-
-    def publish(self, block_id: int, content: BlockContent) -> int:
-        self._check(block_id, content)
-        return super().publish(block_id, content)
-
-    def restore_cached_blocks(self, found: dict[int, BlockContent]) -> None:
-        for block_id, content in found.items():
-            self._check(block_id, content)
-        super().restore_cached_blocks(found)
-
-    def _check(self, block_id: int, content: BlockContent) -> None:
-        slots, filled_by = self._memory.read(block_id)
-        assert max(filled_by) <= self._site.num_committed, "a block is published before its step is committed"
-        tokens = [slot[1] for slot in slots if slot is not None]
-        assert content.tokens == b"".join(token.to_bytes(4, "little") for token in tokens), (
-            "published is something else"
-        )
-
-
-class Site:
-    """A replica, its worker, and the steps between them."""
-
-    def __init__(self, shape: ReplicaShape, worker: MemoryWorker) -> None:
-        self.replica = Replica(shape)
-        self.worker = worker
-        self.answers: deque[Answer] = deque()
-        self.num_committed = 0  # steps
-        self._in_progress: dict[tuple[int, Direction], list[BlockPair]] = {}  # as far as the scheduler knows
-        self.replica.device = AuditedTier(self, self.worker.device, shape.num_blocks, shape.block_size)
-        self.replica.host = AuditedTier(self, self.worker.host, shape.num_host_blocks, shape.block_size)
-        self.replica.swaps._tiers = (self.replica.device, self.replica.host)
-
-    def named(self, memory: Memory) -> set[int]:
-        """Blocks of a memory that steps name of which the scheduler has not heard, or copies under way."""
-        pairs = [pair for pairs in self._in_progress.values() for pair in pairs]
-        if memory is self.worker.host:
-            return {pair.host for pair in pairs}
-        return {pair.device for pair in pairs}.union(*(answer.named for answer in self.answers))
-
-    def execute(self, plan: StepPlan) -> StepOutcome:
-        """Have the worker do a step; the answer is to be put into `answers`."""
-        self._check_writes(plan)
-        for direction, pairs in ((Direction.OUT, plan.swap_out), (Direction.IN, plan.swap_in)):
-            if pairs:
-                self._in_progress[plan.step_id, direction] = pairs
-        outcome = self.worker.step(plan)
-        for part in plan.scheduled:
-            assert self.worker.known[part.sequence.id].table == part.sequence.block_ids, "tables differ"
-        return outcome
-
-    def expect(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        """Keep an answer back."""
-        named = {block_id for part in plan.scheduled for block_id in part.sequence.block_ids}
-        named |= {block_id for copy in plan.copies for block_id in (copy.source, copy.destination)}
-        self.answers.append(Answer(outcome, named))
-
-    def take(self) -> StepOutcome:
-        """The oldest answer, which the scheduler now hears of."""
-        outcome = self.answers.popleft().outcome
-        self.num_committed += 1
-        for done in outcome.swaps:
-            del self._in_progress[done.step_id, done.direction]
-        return outcome
-
-    def _check_writes(self, plan: StepPlan) -> None:
-        pool, index = self.replica.device.pool, self.replica.device.index
-        held = Counter(block_id for step in self.replica.in_flight for block_id in step.held_block_ids)
-        size = self.replica.shape.block_size
-        for part in plan.scheduled:
-            first = max(part.start, part.num_cached_tokens)
-            end = part.start + part.num_tokens + part.sequence.num_extra
-            for block_id in part.sequence.block_ids[first // size : -(-end // size)]:
-                assert pool.num_owners(block_id) - held[block_id] == 1, "a shared block is written"
-                assert block_id not in index, "a block is written that can be found"
-                assert not pool.is_pinned(block_id), "a block is written that a copy names"
-
-
 class World:
-    """A scheduler, its replicas, and all that anybody was told of any request."""
+    """A scheduler, its replicas, and everything that was returned for any request."""
 
     def __init__(self, limits: SchedulerLimits, rng: random.Random) -> None:
         self.limits = limits
         self.scheduler = Scheduler(limits)
-        self._met: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self.rng = rng
         self.sites: list[Site] = []
         self.outputs: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         self.ended: dict[tuple[str, int], int | None] = {}  # to where it was cut, if it was
+        self.values: dict[str, object] = {}
+        self.prompt_logprobs: defaultdict[str, list[object]] = defaultdict(list)
         self.failed: dict[str, Failure] = {}
         self.refused: Counter[Failure] = Counter()
         self.requests: dict[str, Request] = {}
         self.now = 0.0
 
-    # What can be done.
+    # Actions.
 
-    def join(self, shape: ReplicaShape) -> None:
+    def add_worker(self, shape: ReplicaShape) -> None:
         worker = MemoryWorker(
             shape.num_blocks,
             shape.block_size,
@@ -155,6 +60,7 @@ class World:
             shape.num_host_blocks,
             self.rng,
             speculates=shape.max_new_tokens > 1,
+            results=shape.results,
         )
         self._add(Site(shape, worker))
 
@@ -163,26 +69,26 @@ class World:
         self.take(self.scheduler.add_replica(site.replica))
 
     @property
-    def met(self) -> Counter[str]:
-        """How often what happened: what all schedulers counted, and `adopted` blocks and `parted` replicas."""
-        return self._met + Counter(asdict(self.scheduler.totals))
+    def counts(self) -> Counter[str]:
+        """How often what happened: the totals of all schedulers, and what this world counted."""
+        return self._counts + Counter(asdict(self.scheduler.totals))
 
     @property
     def working(self) -> list[Site]:
-        """Those that are given more."""
+        """Those that are not retired."""
         return [site for site in self.sites if not site.replica.is_retired]
 
     def retire(self, site: Site) -> None:
-        self.scheduler.retire(site.replica)
+        self.take(self.scheduler.retire(site.replica))
 
-    def part(self) -> None:
-        """Retired replicas that have nothing left go."""
+    def remove_drained(self) -> None:
+        """Remove the retired replicas that have nothing left."""
         for site in [site for site in self.sites if site.replica.is_retired and site.replica.is_idle]:
             self.lose(site)
-            self._met["parted"] += 1
+            self._counts["replicas drained"] += 1
 
     def restart(self) -> None:
-        """The scheduler dies; another one goes on behind what was told, with what the workers' blocks still hold."""
+        """The scheduler crashes. Another one continues, with what the workers' blocks still hold."""
         live = list(self.scheduler.keys)
         chains = [
             TokenChain(request.salt, [*request.prompt, *self.outputs[key, index]])
@@ -190,34 +96,46 @@ class World:
             for request in [self.requests[key]]
             for index in range(request.n if request.beam is None else 0)
         ]
-        self._met.update(asdict(self.scheduler.totals))
+        self._counts.update(asdict(self.scheduler.totals))
         self.scheduler = Scheduler(self.limits)
         old, self.sites = self.sites, []
         for site in old:
+            self._note_published(site)
             new = Site(site.replica.shape, site.worker)
-            self._met["adopted"] += new.replica.restore_cached_blocks(site.worker.restart(), chains)
+            self._counts["blocks restored"] += new.replica.kv.restore_cached_blocks(site.worker.restart(), chains)
             new.replica.check_integrity()
             self._add(new)
         for key in live:
             refused = self.scheduler.submit(self.requests[key], self.now, self._restored(self.requests[key]))
             assert refused is None, refused
+            self._counts["values after a restart"] += self.requests[key].is_pooled
         assert list(self.scheduler.keys) == live
 
     def _restored(self, request: Request) -> list[RestoredSequence]:
         if request.beam is not None:
             return [RestoredSequence([], False)]
         places = [(request.key, index) for index in range(request.n)]
-        return [RestoredSequence(list(self.outputs[place]), place in self.ended) for place in places]
+        returned = self.prompt_logprobs[request.key]
+        if not any(self.outputs[place] for place in places):  # then those that were returned need not be recorded
+            del returned[self.rng.randint(0, len(returned)) :]
+        return [RestoredSequence(list(self.outputs[place]), place in self.ended, len(returned)) for place in places]
 
     def lose(self, site: Site) -> None:
         self.sites.remove(site)
+        self._note_published(site)
         self.take(self.scheduler.remove_replica(site.replica))
 
+    def _note_published(self, site: Site) -> None:
+        for tier in (site.replica.kv.device, site.replica.kv.host):
+            assert isinstance(tier, AuditedTier)
+            self._counts["hashes published again"] += tier.num_published_again
+
     def plan(self, site: Site, *, is_spoilt: bool = False) -> bool:
-        """Make a step, and have it done; if it is spoilt, one of its rows fails. False: there is nothing to do."""
+        """Plan a step and have it executed; False if there is nothing to do. With `is_spoilt` one of its rows fails."""
         plan = self.scheduler.schedule(site.replica, self.now)
         if plan is None:
             return False
+        self._check_size(site, plan)
         outcome = site.execute(plan)
         if is_spoilt and plan.scheduled:
             results = list(outcome.results)
@@ -226,10 +144,30 @@ class World:
         site.expect(plan, outcome)
         return True
 
-    def hear(self, site: Site) -> None:
-        """Tell the scheduler of the oldest step that is done."""
+    def _check_size(self, site: Site, plan: StepPlan) -> None:
+        shape = site.replica.shape
+        assert len(plan.scheduled) <= min(shape.max_sequences, self.limits.max_sequences)
+        assert plan.num_tokens <= shape.max_step_tokens, "a step is larger than its worker takes"
+        indivisible = [part for part in plan.scheduled if site.replica.shape.is_indivisible(part.sequence.request)]
+        if plan.num_tokens > self.limits.max_step_tokens:
+            assert len(indivisible) == len(plan.scheduled) == 1, "a step exceeds the budget for several sequences"
+            self._counts["steps of one that is indivisible, above the budget"] += 1
+        self._counts["steps of the indivisible alone"] += 0 < len(indivisible) == len(plan.scheduled)
+        self._counts["steps of the indivisible beside others"] += 0 < len(indivisible) < len(plan.scheduled)
+        self._counts["preempted for values"] += sum(sequence.request.is_pooled for sequence in plan.preempted)
+
+    def commit(self, site: Site) -> None:
+        """Commit the oldest step that is done."""
         if site.answers:
-            self.take(self.scheduler.commit(site.replica, site.take(), self.now))
+            plan, outcome = site.replica.in_flight[0], site.take()
+            parts = [plan.scheduled[place] for place in outcome.prompt_logprobs]
+            known = sum(part.start < part.sequence.num_prompt_logprobs for part in parts)
+            self._counts["prompt log-probabilities computed again"] += known
+            for part, result in zip(plan.scheduled, outcome.results, strict=True):
+                if isinstance(result, PooledResult):
+                    how = site.replica.shape.results[part.sequence.request.result.name]
+                    self._counts[f"values {how.name}"] += 1
+            self.take(self.scheduler.commit(site.replica, outcome, self.now))
 
     def submit(self, request: Request) -> None:
         refused = self.scheduler.submit(request, self.now)
@@ -243,15 +181,28 @@ class World:
         failed = self.scheduler.cancel(key)
         self.take([failed] if failed is not None else [])
 
-    def cut(self, key: str, index: int) -> None:
-        """The gateway found a stop string somewhere."""
+    def cancel_in_mid_swap(self) -> None:
+        """Cancel a request while blocks of one of its sequences are being copied, in either direction."""
+        live = [sequence for key in self.scheduler.keys for sequence in self.scheduler.sequences(key)]
+        swapping_in = [s for s in live if s.phase is Phase.SWAPPING_IN]
+        swapping_out = [s for s in live if s.swapped_kv is not None and s.swapped_kv.num_swapping]
+        sequences = self.rng.choice([group for group in (swapping_in, swapping_out) if group] or [[]])
+        if sequences:
+            self._counts[f"cancelled while swapping {'in' if sequences is swapping_in else 'out'}"] += 1
+            self.cancel(self.rng.choice(sequences).request.key)
+
+    def stop(self, key: str, index: int) -> None:
+        """The gateway finds a stop string at a random place, but not in a value or prompt."""
+        returned, request = self.outputs[key, index], self.requests[key]
+        if request.is_pooled or (request.result == PROMPT_LOGPROBS and not returned):
+            return
         if (key, index) not in self.ended and key not in self.failed:
-            length = self.rng.randint(0, len(self.outputs[key, index]))
+            length = self.rng.randint(0, len(returned))
             self.scheduler.finish(key, index, length)
             self.ended[key, index] = length
 
     def acknowledge(self, key: str, index: int) -> None:
-        """The gateway has searched all that it was told."""
+        """The gateway has searched all tokens that it has."""
         self.scheduler.acknowledge(key, index, len(self.outputs[key, index]))
 
     def wait(self, seconds: float) -> None:
@@ -264,27 +215,42 @@ class World:
                 assert event.request.key not in self.failed, "failed twice"
                 self.failed[event.request.key] = event.reason
                 continue
+            if isinstance(event, PromptLogprobsEvent):
+                self._take_prompt_logprobs(event)
+                continue
             place = (event.sequence.request.key, event.sequence.index)
             assert place not in self.ended, "a token after the end"
             assert place[0] not in self.failed, "a token after a failure"
             assert event.offset == len(self.outputs[place]), "a gap or a repetition"
             self.outputs[place] += event.token_ids
+            if isinstance(event.end, ValueComputed):
+                assert not event.token_ids, "tokens beside a value"
+                self.values[place[0]] = event.end.value
             if event.end is not None:
                 self.ended[place] = None
 
-    # What must hold.
+    def _take_prompt_logprobs(self, event: PromptLogprobsEvent) -> None:
+        key, returned = event.request.key, self.prompt_logprobs[event.request.key]
+        assert key not in self.failed, "log-probabilities of a prompt after a failure"
+        assert not self.outputs.get((key, 0)), "log-probabilities of a prompt after a token"
+        assert event.offset == len(returned) + 1, "a gap or a repetition in a prompt"
+        assert event.logprobs, "an empty event"
+        returned += event.logprobs
+
+    # Checks.
 
     def check_integrity(self) -> None:
         for site in self.sites:
             site.replica.check_integrity()
+            self._counts["sequences with shared blocks"] += site.check_salts()
 
     @property
     def is_idle(self) -> bool:
         return not list(self.scheduler.keys) and not any(site.answers or site.worker.in_progress for site in self.sites)
 
     def drain(self) -> None:
-        """Go on until nobody has anything to do. Nobody may be left by then."""
-        assert self.working, "there is nobody to go on"
+        """Run until there is nothing to do. Every request must have ended by then."""
+        assert self.working, "there is no replica"
         for _ in range(20_000):
             is_busy = False
             for key, index in list(self.outputs):
@@ -294,16 +260,17 @@ class World:
                     is_busy = True
                 if site.answers:
                     is_busy = True
-                    self.hear(site)
+                    self.commit(site)
                 site.replica.check_integrity()
             if not is_busy:
                 assert not list(self.scheduler.keys), "requests are stuck"
                 return
-        raise AssertionError("requests go round and round")
+        raise AssertionError("requests make no progress")
 
     def check_nothing_is_left(self) -> None:
         for site in self.sites:
-            for tier in (site.replica.device, site.replica.host):
+            self._note_published(site)
+            for tier in (site.replica.kv.device, site.replica.kv.host):
                 counts = tier.pool.counts
                 assert (counts.used, counts.in_flight) == (0, 0), "blocks leak"
                 assert counts.free + counts.cached == tier.pool.num_blocks
@@ -315,6 +282,10 @@ class World:
             if request.beam is not None:
                 self._check_beams(request, request.beam)
                 continue
+            if request.is_pooled:
+                self._check_value(request)
+                continue
+            self._check_prompt_logprobs(request)
             expected = continuation(
                 request.prompt, request.max_tokens, VOCAB_SIZE, request.stop_token_ids, request.min_tokens
             )
@@ -324,6 +295,19 @@ class World:
                     assert output == expected[: len(output)]
                 else:
                     assert output == expected
+
+    def _check_value(self, request: Request) -> None:
+        assert not self.outputs.get((request.key, 0)), "tokens of a request for a value"
+        if request.key in self.failed:
+            assert request.key not in self.values
+        else:
+            assert self.values[request.key] == prompt_value(request.prompt, request.result.name)
+
+    def _check_prompt_logprobs(self, request: Request) -> None:
+        returned = self.prompt_logprobs.get(request.key, [])
+        asked = request.result == PROMPT_LOGPROBS
+        expected = [prompt_logprob(request.prompt, position) for position in range(1, len(request.prompt) * asked)]
+        assert returned == (expected[: len(returned)] if request.key in self.failed else expected)
 
     def _check_beams(self, request: Request, beam: BeamParams) -> None:
         if request.key in self.failed:

@@ -1,4 +1,4 @@
-"""A scheduler at the network's edge of a gateway's tests: real gRPC, with events that the test decides on."""
+"""A scripted scheduler for tests of gateways: real gRPC, with events that the test chooses."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -11,6 +11,7 @@ from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from quire.worker.v1 import worker_pb2 as worker_v1
 from svc_common.errors import QuireError, Reason
+from svc_common.protocols import SESSION_PROTOCOLS, ProtocolRange
 from svc_common.server import INTERNAL_MESSAGE_BYTES, bind, create_server
 
 Script = Callable[["ScriptedSession", scheduler_v1.Submit], None]
@@ -25,13 +26,19 @@ class ScriptedSession:
     def __init__(self, scheduler: "ScriptedScheduler") -> None:
         self._scheduler = scheduler
         self.asked: dict[str, int] = {}
-        """Of each key what the gateway asked last and was not answered."""
+        """The attachment id of each key's unanswered command."""
         self.is_mute = False
         self.outbox: asyncio.Queue[scheduler_v1.SessionResponse | None] = asyncio.Queue()
 
-    def status(self, model: scheduler_v1.Model | None, is_store_degraded: bool = False) -> None:
-        """Tells which model is ready."""
-        self.send(status=scheduler_v1.Status(model=model, is_store_degraded=is_store_degraded))
+    def status(self, *models: scheduler_v1.Model | None, is_store_degraded: bool = False) -> None:
+        """Sends which models are ready; None stands for none."""
+        ready = [model for model in models if model is not None]
+        status = scheduler_v1.Status(model=ready[0] if ready else None, is_store_degraded=is_store_degraded)
+        protocols = self._scheduler.protocols
+        if protocols is not None:
+            status.models.extend(ready)
+            status.oldest_protocol, status.newest_protocol = protocols.oldest, protocols.newest
+        self.send(status=status)
 
     def accept(self, key: str, is_durable: bool = True) -> None:
         """Accepts a request."""
@@ -39,7 +46,7 @@ class ScriptedSession:
         self.send([scheduler_v1.Event(key=key, accepted=accepted, attachment_id=self.asked.pop(key))])
 
     def attached(self, submit: scheduler_v1.Submit, *sequences: scheduler_v1.Tokens) -> None:
-        """Lets a gateway take part in a request of which these sequences are there."""
+        """Attaches a gateway to a request with these sequences."""
         attached = scheduler_v1.Attached(
             render_options=submit.render_options,
             prompt_length=len(submit.prompt_token_ids),
@@ -48,11 +55,12 @@ class ScriptedSession:
             detachable=submit.detachable,
             seed=submit.sampling.seed,
             num_sequences=submit.n,
+            tokenizer_fingerprint=submit.tokenizer_fingerprint,
         )
         self.send([scheduler_v1.Event(key=submit.key, attached=attached, attachment_id=self.asked.pop(submit.key))])
 
     def durable(self, key: str, num_tokens: int, index: int = 0) -> None:
-        """Tells how much of a sequence is in the store."""
+        """Sends how many tokens of a sequence are durable."""
         self.send([scheduler_v1.Event(key=key, durable=scheduler_v1.Durable(index=index, num_tokens=num_tokens))])
 
     def fail(
@@ -62,7 +70,7 @@ class ScriptedSession:
         message: str = "",
         retry_after: Duration | None = None,
     ) -> None:
-        """Ends a request: refuses what was asked, or else tells all who take part."""
+        """Fails the unanswered command of a key, or else the request."""
         failed = scheduler_v1.Failed(reason=reason, message=message, retry_after=retry_after)
         self.send([scheduler_v1.Event(key=key, failed=failed, attachment_id=self.asked.pop(key, None))])
 
@@ -77,7 +85,7 @@ class ScriptedSession:
         status: scheduler_v1.Status | None = None,
         epoch: int | None = None,
     ) -> None:
-        """Sends one message, of the scheduler's epoch unless told otherwise."""
+        """Sends one message, by default of the scheduler's epoch."""
         epoch = self._scheduler.epoch if epoch is None else epoch
         self.outbox.put_nowait(scheduler_v1.SessionResponse(epoch=epoch, events=events, status=status))
 
@@ -87,11 +95,19 @@ class ScriptedSession:
 
 
 class ScriptedScheduler(SchedulerServiceServicer):
-    """Notes all commands; plays `script` for each submission and `attach_script` for each attach. With `is_leader`
-    unset it takes no sessions."""
+    """Records all commands; runs `script` for each Submit and `attach_script` for each Attach. With `is_leader` unset
+    it accepts no sessions."""
 
-    def __init__(self, model: scheduler_v1.Model | None, epoch: int = 1) -> None:
-        self.model = model
+    def __init__(
+        self,
+        *models: scheduler_v1.Model | None,
+        epoch: int = 1,
+        protocols: ProtocolRange | None = SESSION_PROTOCOLS,
+    ) -> None:
+        """Sends to each session that these models are ready. With `protocols` None the status is that of protocol 1:
+        one model and no range."""
+        self.models = models
+        self.protocols = protocols
         self.is_leader = True
         self.epoch = epoch
         self.script: Script = lambda session, submit: None
@@ -102,6 +118,11 @@ class ScriptedScheduler(SchedulerServiceServicer):
         self._num_refused = 0
         self._num_awaited: dict[str, int] = {}
         self._changed = asyncio.Condition()
+
+    @property
+    def model(self) -> scheduler_v1.Model | None:
+        """The first of its models."""
+        return self.models[0] if self.models else None
 
     @property
     def session(self) -> ScriptedSession:
@@ -143,7 +164,7 @@ class ScriptedScheduler(SchedulerServiceServicer):
                 self._changed.notify_all()
             raise QuireError(Reason.NOT_LEADER, "this scheduler does not lead")
         session = ScriptedSession(self)
-        session.status(self.model)
+        session.status(*self.models)
         async with self._changed:
             self.sessions.append(session)
             self._changed.notify_all()

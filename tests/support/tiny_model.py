@@ -27,20 +27,29 @@ _MERGES = [
 
 def tiny_tokenizer() -> Tokenizer:
     """Special tokens 0 to 2, the 256 bytes, then a few merges. `hello world` is two tokens."""
+    return _byte_level(sorted(pre_tokenizers.ByteLevel.alphabet()), _MERGES)
+
+
+def other_tokenizer() -> Tokenizer:
+    """A token for each byte, in another order than the tiny tokenizer has them."""
+    return _byte_level(sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=True), [])
+
+
+def _byte_level(alphabet: list[str], merges: list[tuple[str, str]]) -> Tokenizer:
     vocab = {token: place for place, token in enumerate(SPECIAL_TOKENS)}
-    for piece in (*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(merge) for merge in _MERGES)):
+    for piece in (*alphabet, *("".join(merge) for merge in merges)):
         vocab[piece] = len(vocab)
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=_MERGES))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def make_model_directory(path: Path) -> Path:
+def make_model_directory(path: Path, tokenizer: Tokenizer | None = None) -> Path:
     """Writes what a gateway reads, and an empty file where the weights would be."""
     path.mkdir(parents=True, exist_ok=True)
-    tiny_tokenizer().save(str(path / "tokenizer.json"))
+    (tokenizer or tiny_tokenizer()).save(str(path / "tokenizer.json"))
     config = {"chat_template": CHAT_TEMPLATE, "bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}}
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     (path / "config.json").write_text(json.dumps({"eos_token_id": 0}))

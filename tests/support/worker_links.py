@@ -1,9 +1,10 @@
-"""Real links of a real engine to scripted workers, over real gRPC; a gateway that notes what it is told."""
+"""Real links of a real engine to scripted workers, over real gRPC; a gateway that keeps its requests' tokens."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from checksum_service import VOCAB, ChecksumService, serve
@@ -13,6 +14,7 @@ from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import EngineSettings, SchedulerEngine
+from scheduler_svc.gateway_session import GatewaySession
 from scheduler_svc.leadership import Fenced
 from scheduler_svc.store.redis import RedisStore
 from scheduler_svc.worker_link import WorkerPool
@@ -22,7 +24,7 @@ Change = Callable[[worker_v1.StepResponse], None]
 
 
 class ScriptedWorker(ChecksumService):
-    """Tells log-probabilities of whatever it draws, changes one answer as told, and stops answering as told."""
+    """Returns log-probabilities of every token. Changes an answer, or stops answering, on demand."""
 
     def __init__(self, **about: Any) -> None:
         super().__init__()
@@ -33,7 +35,7 @@ class ScriptedWorker(ChecksumService):
         self.is_running = asyncio.Event()
         self.is_running.set()
         self.num_open = 0
-        self.num_looks = 0  # how often it was asked what it is
+        self.num_looks = 0  # calls of Describe
 
     async def looked_at(self) -> None:
         """Wait until a watch that looks at this worker has looked once more, from now on."""
@@ -73,10 +75,11 @@ def _tell_logprobs(result: worker_v1.StepResult) -> None:
             result.logprobs.add(schedule_index=schedule_index, tokens=tokens)
 
 
-class Gateway:
-    """A session: what it was told of its requests."""
+class Gateway(GatewaySession):
+    """A session that keeps the tokens of its requests."""
 
     def __init__(self, engine: SchedulerEngine) -> None:
+        super().__init__()
         self._engine = engine
         self._num_submitted = 0
         self.tokens: dict[str, list[int]] = {}
@@ -94,11 +97,8 @@ class Gateway:
                 if event.tokens.HasField("end"):
                     self.ended.add(event.key)
 
-    def send_status(self, status: scheduler_v1.Status) -> None:
-        pass
-
     def submit(self, max_tokens: int = 24, prompt: list[int] = PROMPT) -> str:
-        """Have a request run that asks for log-probabilities; returns its key."""
+        """Submit a request with log-probabilities; returns its key."""
         self._num_submitted += 1
         key = f"{id(self)}-{time.monotonic_ns()}-{self._num_submitted}"
         sampling = worker_v1.SamplingParams(seed=1, logprobs=1)
@@ -120,7 +120,7 @@ class Deployment:
         self.num_fenced = 0
         self.leads = True
         self.engine = SchedulerEngine(
-            Scheduler(SchedulerLimits(64, 16)),
+            partial(Scheduler, SchedulerLimits(64, 16)),
             store,
             time.time_ns() // 1000,
             EngineSettings(),
@@ -132,7 +132,7 @@ class Deployment:
 
     async def workers(self, count: int) -> None:
         """Wait until so many are at work."""
-        await until(lambda: len(self.engine.core.replicas) == count)
+        await until(lambda: len(self.engine.replicas) == count)
 
     async def _raise_epoch(self, floor: int) -> int:
         if not self.leads:

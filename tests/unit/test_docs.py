@@ -1,38 +1,79 @@
-"""What the documents say of the code holds: links lead somewhere, tables match, the modules named exist."""
+"""The documents match the code: links resolve, tables are complete, named modules and functions exist."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from docs.tools.figures import FIGURES, FOLDER
+from docs.tools.settings import PAGE, page
 from gateway_svc.openai_http.errors import HttpError
 from svc_common.errors import QuireError, Reason
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SERVICES = ("gateway_svc", "scheduler_svc", "worker_svc", "svc_common")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
-    assert [target for target in targets if "://" not in target and not (page.parent / target).exists()] == []
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_every_error_stands_in_the_table_as_it_is() -> None:
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_to_files_and_headings(path: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)]+)\)", path.read_text()):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        linked = path.parent / name if name else path
+        if not linked.exists() or (anchor and anchor not in anchors(linked)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_every_page_is_in_the_contents() -> None:
+    contents = ROOT / "docs/README.md"
+    linked = {(contents.parent / name).resolve() for name in re.findall(r"\]\(([^)#]+)", contents.read_text())}
+    assert {path for path in PAGES if path != contents} <= linked
+
+
+def test_the_table_of_errors_is_complete() -> None:
     rows = re.findall(r"^\| ([A-Z_]+) \| ([A-Z_]+) \| (\d+) \|", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
-    told = {reason: (code, int(status)) for reason, code, status in rows}
+    documented = {reason: (code, int(status)) for reason, code, status in rows}
     errors = {reason: QuireError(reason, "") for reason in Reason}
-    assert told == {reason.value: (error.code.name, HttpError.of(error).status) for reason, error in errors.items()}
+    assert documented == {
+        reason.value: (error.code.name, HttpError.of(error).status) for reason, error in errors.items()
+    }
+
+
+def test_the_page_of_settings_matches_the_settings() -> None:
+    assert PAGE.read_text() == page(PAGE.read_text()), "run `python -m docs.tools.settings`"
+
+
+def test_the_table_of_metrics_is_complete() -> None:
+    sources = "\n".join(file.read_text() for service in SERVICES for file in (ROOT / service).rglob("*etrics.py"))
+    sources += (ROOT / "scheduler_svc/collector.py").read_text() + (ROOT / "scheduler_svc/journal.py").read_text()
+    names = {name.removesuffix("_total") for name in re.findall(r'"(quire_[a-z_]+)"', sources)}
+    documented = set(re.findall(r"`(quire_[a-z_]+)`", (ROOT / "docs/operations.md").read_text()))
+    assert {name.removesuffix("_total") for name in documented} == names
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_what_its_source_draws(name: str) -> None:
+    assert (FOLDER / f"{name}.svg").read_text() == FIGURES[name](), "run `python -m docs.tools.figures`"
 
 
 def test_modules_named_in_the_architecture_exist() -> None:
-    page = (ROOT / "ARCHITECTURE.md").read_text()
+    text = (ROOT / "ARCHITECTURE.md").read_text()
     folder, missing = "", []
-    for line in page.splitlines():
+    for line in text[text.index("## Modules") :].splitlines():
         cells = line.split("|")
         if len(cells) < 3:
             continue
-        names = [name for name in re.findall(r"`([^`]+)`", cells[1]) if "…" not in name]
+        names = re.findall(r"`([^`]+)`", cells[1])
         if "·" not in cells[1]:
             folder = names[0] if names else ""
         for name in names:
@@ -40,3 +81,14 @@ def test_modules_named_in_the_architecture_exist() -> None:
             if not here.exists():
                 missing.append(str(here.relative_to(ROOT)))
     assert missing == []
+
+
+def test_functions_named_in_the_architecture_exist() -> None:
+    places = re.findall(r"`([\w/]+\.py)`: `(\w+)\(\)`", (ROOT / "ARCHITECTURE.md").read_text())
+    assert len(places) >= 5
+    assert [place for place in places if f"def {place[1]}(" not in _source(place[0])] == []
+
+
+def _source(path: str) -> str:
+    """A module by its path, from the root or from the scheduler's folder."""
+    return next(file.read_text() for file in (ROOT / path, ROOT / "scheduler_svc" / path) if file.exists())

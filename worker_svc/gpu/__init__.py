@@ -1,1 +1,3 @@
-"""A step on a GPU without a wait: inputs copied, tokens fed and drawn, all on the device, in stream order."""
+"""Steps on a GPU without waiting: inputs, sampled tokens and their use in the next step stay on the device, in stream
+order.
+"""

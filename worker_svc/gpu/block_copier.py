@@ -1,4 +1,6 @@
-"""Moves blocks beside the steps on a GPU: swaps on a stream of their own, for which the computing one never waits."""
+"""Copies blocks beside the steps on a GPU: swaps have a stream of their own, for which the computing stream never
+waits.
+"""
 
 import threading
 from collections.abc import Callable
@@ -13,8 +15,8 @@ from worker_svc.block_copier import RateLimiter, swap_blocks, timed_swap
 from worker_svc.executor import run_inline
 from worker_svc.step import BlockPairs, Direction, SwapResult
 
-# On the device, to gather blocks that are scattered there: as large as lets a copy over PCIe or NVLink take much longer
-# than its start.
+# Device buffer in which scattered blocks are gathered: so large that a copy over PCIe or NVLink takes much longer than
+# its start.
 _STAGING_BYTES = 16 * 2**20
 
 
@@ -22,10 +24,10 @@ class CopyStream(Protocol):
     """A stream beside the one that computes."""
 
     def record_event(self) -> Any:
-        """The place that is now the end of the stream that computes. For the thread that launches steps."""
+        """An event at the current end of the computing stream. For the thread that launches steps."""
 
     def run(self, work: Callable[[], None], after: Any) -> float:
-        """Have work enqueued here behind a mark, if there is one, and sleep until it is done. The seconds it took."""
+        """Enqueue work here after an event, if there is one, and sleep until it is done. Returns its seconds."""
 
 
 class CudaCopyStream:
@@ -36,14 +38,13 @@ class CudaCopyStream:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record_event(self) -> torch.cuda.Event:
-        """As `CopyStream` has it."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     @torch.inference_mode()
     def run(self, work: Callable[[], None], after: torch.cuda.Event | None) -> float:
-        """As `CopyStream` has it. Times are the device's own."""
+        """Times are the device's own."""
         started = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         ended = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
@@ -53,7 +54,7 @@ class CudaCopyStream:
             try:
                 work()
             finally:
-                # Also what was enqueued before an error is copied before anybody hears of it.
+                # What was enqueued before an error is finished before the error is raised.
                 ended.record()
                 ended.synchronize()
         milliseconds: float = started.elapsed_time(ended)
@@ -61,11 +62,11 @@ class CudaCopyStream:
 
 
 class StreamBlockCopier:
-    """A `Mover` of a GPU: swaps one after another on a side stream, by a thread that waits for them.
+    """A `BlockCopier` for a GPU: swaps run one after another on a side stream; a thread waits for them.
 
-    A swap out begins behind the steps launched before it, whose writes it reads. A swap in waits for none: no step
-    in flight names a block that it fills. One stream keeps the order in which they were asked for, at the price that
-    the two directions do not run at once.
+    A swap out begins after the steps launched before it, whose writes it reads. A swap in waits for no step: no step in
+    flight names a block that it fills. One stream keeps the order of the requests; in return, the two directions do not
+    run at once.
     """
 
     is_synchronous = False
@@ -76,11 +77,10 @@ class StreamBlockCopier:
         num_staged = max(1, _STAGING_BYTES // blocks.shape[1])
         self._staging = torch.empty((num_staged, blocks.shape[1]), dtype=torch.uint8, device=blocks.device)
         self._thread = ThreadPoolExecutor(1, "swaps")
-        # Set while what was begun is to be given up.
+        # Set while unfinished swaps are to be cancelled.
         self._cancelling = threading.Event()
 
     def swap(self, step_id: int, direction: Direction, pairs: BlockPairs) -> "Future[SwapResult]":
-        """As `Mover` has it."""
         after = self._stream.record_event() if direction is Direction.OUT else None
 
         def copy_blocks() -> float:
@@ -89,13 +89,12 @@ class StreamBlockCopier:
         return self._thread.submit(timed_swap, step_id, direction, pairs, copy_blocks)
 
     def copy(self, pairs: BlockPairs) -> "Future[None]":
-        """As `Mover` has it: in the stream that computes, so that nothing needs to wait."""
+        """In the computing stream, so that nothing needs to wait."""
         device = self._blocks.device
         placed = torch.tensor(pairs, pin_memory=device.type == "cuda").to(device, non_blocking=True)
         return run_inline(lambda: block_copy(self._blocks, self._blocks, placed))
 
     def cancel_all(self) -> None:
-        """As `Mover` has it."""
         self._cancelling.set()
         self._thread.submit(lambda: None).result()
         self._cancelling.clear()
@@ -103,5 +102,5 @@ class StreamBlockCopier:
     def _enqueue(self, direction: Direction, pairs: BlockPairs) -> None:
         for chunk in self._rate_limiter.chunks(pairs, self._blocks.shape[1]):
             if self._cancelling.is_set():
-                return  # whoever drops transfers asks no more what became of them
+                return  # a cancelled swap has no result
             swap_blocks(direction, self._blocks, self._host_blocks, chunk, self._staging)

@@ -1,4 +1,4 @@
-"""CUDA graphs: what a step launches, recorded once and from then on launched as a whole."""
+"""CUDA graphs: the launches of a step, recorded once and then replayed as one."""
 
 from collections.abc import Callable
 
@@ -10,20 +10,20 @@ _DENSE, _SPACING = (1, 2, 4), 8
 
 
 def capture_sizes(max_rows: int) -> list[int]:
-    """The batch sizes that graphs are captured for, in rising order: 1, 2, 4, 8, 16, 24 and so on, and the largest.
+    """The batch sizes that graphs are captured for, ascending: 1, 2, 4, 8, 16, 24 and so on, and the largest.
 
-    A batch is filled up to the next of them: by less than 8 rows, which cost next to nothing where reading the weights
-    takes the time.
+    A batch is padded to the next size: by less than 8 rows, which cost next to nothing when reading the weights
+    dominates.
     """
     sizes = [*_DENSE, *range(_SPACING, max_rows, _SPACING), max_rows]
     return sorted({size for size in sizes if size <= max_rows})
 
 
 class GraphCapture:
-    """Captures one piece of work after another, in one pool of memory.
+    """Captures several pieces of work in one pool of memory.
 
     The pool is shared, so a graph may overwrite what another one left there: graphs run one after another in one
-    stream, and what outlives a graph's run must be in tensors made outside of it.
+    stream, and what is needed after a graph's run must be in tensors allocated outside of it.
     """
 
     def __init__(self) -> None:
@@ -31,23 +31,23 @@ class GraphCapture:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Work) -> Work:
-        """The same work from the same addresses, launched as a whole.
+        """The same work on the same addresses, launched as one.
 
-        It is run once before: kernels are compiled and loaded, and libraries take their workspaces, when they are first
-        used, and neither may happen in a capture.
+        The work runs once before the capture: kernels are compiled and loaded, and libraries allocate workspaces, at
+        first use, and a capture allows neither.
         """
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             work()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads' calls into CUDA, such as a wait for an event, are none of the capture's business.
+        # Other threads may call CUDA during the capture, for example to wait for an event.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
         return graph.replay
 
 
 def run_without_capture(work: Work) -> Work:
-    """In place of a capture where there are no graphs: a processor, in tests."""
+    """Replaces a capture where there are no graphs: on a CPU, in tests."""
     work()
     return work

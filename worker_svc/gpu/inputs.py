@@ -1,4 +1,4 @@
-"""What a forward pass on the device is given: a batch as tensors there, and what launches must know of it here."""
+"""The input of a forward pass on the device: a batch as tensors, and what launches need to know of it on the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from worker_svc.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """A batch on the device, as `worker_svc.batch.Batch` has it.
+    """A `worker_svc.batch.Batch` on the device.
 
-    `token_ids` may hold -1 - row for the token that the last step drew at that row. `logits_indices` is None where
-    every token is followed by a draw. The first `num_single` sequences have one token each.
+    `token_ids` may hold -1 - row for the token that the last step sampled at that row. `logits_indices` is None if a
+    token is sampled after every token. The first `num_single` sequences have one token each.
     """
 
     token_ids: Tensor
@@ -31,29 +31,29 @@ class ForwardInputs:
 
 
 def decodes_only(batch: Batch) -> bool:
-    """Whether each sequence has one token, and a draw behind it."""
+    """Whether each sequence has one token, with a token sampled after it."""
     return batch.max_query_len == 1 and len(batch.logits_indices) == len(batch.context_lens)
 
 
 def count_single(batch: Batch) -> int:
-    """How many sequences of one token come before any longer one."""
+    """How many sequences of one token come before the first longer one."""
     if batch.max_query_len == 1:
         return len(batch.context_lens)
     return int(np.argmax(np.diff(batch.query_starts) > 1))
 
 
 def token_arrays(batch: Batch) -> list[NDArray[Any]]:
-    """What a batch has for each token, and its context lengths: of decodes, a row of each."""
+    """The arrays per token, and the context lengths: for decodes, one row each."""
     return [batch.token_ids, batch.positions, batch.slots, batch.context_lens]
 
 
 def layout_arrays(batch: Batch) -> list[NDArray[Any]]:
-    """How a batch of any kind is laid out."""
+    """The arrays that lay out a batch of any kind."""
     return [batch.query_starts, batch.logits_indices, batch.block_tables]
 
 
 def padded(values: NDArray[Any], length: int, fill: float) -> NDArray[Any]:
-    """The values [n, at most length], and behind them `fill`."""
+    """The values [n, at most length], padded with `fill`."""
     array = np.full(length, fill, values.dtype)
     array[: len(values)] = values
     return array

@@ -1,4 +1,4 @@
-"""Log-probabilities of drawn tokens, measured on the device."""
+"""Log-probabilities of sampled tokens, computed on the device."""
 
 import torch
 from torch import Tensor
@@ -9,11 +9,11 @@ _LOW = 2**32 - 1
 
 
 def compute_logprobs(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Of each row of the model's own logits [rows, vocab_size]: of its token [rows], and of its `count` likeliest.
+    """From the model's own logits [rows, vocab_size]: those of each row's token [rows], and of its top `count` tokens.
 
-    Returns float32 [rows, 1 + count], the token's first, and int32 [rows, count], which the likeliest are: of equally
-    likely ones the first first, so that neither how many are asked for nor the other rows have a say. A token of -1 has
-    none that mean anything.
+    Returns float32 [rows, 1 + count], the token's first, and the top tokens int32 [rows, count]. Of equal logits the
+    lower token id comes first, so that neither `count` nor the other rows matter. The values of a token of -1 mean
+    nothing.
     """
     norms = log_norms(logits)[:, None]
     ids = _LOW - (_keys(logits).topk(count).values & _LOW)
@@ -22,9 +22,9 @@ def compute_logprobs(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor
 
 
 def _keys(logits: Tensor) -> Tensor:
-    """Integers [rows, vocab_size] in the order of the logits, and of equal ones in the reverse of their places."""
+    """Integers [rows, vocab_size] in the order of the logits; of equal logits, lower token ids have larger keys."""
     bits = logits.view(torch.int32)
-    # Negative floats fall as their bits rise.
+    # The order of negative floats is the reverse of that of their bits.
     ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)
     places = torch.arange(logits.shape[1], device=logits.device)
     return ordered.long() << 32 | _LOW - places

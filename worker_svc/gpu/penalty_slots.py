@@ -1,4 +1,4 @@
-"""Which sequences have their token counts on the device, and where."""
+"""Which sequences have their token counts on the device, and in which slot."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from worker_svc.step import SamplingParams
 
 
 class PenaltySlots:
-    """Counts of generated tokens, int32 [num_slots, vocab_size], for sequences with penalties as long as they draw.
+    """Counts of generated tokens, int32 [num_slots, vocab_size], for sequences with penalties.
 
-    There is a slot for each sequence of a step. Of the others, the one that drew longest ago gives its slot up; should
-    it come back, its tokens are counted anew: by then the host knows them all.
+    There is a slot for each sequence of a step. A new sequence takes the slot that was used longest ago; if its former
+    owner comes back, the tokens are counted again: by then the host knows them all.
     """
 
     def __init__(
@@ -27,17 +27,17 @@ class PenaltySlots:
     ) -> None:
         self.token_counts = torch.zeros((num_slots, vocab_size), dtype=torch.int32, device=device)
         self._free = list(range(num_slots))
-        # The one that drew longest ago first
+        # Least recently used first
         self._slots: OrderedDict[Sequence, int] = OrderedDict()
         self._upload = upload
 
     def of(self, sequences: Items[Sequence]) -> NDArray[np.int64]:
-        """The slot of each sequence that is about to draw, at most `num_slots` of them; -1 for one without penalties.
+        """The slot of each sequence that is about to sample, at most `num_slots` of them; -1 for one without penalties.
 
-        What fills a slot is enqueued on the device, behind the step that may still use it.
+        Filling a slot is enqueued on the device, after the step that may still use it.
         """
         slots = np.full(len(sequences), -1, np.int64)
-        penalized = [(row, sequence) for row, sequence in enumerate(sequences) if _has_penalties(sequence.params)]
+        penalized = [(row, sequence) for row, sequence in enumerate(sequences) if has_penalties(sequence.params)]
         for _, sequence in penalized:
             if sequence in self._slots:
                 self._slots.move_to_end(sequence)
@@ -52,10 +52,11 @@ class PenaltySlots:
         tokens = sequence.tokens.values.astype(np.int64)
         prompt, generated = tokens[: sequence.prompt_length], tokens[sequence.prompt_length :]
         if (generated < 0).any():
-            raise RuntimeError("a sequence lost its token counts while it was promised a token")
+            raise RuntimeError("a sequence lost its token counts while it had a promised token")
         fill_token_counts(self.token_counts, slot, self._upload(prompt), self._upload(generated))
         return slot
 
 
-def _has_penalties(params: SamplingParams) -> bool:
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether sampling depends on how often tokens occurred."""
     return (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Draws on the device: what they depend on for each row, in columns, and the operations that make them."""
+"""Sampling on the device: its inputs for each row, in columns, and the operations."""
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from torch import Tensor
 
-from quire_kernels.adjust_logits import LogitEntries, Penalties, adjust_logits
+from quire_kernels.adjust_logits import SUPPRESSED, LogitEntries, Penalties, adjust_logits
 from quire_kernels.sample import SamplingTensors, sample
 from worker_svc.gpu.inputs import padded
+from worker_svc.penalties import filter_logits
 from worker_svc.sequences import Sequence
 from worker_svc.step import SamplingParams
 
@@ -22,17 +23,19 @@ Arrays = list[NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class SamplingInputs:
-    """How each row draws."""
+    """How each row samples."""
 
     sampling: SamplingTensors
     penalties: Penalties
     entries: LogitEntries
 
 
-def sampling_columns(sequences: Items[Sequence], penalty_slots: NDArray[np.int64], num_rows: int) -> Arrays:
-    """The columns of `SamplingTensors` and of `Penalties`, up to its token counts, for rows that are about to draw.
+def sampling_columns(
+    sequences: Items[Sequence], positions: Items[int], penalty_slots: NDArray[np.int64], num_rows: int
+) -> Arrays:
+    """The columns of `SamplingTensors` and of `Penalties` without token counts, for rows that are about to sample.
 
-    Rows beyond those of `drawing` take the likeliest token of whatever logits they have.
+    A row samples the token of its sequence at its position. Padding rows take the argmax of whatever logits they have.
     """
     params = [sequence.params for sequence in sequences]
 
@@ -46,7 +49,7 @@ def sampling_columns(sequences: Items[Sequence], penalty_slots: NDArray[np.int64
         column(np.float32, 0.0, [p.min_p for p in params]),
         column(np.uint64, 0, [p.seed % 2**64 for p in params]).view(np.int64),
         column(np.int32, 0, [sequence.index for sequence in sequences]),
-        column(np.int32, 0, [len(sequence.tokens) for sequence in sequences]),
+        column(np.int32, 0, positions),
         column(np.int64, -1, penalty_slots),
         column(np.float32, 1.0, [p.repetition_penalty for p in params]),
         column(np.float32, 0.0, [p.frequency_penalty for p in params]),
@@ -55,7 +58,7 @@ def sampling_columns(sequences: Items[Sequence], penalty_slots: NDArray[np.int64
 
 
 def sampling_inputs(columns: Items[Tensor], entries: Items[Tensor], token_counts: Tensor) -> SamplingInputs:
-    """Inputs of `sampling_columns` and `LogitEntryLists.of` on the device."""
+    """Inputs from `sampling_columns` and `LogitEntryLists.of`, on the device."""
     temperature, top_k, top_p, min_p, seeds, indices, positions, slots, repetition, frequency, presence = columns
     return SamplingInputs(
         SamplingTensors(temperature, top_k, top_p, min_p, seeds, indices, positions),
@@ -64,29 +67,32 @@ def sampling_inputs(columns: Items[Tensor], entries: Items[Tensor], token_counts
     )
 
 
-def adjust_and_sample(logits: Tensor, inputs: SamplingInputs, sampled: Tensor) -> None:
-    """Draw a token for each row of float32 logits [rows, vocab_size], which are changed, into int64 `drawn` [rows].
+def adjust_and_sample(
+    logits: Tensor, inputs: SamplingInputs, sampled: Tensor, filtered: Items[tuple[int, SamplingParams]] = ()
+) -> None:
+    """Sample a token for each row of float32 logits [rows, vocab_size], which are changed, into int64 `sampled` [rows].
 
-    -1 is for a row that has none to draw. Nothing here waits for the device or depends on a value on it: it can be
-    captured.
+    A row without a token gets -1. Without `filtered` rows, from which logit filters drop tokens, nothing here waits for
+    the device or depends on a value on it, so it can be captured.
     """
     adjust_logits(logits, inputs.entries, inputs.penalties)
+    filter_logits(logits, filtered, SUPPRESSED.value)
     sampled.copy_(sample(logits, inputs.sampling, inputs.penalties))
 
 
 class LogitEntryLists:
-    """The single logits that sequences change: their bias, and tokens that may not come yet."""
+    """The single logits that sequences change: bias, and suppressed tokens."""
 
     def __init__(self) -> None:
         self._entries_by_sequence: WeakKeyDictionary[Sequence, _SequenceEntries] = WeakKeyDictionary()
 
-    def of(self, sequences: Items[Sequence]) -> Arrays:
-        """The columns of `LogitEntries` for rows that are about to draw."""
+    def of(self, sequences: Items[Sequence], positions: Items[int]) -> Arrays:
+        """The columns of `LogitEntries` for rows that are about to sample, each for its sequence at its position."""
         rows, tokens, values = [], [], []
-        for row, sequence in enumerate(sequences):
+        for row, (sequence, position) in enumerate(zip(sequences, positions, strict=True)):
             if not sequence.params.logit_bias and sequence.params.min_tokens == 0:
                 continue
-            part = self._entries_of(sequence).at(len(sequence.tokens) - sequence.prompt_length)
+            part = self._entries_of(sequence).at(position - sequence.prompt_length)
             rows.append(np.full(len(part.tokens), row, np.int32))
             tokens.append(part.tokens)
             values.append(part.values)
@@ -108,7 +114,7 @@ class _Entries:
 
 
 class _SequenceEntries:
-    """One sequence's entries, before and after it has its minimum of tokens. Each names a token once."""
+    """One sequence's entries, before and after its min_tokens. Each names a token once."""
 
     def __init__(self, params: SamplingParams) -> None:
         biased = np.array(list(params.logit_bias), np.int32)
@@ -121,5 +127,5 @@ class _SequenceEntries:
         self._first = _Entries(np.concatenate([biased[left], suppressed]), np.concatenate([bias[left], forbidden]))
 
     def at(self, num_generated: int) -> _Entries:
-        """The entries for the draw after so many tokens."""
+        """The entries for the token after so many tokens."""
         return self._first if num_generated < self._min_tokens else self._later

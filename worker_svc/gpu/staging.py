@@ -1,4 +1,4 @@
-"""The way of a step's inputs to the device and of its draws back: one copy each, through pinned memory."""
+"""Copies a step's inputs to the device and its sampled tokens back: one copy each, through pinned memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Where each array begins: Triton reads from such addresses in its widest loads, and compiles one kernel for all.
+# Alignment of each array: Triton uses its widest loads there and compiles one kernel for all.
 ALIGNMENT = 16
 _NUM_BUFFERS = 2
 
 
 class StreamEvent(Protocol):
-    """A place in a stream, as torch.cuda.Event is one."""
+    """An event of a stream, like torch.cuda.Event."""
 
     def query(self) -> bool:
-        """Whether the device has come there."""
+        """Whether the device has reached it."""
 
     def synchronize(self) -> None:
-        """Return when it has."""
+        """Return when the device has reached it."""
 
 
 class _CompletedEvent:
-    """Where all work is done at once, as on a processor."""
+    """For work that is done at once, as on a CPU."""
 
     def query(self) -> bool:
         return True
@@ -35,25 +35,25 @@ class _CompletedEvent:
 
 
 def record(device: torch.device) -> StreamEvent:
-    """The place in the device's current stream that is now its end."""
+    """An event at the current end of the device's stream."""
     if device.type != "cuda":
         return _CompletedEvent()
-    # Whoever waits for it sleeps, instead of spinning on a core that others need.
+    # A waiting thread sleeps instead of spinning.
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 def pinned(num_bytes: int, device: torch.device) -> Tensor:
-    """uint8 [num_bytes] on the host, which a GPU copies to and from while the host goes on."""
+    """uint8 [num_bytes] on the host; a GPU copies to and from it asynchronously."""
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
 def pin(memory: Tensor) -> None:
-    """Pin memory of the host that is there already, for good.
+    """Pin existing host memory, permanently.
 
-    A pinned tensor that torch makes takes as much as the next power of two: too much for what is measured in GiB.
-    Raises RuntimeError where the system does not let so much be pinned.
+    A pinned tensor of torch's takes the next power of two in bytes: too much for GiB. Raises RuntimeError if the system
+    does not allow to pin so much.
     """
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))
@@ -61,7 +61,7 @@ def pin(memory: Tensor) -> None:
 
 @dataclass(slots=True)
 class StagingBuffer:
-    """The host's memory of one step in flight. It is taken again only when the device is done with that step."""
+    """The host's memory of one step in flight. It is reused only when the device is done with that step."""
 
     inputs: Tensor
     outputs: Tensor
@@ -69,10 +69,10 @@ class StagingBuffer:
 
 
 class Staging:
-    """Two lanes on the host, for the step that runs and for the one that is laid out behind it.
+    """Two staging buffers on the host: for the step that runs and for the one that is laid out behind it.
 
-    There is one buffer on the device: what fills it for a step runs in the stream behind all that reads it for the step
-    before. Its addresses never change, so captured graphs may read from it.
+    There is one buffer on the device: a step's copy into it runs in the stream after all reads of the step before. Its
+    addresses never change, so captured graphs may read from it.
     """
 
     def __init__(self, num_input_bytes: int, num_output_bytes: int, device: torch.device) -> None:
@@ -84,16 +84,16 @@ class Staging:
         ]
 
     def next_buffer(self) -> StagingBuffer:
-        """The lane for the next step. It waits only where the caller has more than one step in flight."""
+        """The buffer of the next step. Waits only if the caller has more than one step in flight."""
         buffer = self._buffers.pop(0)
         self._buffers.append(buffer)
         buffer.done.synchronize()
         return buffer
 
     def send(self, buffer: StagingBuffer, groups: Sequence[Sequence[NDArray[Any]]]) -> list[list[Tensor]]:
-        """Copy groups of contiguous arrays to the device, in one piece; the same groups of tensors there.
+        """Copy groups of contiguous arrays to the device in one copy. Returns the same groups as tensors.
 
-        Each lies where the sizes of those before it put it, on a multiple of ALIGNMENT.
+        The arrays follow each other, each at a multiple of ALIGNMENT.
         """
         memory = buffer.inputs.numpy()
         end = 0
@@ -110,9 +110,10 @@ class Staging:
         return tensors
 
     def fetch(self, buffer: StagingBuffer, tensors: Sequence[Tensor]) -> Tensor:
-        """Begin to copy tensors back, which ends the lane's step. Their bytes on the host, one after another.
+        """Start copying tensors back, as the last operation of the buffer's step. Returns their bytes on the host,
+        concatenated.
 
-        They are there when `lane.done` is reached, until the lane is taken again.
+        The bytes are valid after `buffer.done`, until the buffer is reused.
         """
         flat = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
         packed = flat[0] if len(flat) == 1 else torch.cat(flat)
@@ -124,7 +125,7 @@ class Staging:
         return outputs
 
     def upload(self, array: NDArray[Any]) -> Tensor:
-        """A tensor of its own, for what is too rare or too large for the lanes. This does not wait either.
+        """A tensor of its own, for what is too rare or too large for the buffers. Does not wait either.
 
         torch keeps the pinned memory until the copy is done.
         """

@@ -1,1 +1,1 @@
-"""Language models over a paged KV cache: described ones by our own backends, others by transformers."""
+"""Language models over a paged KV cache: described ones by Quire's backends, others by transformers."""

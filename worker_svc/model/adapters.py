@@ -1,4 +1,6 @@
-"""Adapters that lie beside a model's weights (PEFT's files): they are refused, since they would change every answer."""
+"""Adapters beside a model's weights (PEFT's files). They are rejected, because ignoring them would change every
+answer.
+"""
 
 import json
 from pathlib import Path
@@ -9,7 +11,7 @@ _CONFIG = "adapter_config.json"
 
 
 def refuse_adapters(directory: Path) -> None:
-    """Raises UnsupportedModel where a model directory has an adapter, whatever its config says."""
+    """Raises UnsupportedModel if a model directory has an adapter, whatever its config says."""
     path = directory / _CONFIG
     if path.is_file():
         raise UnsupportedModel(f"{path} is the config of {_named(path)}, and adapters are not served")

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from worker_svc.model import architectures
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import InvalidDescription, ModelDescription
-from worker_svc.model.plugins import Registry
+from worker_svc.plugins import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +16,11 @@ class Architecture:
     """How to describe the models of one `model_type` of config.json."""
 
     source: str
-    """The file that says so: when it changes, descriptions that were kept are made anew."""
+    """The file with the description; when it changes, cached descriptions are made again."""
     class_name: str
-    """The class of transformers that computes them: a config that names another one is not described."""
+    """The class of transformers; a config that names another class is not described."""
     describe: Callable[[Any], ModelDescription | None]
-    """The description, given transformers' config; None where it is beyond what descriptions hold."""
+    """The description, given transformers' config; None if a description cannot hold it."""
 
 
 _registry = Registry(
@@ -34,15 +35,31 @@ def architecture_of(model_type: str) -> Architecture | None:
 
 
 def origin_of(model_type: str) -> str:
-    """The packages that register an architecture, with their versions; empty where it is our own."""
+    """The packages that register an architecture, with their versions; empty if it is Quire's own."""
     return _registry.origin(model_type)
+
+
+def source_of(model_type: str) -> bytes:
+    """The content of an architecture's `source`; empty if there is no such architecture.
+
+    Raises StartupFailed if it cannot be read.
+    """
+    architecture = architecture_of(model_type)
+    with _registry.running(model_type):
+        return b"" if architecture is None else Path(architecture.source).read_bytes()
+
+
+def identity_of(model_type: str) -> bytes:
+    """Changes with the package that registers an architecture; empty if it is Quire's own. Raises as `source_of`."""
+    identity = _registry.identity(model_type)
+    return identity + source_of(model_type) if identity else b""
 
 
 def describe(config: Any) -> ModelDescription | None:
     """The description of a model, given transformers' config; None: only transformers' own modules compute it.
 
-    Raises UnsupportedModel where the sizes of the config do not fit each other, and StartupFailed where the
-    architecture fails.
+    Raises UnsupportedModel if the sizes of the config contradict each other, and StartupFailed if the architecture
+    fails.
     """
     architecture = architecture_of(config.model_type)
     if architecture is None or config.architectures not in (None, [architecture.class_name]):

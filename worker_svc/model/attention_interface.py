@@ -1,4 +1,4 @@
-"""Where transformers' modules hand over their attention: a name in its registry, and what a call brings."""
+"""The attention function that transformers' modules call: its name in their registry, and the arguments of a call."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 PAGED = "quire_paged"
-"""The attention that answers a model's calls. No mask function goes by this name: transformers builds no masks."""
+"""Name of the attention function. No mask function has this name, so transformers builds no masks."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What a layer hands over of the tokens of one pass."""
+    """A layer's arguments for the tokens of one pass."""
 
     layer: int
     query: Tensor
@@ -28,19 +28,19 @@ class AttentionCall:
 
 
 class AttentionHook(Protocol):
-    """What answers the calls of one pass."""
+    """Computes the attention of one pass."""
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """What each token gathers, [num_tokens, num_heads, head_dim]."""
+        """The attention output of each token, [num_tokens, num_heads, head_dim]."""
 
 
-# Of the pass that runs in this thread. Not every architecture passes arguments on to its layers.
+# The hook of the pass in this thread: not every architecture passes arguments on to its layers.
 _hook: ContextVar[AttentionHook] = ContextVar("attention hook")
 
 
 def run(model: Any, token_ids: Tensor, positions: Tensor, logits_indices: Tensor, hook: AttentionHook) -> Tensor:
-    """Logits float32 [num_draws, vocab_size] after the tokens [num_tokens] at `logits_indices`; attention goes to
-    `hook`.
+    """Logits float32 [num_samples, vocab_size] after the tokens [num_tokens] at `logits_indices`; `hook` computes the
+    attention.
     """
     before = _hook.set(hook)
     try:

@@ -1,4 +1,4 @@
-"""One walk over a description, on which a backend's builder makes its weights of the checkpoint's tensors.
+"""One walk over a description, on which a backend's builder makes its weights from the checkpoint's tensors.
 
 Linear layers are read one after the other, and each is released before the next one is read.
 """
@@ -21,10 +21,10 @@ HeadT_co = TypeVar("HeadT_co", covariant=True)
 
 
 class Builder(Protocol[LinearT_co, NormT_co, HeadT_co]):
-    """What a backend makes of tensors."""
+    """Makes a backend's weights from tensors."""
 
     def linear(self, weights: LinearWeights) -> LinearT_co:
-        """A linear layer of the backend's own. `weights` are not valid after the call."""
+        """A linear layer of the backend. `weights` are not valid after the call."""
 
     def norm(self, norm: Norm, weight: Tensor) -> NormT_co:
         """A norm; `weight` [norm.size] is in the model's dtype and on its device."""

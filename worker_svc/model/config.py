@@ -1,4 +1,4 @@
-"""A model's config.json, as it stands and as transformers completes it."""
+"""A model's config.json, as stored and as completed by transformers."""
 
 import json
 from pathlib import Path
@@ -12,15 +12,14 @@ class UnsupportedModel(StartupFailed):
 
 
 def raw_config(directory: Path) -> dict[str, Any]:
-    """The content of config.json."""
     raw: dict[str, Any] = json.loads((directory / "config.json").read_text())
     return raw
 
 
 def read_config(directory: Path) -> Any:
-    """The config of the model in a directory, with all that config.json leaves out, as transformers has it.
+    """The config of the model in a directory, with transformers' values for what config.json leaves out.
 
-    Raises UnsupportedModel where transformers does not know the architecture.
+    Raises UnsupportedModel if transformers does not know the architecture.
     """
     raw = raw_config(directory)
     from transformers import AutoConfig

@@ -1,4 +1,4 @@
-"""Describes a model whose config and tensors are named as Llama's: what the architectures of that family share."""
+"""Describes a model whose config and tensors are named like Llama's: the common part of that family."""
 
 import math
 from typing import Any
@@ -33,7 +33,9 @@ def describe_decoder(
     mlp_bias: bool = False,
     qk_norm: bool = False,
 ) -> ModelDescription | None:
-    """The description of a model whose tensors are named as Llama's. None: its activation or positions are not held."""
+    """The description of a model whose tensors are named like Llama's. None: a description cannot hold its activation
+    or positions.
+    """
     activation = _ACTIVATIONS.get(config.hidden_act)
     rope = rope_config(config.rope_parameters, config.max_position_embeddings)
     if activation is None or rope is None:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from worker_svc.model.layout import LayerAttention, ModelLayout
+from worker_svc.model_layout import LayerAttention, ModelLayout
 
 
 class InvalidDescription(ValueError):  # noqa: N818
-    """Sizes that do not fit each other. The text names the field and says what it must be."""
+    """Sizes that contradict each other. The text names the field and says what it must be."""
 
 
 def _require(holds: bool, name: str, must_be: str) -> None:
@@ -46,11 +46,11 @@ class RopeConfig:
     truncate: bool = True
     """YARN: whether the dimensions at which blending begins and ends are rounded outwards."""
     attention_factor: float = 1.0
-    """What turned queries and keys are multiplied by; other than 1 for YARN alone."""
+    """Factor of rotated queries and keys; other than 1 only for YARN."""
 
 
 class LinearRole(StrEnum):
-    """What a linear layer is for."""
+    """The purpose of a linear layer."""
 
     QKV = "qkv"
     ATTENTION_OUTPUT = "attention_output"
@@ -60,7 +60,7 @@ class LinearRole(StrEnum):
 
 
 class ComputedFormat(StrEnum):
-    """What the weight of a linear layer is kept and multiplied in."""
+    """The format in which the weight of a linear layer is kept and multiplied."""
 
     MODEL = "model"
     """The dtype that the model computes in."""
@@ -69,7 +69,7 @@ class ComputedFormat(StrEnum):
 
 
 class KVFormat(StrEnum):
-    """What a layer's keys and values are kept in."""
+    """The format of a layer's keys and values."""
 
     MODEL = "model"
     """The dtype that the model computes in."""
@@ -88,10 +88,10 @@ class SplitDimension(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredLinear:
-    """A linear layer as the checkpoint stores it: `name`.weight [sum of outputs, inputs], perhaps `name`.bias.
+    """A linear layer as the checkpoint stores it: `name`.weight [sum of outputs, inputs], and optionally `name`.bias.
 
-    `outputs` are the widths of its parts, side by side: (queries, keys, values) where one tensor holds all three.
-    Adapters name stored layers too: here they attach, not to the product that a backend makes of several.
+    `outputs` are the widths of its parts, side by side: (queries, keys, values) if one tensor holds all three. Adapters
+    name stored layers too.
     """
 
     name: str
@@ -108,7 +108,7 @@ class LinearLayer:
     stored: tuple[StoredLinear, ...]
     split: SplitDimension
     split_unit: int = 1
-    """Outputs of each part, or inputs, that stay together on a rank: those of a head."""
+    """Outputs of each part, or inputs, that stay together on a rank: those of one head."""
     computed: ComputedFormat | None = None
     """None: what the worker's settings choose."""
 
@@ -119,12 +119,12 @@ class LinearLayer:
 
     @property
     def biased(self) -> bool:
-        """Whether any part has a bias; the others' are zeros."""
+        """Whether any part has a bias; the biases of the other parts are zeros."""
         return any(stored.bias for stored in self.stored)
 
 
 class NormKind(StrEnum):
-    """How a vector is normalised."""
+    """The kind of a normalisation."""
 
     RMS = "rms"
     LAYER = "layer"
@@ -231,10 +231,10 @@ class ModelDescription:
     norm: Norm
     head: LinearLayer
     tied_embeddings: bool
-    """The head's weight is the embedding; a checkpoint may hold a copy, which is not read."""
+    """Whether the head's weight is the embedding; a copy in the checkpoint is not read."""
 
     def __post_init__(self) -> None:
-        """Backends compute with these sizes unchecked."""
+        """Backends use these sizes without further checks."""
         hidden = self.hidden_size
         for layer in self.layers:
             for linear in (layer.attention.qkv, layer.mlp.gate_up):
@@ -250,14 +250,14 @@ class ModelDescription:
 
     @property
     def linear_layers(self) -> Iterator[LinearLayer]:
-        """All, in the order in which they are computed."""
+        """In the order in which they are computed."""
         for layer in self.layers:
             yield from (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
         yield self.head
 
     @property
     def norms(self) -> Iterator[Norm]:
-        """All, in the order in which they are computed."""
+        """In the order in which they are computed."""
         for layer in self.layers:
             yield layer.attention_norm
             yield from (norm for norm in (layer.attention.query_norm, layer.attention.key_norm) if norm is not None)
@@ -266,7 +266,7 @@ class ModelDescription:
 
     @property
     def layout(self) -> ModelLayout:
-        """What the rest of the worker must know. KV heads and their dimensions are the first layer's: see `support`."""
+        """KV heads and their dimensions are the first layer's: see `support`."""
         first = self.layers[0].attention
         layers = tuple(
             LayerAttention(layer.attention.scale, layer.attention.window, layer.attention.soft_cap)

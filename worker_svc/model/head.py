@@ -1,4 +1,4 @@
-"""The last product: from hidden states to the scores of all tokens, in float32 whatever the weights are."""
+"""The last product: from hidden states to the logits of all tokens, in float32 whatever the weights are."""
 
 import math
 
@@ -7,20 +7,20 @@ from torch import Tensor
 
 from worker_svc.model.linear import make_linear
 
-# A 16-bit score is off by up to half a unit in its last place: 2**-8 of it in bfloat16, less in float16. What is best
-# may come out below another score by both their errors.
+# A 16-bit logit is off by up to half a unit in its last place: 2**-8 of it in bfloat16, less in float16. The maximum
+# may come out below another logit by the sum of both errors.
 _TOLERANCE = 2.0**-7
-# A row with more scores than this so close to its best has no clear best one.
+# A row with more logits than this so close to its maximum has no clear maximum.
 _MAX_NEAR = 64
-# Close scores are looked for only in groups that hold one.
+# Close logits are searched only in groups that contain one.
 _GROUP = 64
 
 
 class Head:
     """Logits [rows, vocab_size] of hidden states [rows, hidden_size].
 
-    Scores of about 25 are 0.125 apart in bfloat16, which makes ties of many near choices. On a GPU the product is
-    given out in float32. oneDNN rounds it; the few scores close to the best are then computed again, each for itself.
+    Logits of about 25 are 0.125 apart in bfloat16, which makes ties of many near choices. On a GPU the product is
+    returned in float32. oneDNN rounds it; the few logits close to the maximum are then computed again, one by one.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -40,7 +40,7 @@ class Head:
 
 
 def _near_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and tokens of the scores [rows, vocab_size] that may be the best ones of their rows."""
+    """Rows and tokens of the logits [rows, vocab_size] that may be the maximum of their rows."""
     width = math.gcd(logits.shape[1], _GROUP)
     groups = logits.view(len(logits), -1, width)
     tops = groups.amax(-1)

@@ -1,4 +1,4 @@
-"""Matrix products with weights that do not change: plain, or laid out once as the processor wants them."""
+"""Matrix products with constant weights: plain, or in a layout for the CPU."""
 
 from typing import Protocol
 
@@ -11,14 +11,16 @@ class Linear(Protocol):
     """A fixed linear map of [num_tokens, in_features] to [num_tokens, out_features]."""
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """The image of `inputs`."""
+        """The product with `inputs`."""
 
     def add(self, inputs: Tensor, residual: Tensor) -> Tensor:
-        """The float32 `residual` and the image of `inputs`, summed; `residual` may be overwritten."""
+        """The float32 `residual` plus the product with `inputs`; `residual` may be overwritten."""
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """The fastest form of a weight [out_features, in_features] on its device. The weight itself is not kept on CPU."""
+    """The fastest form of a weight [out_features, in_features] on its device. The weight itself is not kept on a
+    CPU.
+    """
     return OneDnnLinear(weight, bias) if _one_dnn_takes(weight) else PlainLinear(weight, bias)
 
 
@@ -36,7 +38,7 @@ class PlainLinear:
 
 
 class OneDnnLinear:
-    """oneDNN's product, on a weight in the blocked layout that torch would make anew for each product."""
+    """oneDNN's product, with a weight in the blocked layout that torch would otherwise create for each product."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)

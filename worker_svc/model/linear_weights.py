@@ -18,13 +18,13 @@ Place: TypeAlias = Callable[[int, StoredWeight, Tensor | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The share of one of several ranks in every linear layer."""
+    """A rank's share of every linear layer."""
 
     rank: int = 0
     num_ranks: int = 1
 
     def share(self, size: int, unit: int, name: str) -> slice:
-        """This rank's part of a dimension, in whole units. Raises UnsupportedModel where there is no such part."""
+        """This rank's part of a dimension, in whole units. Raises UnsupportedModel if it cannot be divided."""
         if size % (unit * self.num_ranks):
             raise UnsupportedModel(f"{name}: {size} in units of {unit} cannot be divided among {self.num_ranks} ranks")
         width = size // self.num_ranks
@@ -35,7 +35,7 @@ WHOLE = Shard()
 
 
 class LinearWeights:
-    """What a backend builds one linear layer from. To be read once."""
+    """The weights from which a backend builds one linear layer. They can be read once."""
 
     def __init__(self, layer: LinearLayer, checkpoint: Checkpoint, shard: Shard = WHOLE) -> None:
         """Raises UnsupportedModel where the ranks cannot share the layer."""
@@ -57,7 +57,7 @@ class LinearWeights:
         self.biased = layer.biased and (not split_inputs or shard.rank == 0)
 
     def for_each_part(self, place: Place) -> None:
-        """Hand over the parts in order. Each is released before the next stored layer is read."""
+        """Call `take` for the parts in order. Each is released before the next stored layer is read."""
         number = 0
         for stored in self.layer.stored:
             self._hand_over(stored, number, place)
@@ -66,7 +66,7 @@ class LinearWeights:
     def fused(self) -> tuple[Tensor, Tensor | None]:
         """The parts side by side, in the model's dtype and on its device: a weight [sum of outputs, inputs] and a bias.
 
-        A single part is not copied where it has that dtype and device already.
+        A single part is not copied if it has that dtype and device already.
         """
         dtype, device = self._checkpoint.dtype, self._checkpoint.device
         if len(self.outputs) == 1:

@@ -1,7 +1,7 @@
-"""Finds out how a model of transformers attends, and that nothing but attention lets its tokens know of each other.
+"""Finds out how a model of transformers attends, and checks that tokens influence each other through attention only.
 
-Three passes over three tokens, in which each token attends to itself alone: one whose masks describe themselves, and
-two that must agree on a token whose neighbours differ. No architecture is named: what does not fit is refused.
+Three passes over three tokens, in which each token attends to itself only: one whose masks describe themselves, and two
+that must agree on a token whose neighbours differ. No architecture is named: a model that does not pass is rejected.
 """
 
 from collections.abc import Callable
@@ -12,32 +12,32 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 
 from worker_svc.model.attention_interface import PAGED, AttentionCall, attention_forward, run
-from worker_svc.model.layout import LayerAttention, ModelLayout
+from worker_svc.model_layout import LayerAttention, ModelLayout
 
 _DESCRIBED = "quire_described"
-# What a mask says of itself in place of the size of its window.
+# Values of a mask that is no window.
 _NO_WINDOW = 0
 _OTHER = -1
-# What a layer may say beside mask, scale, window and cap without a say in what is attended to.
+# Arguments of a layer that do not change its attention, beside mask, scale, window and cap.
 _HARMLESS = {"dropout", "is_causal", "position_ids", "logits_to_keep"}
-# Rows that ought to be equal differ by less, relative to their norm, even where products round differently.
+# Equal rows differ by less, relative to their norm, even if products round differently.
 _NEAR = {torch.float32: 1e-3}
 _NEAR_16_BITS = 5e-2
 
 
 class IncompatibleModel(Exception):  # noqa: N818
-    """Why a model cannot be run over a paged cache: what follows on "the model"."""
+    """Why a model cannot run over a paged cache. The text continues "the model"."""
 
 
 def _context_length(config: Any) -> int:
-    """How many tokens a sequence may have, given the config of a model that reads text.
+    """How many tokens a sequence may have, given the config of a text model.
 
-    Where positions change their frequencies beyond the original context, as LongRoPE's do, the context ends there: keys
-    in the cache would have to change with them.
+    If positions change their frequencies beyond the original context, as with LongRoPE, the context ends there: keys in
+    the cache would have to change with them.
     """
     length = getattr(config, "max_position_embeddings", None)
     if length is None:
-        raise IncompatibleModel("does not say how long its context may be")
+        raise IncompatibleModel("does not state its context length")
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
     originals = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
@@ -45,9 +45,9 @@ def _context_length(config: Any) -> int:
 
 
 def _describe_mask(*, mask_function: Callable[..., Tensor], config: Any, device: torch.device, **_: Any) -> Tensor:
-    """A mask function as transformers calls it, whose mask [1, 1, 1, 1] only says of what kind the real one would be.
+    """A mask function for transformers whose mask [1, 1, 1, 1] encodes the kind of the real mask.
 
-    float64: how many keys up to its own a query sees, or one of the two above.
+    float64: how many keys up to its own a query sees, or one of the two values above.
     """
     length = _context_length(config.get_text_config())
     first = torch.tensor(0, device=device)
@@ -71,7 +71,7 @@ AttentionMaskInterface.register(_DESCRIBED, _describe_mask)
 
 
 class _Recorder:
-    """Takes down what every layer hands over, and lets each token attend to itself alone."""
+    """Records the arguments of every layer, and lets each token attend to itself only."""
 
     def __init__(self) -> None:
         self.calls: list[AttentionCall] = []
@@ -88,16 +88,16 @@ class _Recorder:
 
 
 def probe(model: Any) -> tuple[ModelLayout, dict[int, int]]:
-    """The layout of a model, and the place in it of each of the model's own layer numbers. Raises IncompatibleModel."""
+    """The layout of a model, and the index in it of each of the model's own layer numbers. Raises IncompatibleModel."""
     config = model.config.get_text_config()
     length = _context_length(config)
     model.set_attn_implementation(_DESCRIBED)
     recorded, logits = _run(model, [1, 2, 3], [0, 1, 2])
-    # Among others than consecutive tokens masks would look for sequences of their own.
+    # With tokens that are not consecutive, masks would look for packed sequences.
     model.set_attn_implementation(PAGED)
     _check_isolation(model, length)
     if logits.shape[1] != config.vocab_size:
-        raise IncompatibleModel(f"has {logits.shape[1]} scores for a vocabulary of {config.vocab_size}")
+        raise IncompatibleModel(f"has {logits.shape[1]} logits for a vocabulary of {config.vocab_size}")
     shapes = {tuple(call.key.shape[1:]) for call in recorded}
     if len(shapes) > 1:
         raise IncompatibleModel(
@@ -111,7 +111,7 @@ def probe(model: Any) -> tuple[ModelLayout, dict[int, int]]:
 
 
 def _run(model: Any, token_ids: list[int], positions: list[int]) -> tuple[list[AttentionCall], Tensor]:
-    """What each layer hands over, once each, and the logits of all tokens."""
+    """The arguments of each layer, once each, and the logits of all tokens."""
     recorder = _Recorder()
     tokens, places = (torch.tensor(values, device=model.device) for values in (token_ids, positions))
     try:
@@ -119,18 +119,18 @@ def _run(model: Any, token_ids: list[int], positions: list[int]) -> tuple[list[A
             logits = run(model, tokens, places, torch.arange(len(tokens), device=model.device), recorder)
     except IncompatibleModel:
         raise
-    except Exception as error:  # whatever an architecture does with what it does not expect
+    except Exception as error:  # any exception of an architecture
         raise IncompatibleModel(f"does not run without a cache of its own: {type(error).__name__}: {error}") from error
     calls = recorder.calls
     if not calls:
-        raise IncompatibleModel("does not hand over its attention")
+        raise IncompatibleModel("does not call the attention interface")
     if len({call.layer for call in calls}) < len(calls):
         raise IncompatibleModel("attends more than once in a layer")
     return calls, logits
 
 
 def _check_isolation(model: Any, length: int) -> None:
-    """A token's way through the layers must not depend on its neighbours, nor on its place among them."""
+    """A token's result must depend neither on its neighbours nor on its index among them."""
     position = min(2, length - 1)
     last, last_logits = _run(model, [1, 2, 3], [min(5, length - 1), length - 1, position])
     first, first_logits = _run(model, [3, 4, 1], [position, 0, min(3, length - 1)])
@@ -148,7 +148,7 @@ def _check_isolation(model: Any, length: int) -> None:
 
 
 def _check_cache(config: Any, calls: list[AttentionCall], layers: tuple[LayerAttention, ...], length: int) -> None:
-    """The windows that the masks tell of must be what transformers' own cache would keep."""
+    """The windows in the masks must be those of transformers' own cache."""
     kept = DynamicCache(config=config).layers
     for call, layer in zip(calls, layers, strict=True):
         window = getattr(kept[call.layer], "sliding_window", None) if call.layer < len(kept) else None
@@ -162,13 +162,13 @@ def _layer_attention(call: AttentionCall) -> LayerAttention:
     options = dict(call.options)
     scale = options.pop("scaling", None)
     soft_cap = options.pop("softcap", None)
-    # The mask has the last word on the window.
+    # The mask decides the window.
     options.pop("sliding_window", None)
     unknown = {name for name, value in options.items() if value is not None and value is not False} - _HARMLESS
     if unknown:
-        raise IncompatibleModel(f"attends by means that are not supported: {', '.join(sorted(unknown))}")
+        raise IncompatibleModel(f"uses unsupported attention arguments: {', '.join(sorted(unknown))}")
     if call.mask is None or call.mask.shape != (1, 1, 1, 1):
-        raise IncompatibleModel("does not say which tokens a token attends to")
+        raise IncompatibleModel("does not state which tokens a token attends to")
     window = int(call.mask)
     if window == _OTHER:
         raise IncompatibleModel("attends to other tokens than those before, or a window of them")

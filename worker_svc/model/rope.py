@@ -9,7 +9,7 @@ from worker_svc.model.description import ModelDescription, RopeConfig, RopeKind
 
 
 def rope_of(description: ModelDescription) -> RopeConfig:
-    """The rotary positions of all layers. Raises ValueError where they have none, or differ: see `support`."""
+    """The rotary positions of all layers. Raises ValueError if they have none, or differ: see `support`."""
     ropes = {layer.attention.rope for layer in description.layers}
     rope = ropes.pop()
     if rope is None or ropes:
@@ -32,7 +32,7 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _llama3_frequencies(frequencies: Tensor, config: RopeConfig) -> Tensor:
-    """Llama 3.1's scaling: long wavelengths are stretched, short ones stay, those between are blended."""
+    """Llama 3.1's scaling: long wavelengths are stretched, short ones kept, those in between blended."""
     wavelengths = 2 * math.pi / frequencies
     turns = config.original_context_length / wavelengths
     blend = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
@@ -60,12 +60,14 @@ def _yarn_frequencies(frequencies: Tensor, config: RopeConfig, head_dim: int) ->
 
 
 class Rotation:
-    """The angles of one step's tokens, ready to turn queries and keys of every layer."""
+    """The angles of one step's tokens, for the queries and keys of every layer."""
 
     def __init__(
         self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype, attention_factor: float = 1.0
     ) -> None:
-        """`positions` int64 [num_tokens], `frequencies` float32 [head_dim / 2]; what is turned grows by the factor."""
+        """`positions` int64 [num_tokens], `frequencies` float32 [head_dim / 2]; rotated vectors are multiplied by
+        `factor`.
+        """
         angles = (positions[:, None].float() * frequencies)[:, None, :]
         cosine, sine = angles.cos() * attention_factor, angles.sin() * attention_factor
         # [num_tokens, 1, head_dim]: the halves of a head swap places under the sine, the first with its sign changed.
@@ -74,5 +76,5 @@ class Rotation:
         self._half = frequencies.shape[0]
 
     def __call__(self, heads: Tensor) -> Tensor:
-        """`heads` [num_tokens, num_heads, head_dim], turned; a new tensor."""
+        """`heads` [num_tokens, num_heads, head_dim], rotated; a new tensor."""
         return (heads * self._cosine).addcmul_(heads.roll(self._half, -1), self._sine)

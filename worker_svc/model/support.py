@@ -1,7 +1,7 @@
-"""Which descriptions a backend computes. What it does not compute it refuses by name.
+"""Which descriptions a backend supports. It rejects everything else by name.
 
-Every backend computes a stack of equal layers: RMS norms of one epsilon, rotary positions, grouped queries over KV
-heads, a gated MLP with SiLU. What a description has beyond that is a `Feature`, and a backend lists those it computes.
+Every backend supports a stack of equal layers: RMS norms of one epsilon, rotary positions, grouped queries over KV
+heads, a gated MLP with SiLU. Anything beyond that is a `Feature`, and a backend lists the features that it supports.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from worker_svc.model.description import (
 
 
 class Feature(Enum):
-    """What a description may have beyond what every backend computes."""
+    """A property of a description that not every backend supports."""
 
     LAYER_NORM = auto()
     NORM_WEIGHT_OFFSET = auto()
@@ -37,7 +37,7 @@ class Feature(Enum):
 
 
 def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
-    """What a description has beyond what every backend computes, each with its name for the operator."""
+    """The features of a description, each with its name for the operator."""
     layers = description.layers
     attentions, mlps = [layer.attention for layer in layers], [layer.mlp for layer in layers]
     norms = list(description.norms)
@@ -74,13 +74,13 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
 
 
 def unsupported_reason(description: ModelDescription, computed: frozenset[Feature]) -> str | None:
-    """What of a description is not among the computed features, by name; None: nothing."""
+    """The first feature of a description that is not in `computed`, by name; None: there is none."""
     names = [name for feature, name in features(description) if feature not in computed]
     return ", ".join(names) or None
 
 
 def check_computed(backend: str, description: ModelDescription, computed: frozenset[Feature]) -> None:
-    """Raises UnsupportedModel, which names the backend and what it does not compute."""
+    """Raises UnsupportedModel, which names the backend and the unsupported feature."""
     refused = unsupported_reason(description, computed)
     if refused is not None:
         raise UnsupportedModel(f"{backend} do not compute {refused}, which this {description.architecture} model has")

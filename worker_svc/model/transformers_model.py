@@ -1,4 +1,4 @@
-"""Any architecture that transformers holds, by its own modules, over the paged cache."""
+"""Any architecture that transformers has, by its own modules, over the paged cache."""
 
 import inspect
 from pathlib import Path
@@ -18,13 +18,13 @@ from worker_svc.executor import CudaGraphOptions, Executor, HostExecutor
 from worker_svc.model.attention_interface import PAGED, AttentionCall, run
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.head import Head
-from worker_svc.model.layout import ModelLayout
 from worker_svc.model.probe import IncompatibleModel, probe
 from worker_svc.model.weights import weight_files
+from worker_svc.model_layout import ModelLayout
 
 
 class TransformersModel:
-    """A causal language model of transformers, found fit to run over a paged cache."""
+    """A causal language model of transformers that passed the probe."""
 
     def __init__(self, model: Any, kernels: Kernels) -> None:
         """Raises IncompatibleModel."""
@@ -33,7 +33,6 @@ class TransformersModel:
         self.layout, self._places = probe(model)
 
     def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
-        """As `LoadedModel` has it."""
         attention = make_attention(self._kernels, cache, self.layout.layers)
         forward = TransformersForward(self._model, attention, self._places)
         if isinstance(self._kernels, CompiledKernels):
@@ -42,7 +41,7 @@ class TransformersModel:
 
 
 class TransformersForward:
-    """The tokens of a step as one sequence without a cache of transformers' own; `worker_svc.forward.Forward`."""
+    """The tokens of a step as one sequence, without a cache of transformers; a `worker_svc.forward.Forward`."""
 
     def __init__(self, model: Any, attention: AttentionBackend, places: dict[int, int]) -> None:
         self._model, self._attention, self._places = model, attention, places
@@ -61,7 +60,7 @@ class TransformersForward:
 
 
 class _Float32Logits:
-    """An output product whose scores are float32, though its weights are not."""
+    """An output product with float32 logits, although its weights are not float32."""
 
     def __init__(self, linear: nn.Linear) -> None:
         self._width = linear.out_features
@@ -69,7 +68,7 @@ class _Float32Logits:
         self._bias = None if linear.bias is None else linear.bias.detach().float()
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Scores [..., vocab_size] of hidden states [..., hidden_size]."""
+        """Logits [..., vocab_size] of hidden states [..., hidden_size]."""
         rows = hidden.flatten(0, -2)
         logits = self._head(rows) if len(rows) else rows.new_empty(0, self._width, dtype=torch.float32)
         if self._bias is not None:
@@ -80,7 +79,7 @@ class _Float32Logits:
 def load_transformers_model(
     config: Any, directory: Path, dtype: torch.dtype, device: torch.device, kernels: Kernels
 ) -> TransformersModel:
-    """The model of a directory, whose config is given. Raises UnsupportedModel, which says why it cannot be served."""
+    """Load the model of a directory, given its config. Raises UnsupportedModel, which says why it cannot be served."""
     try:
         _check_class(config)
         return TransformersModel(_load(config, directory, dtype, device), kernels)
@@ -97,17 +96,15 @@ def _check_class(config: Any) -> None:
         raise IncompatibleModel(f"is of the architecture {named}, which is no causal language model of transformers'")
     takes = inspect.signature(model_class.forward).parameters
     if not model_class._supports_attention_backend or not {"position_ids", "logits_to_keep"} <= set(takes):
-        raise IncompatibleModel(
-            f"is of the architecture {named}, whose attention transformers does not let others compute"
-        )
+        raise IncompatibleModel(f"is of the architecture {named}, whose attention cannot be replaced in transformers")
 
 
 def _load(config: Any, directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
     weight_files(directory)
-    # Typed as if they had no types, and as if they returned less.
+    # transformers' types are incomplete here.
     auto: Any = AutoModelForCausalLM
     log: Any = logging
-    # The worker says itself what it is waiting for.
+    # The worker reports progress itself.
     log.disable_progress_bar()
     model, loading_info = auto.from_pretrained(
         directory,
@@ -128,6 +125,6 @@ def _load(config: Any, directory: Path, dtype: torch.dtype, device: torch.device
         raise IncompatibleModel(f"has tensors of the wrong shape: {sorted(loading_info['mismatched_keys'])[0][0]}")
     output = model.get_output_embeddings()
     if dtype != torch.float32 and type(output) is nn.Linear:
-        # An attribute of its own: what else asks the module for its weights goes on finding them.
+        # A separate attribute: other users of the module still find its weights.
         vars(output)["forward"] = _Float32Logits(output)
     return model.to(device).eval()

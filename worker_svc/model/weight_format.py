@@ -1,8 +1,8 @@
 """The formats in which checkpoints store the weights of linear layers.
 
 Each is a module of `formats`, or an entry point of `quire.weight_formats`. Its name is the `quant_method` of a model's
-`quantization_config`; a model without that is dense. A format says which tensors it takes for a linear layer, and makes
-of them a weight that can be cut into parts and ranks before it is unpacked.
+`quantization_config`; a model without that is dense. A format names the tensors of a linear layer, and makes a weight
+of them that can be cut into parts and ranks before it is unpacked.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,19 +13,19 @@ from torch import Tensor
 
 from worker_svc.model import formats
 from worker_svc.model.config import UnsupportedModel, raw_config
-from worker_svc.model.plugins import Registry
+from worker_svc.plugins import Registry
 
 _DENSE = "dense"
 
 
 class StoredWeight(Protocol):
-    """The weight [outputs, inputs] of a stored linear layer, packed or not, on the processor."""
+    """The weight [outputs, inputs] of a stored linear layer, packed or not, on the CPU."""
 
     def outputs(self, start: int, stop: int) -> "StoredWeight":
-        """Some of the outputs. Raises UnsupportedModel where the format cannot be cut there."""
+        """A range of outputs. Raises UnsupportedModel if the format cannot be cut there."""
 
     def inputs(self, start: int, stop: int) -> "StoredWeight":
-        """Some of the inputs. Raises UnsupportedModel where the format cannot be cut there."""
+        """A range of inputs. Raises UnsupportedModel if the format cannot be cut there."""
 
     def dense(self) -> Tensor:
         """The weight in floating point, [outputs, inputs]."""
@@ -38,7 +38,7 @@ class WeightFormat(Protocol):
         """Names and shapes of the tensors that hold the weight of the stored linear layer `layer`."""
 
     def weight(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredWeight:
-        """The weight, given these tensors as they are stored. Raises UnsupportedModel where they do not fit."""
+        """The weight, from these tensors as they are stored. Raises UnsupportedModel if they do not match."""
 
 
 FormatFactory: TypeAlias = Callable[[Mapping[str, Any]], WeightFormat]
@@ -48,7 +48,9 @@ _registry = Registry(formats, "FORMAT", "quire.weight_formats", callable, "a fun
 
 
 def quantization_of(directory: Path) -> Mapping[str, Any] | None:
-    """What config.json says of quantized weights; None: they are dense. Raises UnsupportedModel for no object."""
+    """The `quantization_config` of config.json; None: the weights are dense. Raises UnsupportedModel if it is not an
+    object.
+    """
     raw = raw_config(directory)
     for key in ("quantization_config", "compression_config"):
         quantization = raw.get(key)
@@ -59,10 +61,22 @@ def quantization_of(directory: Path) -> Mapping[str, Any] | None:
     return None
 
 
+def format_identity(directory: Path) -> bytes:
+    """Changes with the package that registers the format of a model's weights; empty if it is Quire's own.
+
+    Raises StartupFailed if the package's module cannot be read.
+    """
+    return _registry.identity(_method(quantization_of(directory)))
+
+
+def _method(quantization: Mapping[str, Any] | None) -> str:
+    return _DENSE if quantization is None else str(quantization.get("quant_method", "unnamed"))
+
+
 def format_of(directory: Path) -> WeightFormat:
-    """The format of a model's weights. Raises UnsupportedModel where none that is registered reads them."""
+    """The format of a model's weights. Raises UnsupportedModel if no registered format reads them."""
     quantization = quantization_of(directory)
-    method = _DENSE if quantization is None else str(quantization.get("quant_method", "unnamed"))
+    method = _method(quantization)
     if quantization is not None and method == _DENSE:
         raise UnsupportedModel(
             f"the model in {directory} has quantized weights of the format {_DENSE}, which is that of models without a "

@@ -13,25 +13,25 @@ from torch import Tensor
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.weight_format import WeightFormat
 
-# Written by old checkpoints, and computed anew.
+# In old checkpoints; computed again here.
 _DERIVED = "rotary_emb.inv_freq"
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model, in the order of their names. Raises UnsupportedModel where one is missing."""
+    """The safetensors files of a model, sorted by name. Raises UnsupportedModel if one is missing."""
     index = directory / "model.safetensors.index.json"
     if (directory / "model.safetensors").is_file():
         return [directory / "model.safetensors"]
     names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     for name in names:
-        # A shard lies beside its index: a path would lead elsewhere.
+        # A shard is beside its index; a path would leave the directory.
         if Path(name).name != name or not (directory / name).is_file():
             raise UnsupportedModel(f"the model in {directory} has no weights file {name}")
     return [directory / name for name in names]
 
 
 class Checkpoint:
-    """The tensors of a model directory, each taken once; `dtype` and `device` are those of the model that they make."""
+    """The tensors of a model directory, each taken once; `dtype` and `device` are those of the model."""
 
     def __init__(self, directory: Path, weight_format: WeightFormat, dtype: torch.dtype, device: torch.device) -> None:
         self.weight_format, self.dtype, self.device = weight_format, dtype, device
@@ -55,7 +55,7 @@ class Checkpoint:
         return self.read(name, *shape).to(self.device, self.dtype)
 
     def read(self, name: str, *shape: int) -> Tensor:
-        """The tensor of this name, as stored. Raises UnsupportedModel where it is missing or of another shape."""
+        """The tensor of this name, as stored. Raises UnsupportedModel if it is missing or has another shape."""
         file = self._files.pop(name, None)
         if file is None:
             raise UnsupportedModel(f"the model in {self._directory} has no tensor {name}")
@@ -67,11 +67,11 @@ class Checkpoint:
         return tensor
 
     def drop(self, name: str) -> None:
-        """Leave a tensor unused that may be there."""
+        """Leave a tensor unused, if it exists."""
         self._files.pop(name, None)
 
     def check_all_taken(self) -> None:
-        """Raises UnsupportedModel where tensors are left: the model has parts that its config does not tell of."""
+        """Raises UnsupportedModel if tensors are left: the model has parts that its config does not mention."""
         left = sorted(name for name in self._files if not name.endswith(_DERIVED))
         if left:
             raise UnsupportedModel(

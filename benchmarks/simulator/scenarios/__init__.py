@@ -1,4 +1,4 @@
-"""Named experiments: what each asks of the policies, and how it is told."""
+"""Experiments by name."""
 
 from benchmarks.simulator.scenarios.ageing import AGEING
 from benchmarks.simulator.scenarios.fairness import FAIRNESS

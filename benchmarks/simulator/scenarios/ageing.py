@@ -1,18 +1,18 @@
-"""100,000 requests of four priorities, more than the machine can do: who waits how long, and who overtakes whom."""
+"""100,000 requests of four priorities, more than the machine can serve: waiting times, and overtaking."""
 
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.report import Cells, Sense
 from benchmarks.simulator.arrivals import OpenLoop, merged
 from benchmarks.simulator.driver import Setup
 from benchmarks.simulator.figures import run_figures
 from benchmarks.simulator.presets import GPU_8B
 from benchmarks.simulator.request_record import RequestRecord
-from benchmarks.simulator.scenarios.scenario import Scenario, Sense, Target, outcome
+from benchmarks.simulator.scenarios.scenario import Scenario, Target, outcome
 from benchmarks.simulator.simulation import Simulation
 from benchmarks.simulator.synthetic import ArrivalStream, Lengths
-from benchmarks.tables import Cells
 
 POLICIES = ("fcfs", "priority", "fair")
 NUM_REQUESTS = 100_000
@@ -47,7 +47,7 @@ def measure(
                 "seconds": figures.seconds,
                 "most_waiting": max(sample.num_waiting for sample in figures.samples),
                 "classes": figures.to_json()["classes"],
-                # Between tenants `fair` goes by what they were served.
+                # Between tenants `fair` orders by service.
                 "beyond_bound": max(0.0, worst_overtaking(records, ageing_seconds, of_all=policy != "fair")),
             }
         )
@@ -67,8 +67,8 @@ def measure(
 def worst_overtaking(records: Sequence[RequestRecord], ageing_seconds: float, *, of_all: bool = False) -> float:
     """The most, in seconds, by which a request that was admitted before another of its tenant came later than it may.
 
-    It may come `ageing_seconds` later for each class that it is above the other one, and not at all where it is not.
-    Nothing above 0 means that the bound holds. `of_all` compares requests of all tenants with each other.
+    It may come `ageing_seconds` later for each class that it is above the other one. The bound holds where nothing is
+    above 0. `of_all` compares requests of all tenants with each other.
     """
     latest: dict[str, dict[int, float]] = {}  # arrival of those admitted until now, by tenant and priority
     worst = -math.inf

@@ -1,24 +1,24 @@
-"""One tenant loads up to ten times as much as nine others: what the nine are served, beside ten that load alike."""
+"""One tenant sends up to ten times the load of nine others: service of the nine, against ten equal tenants."""
 
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks.plot import Chart, Series
+from benchmarks.report import Cells, Sense
 from benchmarks.simulator.arrivals import OpenLoop, merged
 from benchmarks.simulator.driver import Setup
 from benchmarks.simulator.figures import ServedTokens
 from benchmarks.simulator.presets import GPU_8B
-from benchmarks.simulator.scenarios.scenario import Scenario, Sense, Target, outcome
+from benchmarks.simulator.scenarios.scenario import Scenario, Target, outcome
 from benchmarks.simulator.simulation import Simulation
 from benchmarks.simulator.synthetic import ArrivalStream, Lengths
-from benchmarks.tables import Cells
 
 POLICIES = ("fcfs", "priority", "fair")
 FACTORS = (1, 2, 5, 10)
-# Requests a second of each tenant: of the two loads one asks for less than the machine can do while all load alike, of
-# about 140 requests a second, and the other for more.
+# Requests a second of each tenant: with equal tenants, one of the two loads is below the machine's capacity of about
+# 140 requests a second, and the other above.
 RATES = (11.0, 21.0)
-WARM_UP, WINDOW = 15.0, 45.0  # seconds before tokens count, and while they do
+WARM_UP, WINDOW = 15.0, 45.0  # seconds before and of the measurement
 
 
 def measure(
@@ -28,7 +28,7 @@ def measure(
     warm_up: float = WARM_UP,
     window: float = WINDOW,
 ) -> dict[str, Any]:
-    """Tokens served to each tenant over the window, for each policy, load and factor of the tenant that loads more."""
+    """Tokens served to each tenant over the window, for each policy, load and factor of the tenth tenant."""
     rows: list[dict[str, Any]] = []
     for policy in POLICIES:
         for rate in rates:
@@ -63,7 +63,7 @@ def measure(
 
 
 def served_tokens(policy: str, rate: float, factor: int, warm_up: float, window: float) -> dict[str, int]:
-    """What each of ten tenants is served from `warm_up` on for `window` seconds. Factors begin with 1, all alike."""
+    """Tokens served to each of ten tenants from `warm_up` on for `window` seconds. The first factor is 1."""
     streams = [
         ArrivalStream(
             rate * (factor if number == 0 else 1), Lengths(16, 512), Lengths(16, 256), tenant=f"tenant {number}"
@@ -78,7 +78,7 @@ def served_tokens(policy: str, rate: float, factor: int, warm_up: float, window:
 
 
 def table(result: dict[str, Any]) -> Cells:
-    """A row for each policy and load: the least share of the nine, by how much the tenth loads."""
+    """A row for each policy and load: the least share of the nine, by the factor of the tenth."""
     rows = result["rows"]
     factors = sorted({row["factor"] for row in rows})
     cells = []
@@ -97,7 +97,7 @@ def table(result: dict[str, Any]) -> Cells:
 
 
 def charts(result: dict[str, Any]) -> list[Chart]:
-    """For each load, what the nine keep, over how much the tenth loads."""
+    """For each load, the share that the nine keep, over the factor of the tenth."""
     rows = result["rows"]
     return [
         Chart(

@@ -1,19 +1,19 @@
-"""KV memory for a quarter of the load: what preempting by swap, by recompute, and by whichever costs less takes."""
+"""KV memory for a quarter of the load: preemption by swap, by recompute, and by whichever costs less."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from benchmarks.plot import Chart, Series
+from benchmarks.report import Cells, Sense
 from benchmarks.simulator.arrivals import ClosedLoop
 from benchmarks.simulator.driver import PreemptionMode, Setup
 from benchmarks.simulator.figures import RunFigures, run_figures
 from benchmarks.simulator.machine import Machine
 from benchmarks.simulator.presets import CPU_SMOLLM, GPU_8B, SLOW_BUS
-from benchmarks.simulator.scenarios.scenario import Scenario, Sense, Target, outcome
+from benchmarks.simulator.scenarios.scenario import Scenario, Target, outcome
 from benchmarks.simulator.simulation import Simulation
 from benchmarks.simulator.synthetic import ArrivalProcess, ArrivalStream, Lengths, Prefixes
-from benchmarks.tables import Cells
 
 CHOICES = {
     "swap": PreemptionMode.SWAP,
@@ -28,7 +28,7 @@ REGIMES = {
         1.0, Lengths(16, 256), Lengths(128, 512), process=ArrivalProcess.AT_ONCE, prefixes=Prefixes(4, 1_024)
     ),
 }
-NUM_CLIENTS = 64  # the load: so many requests at a time
+NUM_CLIENTS = 64  # requests at a time
 SHARE = 0.25  # of the blocks that the load would fill
 NUM_REQUESTS = 300
 NUM_SEEDS = 2
@@ -102,7 +102,7 @@ def run(machine: Machine, stream: ArrivalStream, mode: PreemptionMode, num_reque
 
 
 def table(result: dict[str, Any]) -> Cells:
-    """A row for each machine and regime: seconds under each choice, and what was chosen."""
+    """A row for each machine and regime: seconds under each choice, and the choices."""
     rows = []
     for row in result["rows"]:
         choices = row["choices"]

@@ -1,6 +1,6 @@
-"""What schedule and commit cost at 1,024 running sequences, over how many requests wait.
+"""The cost of schedule and commit at 1,024 running sequences, over the length of the queue.
 
-In time of the thread that computes, which waits for nothing: what else runs on the machine does not count.
+In processor time of the thread, so other load on the machine does not count.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,6 +9,7 @@ from time import thread_time
 from typing import Any
 
 from benchmarks.plot import Chart, Series
+from benchmarks.report import Cells, Sense
 from benchmarks.simulator.arrivals import Arrival
 from benchmarks.simulator.device import Device, StepCompletion
 from benchmarks.simulator.driver import MAX_STEPS_IN_FLIGHT, CoreDriver, Setup, SimulatedStep, outcome_of
@@ -17,11 +18,10 @@ from benchmarks.simulator.machine import Machine
 from benchmarks.simulator.presets import GPU_8B
 from benchmarks.simulator.prompts import Tokens
 from benchmarks.simulator.request_record import RequestRecord, TenantUsage
-from benchmarks.simulator.scenarios.scenario import Scenario, Sense, Target, outcome
+from benchmarks.simulator.scenarios.scenario import Scenario, Target, outcome
 from benchmarks.simulator.synthetic import ArrivalStream, Lengths
-from benchmarks.steps.figures import DurationPercentiles
-from benchmarks.tables import Cells
-from scheduler_svc.core.plan import TokensEvent
+from benchmarks.steps.report import DurationPercentiles
+from scheduler_svc.core.events import TokensEvent
 
 POLICIES = ("fcfs", "priority", "fair")
 QUEUED = (0, 100, 1_000, 10_000, 30_000, 100_000)
@@ -32,7 +32,7 @@ WARM_UP_STEPS, NUM_STEPS = 40, 200
 
 @dataclass(frozen=True, slots=True)
 class QueueCase:
-    """Steps at a length of the queue. Milliseconds; `num_ended` sequences end in a step on average, and others come."""
+    """Steps at a length of the queue. Milliseconds; `num_ended` sequences end in a step on average."""
 
     policy: str
     num_queued: int
@@ -74,7 +74,7 @@ def measure(
 
 
 def measure_steps(policy: str, num_queued: int, num_running: int, num_steps: int) -> QueueCase:
-    """Keep `num_running` sequences decoding and `num_queued` waiting; whoever ends makes room for one that waits."""
+    """Keeps `num_running` sequences decoding and `num_queued` waiting; each end admits a waiting one."""
     machine = replace(
         GPU_8B, num_blocks=32 * num_running, num_host_blocks=0, max_sequences=num_running, max_step_tokens=8_192
     )
@@ -98,7 +98,7 @@ def measure_steps(policy: str, num_queued: int, num_running: int, num_steps: int
 
 
 class _QueueRun:
-    """One replica, stepped by hand. For whoever ends another request comes."""
+    """One replica, stepped by hand. Each end brings a new request."""
 
     def __init__(self, machine: Machine, policy: str) -> None:
         self._tokens = Tokens(seed=0)
@@ -113,7 +113,6 @@ class _QueueRun:
         self.num_ended = 0
 
     def submit(self) -> None:
-        """Let the next request come."""
         arrival, number = next(self._arrivals), self._num_submitted
         self._num_submitted += 1
         prompt = self._tokens.prompt(arrival, number)
@@ -122,7 +121,7 @@ class _QueueRun:
         assert refusal is None, refusal
 
     def step(self) -> None:
-        """Plan a step, and once as many are in flight as may be, take in the oldest."""
+        """Plans a step, and commits the oldest one where the pipeline is full."""
         core, replica = self._driver.core, self._driver.replicas[0]
         began = thread_time()
         plan = core.schedule(replica, self._now)

@@ -1,4 +1,4 @@
-"""How long a simulation itself takes, in time of its one thread."""
+"""The duration of a simulation itself, in processor time of its thread."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,20 +6,20 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.plot import Chart, Series
+from benchmarks.report import Cells, Sense
 from benchmarks.simulator.arrivals import OpenLoop
 from benchmarks.simulator.driver import Setup
 from benchmarks.simulator.gc_tuning import frozen_gc
 from benchmarks.simulator.presets import GPU_8B
-from benchmarks.simulator.scenarios.scenario import Scenario, Sense, Target, outcome
+from benchmarks.simulator.scenarios.scenario import Scenario, Target, outcome
 from benchmarks.simulator.simulation import Simulation
 from benchmarks.simulator.synthetic import ArrivalStream, Lengths
-from benchmarks.tables import Cells
 
 NUM_REQUESTS = (10_000, 100_000)
 NUM_REPLICAS = (1, 10, 100, 1_000)
-# Memory for what runs at once at that rate and some more: a thousand of the whole would not fit on a small computer.
+# Memory for the running sequences and some more: a thousand whole replicas would not fit in a small computer.
 MACHINE = replace(GPU_8B, num_blocks=4_000, num_host_blocks=1_000)
-RATE = 110.0  # requests a second for each replica, about four fifths of what one can do
+RATE = 110.0  # requests a second for each replica, about four fifths of its capacity
 _BOUNDS = {10_000: 30.0, 100_000: 600.0}  # seconds
 
 

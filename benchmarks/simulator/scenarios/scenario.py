@@ -1,27 +1,18 @@
-"""What every experiment is: something to measure, what is asked of it, and how it is told."""
+"""An experiment: its measurement, its targets, and how its result is reported."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from benchmarks.plot import Chart
 from benchmarks.record import RESULTS, ROOT
-from benchmarks.result_text import mark_missed
-from benchmarks.tables import Cells
-
-
-class Sense(Enum):
-    """Which side of its bound a figure is to be on."""
-
-    AT_LEAST = "≥"
-    AT_MOST = "≤"
+from benchmarks.report import Cells, Sense, origin, target_list
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure, and what is asked of it. `style` formats both."""
+    """A figure and its bound. `style` formats both."""
 
     what: str
     value: float
@@ -31,23 +22,22 @@ class Target:
 
     @property
     def holds(self) -> bool:
-        """Whether the figure is what was asked for."""
-        return self.value >= self.bound if self.sense is Sense.AT_LEAST else self.value <= self.bound
+        return self.sense.holds(self.value, self.bound)
 
     def to_json(self) -> dict[str, Any]:
         """As a result holds it."""
-        asked = f"asked {self.sense.value} {self.bound:{self.style}}"
+        bound = f"target {self.sense.sign} {self.bound:{self.style}}"
         return {
             "what": self.what,
             "value": self.value,
             "holds": self.holds,
-            "text": f"{self.what}: {self.value:{self.style}}, {asked}",
+            "text": f"{self.what}: {self.value:{self.style}}, {bound}",
         }
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """An experiment. `measure` says what it is at and returns its rows and targets; the others tell such a result."""
+    """An experiment. `measure` reports its progress and returns a result, which `table` and `charts` show."""
 
     name: str
     title: str
@@ -57,20 +47,18 @@ class Scenario:
 
     @property
     def result_path(self) -> Path:
-        """Where its result is kept."""
         return RESULTS / f"simulator_{self.name}.json"
 
     @property
     def plot_path(self) -> Path:
-        """Where its charts are drawn."""
         return ROOT / "docs" / f"simulator_{self.name}.svg"
+
+    def section(self, result: dict[str, Any]) -> str:
+        """The experiment's section of docs/policies.md."""
+        picture = "" if self.charts is None else f"\n\n![{self.title}]({self.plot_path.name})"
+        return f"{origin(result)}.{picture}\n\n{self.table(result).markdown()}\n\n{target_list(result)}"
 
 
 def outcome(rows: Sequence[dict[str, Any]], targets: Sequence[Target]) -> dict[str, Any]:
-    """A result: a row for each case, and how it stands to what was asked."""
+    """A result: a row for each case, and the targets."""
     return {"rows": list(rows), "targets": [target.to_json() for target in targets]}
-
-
-def target_lines(result: dict[str, Any]) -> list[str]:
-    """What was asked, and whether it holds; Markdown."""
-    return [mark_missed(target["text"], holds=target["holds"]) for target in result["targets"]]

@@ -1,1 +1,1 @@
-"""Measures a server under load: what is sent (mix), by whom (load), to what (targets), and what it means (latency)."""
+"""Measures a server under load: requests (mix), concurrency (load), servers (targets) and definitions (latency)."""

@@ -1,8 +1,8 @@
-"""What is measured of a server under load, and how it is defined.
+"""Definitions of what is measured of a server under load.
 
 Time to first token (TTFT): from sending a request to its first token, with all waiting in between.
 Inter-token latency (ITL): the gaps between the tokens of one stream; a chunk of k tokens after a gap g counts as k gaps
-of g/k. Tokens that came together with the first one have no gap before them and count for none.
+of g/k. Tokens that came together with the first one have no gap and are not counted.
 Output tokens per second: all output tokens, over the time from the first request sent to the last token of all.
 Percentiles interpolate linearly between the nearest ranks, as numpy does by default.
 """
@@ -14,7 +14,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class TokenArrival:
-    """Tokens that came together. `at` is in seconds of the clock that the request was sent by."""
+    """Tokens that came together. `at` is in seconds of the clock of `sent`."""
 
     at: float
     num_tokens: int
@@ -29,7 +29,7 @@ class RequestTimings:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that came in all."""
+        """Of all arrivals."""
         return sum(arrival.num_tokens for arrival in self.arrivals)
 
     @property
@@ -65,7 +65,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class BenchSummary:
-    """What a load came to. `inter_token` is None where no stream had two arrivals."""
+    """Figures of a load. `inter_token` is None where no stream had two arrivals."""
 
     num_requests: int
     prompt_tokens: int
@@ -78,7 +78,7 @@ class BenchSummary:
 
 
 def summarize(timelines: Sequence[RequestTimings], prompt_tokens: int) -> BenchSummary:
-    """The figures of requests that ended well, whose prompts had `prompt_tokens` tokens in all.
+    """The figures of successful requests, whose prompts had `prompt_tokens` tokens in all.
 
     Raises ValueError where there are none.
     """
@@ -108,7 +108,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def spread_evenly(times: Sequence[float], num_tokens: int) -> tuple[TokenArrival, ...]:
-    """Arrivals at `times` of a stream that tells only how many tokens it had in all: evenly, as whole tokens.
+    """Arrivals at `times` of a stream of which only the number of tokens is known: evenly, as whole tokens.
 
     Where there are fewer tokens than times, the times that get none are left out.
     """

@@ -1,4 +1,4 @@
-"""Keeps a number of requests in flight until all are answered, and keeps when their tokens came."""
+"""Keeps a number of requests in flight until all are answered, and records the arrivals of their tokens."""
 
 import asyncio
 from collections import Counter
@@ -13,10 +13,10 @@ from quire_client.errors import QuireError
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What became of each request. `failures` counts requests by what their server said.
+    """The results of all requests. `failures` counts requests by their errors.
 
-    `num_short` counts requests with fewer or more tokens than they asked for: their server does not ignore end-of-text,
-    and its figures compare with nobody's.
+    `num_short` counts requests with fewer or more tokens than requested: their server does not ignore end-of-text, and
+    its figures are not comparable.
     """
 
     timelines: list[RequestTimings]

@@ -1,4 +1,4 @@
-"""What a load consists of: requests of given prompts and output lengths, read from a file or drawn from a seed."""
+"""The requests of a load: prompts and output lengths, read from a file or made from a seed."""
 
 import json
 import math
@@ -20,14 +20,14 @@ _COMMON_VOCAB_SIZE = 20_000
 
 @dataclass(frozen=True, slots=True)
 class MixRequest:
-    """A prompt, and how many tokens to generate whatever they are."""
+    """A prompt, and the exact number of tokens to generate."""
 
     prompt_token_ids: tuple[int, ...]
     output_tokens: int
 
 
 class MixError(Exception):
-    """A mix file that cannot be used. Its text names the file and what is wrong."""
+    """A mix file that cannot be used. The text names file and problem."""
 
 
 def log_uniform(rng: random.Random, low: int, high: int) -> int:
@@ -42,7 +42,7 @@ def sample_lengths(seed: int, count: int) -> list[tuple[int, int]]:
 
 
 def sample_mix(seed: int, count: int, vocab_size: int | None) -> list[MixRequest]:
-    """Requests of draw_lengths' lengths, of random tokens of any model whose vocabulary is not told."""
+    """Requests of `sample_lengths`, of random token ids; without `vocab_size`, of ids that all vocabularies have."""
     size = vocab_size or _COMMON_VOCAB_SIZE
     ids = range(_FIRST_ORDINARY_ID if size > 2 * _FIRST_ORDINARY_ID else 0, size)
     rng = random.Random(f"{seed} tokens")
@@ -55,8 +55,8 @@ def sample_mix(seed: int, count: int, vocab_size: int | None) -> list[MixRequest
 def read_mix(path: Path) -> list[MixRequest]:
     """Requests of a mix file, in its order.
 
-    The file is JSON: {"requests": [{"prompt_token_ids": [int, …], "output_tokens": int}, …]}, and whatever else tells
-    where it comes from. Raises MixError.
+    The file is JSON: {"requests": [{"prompt_token_ids": [int, …], "output_tokens": int}, …]}, and other keys are
+    ignored. Raises MixError.
     """
     try:
         requests = json.loads(path.read_bytes())["requests"]
@@ -71,7 +71,7 @@ def read_mix(path: Path) -> list[MixRequest]:
 
 
 def take(mix: Sequence[MixRequest], count: int | None) -> list[MixRequest]:
-    """The first `count` requests, over again where there are not so many; all of them where it is None."""
+    """The first `count` requests, repeated where there are fewer; all of them where it is None."""
     return list(islice(cycle(mix), len(mix) if count is None else count))
 
 

@@ -16,16 +16,16 @@ from quire_client.bench.mix import MixRequest
 from quire_client.connection import is_loopback
 
 OnTokens = Callable[[int], None]
-"""Called with the number of tokens whenever some come."""
+"""Called with the number of tokens of each arrival."""
 
 
 class TargetError(Exception):
-    """A server that cannot be measured, or a request that it did not answer. Its text is for a person."""
+    """A server that cannot be measured, or a failed request. The text is a message for users."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetModel:
-    """The model that is measured. `vocab_size` is None where the server does not tell."""
+    """The model that is measured. `vocab_size` is None where the server does not send it."""
 
     name: str
     vocab_size: int | None
@@ -49,9 +49,10 @@ class QuireTarget:
         self._model = model
 
     async def model(self) -> TargetModel:
-        """The model that was named, or the first one that is served."""
+        """The named model, or the first one."""
         for model in await self._client.models():
-            if self._model in (None, model.name):
+            if self._model in (None, model.name, *model.aliases):
+                self._model = model.name
                 return TargetModel(model.name, model.vocab_size)
         raise TargetError(f"the server has no model {self._model or 'yet'}")
 
@@ -64,7 +65,7 @@ class QuireTarget:
             max_tokens=request.output_tokens,
             temperature=0,
             ignore_eos=True,
-            resume=False,  # what broke is a failure here, and a name would have each request kept for an hour
+            resume=False,  # a broken call is a failure here, and each named request would be kept for an hour
         )
         sent = perf_counter()
         async for chunk in stream:
@@ -77,7 +78,7 @@ class QuireTarget:
 class OpenAITarget:
     """A server with OpenAI's /v1/models and streaming /v1/completions, with token ids as prompt and `ignore_eos`.
 
-    Such a stream does not tell how many tokens a chunk holds: the usage at its end is spread over chunks with text.
+    Such a stream does not say how many tokens a chunk has: the usage at its end is spread over chunks with text.
     """
 
     def __init__(self, url: str, http: aiohttp.ClientSession, model: str | None = None) -> None:
@@ -86,7 +87,7 @@ class OpenAITarget:
         self._model = model
 
     async def model(self) -> TargetModel:
-        """The model that was named, or the first one that is served."""
+        """The named model, or the first one."""
         if self._model is None:
             with self._wrap_errors(f"{self._url}/v1/models does not answer as OpenAI's does"):
                 async with self._http.get(f"{self._url}/v1/models") as response:
@@ -126,7 +127,7 @@ class OpenAITarget:
 
     @contextmanager
     def _wrap_errors(self, otherwise: str) -> Iterator[None]:
-        """Turns what goes wrong within into TargetError; `otherwise` is said of an answer that is not understood."""
+        """Turns errors within into TargetError; `otherwise` is the message for an invalid response."""
         try:
             yield
         except TimeoutError as error:  # aiohttp's are ClientErrors too
@@ -144,15 +145,15 @@ def is_http_url(url: str) -> bool:
     try:
         parsed = urlsplit(url)
         return parsed.scheme in ("http", "https") and bool(parsed.hostname) and parsed.port != 0
-    except ValueError:  # so is a port that is no number
+    except ValueError:  # also of a port that is not a number
         return False
 
 
 def http_client(url: str, api_key: str | None, timeout: float | None) -> aiohttp.ClientSession:
     """A client for OpenAITarget: as many connections as there are requests, and no proxy to this machine.
 
-    `timeout` bounds each request from its sending to the last byte of its answer, in seconds.
-    aiohttp, because its parser is compiled: the load shares the processors with what it measures.
+    `timeout` bounds each request from its sending to the last byte of its response, in seconds.
+    aiohttp, because its parser is compiled: the load generator shares the processors with the server.
     """
     parsed = urlsplit(url)
     return aiohttp.ClientSession(
@@ -174,7 +175,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, A
     is_done = False
     async for line in _lines(response.content):
         if is_done or not line.startswith(b"data:"):
-            continue  # also after [DONE]: a connection is used again only where its answer was read to the end
+            continue  # also after [DONE]: a connection is reused only where its response was read to the end
         data = line.removeprefix(b"data:").strip()
         if data == b"[DONE]":
             is_done = True
@@ -199,7 +200,7 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _refusal(status: int, body: bytes) -> TargetError:
-    """What the server says in OpenAI's error body, or else its status."""
+    """The message of OpenAI's error body, or else the status."""
     try:
         return TargetError(str(json.loads(body)["error"]["message"]))
     except (ValueError, LookupError, TypeError):

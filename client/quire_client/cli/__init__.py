@@ -5,7 +5,7 @@ import sys
 
 
 def main() -> None:
-    """Runs `quire` and leaves with its exit code: 0 done, 1 failed, 2 misused, 130 interrupted."""
+    """Runs `quire` and leaves with its exit code: 0 success, 1 failure, 2 invalid arguments, 130 interrupt."""
     try:
         import typer  # noqa: F401
     except ModuleNotFoundError:
@@ -15,5 +15,5 @@ def main() -> None:
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an older terminal still shows what it can
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows replacements
     sys.exit(run())

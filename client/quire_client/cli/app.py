@@ -1,4 +1,4 @@
-"""The commands put together, and what ends them: every error is one line on stderr and an exit code."""
+"""The commands and their errors: each is one line on stderr and an exit code."""
 
 import platform
 import sys
@@ -22,7 +22,7 @@ from quire_client.errors import QuireError
 
 app = typer.Typer(
     name="quire",
-    help="Talk to a Quire server, and measure it.",
+    help="Use and measure a Quire server.",
     invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -48,7 +48,7 @@ def quire(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Talk to a Quire server, and measure it."""
+    """Use and measure a Quire server."""
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(2)

@@ -1,4 +1,4 @@
-"""`quire bench`: puts a server under load and tells how fast it answers."""
+"""`quire bench`: sends a load to a server and measures it."""
 
 import asyncio
 import sys
@@ -55,23 +55,23 @@ def bench(
             show_default="random tokens, log-uniform prompts of 16-800 and outputs of 16-256",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Draws the default mix.")] = 0,
-    warm_up: Annotated[int, typer.Option(min=0, help="Short requests before, which do not count.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the default mix.")] = 0,
+    warm_up: Annotated[int, typer.Option(min=0, help="Short requests before the measurement.")] = 1,
     model: opt.Model = None,
     output: opt.Output = opt.OutputFormat.TEXT,
     timeout: opt.Timeout = None,
     address: opt.Address = opt.ADDRESS,
     api_key: opt.ApiKey = None,
 ) -> None:
-    """Put a server under load, greedy and with exact lengths.
+    """Send a load to a server, greedy and with exact lengths.
 
     TTFT: from sending a request to its first token.
 
-    Inter-token latency: gaps between tokens of one stream; k tokens that come after a gap g count as k gaps of g/k.
+    Inter-token latency: gaps between tokens of one stream; k tokens after a gap g count as k gaps of g/k.
 
     Output tokens/s: all output tokens, over the time from the first request sent to the last token.
 
-    More requests than a mix has repeat it, which a prefix cache makes cheaper.
+    If there are more requests than the mix has, it is repeated: a prefix cache makes repeated prompts cheaper.
     """
     given = read_mix(mix) if mix else None
 

@@ -14,7 +14,7 @@ _HELP = "/reset starts over, /quit or Ctrl-D leaves, Ctrl-C interrupts an answer
 
 
 class Conversation:
-    """Messages so far, and how to get the next answer."""
+    """The messages of a chat."""
 
     def __init__(self, client: Client, system: str | None, options: GenerationOptions) -> None:
         self._client = client
@@ -23,13 +23,13 @@ class Conversation:
         self.messages = list(self._opening)
 
     def reset(self) -> None:
-        """Forgets all but the system message."""
+        """Removes all but the system message."""
         self.messages = list(self._opening)
 
     def ask(self, question: str) -> Iterator[str]:
-        """Yields the answer as it comes. What was given out of it is remembered, also where it is interrupted.
+        """Yields the answer as it comes. An interrupted answer stays in the chat as far as it came.
 
-        Raises QuireError; then the question is forgotten, so that it can be asked again.
+        Raises QuireError; then the question is removed from the chat, so that it can be repeated.
         """
         asked = [*self.messages, Message("user", question)]
         answer = ""
@@ -43,30 +43,24 @@ class Conversation:
             raise
 
 
+@opt.with_sampling_options
 def chat(
     system: opt.System = None,
-    temperature: opt.Temperature = None,
-    top_p: opt.TopP = None,
-    top_k: opt.TopK = None,
-    min_p: opt.MinP = None,
-    seed: opt.Seed = None,
     max_tokens: opt.MaxTokens = None,
     stop: opt.Stop = None,
     model: opt.Model = None,
     timeout: opt.Timeout = None,
     address: opt.Address = opt.ADDRESS,
     api_key: opt.ApiKey = None,
+    *,
+    sampling: GenerationOptions,
 ) -> None:
     """Chat with a model: /reset starts over, /quit or Ctrl-D leaves, Ctrl-C interrupts an answer.
 
     Without a terminal, each line of standard input is a message and its answer a line or more of standard output.
     """
     wanted: GenerationOptions = {
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "seed": seed,
+        **sampling,
         "max_tokens": max_tokens,
         "stop": stop,
         "model": model,
@@ -88,36 +82,42 @@ def _answer_lines(conversation: Conversation) -> None:
 def _run_chat(conversation: Conversation, client: Client, model: str | None) -> None:
     with suppress(ImportError):
         import readline  # noqa: F401  (line editing and history in input())
-    served = ", ".join(model.name for model in client.models())  # also tells at once where no server is
-    print(f"{model or served}: {_HELP}", file=sys.stderr)
+    first = next((served.name for served in client.models()), "")  # also fails at once without a server
+    print(f"{model or first}: {_HELP}", file=sys.stderr)
     while True:
+        # Ctrl-C at any place of a turn does not end the chat.
         try:
-            line = input("> ").strip()
-        except EOFError:
-            print()
-            return
+            if not _take_turn(conversation):
+                return
         except KeyboardInterrupt:
             print()
-            continue
-        match line:
-            case "":
-                continue
-            case "/quit":
-                return
-            case "/reset":
-                conversation.reset()
-            case "/help":
-                print(_HELP, file=sys.stderr)
-            case command if command.startswith("/") and command[1:].isalpha():
-                print(f"quire: there is no {command}: {_HELP}", file=sys.stderr)
-            case question:
-                _answer_in_terminal(conversation, question)
+
+
+def _take_turn(conversation: Conversation) -> bool:
+    """Reads a line and answers or runs it. Returns False where the user leaves."""
+    try:
+        line = input("> ").strip()
+    except EOFError:
+        print()
+        return False
+    match line:
+        case "":
+            pass
+        case "/quit":
+            return False
+        case "/reset":
+            conversation.reset()
+        case "/help":
+            print(_HELP, file=sys.stderr)
+        case command if command.startswith("/") and command[1:].isalpha():
+            print(f"quire: there is no {command}: {_HELP}", file=sys.stderr)
+        case question:
+            _answer_in_terminal(conversation, question)
+    return True
 
 
 def _answer_in_terminal(conversation: Conversation, question: str) -> None:
     try:
         write_text(conversation.ask(question))
-    except KeyboardInterrupt:
-        print()
     except QuireError as error:
         print(f"quire: {describe_error(error)}", file=sys.stderr)

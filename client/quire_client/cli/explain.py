@@ -1,4 +1,4 @@
-"""`quire explain`: why a request waits, in words."""
+"""`quire explain`: why a request waits, as text."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -25,27 +25,27 @@ _SHORT_KEY = 12
 _MAX_PROMPTS = 1_024  # of one HTTP call
 _NUM_LISTED = 20
 _REASONS = {UNREACHABLE: ADMIN_UNREACHABLE, "NOT_FOUND": REQUEST_NOT_LIVE}
-_FAIR = "fair"  # the policy that counts what tenants were served
+_FAIR = "fair"  # the policy with debts of tenants
 
 
 def explain(
     request: Annotated[
         str | None,
         typer.Argument(
-            help="The name that its client gave it, or the id of its answer (x-request-id).",
+            help="Its request_id, or the id of its response (x-request-id).",
             show_default="lists the live requests",
         ),
     ] = None,
     tenant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whose request it is.", show_default="default; of a list: all")
+        str | None, typer.Option(metavar="NAME", help="Tenant of the request.", show_default="default; of a list: all")
     ] = None,
     prompt: Annotated[
         int | None,
         typer.Option(
-            min=0, max=_MAX_PROMPTS - 1, help="Which prompt of an HTTP call that carried several.", show_default="0"
+            min=0, max=_MAX_PROMPTS - 1, help="Index of the prompt in an HTTP call with several.", show_default="0"
         ),
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Its key, as it is listed, instead of its name.")] = None,
+    key: Annotated[str | None, typer.Option(help="Its key from the list, instead of its id.")] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, max=1_000, help="The most requests to list.", show_default=str(_NUM_LISTED))
     ] = None,
@@ -57,7 +57,7 @@ def explain(
         typer.Option(envvar="QUIRE_ADMIN_ADDRESS", metavar="HOST:PORT", help="The scheduler's admin address."),
     ] = DEFAULT_ADMIN_ADDRESS,
 ) -> None:
-    """Tell why a request waits, what it holds, and when it is predicted to run."""
+    """Explain why a request waits, which blocks it has, and when it is predicted to run."""
     _reject_ignored_options(request, key, tenant, prompt, limit)
     response: Explanation | RequestList
     try:
@@ -83,20 +83,20 @@ def _reject_ignored_options(
 ) -> None:
     if key is not None:
         if request is not None:
-            raise typer.BadParameter("a request is told by its name or by its key", param_hint="--key")
+            raise typer.BadParameter("give a request id or a key, not both", param_hint="--key")
         for option, value in (("--tenant", tenant), ("--prompt", prompt)):
             if value is not None:
-                raise typer.BadParameter("goes with a request's name; its key tells it too", param_hint=option)
+                raise typer.BadParameter("goes with a request id; a key needs no more", param_hint=option)
     elif request is None and prompt is not None:
-        raise typer.BadParameter("goes with a request's name", param_hint="--prompt")
+        raise typer.BadParameter("goes with a request id", param_hint="--prompt")
     if limit is not None and (request is not None or key is not None):
         raise typer.BadParameter("goes with a list, not with one request", param_hint="--limit")
 
 
 def _admin_error(error: QuireError, address: str) -> QuireError:
-    """The error with its cause as it is here, for what to do about it."""
-    if error.reason == "UNIMPLEMENTED":  # says grpc itself, in words about methods
-        message = f"no scheduler tells of its requests at {address}"
+    """The error with a message for this command."""
+    if error.reason == "UNIMPLEMENTED":  # grpc's own status, with a message about methods
+        message = f"no admin service of a scheduler at {address}"
         return dataclasses.replace(error, reason=NO_ADMIN_SERVICE, message=message)
     return dataclasses.replace(error, reason=_REASONS.get(error.reason, error.reason))
 
@@ -105,11 +105,12 @@ def _print_list(response: RequestList) -> None:
     table = Table(box=None)
     for name in ("state", "age", "class", "prompt", "generated"):
         table.add_column(name, no_wrap=True, justify="left" if name == "state" else "right")
+    table.add_column("model", overflow="fold")
     table.add_column("tenant", overflow="fold")
     table.add_column("key", overflow="fold")
     for one in response.requests:
         tokens = (f"{one.num_prompt_tokens:,}", f"{one.num_generated_tokens:,}")
-        table.add_row(one.state, _time(one.age), str(one.priority), *tokens, one.tenant, one.key)
+        table.add_row(one.state, _time(one.age), str(one.priority), *tokens, one.model, one.tenant, one.key)
     console = Console(markup=False, highlight=False)
     console.print(table)
     console.print(f"{len(response.requests)} of {response.num_live:,} live requests, the oldest")
@@ -122,13 +123,15 @@ def _lines(response: Explanation) -> Iterator[str]:
         yield f"[{sequence.index}] {sentence}" if several else sentence[0].upper() + sentence[1:]
         for name, fact in _facts(sequence):
             yield f"  {name:<12} {fact}"
-    came = f"came {_time(response.age)} ago"
+    came = f"arrived {_time(response.age)} ago"
     if response.time_left is not None:
         came += f", and has {_time(max(response.time_left, 0.0))} until its deadline"
     counted = (
-        f", counts as {response.effective_priority} by now" if response.effective_priority != response.priority else ""
+        f", counts as {response.effective_priority} now" if response.effective_priority != response.priority else ""
     )
     yield f"The request {came}; {response.num_prompt_tokens:,} tokens of prompt, at most {response.max_tokens:,} more."
+    if response.model:
+        yield f"  {'model':<12} {response.model}"
     yield f"  {'class':<12} {response.priority}{counted}"
     served = ""
     if response.policy == _FAIR:
@@ -144,20 +147,20 @@ def _sentence(sequence: SequenceExplanation) -> str:
             return f"waits for its turn{_place(sequence)}"
         case SequenceState.WAITING_FOR_PREFIX:
             other = f"request {sequence.awaits_key[:_SHORT_KEY]}" if sequence.awaits_key else "another request"
-            return f"waits while {other} computes what its prompt begins with"
+            return f"waits while {other} computes the prefix of its prompt"
         case SequenceState.SWAPPING_IN:
-            return "waits for its blocks, which are on their way from host memory"
+            return "waits for its blocks, which are being swapped in from host memory"
         case SequenceState.RUNNING:
             return "runs"
         case SequenceState.PAUSED:
-            return "pauses until its gateway has searched more of its text for stop strings"
+            return "pauses until its gateway has searched its text for stop strings"
         case SequenceState.SWAPPED:
-            return f"gave way, and waits with its blocks in host memory{_place(sequence)}"
+            return f"was preempted, and waits with its blocks in host memory{_place(sequence)}"
         case SequenceState.PREEMPTED:
-            return f"gave way, and waits to compute its tokens again{_place(sequence)}"
+            return f"was preempted, and waits to recompute its tokens{_place(sequence)}"
         case SequenceState.ENDED:
             return "has ended"
-    return "stands where this version of the client does not know"
+    return "is in a state that this version of the client does not know"
 
 
 def _place(sequence: SequenceExplanation) -> str:
@@ -182,7 +185,7 @@ def _facts(sequence: SequenceExplanation) -> Iterator[tuple[str, str]]:
     missing = f", {sequence.num_missing_blocks:,} missing" if sequence.num_missing_blocks else ""
     yield "blocks", f"{sequence.num_device_blocks:,} on the device, {sequence.num_host_blocks:,} on the host{missing}"
     if sequence.num_preemptions:
-        yield "gave way", f"{_pluralize(sequence.num_preemptions, 'time')}{_choice(sequence)}"
+        yield "preempted", f"{_pluralize(sequence.num_preemptions, 'time')}{_choice(sequence)}"
 
 
 def _choice(sequence: SequenceExplanation) -> str:
@@ -191,8 +194,8 @@ def _choice(sequence: SequenceExplanation) -> str:
         return ""
     swap, recompute = _time(last.swap_seconds), _time(last.recompute_seconds)
     if last.choice is PreemptionMethod.SWAP:
-        return f", the last by swapping: {swap} by estimate, computing again {recompute}"
-    return f", the last to compute again: {recompute} by estimate, swapping {swap}"
+        return f", the last by swap: {swap} by estimate, recompute {recompute}"
+    return f", the last by recompute: {recompute} by estimate, swap {swap}"
 
 
 def _pluralize(number: int, noun: str) -> str:

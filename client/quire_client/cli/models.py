@@ -1,4 +1,4 @@
-"""`quire models`: what a server has."""
+"""`quire models`: the models of a server."""
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +14,7 @@ def models(
     address: opt.Address = opt.ADDRESS,
     api_key: opt.ApiKey = None,
 ) -> None:
-    """List the models that are served."""
+    """List the served models."""
     with Client(address, api_key=api_key, timeout=timeout) as client:
         served = client.models()
     if output is opt.OutputFormat.JSON:
@@ -24,6 +24,7 @@ def models(
     table.add_column("model", no_wrap=True)
     table.add_column("context", justify="right")
     table.add_column("vocabulary", justify="right")
+    table.add_column("aliases")
     for model in served:
-        table.add_row(model.name, f"{model.context_length:,}", f"{model.vocab_size:,}")
+        table.add_row(model.name, f"{model.context_length:,}", f"{model.vocab_size:,}", ", ".join(model.aliases))
     Console().print(table)

@@ -1,7 +1,10 @@
 """Options that several commands share."""
 
+import functools
+import inspect
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -10,14 +13,12 @@ from quire_client.requests import EarlyStopping as RequestedEarlyStopping
 
 
 class OutputFormat(StrEnum):
-    """How results are written."""
-
     TEXT = "text"
     JSON = "json"
 
 
 class EarlyStoppingOption(StrEnum):
-    """When a beam search ends, as transformers' early_stopping has it."""
+    """When a beam search ends, as early_stopping of transformers."""
 
     FALSE = "false"
     TRUE = "true"
@@ -25,13 +26,18 @@ class EarlyStoppingOption(StrEnum):
 
     @property
     def value_of_option(self) -> RequestedEarlyStopping:
-        """The same for a call."""
+        """The argument of a call."""
         return "never" if self is EarlyStoppingOption.NEVER else self is EarlyStoppingOption.TRUE
 
 
 _RANKING: Final = "Ranking"
 _SAMPLING: Final = "Sampling"
 _STOPPING: Final = "Stopping"
+
+
+def _sampling(kind: type[int] | type[float], text: str) -> Any:
+    return Annotated[kind | None, typer.Option(help=text, rich_help_panel=_SAMPLING)]
+
 
 Address = Annotated[
     str,
@@ -40,68 +46,77 @@ Address = Annotated[
         "-a",
         envvar="QUIRE_ADDRESS",
         metavar="HOST:PORT",
-        help="Server to call, or several, separated by commas: from one that does not answer on to the next.",
+        help="Server address, or several separated by commas: the next one is used where one does not respond.",
     ),
 ]
 ADDRESS = DEFAULT_ADDRESS
-# Not by the environment's name: that key is Quire's own, and not for another server that `quire bench` may call.
-ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help="Key to call with.", show_default="QUIRE_API_KEY")]
+# No envvar: QUIRE_API_KEY must not be sent to another server that `quire bench` calls.
+ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help="API key.", show_default="QUIRE_API_KEY")]
 Timeout = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="Time that one request may take, from its sending to the end of its answer."),
+    typer.Option(metavar="SECONDS", help="Timeout of one request, from its sending to the end of its response."),
 ]
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Format of the result.")]
 Model = Annotated[
     str | None,
-    typer.Option("--model", "-m", metavar="NAME", help="Model to use.", show_default="the one that is served"),
+    typer.Option("--model", "-m", metavar="NAME", help="Model to use.", show_default="the first one"),
 ]
-System = Annotated[
-    str | None, typer.Option("--system", "-s", metavar="TEXT", help="What the model is told beforehand.")
-]
+System = Annotated[str | None, typer.Option("--system", "-s", metavar="TEXT", help="System message.")]
 
-Temperature = Annotated[
-    float | None,
-    typer.Option("--temperature", "-t", help="0 (greedy) to 2; 1 unless given.", rich_help_panel=_SAMPLING),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option(help="Keep the likeliest tokens up to this probability.", rich_help_panel=_SAMPLING),
-]
-TopK = Annotated[int | None, typer.Option(help="Keep this many likeliest tokens.", rich_help_panel=_SAMPLING)]
-MinP = Annotated[
-    float | None,
-    typer.Option(help="Drop tokens below this share of the likeliest.", rich_help_panel=_SAMPLING),
-]
-PresencePenalty = Annotated[
-    float | None, typer.Option(help="Against tokens that came before.", rich_help_panel=_SAMPLING)
-]
-FrequencyPenalty = Annotated[
-    float | None, typer.Option(help="Against tokens, by how often they came.", rich_help_panel=_SAMPLING)
-]
-RepetitionPenalty = Annotated[
-    float | None,
-    typer.Option(help="Against tokens of prompt and output; 1 is none.", rich_help_panel=_SAMPLING),
-]
-Seed = Annotated[int | None, typer.Option(help="Makes the draw repeatable.", rich_help_panel=_SAMPLING)]
+_SAMPLING_OPTIONS: Final = {
+    "temperature": Annotated[
+        float | None,
+        typer.Option("--temperature", "-t", help="0 (greedy) to 2; default 1.", rich_help_panel=_SAMPLING),
+    ],
+    "top_p": _sampling(float, "Keep the top tokens up to this probability mass."),
+    "top_k": _sampling(int, "Keep this many top tokens."),
+    "min_p": _sampling(float, "Drop tokens below this share of the highest probability."),
+    "typical_p": _sampling(float, "Keep the most typical tokens up to this probability mass."),
+    "presence_penalty": _sampling(float, "Penalty of tokens that were generated before."),
+    "frequency_penalty": _sampling(float, "Penalty of tokens for each time they were generated."),
+    "repetition_penalty": _sampling(float, "Divides logits of tokens in prompt and output; 1 is none."),
+    "seed": _sampling(int, "Makes sampling repeatable."),
+}
+
+
+def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds an option for each sampling parameter to a command, which gets their values as one argument, `sampling`."""
+    signature = inspect.signature(command)
+    parameters = [one for one in signature.parameters.values() if one.name != "sampling"]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    added = [
+        inspect.Parameter(name, kind, default=None, annotation=option) for name, option in _SAMPLING_OPTIONS.items()
+    ]
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        sampling = {name: values.pop(name) for name in _SAMPLING_OPTIONS}
+        command(**values, sampling=sampling)
+
+    parameters = [one.replace(kind=kind) for one in parameters]
+    wrapper.__signature__ = signature.replace(parameters=[*parameters[:1], *added, *parameters[1:]])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {one.name: one.annotation for one in (*parameters, *added)}
+    return wrapper
+
 
 BestOf = Annotated[
     int | None,
-    typer.Option(help="Generate this many and give the likeliest.", show_default="n", rich_help_panel=_RANKING),
+    typer.Option(help="Generate this many and return the most probable.", show_default="n", rich_help_panel=_RANKING),
 ]
 BeamWidth = Annotated[
-    int | None, typer.Option(help="Search with this many beams instead of drawing.", rich_help_panel=_RANKING)
+    int | None, typer.Option(help="Beam search of this width instead of sampling.", rich_help_panel=_RANKING)
 ]
 LengthPenalty = Annotated[
     float | None,
-    typer.Option(help="Of a beam search: above 0 for long texts, below for short ones.", rich_help_panel=_RANKING),
+    typer.Option(help="Of a beam search: above 0 favours long texts, below 0 short ones.", rich_help_panel=_RANKING),
 ]
 EarlyStopping = Annotated[
     EarlyStoppingOption | None, typer.Option(help="When a beam search ends.", rich_help_panel=_RANKING)
 ]
 
 MaxTokens = Annotated[
-    int | None, typer.Option(help="The most tokens.", show_default="what the context leaves", rich_help_panel=_STOPPING)
+    int | None, typer.Option(help="The most tokens.", show_default="the rest of the context", rich_help_panel=_STOPPING)
 ]
 MinTokens = Annotated[int | None, typer.Option(help="The fewest tokens.", rich_help_panel=_STOPPING)]
 Stop = Annotated[list[str] | None, typer.Option(help="Text to stop at; may be repeated.", rich_help_panel=_STOPPING)]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on at end-of-text.", rich_help_panel=_STOPPING)]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Continue after end-of-text.", rich_help_panel=_STOPPING)]

@@ -1,4 +1,4 @@
-"""What commands write: text that is safe for a terminal, values as JSON, errors as one line."""
+"""Output of commands: text that is safe for a terminal, values as JSON, errors as one line."""
 
 import dataclasses
 import json
@@ -11,31 +11,31 @@ from rich.text import Text
 
 from quire_client.errors import UNREACHABLE, QuireError
 
-# A model may generate escape sequences, which a terminal would obey. Newline and tab stay.
+# A model may generate escape sequences of terminals. Newline and tab stay.
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 ADMIN_UNREACHABLE = "ADMIN_UNREACHABLE"
-"""The reason where no scheduler answers at its admin address."""
+"""The reason where no scheduler responds at its admin address."""
 
 NO_ADMIN_SERVICE = "NO_ADMIN_SERVICE"
-"""The reason where something else than a scheduler's admin service answers there."""
+"""The reason where another service than a scheduler's admin service responds there."""
 
 REQUEST_NOT_LIVE = "REQUEST_NOT_LIVE"
 """The reason where a scheduler has no such request."""
 
 _NEXT_STEPS = {
-    ADMIN_UNREACHABLE: "a scheduler listens for this on its own machine alone; name it with --admin or "
-    "QUIRE_ADMIN_ADDRESS",
-    NO_ADMIN_SERVICE: "a scheduler has a port for this alone, 50062 unless it was told another; name it with --admin "
+    ADMIN_UNREACHABLE: "by default a scheduler listens for this on its own machine only; name its address with --admin "
     "or QUIRE_ADMIN_ADDRESS",
-    REQUEST_NOT_LIVE: "it may have ended; `quire explain` alone lists what is live",
+    NO_ADMIN_SERVICE: "the admin port of a scheduler is 50062 by default; name its address with --admin or "
+    "QUIRE_ADMIN_ADDRESS",
+    REQUEST_NOT_LIVE: "it may have ended; `quire explain` without an id lists live requests",
     UNREACHABLE: "start a server with `make run`, or name one with --address or QUIRE_ADDRESS",
     "UNAUTHENTICATED": "give a key with --api-key or QUIRE_API_KEY",
-    "MODEL_NOT_FOUND": "`quire models` lists what is served",
+    "MODEL_NOT_FOUND": "`quire models` lists the served models",
     "CONTEXT_LENGTH_EXCEEDED": "shorten the prompt or lower --max-tokens",
-    "DEADLINE_EXCEEDED": "allow more with --timeout",
-    "REQUEST_UNKNOWN": "it ended long ago, or was lost with the processes that knew it",
-    "INTERNAL": "the server's log tells more",
+    "DEADLINE_EXCEEDED": "raise --timeout",
+    "REQUEST_UNKNOWN": "it ended more than an hour ago, or was never accepted",
+    "INTERNAL": "the server's log has details",
 }
 
 
@@ -68,14 +68,14 @@ def _plain(value: Any) -> Any:
 
 
 def print_resuming(error: QuireError) -> None:
-    """Tells a person that a call broke and its request goes on; what is written to standard output is not changed."""
+    """Reports on stderr that a call broke and its request is resumed."""
     line = f"quire: {error}; going on"
-    # A terminal shows both, and the text may stand in the middle of a line.
+    # A terminal shows both streams, and the text may be in the middle of a line.
     Console(stderr=True).print(Text("\n" * sys.stdout.isatty() + line), style="dim", soft_wrap=True)
 
 
 def describe_error(error: QuireError) -> str:
-    """What went wrong, where, and what to do about it, in one line."""
+    """Error, field and advice in one line."""
     parts = [str(error)]
     if error.reason in _NEXT_STEPS:
         parts.append(_NEXT_STEPS[error.reason])

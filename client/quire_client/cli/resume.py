@@ -1,4 +1,4 @@
-"""`quire resume`: goes on with a request that was named."""
+"""`quire resume`: continues the stream of a named request."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,15 +12,15 @@ from quire_client.sync import Client, Stream
 
 
 def resume(
-    request_id: Annotated[str, typer.Argument(help="The name that the request was given.")],
+    request_id: Annotated[str, typer.Argument(help="The request_id.")],
     output: opt.Output = opt.OutputFormat.TEXT,
     timeout: opt.Timeout = None,
     address: opt.Address = opt.ADDRESS,
     api_key: opt.ApiKey = None,
 ) -> None:
-    """Write what a named request has said, and what it goes on to say.
+    """Write the output of a named request, from its beginning.
 
-    It is known for as long as it runs, and for an hour once it has ended.
+    Works while it runs, and for an hour after its end.
     """
     with Client(address, api_key=api_key, timeout=timeout) as client:
         stream = client.resume(request_id, on_resume=print_resuming)
@@ -31,7 +31,7 @@ def resume(
 
 
 def _write(stream: Stream) -> None:
-    """Writes the first text as it comes, and others at the end."""
+    """Writes the first sequence as it comes, and others at the end."""
     others: defaultdict[int, str] = defaultdict(str)
 
     def first() -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""The processor's compiled path: C++ in `csrc`, built for the machine it runs on."""
+"""The compiled CPU backend: C++ in `csrc`, built for the machine it runs on."""

@@ -45,12 +45,12 @@ class RuleArgs(Structure):
     _fields_ = (("scale", c_float), ("soft_cap", c_float), ("window", c_int64))
 
 
-# A vector of values, of which a head's dimensions are made, and a group of keys.
+# The lanes of a vector: a head's dimensions and groups of keys are multiples of it.
 _LANES = 16
 
 
 def check_compiled_support(head_dim: int, block_size: int, dtype: torch.dtype) -> str | None:
-    """What of a cache the compiled kernels do not take, or None."""
+    """Why the compiled kernels do not support a cache, or None."""
     if dtype not in (torch.float32, torch.bfloat16):
         return f"they compute in float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
     if head_dim % _LANES:
@@ -64,15 +64,15 @@ def check_compiled_support(head_dim: int, block_size: int, dtype: torch.dtype) -
 class CacheLayer:
     """One layer's keys and values in a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
 
-    What the sizes say of the last two dimensions is their product: within a head's block, the ops have an order of
-    their own. Block size 8 or a multiple of 16; head dimensions a multiple of 16.
+    Of the last two dimensions only the product of the sizes matters: within a head's block, the ops have their own
+    order. Block size 8 or a multiple of 16; head dimensions a multiple of 16.
     """
 
     cache: Tensor
     layer: int
 
     def args(self) -> CacheArgs:
-        """What the library is told. Valid as long as this lives."""
+        """The library's structure, valid as long as this object."""
         _, _, _, num_kv_heads, block_size, head_dim = self.cache.shape
         unsupported_reason = check_compiled_support(head_dim, block_size, self.cache.dtype)
         require(unsupported_reason is None, "cache", f"be one that the compiled kernels take: {unsupported_reason}")
@@ -83,7 +83,7 @@ class CacheLayer:
 
 
 def store(thread_pool: ThreadPool, key: Tensor, value: Tensor, layer: CacheLayer, slots: Tensor) -> None:
-    """Write each token's key and value [num_tokens, num_kv_heads, head_dim] to its slot.
+    """Writes each token's key and value [num_tokens, num_kv_heads, head_dim] to its slot.
 
     Each token's heads are contiguous; `slots` int64 [num_tokens], -1 for a token that is not stored.
     """
@@ -118,17 +118,17 @@ def attend(
     window: int | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """What `paged_attention` does: causal attention of each sequence's newest tokens over its pages.
+    """Causal attention of each sequence's newest tokens over its pages, as in `paged_attention`.
 
     A query's result does not depend on how its sequence was cut into steps, or on what else is in the step. Factors
     are rounded to the cache's dtype, the weights of the softmax among them; sums are float32.
 
     Args:
         query: [num_tokens, num_heads, head_dim], contiguous.
-        block_tables, query_starts, context_lens: int32, as `paged_attention` has them.
-        scale: what scores are multiplied by.
+        block_tables, query_starts, context_lens: int32, see `paged_attention`.
+        scale: the factor of scores.
         window: a query sees itself and the window - 1 tokens before it; None: all.
-        soft_cap: scores become soft_cap * tanh(score / soft_cap); None: they stay.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap); None: no cap.
 
     Returns:
         [num_tokens, num_heads, head_dim], of the dtype of `query`.
@@ -172,7 +172,7 @@ def _check_tokens(name: str, tensor: Tensor, layer: CacheLayer, num_heads: int) 
     require(
         tensor.ndim == 3 and tensor.shape[1:] == (num_heads, head_dim), name, f"be [tokens, {num_heads}, {head_dim}]"
     )
-    # Of a single head the stride means nothing, and may be anything.
+    # The stride of a single head is arbitrary.
     is_contiguous = tensor.stride(2) == 1 and (num_heads == 1 or tensor.stride(1) == head_dim)
     require(is_contiguous, name, "be contiguous in each token")
     require(tensor.dtype == layer.cache.dtype, name, "have the dtype of the cache")

@@ -1,6 +1,6 @@
 """Host memory in large pages, where the system has them: fewer page faults, and fewer misses of the TLB.
 
-What a step reads is spread over all of it, weights and keys and values alike, and read once.
+A step reads weights, keys and values from all over it, each once.
 """
 
 import mmap
@@ -25,13 +25,13 @@ def zeros_in_large_pages(num_bytes: int) -> Tensor:
 
 
 class LargePages:
-    """Memory for many tensors that live together, side by side in mappings far larger than a page."""
+    """Memory for many tensors of one lifetime, side by side in mappings far larger than a page."""
 
     def __init__(self) -> None:
         self._free_memory = torch.empty(0, dtype=torch.uint8)
 
     def empty(self, size: int, dtype: torch.dtype) -> Tensor:
-        """A vector of `size` numbers, at the beginning of a line of the processor's caches."""
+        """A vector of `size` numbers, aligned to a cache line."""
         num_bytes = size * dtype.itemsize
         taken = -(-num_bytes // _LINE) * _LINE
         if taken > len(self._free_memory):

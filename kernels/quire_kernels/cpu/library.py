@@ -1,4 +1,4 @@
-"""Builds the C++ sources for this processor, once, and loads what came of it."""
+"""Builds the C++ sources for this processor, once, and loads the library."""
 
 import ctypes
 import functools
@@ -20,13 +20,13 @@ _FLAGS = (
 
 
 class BuildFailed(Exception):  # noqa: N818
-    """There is no library for this machine. The text is for the operator, and says what to install."""
+    """The library cannot be built. The text names what to install."""
 
 
 def load_library(directory: Path, report: Callable[[str], None] = lambda line: None) -> ctypes.CDLL:
-    """The library from `directory`, where it is kept; built first where it is not there yet, which takes seconds.
+    """Loads the library from `directory`, and builds it first where it is missing, which takes seconds.
 
-    It is built anew for other sources, another compiler or another processor. Several processes may do so at once.
+    It is rebuilt for other sources, another compiler or another processor. Several processes may build at once.
 
     Raises:
         BuildFailed: there is no C++ compiler, or it failed.
@@ -38,7 +38,7 @@ def load_library(directory: Path, report: Callable[[str], None] = lambda line: N
         raise BuildFailed("no C++ compiler is found: install g++ 12 or later, or name one in CXX")
     path = directory / f"quire-{_key(compiler)}.so"
     if path.exists():
-        with suppress(OSError):  # whatever it is: made anew
+        with suppress(OSError):  # rebuild, whatever the error is
             return ctypes.CDLL(str(path))
     report(f"compiling the processor's kernels with {' '.join(compiler)}")
     _build(compiler, path)
@@ -54,13 +54,13 @@ def _key(compiler: tuple[str, ...]) -> str:
     digest = hashlib.sha256("\0".join((*compiler, *_FLAGS)).encode())
     for path in sorted(_SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    # What -march=native stands for here: the directory may be shared by machines with different processors.
+    # The target of -march=native: machines with different processors may share the directory.
     digest.update(_run(*compiler, "-march=native", "-dM", "-E", "-x", "c++", "/dev/null").encode())
     return digest.hexdigest()[:16]
 
 
 def _build(compiler: tuple[str, ...], path: Path) -> None:
-    """Compiles beside the target and renames, so that the target is there only when whole."""
+    """Compiles beside the target and renames, so that the target is always complete."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as scratch:

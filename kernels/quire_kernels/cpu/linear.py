@@ -11,7 +11,7 @@ from quire_kernels.cpu.large_pages import LargePages
 from quire_kernels.cpu.thread_pool import ThreadPool, type_of
 
 PANEL = 32
-# Outputs that are quantized at a time.
+# Outputs that are quantized at once.
 _ROWS = 256
 
 
@@ -34,13 +34,13 @@ class PackedMatrix:
 
     outputs: int
     inputs: int
-    dtype: torch.dtype  # of what it multiplies
+    dtype: torch.dtype  # of its inputs
     panels: Tensor
     scales: Tensor | None
     bias: Tensor | None
 
     def args(self) -> MatrixArgs:
-        """What the library is told. Valid as long as this lives."""
+        """The library's structure, valid as long as this object."""
         return MatrixArgs(
             self.outputs,
             self.inputs,
@@ -59,7 +59,7 @@ def pack_matrix(
     int8: bool = False,
     memory: LargePages | None = None,
 ) -> PackedMatrix:
-    """Lay out a weight [outputs, inputs] of float32 or bfloat16, and a bias [outputs], in `memory` where there is some.
+    """Lays out a weight [outputs, inputs] of float32 or bfloat16, and a bias [outputs], in `memory` if given.
 
     With `int8`, values are rounded to 255 steps between the largest of their output and its negative.
     """
@@ -80,7 +80,7 @@ def pack_matrix(
 
 
 def linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Tensor:
-    """The float32 images [rows, outputs] of `inputs` [rows, inputs], float32 or bfloat16."""
+    """The float32 products [rows, outputs] of `inputs` [rows, inputs], float32 or bfloat16."""
     kind = type_of(matrix.dtype)
     require(inputs.dtype == matrix.dtype, "inputs", "have the dtype that the matrix is packed for")
     require(inputs.ndim == 2 and inputs.shape[1] == matrix.inputs, "inputs", f"be [rows, {matrix.inputs}]")
@@ -99,7 +99,7 @@ def linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Ten
 
 
 def _quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes int8 [outputs, inputs] and scales float32 [outputs], made of some outputs at a time: float32 is large."""
+    """Codes int8 [outputs, inputs] and scales float32 [outputs], for some outputs at once: float32 is large."""
     codes, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
     for start in range(0, len(weight), _ROWS):
         rows = slice(start, start + _ROWS)

@@ -1,4 +1,4 @@
-"""What the compiled forward pass of the Llama family is told, structure by structure."""
+"""The structures that the compiled forward pass of the Llama family takes."""
 
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 

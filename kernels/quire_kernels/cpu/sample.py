@@ -1,4 +1,4 @@
-"""Draws from rows of logits, and their log-probabilities."""
+"""Samples from rows of logits, and log-probabilities."""
 
 import numpy as np
 import torch
@@ -21,9 +21,9 @@ SAMPLING_PARAMS_DTYPE = np.dtype(
 
 
 def argmax(thread_pool: ThreadPool, logits: Tensor, *, suppressed: bool = False) -> NDArray[np.int64]:
-    """The first of the likeliest tokens of each row of float32 logits [rows, vocab].
+    """The argmax of each row of float32 logits [rows, vocab], the first of equals.
 
-    -1 where a logit is no finite number. With `suppressed` logits may be minus infinity, but not all of a row.
+    -1 where a logit is not finite. With `suppressed` logits may be minus infinity, but not all of a row.
     """
     _check_logits(logits)
     tokens = np.empty(len(logits), np.int64)
@@ -42,13 +42,13 @@ def argmax(thread_pool: ThreadPool, logits: Tensor, *, suppressed: bool = False)
 def sample(
     thread_pool: ThreadPool, logits: Tensor, rows: NDArray[np.int64], params: NDArray[np.void]
 ) -> NDArray[np.int64]:
-    """A token for each of `rows` of float32 logits [rows, vocab], drawn as `draws` (of SAMPLING_PARAMS_DTYPE) says at
-    the same place.
+    """Samples a token for each of `rows` of float32 logits [rows, vocab], with the parameters of `draws`
+    (SAMPLING_PARAMS_DTYPE) at the same index.
 
-    Weights are those of a softmax at the temperature, which is above 0. min_p and top_k (0: all) keep tokens each on
-    its own, top_p of what they keep; of tokens that are equally likely at a limit, all are kept. The number's share of
-    what all weigh together is then found in the order of the vocabulary. Logits of minus infinity are never drawn; the
-    token is -1 where there is no other, or where one is no number.
+    Weights are those of a softmax at the temperature, which is above 0. min_p and top_k (0: all) each
+    keep tokens, and top_p some of those; of equally likely tokens at a limit, all are kept. The uniform number selects
+    by the cumulative weight in the order of the vocabulary. Logits of minus infinity are never sampled; the token is -1
+    where all are, or where one is NaN.
     """
     _check_logits(logits)
     require(
@@ -76,11 +76,11 @@ def sample(
 def top_logprobs(
     thread_pool: ThreadPool, logits: Tensor, tokens: NDArray[np.int64], count: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Log-probabilities of a token of each row of float32 logits [rows, vocab], and of the row's `count` likeliest.
+    """Log-probabilities of one token of each row of float32 logits [rows, vocab], and of the row's top `count`.
 
-    Returns float32 [rows, 1 + count], the token's first, and int64 [rows, count], which the likeliest are: in falling
-    order, of equally likely ones the first first. A row's bits depend on nothing but the row. What a row comes to in
-    which a logit is no number means nothing.
+    Returns float32 [rows, 1 + count], the token's first, and int64 [rows, count], the ids of the top tokens in
+    falling order, of equals the first first. A row's bits depend on nothing but the row. The result of a row with NaN
+    is undefined.
     """
     _check_logits(logits)
     is_tokens = tokens.dtype == np.int64 and tokens.shape == (len(logits),) and tokens.flags.c_contiguous

@@ -13,13 +13,13 @@ _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 def type_of(dtype: torch.dtype) -> int:
-    """The library's name of a dtype. Raises ValueError for one that it does not compute in."""
+    """The library's number of a dtype. Raises ValueError for an unsupported one."""
     require(dtype in _TYPES, "dtype", "be float32 or bfloat16")
     return _TYPES[dtype]
 
 
 class ThreadPool:
-    """Threads that run the ops, the calling one among them. One op at a time, and no fork while it lives."""
+    """Threads that run the ops, the calling one among them. One op at a time, and no fork while it exists."""
 
     def __init__(self, library: ctypes.CDLL, size: int) -> None:
         self.library = library
@@ -60,7 +60,7 @@ def _declare(library: Any) -> None:
 
 
 def _check(result: int | None, function: Any, arguments: tuple[Any, ...]) -> int | None:
-    """What a function returned: an object, or 0."""
+    """Checks the result of a function: an object, or 0."""
     if result is None or (function.restype is c_int64 and result != 0):
         raise MemoryError("the compiled kernels found no memory, or could not start their threads")
     return result

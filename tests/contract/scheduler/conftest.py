@@ -25,7 +25,7 @@ def redis_url(redis_server: RedisServer) -> str:
 
 @pytest.fixture
 async def store(redis_url: str) -> AsyncIterator[RedisStore]:
-    """What the test itself asks the store with."""
+    """The test's own client of the store."""
     store = RedisStore(redis_url, 600)
     yield store
     await store.close()

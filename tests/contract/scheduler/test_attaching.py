@@ -16,6 +16,7 @@ from scheduler_harness import (
     until_recorded,
 )
 from scheduler_svc.live_requests import Graces
+from scheduler_svc.live_state import LiveState
 from scheduler_svc.request_log import State
 from scheduler_svc.store.redis import RedisStore
 
@@ -71,7 +72,7 @@ async def test_a_finished_request_is_given_again(running: Deployment, store: Red
     assert not running.engine.is_live(submit.key)
 
 
-async def test_a_request_that_was_ended_early_says_so(running: Deployment, store: RedisStore) -> None:
+async def test_attaching_to_a_cancelled_request_fails(running: Deployment, store: RedisStore) -> None:
     async with running.session() as session:
         await session.ready()
         submit = await session.submit(max_tokens=200)
@@ -121,7 +122,7 @@ async def test_a_request_is_detached_when_its_last_session_leaves(redis_url: str
             assert (await first.attach("nobody's")).HasField("failed")  # the detach was taken
             live = running.engine.requests.get(submit.key)
             assert live is not None
-            assert live.timer is None
+            assert live.state is LiveState.ATTACHED
             await second.send(detach=scheduler_v1.Detach(key=submit.key))
             await until_over(running.engine, submit.key)
             assert (await first.attach(submit.key)).failed.reason == scheduler_v1.FAILURE_REASON_CANCELLED
@@ -129,7 +130,7 @@ async def test_a_request_is_detached_when_its_last_session_leaves(redis_url: str
         await idle(running.engine)
 
 
-async def test_who_attaches_within_the_grace_keeps_the_request(running: Deployment, worker: Worker) -> None:
+async def test_a_request_that_is_attached_within_the_grace_continues(running: Deployment, worker: Worker) -> None:
     async with running.session() as session:
         await session.ready()
         submit = await session.submit(detachable=True, max_tokens=200)
@@ -139,12 +140,12 @@ async def test_who_attaches_within_the_grace_keeps_the_request(running: Deployme
         assert (await session.attach(submit.key)).HasField("attached")
         live = running.engine.requests.get(submit.key)
         assert live is not None
-        assert live.timer is None
+        assert live.state is LiveState.ATTACHED
         worker.gate.set()
         assert await session.until_tokens(submit.key, 200) == expected(200)
 
 
-async def test_unnamed_requests_end_when_their_gateway_says_so(running: Deployment, worker: Worker) -> None:
+async def test_unnamed_requests_end_when_their_gateway_detaches(running: Deployment, worker: Worker) -> None:
     worker.gate.clear()
     async with running.session() as session:
         await session.ready()
@@ -198,7 +199,7 @@ async def test_detached_request_does_not_wait_for_a_search_of_stop_strings(
     assert log.sequences[0].token_ids == expected(150)
 
 
-async def test_gateway_that_comes_back_during_the_acceptance_is_told_of_it(running: Deployment, redis_url: str) -> None:
+async def test_a_gateway_that_reconnects_during_the_acceptance_receives_it(running: Deployment, redis_url: str) -> None:
     async with running.session() as session:
         await session.ready()
         with redis.Redis.from_url(redis_url) as client:

@@ -1,4 +1,4 @@
-"""The scheduler as a process: who leads, what its health says, how it ends."""
+"""The scheduler as a process: election, health, shutdown."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ class SchedulerProcess:
         self._health = health_pb2_grpc.HealthStub(channel)
 
     async def until(self, name: str, status: int) -> None:
-        """Wait until a health service says so."""
+        """Wait until a health service has this status."""
         async with asyncio.timeout(PATIENCE):
             while True:
                 with suppress(grpc.aio.AioRpcError):
@@ -119,7 +119,7 @@ async def test_a_leader_that_was_stopped_and_replaced_ends_when_it_wakes_up(redi
             assert await session.until_tokens(submit.key, 8) == expected(8)
 
 
-async def test_health_says_whether_requests_are_recorded(
+async def test_health_reports_whether_requests_are_recorded(
     redis_url: str, worker: Worker, redis_server: RedisServer
 ) -> None:
     port = worker.port

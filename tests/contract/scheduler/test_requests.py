@@ -112,7 +112,7 @@ async def test_repeated_submission_is_taken_once(running: Deployment) -> None:
         assert session.kinds(submit.key) in (["accepted", "accepted"], ["accepted", "attached"])
 
 
-async def test_another_request_under_a_live_key_is_refused_and_the_first_goes_on(running: Deployment) -> None:
+async def test_another_request_under_a_live_key_is_refused_and_the_first_continues(running: Deployment) -> None:
     async with running.session() as session:
         await session.ready()
         submit = await session.submit(max_tokens=100)
@@ -178,7 +178,7 @@ async def test_stop_strings_pause_until_acknowledged_and_finish_cuts(running: De
     await idle(running.engine)
 
 
-async def test_a_verdict_that_comes_after_the_end_cuts_the_record(running: Deployment, store: RedisStore) -> None:
+async def test_a_stop_match_after_the_end_truncates_the_record(running: Deployment, store: RedisStore) -> None:
     async with running.session() as session:
         await session.ready()
         submit = await session.submit(has_stop_strings=True)
@@ -250,7 +250,7 @@ async def test_commands_about_a_request_wait_for_its_acceptance(running: Deploym
     await idle(running.engine)
 
 
-async def test_tokens_that_the_store_has_are_told_now_and_then(running: Deployment) -> None:
+async def test_durable_tokens_are_reported_in_strides(running: Deployment) -> None:
     async with running.session() as session:
         await session.ready()
         submit = await session.submit(max_tokens=200, has_stop_strings=True)  # it pauses 64 tokens ahead of its gateway
@@ -266,7 +266,7 @@ async def test_tokens_that_the_store_has_are_told_now_and_then(running: Deployme
             assert all(later - earlier >= 32 for earlier, later in pairwise([0, *counts]))
 
 
-async def test_a_silent_session_is_told_that_the_scheduler_is_there(running: Deployment) -> None:
+async def test_a_session_without_events_gets_heartbeats(running: Deployment) -> None:
     async with running.session() as session:
         await session.ready()
         while session.num_empty < 3:

@@ -18,14 +18,13 @@ from scheduler_harness import (
     expected,
     finish_of,
     idle,
+    left_behind,
     scheduler,
-    submit_of,
     until_over,
     until_recorded,
 )
 from scheduler_svc.live_requests import Graces
-from scheduler_svc.request_log import RequestLog, State
-from scheduler_svc.store.base import Write, WriteBatch
+from scheduler_svc.request_log import State
 from scheduler_svc.store.redis import RedisStore
 
 
@@ -33,24 +32,6 @@ def unflushed(
     offset: int, token_ids: list[int], index: int = 0, is_truncated: bool = False
 ) -> scheduler_v1.UnflushedTokens:
     return scheduler_v1.UnflushedTokens(index=index, offset=offset, token_ids=token_ids, is_truncated=is_truncated)
-
-
-async def left_behind(
-    store: RedisStore, *known: list[int], fingerprint: bytes = b"", **changes: object
-) -> scheduler_v1.Submit:
-    """A request that a scheduler before this one has recorded, with so many tokens of each sequence."""
-    submit = submit_of(**({"max_tokens": 20, "n": len(known)} | changes))
-    epoch = await store.take_lease("before", 30)
-    assert epoch is not None
-    assert await store.put(RequestLog(submit, accepted_at=1.0, fingerprint=fingerprint), epoch) is None
-    writes = [
-        Write(submit.key, submit.submission_id, index, 0, token_ids)
-        for index, token_ids in enumerate(known)
-        if token_ids
-    ]
-    assert await store.write(WriteBatch(writes=writes), epoch) == []
-    await store.release_lease("before")
-    return submit
 
 
 AT_ONCE = Graces(recovering=0.05)
@@ -65,7 +46,7 @@ async def taken_over(
         yield running
 
 
-async def test_a_request_goes_on_after_a_crash_from_what_the_client_has(redis_url: str, worker: Worker) -> None:
+async def test_a_request_continues_after_a_crash_from_the_clients_tokens(redis_url: str, worker: Worker) -> None:
     async with candidate(redis_url, [worker.port]) as first:
         await first.until_leading()
         async with first.session() as session:
@@ -91,7 +72,7 @@ async def test_nothing_runs_before_its_gateway_comes(redis_url: str, worker: Wor
         other = await session.submit()
         await session.until(other.key, "tokens")
         assert running.engine.is_live(submit.key)
-        assert not running.engine.core.is_live(submit.key)
+        assert not any(model.core.is_live(submit.key) for model in running.engine.models)
         answer = await session.attach(submit.key, unflushed(3, expected(9)[3:]))
         assert [list(part.token_ids) for part in answer.attached.sequences] == [expected(9), []]
         for index in range(2):
@@ -154,7 +135,7 @@ async def test_a_tail_that_ends_the_request_ends_it(redis_url: str, worker: Work
         assert worker.steps == []
 
 
-async def test_a_verdict_reaches_a_request_that_nobody_came_back_for(
+async def test_a_stop_match_truncates_a_request_without_a_gateway(
     redis_url: str, worker: Worker, store: RedisStore
 ) -> None:
     submit = await left_behind(store, expected(7), has_stop_strings=True)
@@ -182,7 +163,7 @@ async def test_unnamed_requests_wait_for_their_gateway_and_are_given_up(
         assert worker.steps == []
 
 
-async def test_a_repeated_submission_is_taken_up(redis_url: str, worker: Worker, store: RedisStore) -> None:
+async def test_a_repeated_submission_attaches(redis_url: str, worker: Worker, store: RedisStore) -> None:
     submit = await left_behind(store, [])
     async with taken_over(redis_url, worker) as running, running.session() as session:
         submit.attachment_id = 1
@@ -196,7 +177,7 @@ async def test_a_search_begins_anew(redis_url: str, worker: Worker, store: Redis
     submit = await left_behind(store, [], beam_search=search)
     async with taken_over(redis_url, worker) as running, running.session() as session:
         assert list((await session.attach(submit.key)).attached.sequences) == []
-        assert running.engine.core.is_live(submit.key)
+        assert any(model.core.is_live(submit.key) for model in running.engine.models)
 
 
 async def test_blocks_that_the_worker_kept_are_not_computed_again(redis_url: str, worker: Worker) -> None:
@@ -227,7 +208,7 @@ async def test_what_another_model_began_does_not_go_on(
         assert worker.steps == []
 
 
-async def test_the_model_that_began_a_request_goes_on_with_it(
+async def test_a_request_continues_on_the_version_that_began_it(
     redis_url: str, worker: Worker, store: RedisStore
 ) -> None:
     submit = await left_behind(store, expected(5), fingerprint=worker.about.fingerprint, detachable=True)

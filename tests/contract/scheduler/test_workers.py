@@ -32,7 +32,7 @@ async def test_worker_that_restarts_gets_its_sequences_anew(redis_url: str) -> N
     await server.stop(0)
 
 
-async def test_two_workers_share_the_queue_and_a_different_model_is_refused(redis_url: str) -> None:
+async def test_two_workers_share_the_queue_and_one_of_another_version_gets_no_steps(redis_url: str) -> None:
     services = [ChecksumService(), ChecksumService()]
     served = [await serve(service) for service in services]
     late, late_port = await serve(ChecksumService(), lasting_port())
@@ -40,7 +40,7 @@ async def test_two_workers_share_the_queue_and_a_different_model_is_refused(redi
     async with scheduler(redis_url, [served[0][1], served[1][1], late_port]) as running, running.session() as session:
         await session.ready()
         async with asyncio.timeout(PATIENCE):
-            while len(running.engine.core.replicas) < 2:
+            while len(running.engine.replicas) < 2:
                 await asyncio.sleep(0.01)
         stranger = ChecksumService(fingerprint=b"another")
         served.append(await serve(stranger, late_port))
@@ -82,9 +82,9 @@ async def test_what_a_draining_worker_has_goes_elsewhere(redis_url: str) -> None
     async with scheduler(redis_url, [port for _, port in served]) as running, running.session() as session:
         await session.ready()
         async with asyncio.timeout(PATIENCE):
-            while len(running.engine.core.replicas) < 2:
+            while len(running.engine.replicas) < 2:
                 await asyncio.sleep(0.01)
-        leaving = next(replica for replica in running.engine.core.replicas if replica.name.endswith(str(served[0][1])))
+        leaving = next(replica for replica in running.engine.replicas if replica.name.endswith(str(served[0][1])))
         submits = [await session.submit(max_tokens=200) for _ in range(4)]
         await session.until_tokens(submits[0].key, 5)
         services[0].about.is_draining = True
@@ -92,7 +92,7 @@ async def test_what_a_draining_worker_has_goes_elsewhere(redis_url: str) -> None
         for submit in submits:
             assert await session.until_tokens(submit.key, 200) == expected(200)
         async with asyncio.timeout(PATIENCE):
-            while leaving in running.engine.core.replicas:
+            while leaving in running.engine.replicas:
                 await asyncio.sleep(0.01)
     for server, _ in served:
         await server.stop(0)

@@ -1,4 +1,4 @@
-"""The library is built once for what it depends on, and says why where it cannot be."""
+"""The library is built once for what it depends on, and the error says why it cannot be."""
 
 import ctypes
 import os
@@ -9,15 +9,15 @@ import pytest
 from quire_kernels.cpu.library import BuildFailed, load_library
 
 
-def test_a_library_is_built_once_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_is_built_once_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "c++"
     compiler.write_text('#!/bin/sh\necho "$@" >>"$0.log"\nexec c++ -O0 "$@" -O0\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    told: list[str] = []
+    reported: list[str] = []
     for _ in range(2):
-        assert isinstance(load_library(tmp_path / "kernels", told.append), ctypes.CDLL)
-    assert len(told) == 1
+        assert isinstance(load_library(tmp_path / "kernels", reported.append), ctypes.CDLL)
+    assert len(reported) == 1
     assert (tmp_path / "c++.log").read_text().count("library.cpp") == 1
     assert len(list((tmp_path / "kernels").iterdir())) == 1
 

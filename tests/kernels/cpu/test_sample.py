@@ -1,4 +1,4 @@
-"""The compiled draws are the sampler's."""
+"""The compiled sampler samples the same tokens as the one in torch."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_draws_follow_the_weights() -> None:
 
 @pytest.mark.parametrize("place", [0, 40, 96])
 @pytest.mark.parametrize("fault", [float("nan"), float("inf")])
-def test_a_row_with_a_fault_draws_nothing(fault: float, place: int) -> None:
+def test_a_row_with_a_fault_has_no_token(fault: float, place: int) -> None:
     logits = torch.zeros(3, 97)
     logits[:, 50] = 1.0
     logits[1, place] = fault
@@ -68,7 +68,7 @@ def test_a_row_with_a_fault_draws_nothing(fault: float, place: int) -> None:
     assert (sample(compiled.thread_pool(), logits, np.arange(3), params) < 0).tolist() == [False, True, False]
 
 
-def test_the_first_of_the_likeliest_is_taken() -> None:
+def test_argmax_takes_the_first_of_equals() -> None:
     logits = torch.zeros(4, 97)
     for row, token in enumerate((0, 15, 16, 96)):
         logits[row, token:] = 2.5
@@ -77,7 +77,7 @@ def test_the_first_of_the_likeliest_is_taken() -> None:
     assert argmax(compiled.thread_pool(), logits).tolist() == [0, 15, -1, 96]
 
 
-def test_suppressed_tokens_are_never_drawn() -> None:
+def test_suppressed_tokens_are_never_sampled() -> None:
     logits = torch.full((2, 97), float("-inf"))
     logits[0, 33] = -5.0
     params = np.zeros(2, SAMPLING_PARAMS_DTYPE)
@@ -96,11 +96,11 @@ def test_ranks_are_the_log_probabilities(vocab: int) -> None:
     expected = logits.double().log_softmax(-1)
     values, order = expected.sort(dim=-1, descending=True, stable=True)
     assert ids.tolist() == order[:, :count].tolist()
-    told = torch.cat((expected.gather(-1, tokens[:, None]), values[:, :count]), 1)
-    assert np.allclose(logprobs, told.numpy(), atol=1e-5)
+    computed = torch.cat((expected.gather(-1, tokens[:, None]), values[:, :count]), 1)
+    assert np.allclose(logprobs, computed.numpy(), atol=1e-5)
 
 
-def test_of_equally_likely_tokens_the_first_rank_first_however_many_are_asked_for() -> None:
+def test_of_equally_likely_tokens_the_first_rank_first_for_any_count() -> None:
     logits = torch.zeros(3, 1000)
     logits[1, 500:] = 1.0
     logits[2] = -torch.arange(1000.0).div(2, rounding_mode="floor")
@@ -117,8 +117,8 @@ def test_a_row_of_no_numbers_leaves_the_ranks_of_others_alone() -> None:
     logits = torch.randn(3, 100)
     expected = top_logprobs(compiled.thread_pool(), logits, np.zeros(3, np.int64), 3)[0]
     logits[1] = float("nan")
-    told = top_logprobs(compiled.thread_pool(), logits, np.zeros(3, np.int64), 3)[0]
-    assert told[::2].tolist() == expected[::2].tolist()
+    computed = top_logprobs(compiled.thread_pool(), logits, np.zeros(3, np.int64), 3)[0]
+    assert computed[::2].tolist() == expected[::2].tolist()
 
 
 @pytest.mark.parametrize(

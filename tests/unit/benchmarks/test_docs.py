@@ -8,7 +8,7 @@ SECTION = "before\n<!-- steps: note -->\nold\n<!-- end of steps -->\nafter\n"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path.name)
-def test_a_page_says_what_the_results_say(page: Page) -> None:
+def test_a_page_matches_the_results(page: Page) -> None:
     assert page.path.read_text() == page.written(), "run `make bench-docs`"
 
 

@@ -31,7 +31,7 @@ def test_a_factor_is_the_same_way_everywhere_and_more_is_higher() -> None:
     assert y1 - y2 == pytest.approx((y2 - y3) / 2, abs=0.2)
 
 
-def test_each_series_is_drawn_and_named_once() -> None:
+def test_each_series_is_plotted_and_named_once() -> None:
     series = [Series("Ours & <theirs>", [(1, 1), (2, 2)]), Series("Theirs", [(1, 2), (2, 1)])]
     root = ElementTree.fromstring(draw([Chart("One", "x", series), Chart("Two", "x", series)]))
     texts = [element.text for element in root.iter(f"{SVG}text")]

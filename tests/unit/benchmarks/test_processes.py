@@ -30,7 +30,7 @@ def test_what_a_probe_finds_is_returned(tmp_path: Path) -> None:
     assert process.popen.poll() is not None
 
 
-def test_a_program_that_ends_tells_its_last_lines() -> None:
+def test_the_error_of_a_program_that_ends_has_its_last_lines() -> None:
     with (
         running("program", python("import sys; print('why it failed'); sys.exit(3)")) as process,
         pytest.raises(BenchmarkFailed, match=r"program ended with status 3:\nwhy it failed"),

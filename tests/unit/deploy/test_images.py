@@ -1,4 +1,4 @@
-"""The images' recipes, as far as they can be checked without building them."""
+"""The Dockerfiles, as far as they can be checked without a build."""
 
 import re
 import subprocess

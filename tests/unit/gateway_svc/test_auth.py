@@ -68,7 +68,7 @@ def test_without_a_file_everyone_is_the_default_tenant() -> None:
         ("[[keys", "keys.toml"),
     ],
 )
-def test_a_bad_file_is_told_without_its_keys(text: str, told: str, tmp_path: Path) -> None:
+def test_the_error_of_a_bad_file_does_not_contain_its_keys(text: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(text)
     with pytest.raises(InvalidKeyFile) as error:
@@ -77,6 +77,6 @@ def test_a_bad_file_is_told_without_its_keys(text: str, told: str, tmp_path: Pat
     assert "secret" not in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_told() -> None:
+def test_a_missing_file_is_an_error() -> None:
     with pytest.raises(InvalidKeyFile, match="no-such-file"):
         Authenticator.from_file(Path("no-such-file"))

@@ -34,7 +34,7 @@ def test_loop_controls_and_generation_blocks_are_known() -> None:
     assert render("{% for i in [1, 2] %}{% break %}{% endfor %}{% generation %}x{% endgeneration %}") == "x"
 
 
-def test_the_time_can_be_asked_for() -> None:
+def test_a_template_may_use_the_time() -> None:
     assert render("{{ strftime_now('%Y') }}").isdigit()
 
 

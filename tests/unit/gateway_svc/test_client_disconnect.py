@@ -1,5 +1,5 @@
-"""Readers that leave a request, and requests that are ended: what the scheduler is told of it, and what it is not. Real
-streams, to schedulers that do as the test says."""
+"""Readers that leave, and requests that are cancelled: which commands the scheduler receives. Real streams, to scripted
+schedulers."""
 
 import time
 
@@ -12,16 +12,14 @@ from scripted_scheduler import ScriptedScheduler
 from svc_common.errors import QuireError, Reason
 
 
-async def test_a_deadline_holds_though_the_scheduler_says_nothing(
-    client: SessionClient, scheduler: ScriptedScheduler
-) -> None:
+async def test_a_deadline_is_enforced_without_an_answer(client: SessionClient, scheduler: ScriptedScheduler) -> None:
     request = client.submit("k", deadline=time.monotonic() + 0.01)
     assert (await request.failure()).reason is Reason.DEADLINE_EXCEEDED
     assert (await scheduler.next("cancel")).key == "k"
 
 
 @pytest.mark.parametrize(("on_disconnect", "kind"), [(OnDisconnect.CANCEL, "cancel"), (OnDisconnect.DETACH, "detach")])
-async def test_a_request_that_is_left_is_told_of_and_hears_no_more(
+async def test_a_reader_that_left_is_reported_and_receives_no_more_events(
     on_disconnect: OnDisconnect, kind: str, client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
     request = await client.running(scheduler)
@@ -34,7 +32,7 @@ async def test_a_request_that_is_left_is_told_of_and_hears_no_more(
     assert request.events.empty()
 
 
-async def test_a_cancel_goes_to_the_scheduler_whoever_runs_the_request(
+async def test_a_cancel_is_sent_for_requests_of_other_gateways(
     client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
     client.session.cancel("elsewhere")
@@ -66,7 +64,7 @@ async def test_a_cancel_without_a_scheduler_reaches_the_next_one(
 
 
 @pytest.mark.parametrize("on_disconnect", OnDisconnect)
-async def test_a_reader_that_leaves_others_behind_tells_nobody(
+async def test_nothing_is_sent_while_other_readers_stay(
     on_disconnect: OnDisconnect, client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
     first = await client.running(scheduler)
@@ -81,7 +79,7 @@ async def test_a_reader_that_leaves_others_behind_tells_nobody(
     assert len(scheduler.all("detach")) == 1
 
 
-async def test_who_only_joined_a_request_does_not_cancel_it(
+async def test_a_reader_that_joined_a_request_does_not_cancel_it(
     client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
     request = client.attach("k")
@@ -132,7 +130,7 @@ async def test_the_deadline_of_a_call_that_joined_ends_that_call_alone(
     assert "there" not in {cancel.submission_id for cancel in scheduler.all("cancel")}
 
 
-async def test_what_one_that_joined_cannot_handle_is_not_cancelled(
+async def test_an_internal_error_of_a_joined_reader_does_not_cancel_the_request(
     client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
     request = client.submit("k")
@@ -146,7 +144,7 @@ async def test_what_one_that_joined_cannot_handle_is_not_cancelled(
 
 
 @pytest.mark.parametrize(("on_disconnect", "kind"), [(OnDisconnect.CANCEL, "cancel"), (OnDisconnect.DETACH, "detach")])
-async def test_who_left_while_a_newcomer_was_refused_is_told_of(
+async def test_the_last_reader_is_reported_when_a_new_one_is_refused(
     on_disconnect: OnDisconnect, kind: str, client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
     first = await client.running(scheduler)
@@ -161,7 +159,7 @@ async def test_who_left_while_a_newcomer_was_refused_is_told_of(
     assert kind == "detach" or told.submission_id == submission_id
 
 
-async def test_who_left_is_not_told_of_where_a_newcomer_was_let_in(
+async def test_the_last_reader_is_not_reported_when_a_new_one_is_admitted(
     client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
     first = await client.running(scheduler)
@@ -177,7 +175,7 @@ async def test_who_left_is_not_told_of_where_a_newcomer_was_let_in(
 
 
 @pytest.mark.parametrize("on_disconnect", OnDisconnect)
-async def test_who_left_before_the_acceptance_is_told_of_where_the_next_one_is_refused(
+async def test_a_reader_that_left_before_the_answer_is_reported_when_the_next_one_is_refused(
     on_disconnect: OnDisconnect, client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
     first, second = client.submit("k"), client.submit("k", body_digest=b"other")
@@ -195,7 +193,7 @@ async def test_who_left_before_the_acceptance_is_told_of_where_the_next_one_is_r
         assert (await scheduler.next("detach")).key == "k"
 
 
-async def test_the_end_of_the_request_before_is_not_who_waits_ones(
+async def test_the_end_of_an_earlier_request_does_not_fail_a_waiting_reader(
     client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
     first, second = client.submit("k"), client.submit("k")
@@ -209,7 +207,7 @@ async def test_the_end_of_the_request_before_is_not_who_waits_ones(
     assert await second.next() == ("accepted", True)
 
 
-async def test_nothing_more_is_asked_for_who_fails_with_the_others(
+async def test_no_command_is_sent_for_readers_that_fail_together(
     client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
     first = await client.running(scheduler)
@@ -225,7 +223,9 @@ async def test_nothing_more_is_asked_for_who_fails_with_the_others(
     assert len(scheduler.all("submit")) == 2
 
 
-async def test_an_answer_to_a_reader_that_left_is_declined(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+async def test_an_answer_to_a_reader_that_left_is_answered_with_detach(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
     request = client.attach("k")
     await scheduler.next("attach")
     request.disconnect(OnDisconnect.DETACH)
@@ -234,7 +234,7 @@ async def test_an_answer_to_a_reader_that_left_is_declined(client: SessionClient
     assert (await scheduler.next("detach")).key == "k"
 
 
-async def test_an_answer_to_a_reader_that_left_is_not_the_next_ones(
+async def test_an_answer_to_a_reader_that_left_does_not_admit_the_next_one(
     client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
     first, second = client.submit("k"), client.submit("k")

@@ -99,11 +99,11 @@ def pushed(text: SequenceText, output: str) -> list[str]:
     return due
 
 
-def test_what_may_become_a_stop_string_is_held_until_it_cannot() -> None:
+def test_the_beginning_of_a_stop_string_is_held_back() -> None:
     assert pushed(sequence_text("bcd"), "abcx") == ["a", "", "", "bcx"]
 
 
-def test_what_is_held_comes_at_the_end() -> None:
+def test_text_that_is_held_back_is_flushed_at_the_end() -> None:
     text = sequence_text("bcd")
     assert pushed(text, "abc") == ["a", "", ""]
     assert text.flush() == "bc"
@@ -115,7 +115,7 @@ def test_text_ends_before_the_stop_string() -> None:
     assert (text.matched, text.num_tokens, text.flush()) == ("lo w", 2, "")
 
 
-def test_text_ends_with_the_stop_string_where_that_was_asked_for() -> None:
+def test_text_ends_with_the_stop_string_if_requested() -> None:
     assert "".join(pushed(sequence_text("lo w", stop_text=StopText.INCLUDED), "hello world")) == "hello w"
 
 

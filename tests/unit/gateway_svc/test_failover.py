@@ -1,11 +1,11 @@
-"""A scheduler that dies in mid-stream, and another that answers: what is brought to it, and what readers are told."""
+"""A scheduler dies in mid-stream, and another one takes over: what the gateway sends, and what readers receive."""
 
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway_sessions import MODEL, MODEL_INFO, RecordingObserver, SessionClient, dialling, grown, sequence, there
+from gateway_sessions import MODEL, MODEL_INFO, RecordingReader, SessionClient, dialling, grown, sequence, there
 from gateway_svc.validated_request import OnDisconnect
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import ScriptedScheduler, cut_end, length_end, serving
@@ -37,7 +37,7 @@ async def take_over(scheduler: ScriptedScheduler, successor: ScriptedScheduler) 
     await successor.joined(1)
 
 
-async def settled(scheduler: ScriptedScheduler, request: RecordingObserver) -> None:
+async def settled(scheduler: ScriptedScheduler, request: RecordingReader) -> None:
     """Waits until the gateway has read all that the scheduler sent."""
     scheduler.session.tokens("k", [], len(request.sequences[0]))
     assert await request.next() == ("tokens", [])
@@ -45,7 +45,7 @@ async def settled(scheduler: ScriptedScheduler, request: RecordingObserver) -> N
 
 async def taken_over(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler, num_durable: int
-) -> RecordingObserver:
+) -> RecordingReader:
     """A request with the tokens 5 and 6, so many of them in the store, at its second scheduler."""
     request = await client.running(scheduler)
     await grown(scheduler, request, 5, 6)
@@ -55,7 +55,7 @@ async def taken_over(
     return request
 
 
-async def test_a_request_goes_on_at_the_next_scheduler(
+async def test_a_request_continues_at_the_next_scheduler(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = await client.running(scheduler)
@@ -70,7 +70,7 @@ async def test_a_request_goes_on_at_the_next_scheduler(
     assert not successor.all("submit")
 
 
-async def test_exactly_what_the_store_may_lack_is_brought(
+async def test_exactly_the_unflushed_tokens_are_sent(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = await client.running(scheduler)
@@ -85,7 +85,7 @@ async def test_exactly_what_the_store_may_lack_is_brought(
     assert (tails[1].offset, list(tails[1].token_ids)) == (0, [9])
 
 
-async def test_a_request_that_no_scheduler_knows_starts_anew_from_what_was_given(
+async def test_an_unknown_request_is_submitted_again_with_its_tokens(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = await client.running(scheduler)
@@ -111,7 +111,7 @@ async def scheduler_submit(scheduler: ScriptedScheduler) -> scheduler_v1.Submit:
     return submit
 
 
-async def test_what_others_submitted_is_lost_with_its_scheduler(
+async def test_an_unknown_request_of_another_gateway_fails(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = client.attach("k")
@@ -160,7 +160,7 @@ async def test_events_of_the_scheduler_before_are_dropped(
     assert await request.next() == ("attached", {0: [5]})
 
 
-async def test_a_newcomer_waits_until_what_runs_has_been_taken_up(
+async def test_a_new_reader_waits_until_the_request_is_attached_again(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = await client.running(scheduler)
@@ -176,14 +176,14 @@ async def test_a_newcomer_waits_until_what_runs_has_been_taken_up(
     assert await newcomer.next() == await request.next() == ("tokens", [6])
 
 
-async def test_a_stop_string_that_was_found_goes_along(
+async def test_a_stop_match_is_sent_to_the_next_scheduler(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = await client.running(scheduler)
     await grown(scheduler, request, 5, 6, 7)
     scheduler.session.durable("k", 3)
+    request.stop_at(0, 2)
     await settled(scheduler, request)
-    request.match_stop(0, 2)
     assert (await scheduler.next("finish")).num_tokens == 2
     await take_over(scheduler, successor)
     (unflushed,) = (await successor.next("attach")).unflushed
@@ -194,29 +194,28 @@ async def test_a_stop_string_that_was_found_goes_along(
     assert (finish.key, finish.index, finish.num_tokens, finish.submission_id) == ("k", 0, 2, "there")
 
 
-async def test_a_stop_string_that_the_scheduler_knows_of_is_not_told_again(
+async def test_a_stop_match_that_the_scheduler_has_is_not_sent_again(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = await client.running(scheduler)
+    request.stop_at(0, 2)
     await grown(scheduler, request, 5, 6)
-    request.match_stop(0, 2)
+    request.stop_at(0, 2, is_last=True)
     await take_over(scheduler, successor)
     await successor.next("attach")
     successor.session.attached(there(), sequence(5, 6, end=cut_end()))
     await request.next()
-    request.disconnect(None)
     client.session.cancel("other")
     await successor.next("cancel")
     assert not successor.all("finish")
 
 
-async def test_a_stop_string_of_a_request_that_is_over_here_is_told_again(
+async def test_a_stop_match_of_a_request_without_readers_is_sent_again(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = await client.running(scheduler)
+    request.stop_at(0, 2, is_last=True)
     await grown(scheduler, request, 5, 6)
-    request.match_stop(0, 2)
-    request.disconnect(None)
     await take_over(scheduler, successor)
     finish = await successor.next("finish")
     assert (finish.key, finish.index, finish.num_tokens) == ("k", 0, 2)
@@ -225,12 +224,12 @@ async def test_a_stop_string_of_a_request_that_is_over_here_is_told_again(
 
 
 @pytest.mark.parametrize("has_failed", [True, False])
-async def test_a_stop_string_of_a_request_that_did_not_finish_is_not_told_again(
+async def test_a_stop_match_of_a_failed_request_is_not_sent_again(
     has_failed: bool, client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = await client.running(scheduler)
+    request.stop_at(0, 2)
     await grown(scheduler, request, 5, 6)
-    request.match_stop(0, 2)
     if has_failed:
         scheduler.session.fail("k", scheduler_v1.FAILURE_REASON_CANCELLED)
         await request.failure()
@@ -242,13 +241,12 @@ async def test_a_stop_string_of_a_request_that_did_not_finish_is_not_told_again(
     assert not successor.all("finish")
 
 
-async def test_a_stop_string_that_the_store_has_is_not_told_again(
+async def test_a_durable_stop_match_is_not_sent_again(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = await client.running(scheduler)
+    request.stop_at(0, 2, is_last=True)
     await grown(scheduler, request, 5, 6)
-    request.match_stop(0, 2)
-    request.disconnect(None)
     other = await client.running(scheduler, "other")
     scheduler.session.durable("k", 2)
     scheduler.session.tokens("other", [1], 0)
@@ -258,7 +256,7 @@ async def test_a_stop_string_that_the_store_has_is_not_told_again(
     assert not successor.all("finish")
 
 
-async def test_who_left_meanwhile_is_not_attached(
+async def test_a_request_without_readers_is_not_attached_again(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     left, stays = await client.running(scheduler, "left"), await client.running(scheduler, "stays")
@@ -272,7 +270,7 @@ async def test_who_left_meanwhile_is_not_attached(
     await stays.next()
 
 
-async def test_the_deadline_that_is_left_goes_with_what_starts_anew(
+async def test_a_repeated_submission_has_the_time_left(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = client.submit("k", deadline=time.monotonic() + 60)
@@ -286,7 +284,7 @@ async def test_the_deadline_that_is_left_goes_with_what_starts_anew(
     assert 50 < again.time_left.ToTimedelta().total_seconds() <= 60
 
 
-async def test_a_watermark_of_the_request_before_is_not_this_ones(
+async def test_a_watermark_of_an_earlier_request_is_ignored(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = client.submit("k")
@@ -300,7 +298,7 @@ async def test_a_watermark_of_the_request_before_is_not_this_ones(
     assert (unflushed.offset, list(unflushed.token_ids)) == (0, [5, 6, 7])
 
 
-async def test_what_starts_anew_has_nothing_in_the_store(
+async def test_nothing_of_a_repeated_submission_is_durable(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = await taken_over(client, scheduler, successor, num_durable=2)
@@ -315,7 +313,7 @@ async def test_what_starts_anew_has_nothing_in_the_store(
     assert (unflushed.offset, list(unflushed.token_ids)) == (0, [5, 6])
 
 
-async def test_where_the_store_lost_what_it_had_all_is_brought(
+async def test_all_tokens_are_sent_when_the_store_has_lost_some(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = await taken_over(client, scheduler, successor, num_durable=2)
@@ -327,7 +325,7 @@ async def test_where_the_store_lost_what_it_had_all_is_brought(
     assert await request.next() == ("attached", {0: [5, 6]})
 
 
-async def test_what_contradicts_all_that_is_here_is_given_up(
+async def test_a_request_that_diverges_twice_fails(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = await taken_over(client, scheduler, successor, num_durable=1)
@@ -337,7 +335,7 @@ async def test_what_contradicts_all_that_is_here_is_given_up(
     assert (await request.failure()).reason is Reason.INTERNAL
 
 
-async def test_what_no_scheduler_knows_waits_for_a_worker_only_so_long(
+async def test_an_unknown_request_fails_when_its_model_does_not_come_back(
     client: SessionClient,
     scheduler: ScriptedScheduler,
     successor: ScriptedScheduler,
@@ -345,7 +343,7 @@ async def test_what_no_scheduler_knows_waits_for_a_worker_only_so_long(
 ) -> None:
     monkeypatch.setattr(client.session._subscriptions, "_reconnect_timeout", 0.01)
     request = await client.running(scheduler)
-    successor.model = None
+    successor.models = ()
     await take_over(scheduler, successor)
     await successor.next("attach")
     successor.session.fail("k", UNKNOWN)
@@ -353,7 +351,7 @@ async def test_what_no_scheduler_knows_waits_for_a_worker_only_so_long(
     assert not successor.all("submit")
 
 
-async def test_who_left_before_a_scheduler_died_is_told_of_to_the_next(
+async def test_a_reader_that_left_before_a_takeover_is_reported_to_the_next_scheduler(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = await client.running(scheduler)
@@ -365,7 +363,7 @@ async def test_who_left_before_a_scheduler_died_is_told_of_to_the_next(
     await successor.next("submit")
 
 
-async def test_what_a_call_joined_starts_anew_without_that_calls_deadline(
+async def test_a_joined_request_is_submitted_again_without_the_calls_deadline(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = client.submit("k", deadline=time.monotonic() + 60)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway_requests import over_grpc, over_http, sampling, stopping
+from gateway_requests import digest_of, over_grpc, over_http, sampling, stopping
 from gateway_svc.generation_config import load_generation_defaults
 from gateway_svc.settings import BadSetting, GatewaySettings
 from gateway_svc.tokenizer import ModelTokenizer
@@ -25,7 +25,8 @@ CONFIG: dict[str, Any] = {
     "repetition_penalty": 1.5,
     "max_new_tokens": 7,
 }
-DEFAULTS = GenerationDefaults(0.25, 0.5, 20, 0.125, 1.5, 7)
+SAMPLING = {"temperature": 0.25, "top_p": 0.5, "top_k": 20, "min_p": 0.125, "repetition_penalty": 1.5}
+DEFAULTS = GenerationDefaults(SAMPLING, max_tokens=7)
 
 
 def _write(directory: Path, config: Any) -> Path:
@@ -45,7 +46,7 @@ def test_the_models_file_may_be_taken(source: str, tmp_path: Path) -> None:
     assert load_generation_defaults(source, None, _write(tmp_path, CONFIG)) == DEFAULTS
 
 
-def test_a_model_need_not_have_a_file_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_model_needs_no_file_unless_the_setting_names_it(tmp_path: Path) -> None:
     assert load_generation_defaults("auto", None, tmp_path) == GenerationDefaults()
     with pytest.raises(BadSetting, match=r"QUIRE_GENERATION_CONFIG is model, .* has no generation_config\.json"):
         load_generation_defaults("model", None, tmp_path)
@@ -53,7 +54,7 @@ def test_a_model_need_not_have_a_file_unless_it_is_asked_for(tmp_path: Path) -> 
 
 def test_the_file_of_a_directory_may_be_taken(tmp_path: Path) -> None:
     model, other = _write(tmp_path / "model", CONFIG), _write(tmp_path / "other", {"top_k": 3, "temperature": None})
-    assert load_generation_defaults(str(other), None, model) == GenerationDefaults(top_k=3)
+    assert load_generation_defaults(str(other), None, model) == GenerationDefaults({"top_k": 3})
     with pytest.raises(BadSetting, match="QUIRE_GENERATION_CONFIG is /no/where"):
         load_generation_defaults("/no/where", None, model)
 
@@ -61,8 +62,9 @@ def test_the_file_of_a_directory_may_be_taken(tmp_path: Path) -> None:
 def test_an_override_comes_before_the_file_and_null_takes_a_value_back(tmp_path: Path) -> None:
     model = _write(tmp_path, CONFIG)
     override = '{"temperature": 0, "top_p": null, "max_new_tokens": 9}'
-    assert load_generation_defaults("model", override, model) == GenerationDefaults(0.0, None, 20, 0.125, 1.5, 9)
-    assert load_generation_defaults("quire", override, model) == GenerationDefaults(temperature=0.0, max_tokens=9)
+    merged = {name: value for name, value in (SAMPLING | {"temperature": 0.0}).items() if name != "top_p"}
+    assert load_generation_defaults("model", override, model) == GenerationDefaults(merged, max_tokens=9)
+    assert load_generation_defaults("quire", override, model) == GenerationDefaults({"temperature": 0.0}, max_tokens=9)
 
 
 def test_an_override_is_a_variable_or_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,28 +125,42 @@ async def test_both_protocols_get_the_defaults(tokenizer: ModelTokenizer) -> Non
         await over_http(tokenizer, defaults=DEFAULTS, prompt="a", temperature=None, max_tokens=None),
     ):
         drawn = one.sampling
-        assert (drawn.temperature, drawn.top_p, drawn.top_k, drawn.min_p) == (0.25, 0.5, 20, 0.125)
-        assert (drawn.repetition_penalty, one.stopping.max_tokens) == (1.5, 7)
-        assert (drawn.presence_penalty, drawn.frequency_penalty) == (0.0, 0.0)
+        assert (drawn.params["temperature"], drawn.params["top_p"], drawn.params["top_k"], drawn.params["min_p"]) == (
+            0.25,
+            0.5,
+            20,
+            0.125,
+        )
+        assert (drawn.params["repetition_penalty"], one.stopping.max_tokens) == (1.5, 7)
+        assert (drawn.params["presence_penalty"], drawn.params["frequency_penalty"]) == (0.0, 0.0)
 
 
-async def test_what_a_request_says_wins_zero_and_neutral_values_too(tokenizer: ModelTokenizer) -> None:
+async def test_values_of_the_request_override_defaults_even_if_neutral(tokenizer: ModelTokenizer) -> None:
     asked: dict[str, Any] = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
     for one in (
         await over_grpc(tokenizer, defaults=DEFAULTS, text="a", **sampling(**asked), **stopping(max_tokens=30)),
         await over_http(tokenizer, defaults=DEFAULTS, prompt="a", max_tokens=30, **asked),
     ):
         drawn = one.sampling
-        assert (drawn.temperature, drawn.top_p, drawn.top_k, drawn.min_p) == (0.0, 1.0, 0, 0.0)
-        assert (drawn.repetition_penalty, one.stopping.max_tokens) == (1.0, 30)
+        assert (drawn.params["temperature"], drawn.params["top_p"], drawn.params["top_k"], drawn.params["min_p"]) == (
+            0.0,
+            1.0,
+            0,
+            0.0,
+        )
+        assert (drawn.params["repetition_penalty"], one.stopping.max_tokens) == (1.0, 30)
 
 
 async def test_a_field_that_is_given_leaves_the_others_their_defaults(tokenizer: ModelTokenizer) -> None:
     one = await over_grpc(tokenizer, defaults=DEFAULTS, text="a", **sampling(temperature=1.75))
-    assert (one.sampling.temperature, one.sampling.top_p, one.sampling.top_k) == (1.75, 0.5, 20)
+    assert (one.sampling.params["temperature"], one.sampling.params["top_p"], one.sampling.params["top_k"]) == (
+        1.75,
+        0.5,
+        20,
+    )
 
 
-async def test_a_default_length_gives_way_to_the_context(tokenizer: ModelTokenizer) -> None:
+async def test_a_default_length_is_limited_by_the_context(tokenizer: ModelTokenizer) -> None:
     one = await over_grpc(tokenizer, defaults=DEFAULTS, token_ids=api.TokenIds(ids=[5] * (CONTEXT_LENGTH - 3)))
     assert one.stopping.max_tokens == 3
 
@@ -155,5 +171,36 @@ async def test_a_beam_search_gets_no_default_of_sampling(tokenizer: ModelTokeniz
         await over_http(tokenizer, defaults=DEFAULTS, prompt="a", use_beam_search=True, n=2),
     ):
         drawn = one.sampling
-        assert (drawn.temperature, drawn.top_p, drawn.top_k, drawn.repetition_penalty) == (0.0, 1.0, 0, 1.0)
+        assert (
+            drawn.params["temperature"],
+            drawn.params["top_p"],
+            drawn.params["top_k"],
+            drawn.params["repetition_penalty"],
+        ) == (0.0, 1.0, 0, 1.0)
         assert one.stopping.max_tokens == 7
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"prompt": "a"},
+        {"prompt": "a", "temperature": 0, "min_tokens": 2},
+        {"prompt": "a", "max_tokens": 30, "top_k": 3},
+        {"messages": [{"role": "user", "content": "a"}]},
+        {"prompt": "a", "use_beam_search": True, "n": 2},
+    ],
+    ids=str,
+)
+async def test_a_request_is_the_same_whatever_the_defaults(asked: dict[str, Any], tokenizer: ModelTokenizer) -> None:
+    greedy = GenerationDefaults({"temperature": 0.0, "top_k": 0}, max_tokens=CONTEXT_LENGTH)
+    digests = {
+        digest_of(await over_http(tokenizer, defaults=defaults, **asked), tokenizer)
+        for defaults in (None, DEFAULTS, greedy)
+    }
+    assert len(digests) == 1
+
+
+async def test_a_value_that_is_given_makes_another_request(tokenizer: ModelTokenizer) -> None:
+    fields: list[dict[str, Any]] = [{}, {"temperature": 0}, {"temperature": 0.5}, {"max_tokens": 8}, {"top_k": 20}]
+    asked = [await over_http(tokenizer, defaults=DEFAULTS, prompt="a", **more) for more in fields]
+    assert len({digest_of(one, tokenizer) for one in asked}) == len(fields)

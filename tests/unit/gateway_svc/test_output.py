@@ -20,13 +20,13 @@ def test_chunks_of_a_sequence_join_in_their_order() -> None:
     assert merge_chunks(chunks) == [Chunk(0, 0, "ac", [5, 6], [one, two], END), Chunk(1, 0, "b", [7, 8])]
 
 
-def test_an_end_tells_what_it_matched() -> None:
+def test_an_end_has_its_match() -> None:
     assert END.to_proto() == api.Finish(reason=api.FINISH_REASON_STOP, stop="x")
     assert Finish(FinishReason.STOP, 0).to_proto() == api.Finish(reason=api.FINISH_REASON_STOP, token_id=0)
     assert Finish(FinishReason.LENGTH).to_proto() == api.Finish(reason=api.FINISH_REASON_LENGTH)
 
 
-def test_a_chunk_that_goes_on_has_no_end() -> None:
+def test_a_chunk_of_a_running_sequence_has_no_end() -> None:
     chunk = Chunk(2, 7, "hi", [5]).to_proto(VOCABULARY)
     assert chunk == api.Chunk(index=2, offset=7, text="hi", token_ids=[5])
     assert not chunk.HasField("finish")

@@ -43,7 +43,7 @@ def test_pieces_of_a_sequence_are_ranked_as_one() -> None:
     assert best.text == "text 1"
 
 
-def test_where_as_many_are_generated_as_asked_for_they_keep_their_order() -> None:
+def test_sequences_keep_their_order_without_best_of() -> None:
     sequences = [sequence(0, -2.0), sequence(1, -1.0)]
     assert completed_sequences(sequences, make_rendering(n=2, logprobs=2)) == sequences
 
@@ -56,7 +56,7 @@ def test_log_probabilities_that_only_ranking_needed_do_not_go_out() -> None:
     assert best.logprobs == []
 
 
-def test_log_probabilities_that_were_asked_for_stay() -> None:
+def test_requested_log_probabilities_are_kept() -> None:
     (best,) = completed_sequences([sequence(0, -1.0), sequence(1, -2.0)], make_rendering(best_of=2, logprobs=1))
     assert best.logprobs == sequence(0, -1.0).logprobs
 

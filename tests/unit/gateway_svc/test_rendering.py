@@ -1,4 +1,4 @@
-"""How tokens become text, as one gateway tells another by way of the scheduler."""
+"""Renderings that gateways exchange through the scheduler."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def digest(**fields: Any) -> bytes:
     return generation.to_proto(Rendering.of(generation, VOCABULARY).to_proto()).body_digest
 
 
-def test_a_request_is_told_from_another_by_what_it_asks_for() -> None:
+def test_the_digest_depends_on_the_body() -> None:
     search = BeamSearchParams(2, 1.0, EarlyStopping.HEURISTIC)
     others = [*CASES[1:5], {"seed": 8}, {"prompt_token_ids": [6]}, {"beam_search": search, "n": 2}, {"logprobs": 1}]
     assert len({digest(**fields) for fields in [{}, *others]}) == len(others) + 1

@@ -1,4 +1,4 @@
-"""One sequence on its way out: what a client is given, from wherever it has it."""
+"""The output of one sequence from any position of the client."""
 
 import pytest
 from hypothesis import example, given
@@ -56,7 +56,7 @@ _START = ResumePosition()
 
 
 def given_out(rendering: Rendering, tokens: list[scheduler_v1.Tokens], start: ResumePosition = _START) -> list[Chunk]:
-    """The chunks of a sequence of which a client is told after each step."""
+    """The chunks of a sequence, one for each step."""
     sequence = SequenceOutput(0, VOCABULARY, rendering, start)
     chunks = []
     for one in tokens:
@@ -121,16 +121,16 @@ def ended(*token_ids: int) -> list[scheduler_v1.Tokens]:
     return [scheduler_v1.Tokens(token_ids=token_ids, end=length_end())]
 
 
-def test_an_end_is_told_again_where_nobody_knows_whether_it_was() -> None:
+def test_an_end_is_sent_again_where_its_delivery_is_unknown() -> None:
     (chunk,) = given_out(make_rendering(), ended(*HELLO), ResumePosition(len(HELLO), EndDelivery.UNKNOWN))
     assert chunk == Chunk(0, len(HELLO), finish=Finish(FinishReason.LENGTH))
 
 
-def test_an_end_that_was_given_is_not_told_again() -> None:
+def test_an_end_that_was_received_is_not_sent_again() -> None:
     assert given_out(make_rendering(), ended(*HELLO), ResumePosition(len(HELLO), EndDelivery.GIVEN)) == []
 
 
-def test_an_end_that_is_missing_comes_with_the_text_that_was_held_back() -> None:
+def test_a_missing_end_is_sent_with_the_text_that_was_held_back() -> None:
     first = TINY.encode("😀").ids[0]
     (chunk,) = given_out(make_rendering(), ended(first), ResumePosition(1, EndDelivery.MISSING))
     assert (chunk.text, chunk.token_ids) == ("\ufffd", [])
@@ -184,7 +184,7 @@ def test_a_tail_is_what_lies_beyond_an_offset() -> None:
     assert sequence.unflushed(2) is None
 
 
-def test_a_tail_tells_of_a_stop_string_and_of_nothing_behind_it() -> None:
+def test_unflushed_tokens_end_at_a_stop_string() -> None:
     sequence = SequenceOutput(0, VOCABULARY, make_rendering(stop=("b",)), ResumePosition())
     sequence.extend(scheduler_v1.Tokens(token_ids=TINY.encode("abc").ids))
     assert sequence.unflushed(1) == scheduler_v1.UnflushedTokens(

@@ -1,4 +1,4 @@
-"""The session stream: real streams, to schedulers that do as the test says."""
+"""The session stream: real streams, to scripted schedulers."""
 
 import asyncio
 import logging
@@ -9,19 +9,21 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway_sessions import FINGERPRINT, MODEL, MODEL_INFO, SessionClient, dialling
+from gateway_sessions import FINGERPRINT, MODEL, MODEL_INFO, OTHER_INFO, OTHER_MODEL, SessionClient, dialling
+from gateway_svc import scheduler_dialer
 from gateway_svc import session as session_module
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from scripted_scheduler import ScriptedScheduler, serving
 from svc_common.errors import QuireError, Reason
+from svc_common.protocols import SESSION_PROTOCOLS, ProtocolRange
 
 ONE, TWO = scheduler_v1.Tokens(token_ids=[1]), scheduler_v1.Tokens(token_ids=[1, 2])
 
 
-async def test_the_status_tells_what_is_ready(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+async def test_models_are_ready_by_the_status(client: SessionClient, scheduler: ScriptedScheduler) -> None:
     scheduler.session.status(None)
-    await client.wait_for(None)
+    await client.wait_for()
     scheduler.session.status(MODEL)
     await client.wait_for(MODEL_INFO)
 
@@ -31,21 +33,145 @@ async def test_the_first_scheduler_that_answers_is_used(scheduler: ScriptedSched
         await client.wait_for(MODEL_INFO)
 
 
-@pytest.mark.parametrize("change", [{"tokenizer_fingerprint": b"\x02" * 32}, {"name": "other"}])
-async def test_another_model_is_not_ready_and_logged(
-    change: dict[str, Any], client: SessionClient, scheduler: ScriptedScheduler, caplog: pytest.LogCaptureFixture
-) -> None:
+def changed(**changes: Any) -> scheduler_v1.Model:
+    """The model with other values."""
     other = scheduler_v1.Model()
     other.CopyFrom(MODEL)
-    other.MergeFrom(scheduler_v1.Model(**change))
+    other.MergeFrom(scheduler_v1.Model(**changes))
+    return other
+
+
+async def test_a_model_with_another_tokenizer_is_not_ready_and_logged(
+    client: SessionClient, scheduler: ScriptedScheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = changed(tokenizer_fingerprint=b"\x03" * 32)
     with caplog.at_level(logging.ERROR, "quire.gateway"):
         scheduler.session.status(other)
-        await client.wait_for(None)
+        await client.wait_for()
     (record,) = caplog.records
     logged = vars(record)
+    assert logged["model"] == "tiny"
     assert logged["tokenizer_fingerprint"] == FINGERPRINT.hex()
     assert logged["scheduler_tokenizer_fingerprint"] == other.tokenizer_fingerprint.hex()
-    assert (logged["model"], logged["scheduler_model"]) == ("tiny", other.name)
+
+
+async def test_models_under_other_names_are_logged(
+    client: SessionClient, scheduler: ScriptedScheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR, "quire.gateway"):
+        scheduler.session.status(changed(name="stranger"))
+        await client.wait_for()
+    logged = [vars(record) for record in caplog.records]
+    assert [(one["model"], one["scheduler_models"]) for one in logged] == [("tiny", "stranger"), ("other", "stranger")]
+
+
+async def test_a_mismatch_is_logged_once_until_it_changes(
+    client: SessionClient, scheduler: ScriptedScheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = (changed(tokenizer_fingerprint=bytes([number]) * 32) for number in (3, 4))
+    with caplog.at_level(logging.ERROR, "quire.gateway"):
+        for model in (first, first, MODEL, first, second):
+            scheduler.session.status(model, OTHER_MODEL, is_store_degraded=True)
+        scheduler.session.status()
+        await client.wait_for()
+    logged = [vars(record)["scheduler_tokenizer_fingerprint"] for record in caplog.records]
+    assert logged == [model.tokenizer_fingerprint.hex() for model in (first, first, second)]
+
+
+async def test_a_model_that_is_not_there_yet_is_nothing_to_log(
+    client: SessionClient, scheduler: ScriptedScheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR, "quire.gateway"):
+        scheduler.session.status(OTHER_MODEL)
+        await client.wait_for(OTHER_INFO)
+    assert not caplog.records
+
+
+async def test_each_model_is_ready_by_itself(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+    scheduler.session.status(OTHER_MODEL, changed(name="stranger"), MODEL)
+    await client.wait_for(MODEL_INFO, OTHER_INFO)
+    scheduler.session.status(OTHER_MODEL)
+    await client.wait_for(OTHER_INFO)
+    with pytest.raises(QuireError) as refusal:
+        client.submit("k")
+    assert refusal.value.reason is Reason.MODEL_NOT_READY
+    assert "tiny" in refusal.value.message
+    client.submit("k", model="other")
+    assert (await scheduler.next("submit")).model == "other"
+
+
+async def test_a_model_that_goes_fails_what_waits_for_it_alone(
+    client: SessionClient, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler.session.status(MODEL, OTHER_MODEL)
+    await client.wait_for(MODEL_INFO, OTHER_INFO)
+    monkeypatch.setattr(session_module, "_SUBMIT_TIMEOUT_SECONDS", 0.01)
+    gone, attached, there = client.submit("a", model="other"), client.attach("b"), client.submit("c")
+    for _ in range(2):
+        await scheduler.next("submit")
+    scheduler.session.status(MODEL)
+    assert (await gone.failure()).reason is Reason.CAPACITY_EXHAUSTED
+    scheduler.session.accept("c")
+    scheduler.session.attached(scheduler_v1.Submit(key="b", n=1))
+    assert await there.next() == ("accepted", True)
+    assert await attached.next() == ("attached", {})
+
+
+async def test_a_submission_waits_for_its_model_alone(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+    scheduler.session.status(MODEL, OTHER_MODEL)
+    await client.wait_for(MODEL_INFO, OTHER_INFO)
+    scheduler.is_leader = False
+    scheduler.session.close()
+    client.submit("a", model="other")
+    waiting = client.submit("b")
+    scheduler.is_leader = True
+    assert (await scheduler.next("submit")).key == "b"
+    scheduler.session.accept("b")
+    assert await waiting.next() == ("accepted", True)
+    scheduler.session.status(MODEL, OTHER_MODEL)
+    assert (await scheduler.next("submit")).key == "a"
+
+
+async def test_the_first_command_names_the_newest_common_protocol(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    client.submit("k")
+    await scheduler.next("submit")
+    assert scheduler.commands[0].hello.protocol == SESSION_PROTOCOLS.newest
+    later = ProtocolRange(SESSION_PROTOCOLS.newest, SESSION_PROTOCOLS.newest + 5)
+    async with serving(ScriptedScheduler(MODEL, protocols=later)) as newer, dialling(newer.address):
+        assert (await newer.next("hello")).protocol == SESSION_PROTOCOLS.newest
+
+
+async def test_a_scheduler_of_protocol_1_is_sent_nothing_that_it_does_not_know() -> None:
+    async with serving(ScriptedScheduler(MODEL, protocols=None)) as older, dialling(older.address) as client:
+        await client.wait_for(MODEL_INFO)
+        await client.running(older)
+        assert [command.WhichOneof("command") for command in older.commands] == ["submit"]
+        older.session.status(None)
+        await client.wait_for()
+
+
+async def test_a_scheduler_without_a_common_protocol_is_left_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    newest = SESSION_PROTOCOLS.newest
+    with caplog.at_level(logging.ERROR, "quire.gateway"):
+        async with serving(ScriptedScheduler(MODEL, protocols=ProtocolRange(newest + 1, newest + 2))) as stranger:
+            async with dialling(stranger.address) as client:
+                await stranger.joined(3)
+                assert not client.session.models
+                stranger.protocols = SESSION_PROTOCOLS
+                await client.wait_for(MODEL_INFO)
+            async with serving(ScriptedScheduler(MODEL)) as fitting:
+                stranger.protocols = ProtocolRange(newest + 1, newest + 2)
+                async with dialling(stranger.address, fitting.address) as client:
+                    await client.wait_for(MODEL_INFO)
+                    await client.running(fitting)
+    logged = [vars(record) for record in caplog.records]
+    assert {one["scheduler_protocols"] for one in logged} == {f"{newest + 1} to {newest + 2}"}
+    assert 1 <= len(logged) <= 2  # once by each of the sessions that met it
+    assert not stranger.all("submit")
 
 
 async def test_events_of_an_older_term_are_dropped(client: SessionClient, scheduler: ScriptedScheduler) -> None:
@@ -98,10 +224,10 @@ async def test_a_scheduler_that_does_not_lead_is_passed_over(scheduler: Scripted
             assert await request.next() == ("attached", {})
 
 
-async def test_a_scheduler_that_says_nothing_at_all_does_not_hold_up_the_search(
+async def test_a_scheduler_that_does_not_answer_does_not_delay_the_search(
     scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "_DIAL_SECONDS", 3600)
+    monkeypatch.setattr(scheduler_dialer, "_DIAL_SECONDS", 3600)
     # The kernel takes its connections and nobody reads them, as where a process is stopped.
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         port = stopped.getsockname()[1]
@@ -109,7 +235,7 @@ async def test_a_scheduler_that_says_nothing_at_all_does_not_hold_up_the_search(
             await client.wait_for(MODEL_INFO)
 
 
-async def test_a_dial_that_fails_as_it_is_given_up_does_not_hold_up_the_search(
+async def test_a_dial_that_fails_when_it_is_cancelled_does_not_delay_the_search(
     scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class FailingCall:
@@ -129,13 +255,13 @@ async def test_a_dial_that_fails_as_it_is_given_up_does_not_hold_up_the_search(
     def failing(channel: Any) -> Any:
         return SimpleNamespace(Session=lambda: FailingCall(SchedulerServiceStub(channel).Session()))
 
-    monkeypatch.setattr(session_module, "SchedulerServiceStub", failing)
+    monkeypatch.setattr(scheduler_dialer, "SchedulerServiceStub", failing)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         async with dialling(f"127.0.0.1:{stopped.getsockname()[1]}", scheduler.address) as client:
             await client.wait_for(MODEL_INFO)
 
 
-async def test_a_scheduler_that_falls_silent_is_left(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+async def test_a_session_without_messages_is_closed(client: SessionClient, scheduler: ScriptedScheduler) -> None:
     request = await client.running(scheduler)
     scheduler.session.is_mute = True
     await scheduler.joined(2)
@@ -160,7 +286,7 @@ async def test_without_a_scheduler_for_long_nothing_is_ready(
     monkeypatch.setattr(session_module, "_SUBMIT_TIMEOUT_SECONDS", 0.05)
     scheduler.is_leader = False
     scheduler.session.close()
-    await client.wait_for(None)
+    await client.wait_for()
     with pytest.raises(QuireError) as refusal:
         client.attach("k")
     assert refusal.value.reason is Reason.MODEL_NOT_READY
@@ -180,5 +306,5 @@ async def test_what_runs_waits_for_the_next_scheduler_only_so_long(scheduler: Sc
 async def test_whether_the_store_is_there_is_known(client: SessionClient, scheduler: ScriptedScheduler) -> None:
     assert not client.session.is_store_degraded
     scheduler.session.status(None, is_store_degraded=True)
-    await client.wait_for(None)
+    await client.wait_for()
     assert client.session.is_store_degraded

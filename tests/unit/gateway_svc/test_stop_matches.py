@@ -23,7 +23,7 @@ def kept(stop_matches: StopMatches) -> list[tuple[str, str, int, int]]:
     return [(one.key, one.submission_id, one.index, one.num_tokens) for one in stop_matches]
 
 
-def test_they_are_told_until_the_store_has_them() -> None:
+def test_they_are_kept_until_they_are_durable() -> None:
     stop_matches = StopMatches()
     stop_matches.add("a", "s", {0: 3, 2: 5})
     stop_matches.add("b", "s", {0: 3})
@@ -34,7 +34,7 @@ def test_they_are_told_until_the_store_has_them() -> None:
     assert kept(stop_matches) == [("a", "s", 0, 3), ("b", "s", 0, 3)]
 
 
-def test_those_of_a_request_that_is_over_everywhere_are_forgotten() -> None:
+def test_those_of_a_request_that_has_ended_are_dropped() -> None:
     stop_matches = StopMatches()
     stop_matches.add("a", "s", {0: 3})
     stop_matches.forget("a")
@@ -42,7 +42,7 @@ def test_those_of_a_request_that_is_over_everywhere_are_forgotten() -> None:
     assert kept(stop_matches) == []
 
 
-def test_they_are_not_kept_for_ever(clock: Clock) -> None:
+def test_they_expire(clock: Clock) -> None:
     stop_matches = StopMatches()
     stop_matches.add("old", "s", {0: 3})
     clock.now += 61
@@ -52,7 +52,7 @@ def test_they_are_not_kept_for_ever(clock: Clock) -> None:
     assert kept(stop_matches) == []
 
 
-def test_one_that_is_noted_again_is_kept_as_long_as_a_new_one(clock: Clock) -> None:
+def test_one_that_is_added_again_expires_as_a_new_one(clock: Clock) -> None:
     stop_matches = StopMatches()
     stop_matches.add("again", "first", {0: 3})
     stop_matches.add("other", "s", {0: 3})

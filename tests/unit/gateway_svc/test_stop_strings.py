@@ -23,7 +23,7 @@ def test_a_string_is_found_across_pieces() -> None:
     assert search.feed("D.") == StopMatch("END", 0, 3)
 
 
-def test_what_cannot_become_a_string_is_not_held() -> None:
+def test_text_that_cannot_become_a_stop_string_is_not_held_back() -> None:
     search = search_for("END")
     search.feed("EN")
     search.feed("T")
@@ -53,7 +53,7 @@ def test_skipped_text_holds_no_match_but_may_begin_one() -> None:
 
 
 @given(stop_lists, texts)
-def test_what_is_held_is_the_longest_ending_that_begins_a_stop_string(stops: list[str], text: str) -> None:
+def test_the_longest_ending_that_begins_a_stop_string_is_held_back(stops: list[str], text: str) -> None:
     search = search_for(*stops)
     search.skip(text)
     beginnings = {stop[:length] for stop in stops for length in range(len(stop))}

@@ -1,5 +1,5 @@
-"""Requests over a session: what a scheduler is asked, what readers are told, and what a new scheduler is told of what
-ran at the last one. Real streams, to schedulers that do as the test says."""
+"""Requests over a session: the commands that a scheduler receives, and the events that readers receive. Real streams,
+to scripted schedulers."""
 
 import time
 from typing import cast
@@ -57,9 +57,7 @@ async def test_each_submission_has_an_id_of_its_own(client: SessionClient, sched
     assert len({(await scheduler.next("submit")).submission_id for _ in range(2)}) == 2
 
 
-async def test_tokens_before_the_acceptance_are_an_older_requests(
-    client: SessionClient, scheduler: ScriptedScheduler
-) -> None:
+async def test_tokens_before_the_acceptance_are_ignored(client: SessionClient, scheduler: ScriptedScheduler) -> None:
     request = client.submit("k")
     await scheduler.next("submit")
     scheduler.session.tokens("k", [1], 7)
@@ -90,7 +88,7 @@ async def test_tokens_before_the_acceptance_are_an_older_requests(
         (scheduler_v1.FAILURE_REASON_UNSPECIFIED, Reason.INTERNAL),
     ],
 )
-async def test_a_failure_is_told_as_its_reason(
+async def test_a_failure_becomes_an_error_with_its_reason(
     reason: scheduler_v1.FailureReason, expected: Reason, client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
     request = client.submit("k")
@@ -123,7 +121,7 @@ async def test_every_reason_of_the_scheduler_is_known(client: SessionClient, sch
         (scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE, None),
     ],
 )
-async def test_a_refusal_says_when_to_try_again(
+async def test_a_refusal_has_a_time_to_retry(
     reason: scheduler_v1.FailureReason, untold: float | None, client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
     for told, expected in ((Duration(seconds=7, nanos=250_000_000), 7.25), (None, untold)):
@@ -142,7 +140,7 @@ async def test_a_refusal_says_when_to_try_again(
         (scheduler_v1.FAILURE_REASON_INVALID, None),
     ],
 )
-async def test_what_a_refusal_is_about_is_spelled_as_its_client_does(
+async def test_the_field_of_a_refusal_is_spelled_as_its_client_does(
     reason: scheduler_v1.FailureReason, field: str | None, client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
     request = client.submit("k")
@@ -172,7 +170,7 @@ async def test_the_time_left_goes_with_the_request(client: SessionClient, schedu
     assert not (await scheduler.next("submit")).HasField("time_left")
 
 
-async def test_a_reader_that_wants_what_is_there_attaches(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+async def test_a_reader_without_a_submission_attaches(client: SessionClient, scheduler: ScriptedScheduler) -> None:
     request = client.attach("k")
     attach = await scheduler.next("attach")
     assert (attach.key, list(attach.unflushed)) == ("k", [])
@@ -182,25 +180,21 @@ async def test_a_reader_that_wants_what_is_there_attaches(client: SessionClient,
     assert await request.next() == ("tokens", [7])
 
 
-async def test_a_reader_that_wants_what_is_not_there_is_told(
-    client: SessionClient, scheduler: ScriptedScheduler
-) -> None:
+async def test_a_reader_of_an_unknown_request_fails(client: SessionClient, scheduler: ScriptedScheduler) -> None:
     request = client.attach("k")
     await scheduler.next("attach")
     scheduler.session.fail("k", scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST)
     assert (await request.failure()).reason is Reason.REQUEST_UNKNOWN
 
 
-async def test_a_submission_may_be_answered_with_what_is_there(
-    client: SessionClient, scheduler: ScriptedScheduler
-) -> None:
+async def test_a_submission_may_be_answered_with_attached(client: SessionClient, scheduler: ScriptedScheduler) -> None:
     request = client.submit("k")
     await scheduler.next("submit")
     scheduler.session.attached(there(), sequence(5, end=length_end()))
     assert await request.next() == ("attached", {0: [5]})
 
 
-async def test_readers_of_one_request_are_all_told(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+async def test_all_readers_of_a_request_receive_its_events(client: SessionClient, scheduler: ScriptedScheduler) -> None:
     first = await client.running(scheduler)
     await grown(scheduler, first, 5)
     second = client.submit("k")
@@ -214,9 +208,7 @@ async def test_readers_of_one_request_are_all_told(client: SessionClient, schedu
     assert (await first.failure()).reason is (await second.failure()).reason is Reason.CANCELLED
 
 
-async def test_one_reader_that_is_refused_leaves_the_others_alone(
-    client: SessionClient, scheduler: ScriptedScheduler
-) -> None:
+async def test_a_refused_reader_does_not_affect_the_others(client: SessionClient, scheduler: ScriptedScheduler) -> None:
     first = await client.running(scheduler)
     second = client.submit("k", body_digest=b"other")
     await scheduler.next("submit")
@@ -225,9 +217,7 @@ async def test_one_reader_that_is_refused_leaves_the_others_alone(
     await grown(scheduler, first, 5)
 
 
-async def test_readers_that_come_together_are_asked_for_one_by_one(
-    client: SessionClient, scheduler: ScriptedScheduler
-) -> None:
+async def test_waiting_readers_are_submitted_one_by_one(client: SessionClient, scheduler: ScriptedScheduler) -> None:
     first, second = client.submit("k"), client.submit("k")
     await scheduler.next("submit")
     client.session.cancel("other")
@@ -240,23 +230,26 @@ async def test_readers_that_come_together_are_asked_for_one_by_one(
     assert await second.next() == ("accepted", True)
 
 
-async def test_one_stop_string_is_told_once_whoever_finds_it(
+async def test_a_stop_string_is_sent_once_however_many_readers_find_it(
     client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
     first = await client.running(scheduler)
     second = client.attach("k")
+    first.stop_at(0, 2)
+    second.stop_at(0, 2)
     await scheduler.next("attach")
-    scheduler.session.attached(there(), sequence(5, 6))
+    scheduler.session.attached(there(), sequence(5))
     await second.next()
-    await grown(scheduler, first, 5)
-    second.match_stop(0, 1)
-    first.match_stop(0, 1)
+    await grown(scheduler, first, 5, 6)
+    await second.next()
     client.session.cancel("other")
     await scheduler.next("cancel")
     assert len(scheduler.all("finish")) == 1
 
 
-async def test_whether_a_request_is_durable_is_told(client: SessionClient, scheduler: ScriptedScheduler) -> None:
+async def test_a_reader_receives_whether_its_request_is_durable(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
     request = client.submit("k")
     await scheduler.next("submit")
     scheduler.session.accept("k", is_durable=False)

@@ -55,7 +55,7 @@ async def test_truncation_and_padding_of_the_file_do_not_hold(model_directory: P
         (None, {}, ()),
     ],
 )
-def test_end_of_text_is_what_the_generation_config_says_or_else_the_config(
+def test_end_of_text_comes_from_the_generation_config_or_else_the_config(
     generation_config: dict[str, object] | None,
     config: dict[str, object],
     expected: tuple[int, ...],
@@ -79,7 +79,7 @@ def test_end_of_text_is_what_the_generation_config_says_or_else_the_config(
         ("generation_config.json", "["),
     ],
 )
-def test_files_that_cannot_be_used_are_told_by_directory(
+def test_the_error_of_invalid_files_names_the_directory(
     name: str, content: str | None, model_directory: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(model_directory, tmp_path, dirs_exist_ok=True)

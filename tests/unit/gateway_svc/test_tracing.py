@@ -63,3 +63,11 @@ def test_without_tracing_nothing_is_carried() -> None:
     span = GenerationSpan.of(make_generation(), Operation.CHAT, context_from(PARENT))
     assert span.traceparent == ""
     span.end(Usage(), [], None)
+
+
+def test_the_model_of_a_request_that_was_there_is_noted_once_it_is_known(exporter: InMemorySpanExporter) -> None:
+    span = GenerationSpan(Operation.RESUME.value, "mine", None)
+    span.attached("tiny")
+    span.end(Usage(), [], None)
+    (ended,) = exporter.get_finished_spans()
+    assert dict(ended.attributes or {})["gen_ai.response.model"] == "tiny"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway_requests import VOCAB_SIZE, over_grpc, over_http, refused, sampling, stopping
+from gateway_requests import VOCAB_SIZE, digest_of, over_grpc, over_http, refused, sampling, stopping
 from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.validated_request import OnDisconnect, SpecialTokens, StopText
 from quire.inference.v1 import inference_pb2 as api
@@ -237,15 +237,16 @@ async def test_both_protocols_have_the_same_defaults(tokenizer: ModelTokenizer) 
     assert grpc.stopping.max_tokens == CONTEXT_LENGTH - 2
     assert http.stopping.max_tokens == 16
     for one in (grpc, http):
-        assert (one.sampling.temperature, one.sampling.top_p, one.sampling.top_k) == (1.0, 1.0, 0)
-        assert (one.sampling.min_p, one.sampling.repetition_penalty, one.sampling.logit_bias) == (0.0, 1.0, {})
-        assert (one.sampling.presence_penalty, one.sampling.frequency_penalty) == (0.0, 0.0)
+        neutral = {"min_p": 0.0, "typical_p": 0, "repetition_penalty": 1.0}
+        neutral |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+        assert one.sampling.params == {"temperature": 1.0, "top_p": 1.0, "top_k": 0, **neutral}
+        assert one.sampling.logit_bias == {}
         assert (one.n, one.logprobs, one.priority, one.model) == (1, None, 0, "tiny")
         assert (one.stopping.min_tokens, one.stopping.ending_token_ids) == (0, (EOS,))
         assert (one.stopping.stop_text, one.special_tokens) == (StopText.EXCLUDED, SpecialTokens.HIDDEN)
 
 
-async def test_a_default_number_of_tokens_gives_way_to_the_context(tokenizer: ModelTokenizer) -> None:
+async def test_a_default_max_tokens_is_limited_by_the_context(tokenizer: ModelTokenizer) -> None:
     assert (await over_http(tokenizer, prompt=[5] * 250)).stopping.max_tokens == 6
 
 
@@ -254,7 +255,7 @@ async def test_a_chat_may_take_the_rest_of_the_context(tokenizer: ModelTokenizer
     assert one.stopping.max_tokens == CONTEXT_LENGTH - len(one.prompt_token_ids)
 
 
-async def test_an_absent_seed_is_drawn_anew_each_time(tokenizer: ModelTokenizer) -> None:
+async def test_an_absent_seed_is_random_for_each_request(tokenizer: ModelTokenizer) -> None:
     drawn = {(await over_grpc(tokenizer, text="a")).sampling.seed for _ in range(8)}
     assert len(drawn) == 8
     assert all(0 <= seed < 2**53 for seed in drawn)
@@ -268,12 +269,20 @@ async def test_end_of_text_can_be_gone_through(tokenizer: ModelTokenizer) -> Non
         assert one.stopping.ending_token_ids == (7,)
 
 
+async def test_a_typical_p_of_1_keeps_all_and_is_not_sent(tokenizer: ModelTokenizer) -> None:
+    for typical_p, resolved in ((1.0, 0.0), (0.25, 0.25)):
+        one = await over_http(tokenizer, prompt="a", typical_p=typical_p)
+        assert one.to_proto(RenderOptions()).sampling.typical_p == resolved
+
+
 async def test_a_top_k_of_the_whole_vocabulary_keeps_all(tokenizer: ModelTokenizer) -> None:
-    assert (await over_grpc(tokenizer, text="a", **sampling(top_k=VOCAB_SIZE))).sampling.top_k == 0
-    assert (await over_grpc(tokenizer, text="a", **sampling(top_k=VOCAB_SIZE - 1))).sampling.top_k == VOCAB_SIZE - 1
+    assert (await over_grpc(tokenizer, text="a", **sampling(top_k=VOCAB_SIZE))).sampling.params["top_k"] == 0
+    assert (await over_grpc(tokenizer, text="a", **sampling(top_k=VOCAB_SIZE - 1))).sampling.params[
+        "top_k"
+    ] == VOCAB_SIZE - 1
 
 
-async def test_tokens_that_end_are_held_off_until_min_tokens(tokenizer: ModelTokenizer) -> None:
+async def test_ending_tokens_are_suppressed_until_min_tokens(tokenizer: ModelTokenizer) -> None:
     one = await over_grpc(tokenizer, text="a", **stopping(min_tokens=3, stop_token_ids=[9]))
     submit = one.to_proto(RenderOptions())
     assert list(submit.sampling.suppressed_token_ids) == [EOS, 9]
@@ -290,10 +299,20 @@ async def test_a_model_without_a_template_takes_no_chats(tokenizer: ModelTokeniz
     bare.close()
 
 
-async def test_a_seed_that_was_drawn_makes_no_other_request(tokenizer: ModelTokenizer) -> None:
+async def test_a_random_seed_does_not_change_the_digest(tokenizer: ModelTokenizer) -> None:
     async def digest(**fields: Any) -> bytes:
         return (await over_grpc(tokenizer, text="a", **fields)).to_proto(RenderOptions()).body_digest
 
     assert await digest() == await digest()
     assert await digest(**sampling(seed=1)) == await digest(**sampling(seed=1))
     assert len({await digest(), await digest(**sampling(seed=1)), await digest(**sampling(seed=2))}) == 3
+
+
+async def test_a_request_is_the_same_at_gateways_of_protocol_1(tokenizer: ModelTokenizer) -> None:
+    # As those wrote it, whose records and retries outlive an upgrade.
+    by_grpc = await over_grpc(tokenizer, text="hello world")
+    by_http = await over_http(tokenizer, prompt="hello world", temperature=0.5, seed=3, stop=["x"], min_tokens=1)
+    assert [digest_of(one, tokenizer).hex() for one in (by_grpc, by_http)] == [
+        "c20e4fb2886184e5db89b78098f953c5243f371c1c5c98c5a84d79872e53be6e",
+        "22dd9c8a5f3eb69713f89689ca25ccf7ed59074e8f52215a15fbd612d5586e74",
+    ]

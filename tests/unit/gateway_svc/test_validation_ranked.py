@@ -55,7 +55,7 @@ async def test_a_beam_search_over_both_protocols(tokenizer: ModelTokenizer) -> N
         await over_http(tokenizer, prompt="a", n=2, use_beam_search=True, **over),
     ):
         assert one.beam_search == BeamSearchParams(4, 0.5, EarlyStopping.NEVER)
-        assert (one.n, one.sampling.temperature) == (2, 0.0)
+        assert (one.n, one.sampling.params["temperature"]) == (2, 0.0)
         submit = one.to_proto(RenderOptions())
         assert (submit.n, submit.beam_search.width, submit.beam_search.length_penalty) == (2, 4, 0.5)
         assert submit.beam_search.early_stopping == scheduler_v1.EARLY_STOPPING_NEVER

@@ -1,4 +1,4 @@
-"""A real gRPC server with scripted answers: what the client is tested against."""
+"""A real gRPC server with scripted responses."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -31,7 +31,7 @@ class Hold:
 
 @dataclass
 class ScriptedService(pb_grpc.InferenceServiceServicer):
-    """Says what it was told to, and keeps what it was asked."""
+    """Sends scripted responses, and records requests."""
 
     requests: list[Any] = field(default_factory=list)
     metadata: list[dict[str, str | bytes]] = field(default_factory=list)
@@ -176,7 +176,9 @@ class ScriptedService(pb_grpc.InferenceServiceServicer):
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         await self._take(request, context)
-        return pb.ListModelsResponse(models=[pb.Model(name="tiny", context_length=64, vocab_size=512)])
+        return pb.ListModelsResponse(
+            models=[pb.Model(name="tiny", context_length=64, vocab_size=512, aliases=["small"])]
+        )
 
 
 @pytest.fixture
@@ -186,7 +188,7 @@ async def service() -> ScriptedService:
 
 @pytest.fixture
 async def address(service: ScriptedService, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
-    """Where `service` listens, which is also where clients call unless they are told otherwise."""
+    """Where `service` listens, which is also the default address of clients."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     pb_grpc.add_InferenceServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")

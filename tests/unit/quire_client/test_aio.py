@@ -20,7 +20,7 @@ async def client(address: str) -> Any:
 
 
 def soon(awaitable: Any) -> Any:
-    """A test that waits for what never comes fails, rather than hangs."""
+    """Bounds a wait, so that a test fails instead of hanging."""
     return asyncio.wait_for(awaitable, 60)
 
 
@@ -275,7 +275,7 @@ async def test_details_that_do_not_parse_are_no_second_error(client: AsyncClient
     assert caught.value.reason == "NOT_FOUND"
 
 
-async def test_where_nobody_listens_the_error_names_the_address() -> None:
+async def test_the_error_of_an_unreachable_address_names_it() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -286,7 +286,7 @@ async def test_where_nobody_listens_the_error_names_the_address() -> None:
     assert caught.value.reason == "UNREACHABLE"
 
 
-async def test_a_gateway_that_does_not_take_the_call_is_asked_again(client: AsyncClient, service: Any) -> None:
+async def test_a_call_that_no_gateway_accepted_is_repeated(client: AsyncClient, service: Any) -> None:
     service.refuse_with_details(grpc.StatusCode.UNAVAILABLE, "DRAINING", "draining")
     service.answer("after all")
 
@@ -294,9 +294,7 @@ async def test_a_gateway_that_does_not_take_the_call_is_asked_again(client: Asyn
     assert len(service.requests) == 2
 
 
-async def test_a_stream_that_begins_and_is_not_to_be_resumed_is_not_asked_for_again(
-    client: AsyncClient, service: Any
-) -> None:
+async def test_a_stream_that_began_is_not_sent_again_without_resuming(client: AsyncClient, service: Any) -> None:
     service.accept()
     service.say("first")
     service.break_off(grpc.StatusCode.UNAVAILABLE, "DRAINING", "draining")
@@ -308,7 +306,7 @@ async def test_a_stream_that_begins_and_is_not_to_be_resumed_is_not_asked_for_ag
     assert not request.generation.HasField("request_id")
 
 
-async def test_a_request_that_is_left_is_cancelled_by_the_name_it_was_given(client: AsyncClient, service: Any) -> None:
+async def test_an_abandoned_request_is_cancelled_by_its_generated_name(client: AsyncClient, service: Any) -> None:
     service.accept()
     service.say("first")
     service.hold()
@@ -372,7 +370,7 @@ async def test_the_smaller_calls(client: AsyncClient, service: Any) -> None:
     await client.tokenize([Message("user", "Hello")])
     assert await client.detokenize([4, 5], keep_special_tokens=True) == "so it says"
     (model,) = await client.models()
-    assert (model.name, model.context_length, model.vocab_size) == ("tiny", 64, 512)
+    assert (model.name, model.context_length, model.vocab_size, model.aliases) == ("tiny", 64, 512, ("small",))
     await client.cancel("r-1")
 
     text, chat, detokenize, _, cancel = service.requests

@@ -30,7 +30,7 @@ NUM_MESSAGES = 1 + sum(-(-length // 2) for length in LENGTHS) + 1
 
 @dataclass
 class Read:
-    """What a client was given."""
+    """The chunks and breaks that a client received."""
 
     stream: AsyncStream | Stream
     chunks: list[Chunk] = field(default_factory=list)
@@ -50,7 +50,7 @@ async def pair() -> AsyncIterator[list[BreakingGateway]]:
 
 
 def soon(awaitable: Any) -> Any:
-    """A test that waits for what never comes fails, rather than hangs."""
+    """Bounds a wait, so that a test fails instead of hanging."""
     return asyncio.wait_for(awaitable, 60)
 
 
@@ -59,7 +59,7 @@ def address(gateways: list[BreakingGateway]) -> str:
 
 
 async def use(kind: Kind, to: str, open_call: Open, patience: float = 20) -> Any:
-    """What `open_call` of a client gives: an answer, or a whole stream."""
+    """The result of `open_call`: a response, or a whole stream."""
     if kind == "aio":
         async with AsyncClient(to, resume_patience=patience) as client:
             opened = open_call(client)
@@ -104,17 +104,17 @@ def check_whole(chunks: list[Chunk]) -> None:
 
 @pytest.mark.parametrize("how", [Fault.DRAINS, Fault.RESETS, Fault.STOPS])
 @pytest.mark.parametrize("after", range(NUM_MESSAGES))
-async def test_a_stream_goes_on_at_another_gateway(
+async def test_a_stream_is_resumed_at_another_gateway(
     kind: Kind, pair: list[BreakingGateway], after: int, how: Fault
 ) -> None:
     first, second = pair
     first.breaks = [Break(after, how)]
 
-    told = await soon(read(kind, address(pair)))
+    received = await soon(read(kind, address(pair)))
 
-    check_whole(told.chunks)
-    assert told.stream.usage is not None
-    assert told.stream.usage.completion_tokens == sum(LENGTHS)
+    check_whole(received.chunks)
+    assert received.stream.usage is not None
+    assert received.stream.usage.completion_tokens == sum(LENGTHS)
     (began,), (went_on,) = first.asked, second.asked
     assert isinstance(began, pb.StreamGenerateRequest)
     if after == 0:  # it may not have been accepted
@@ -125,36 +125,36 @@ async def test_a_stream_goes_on_at_another_gateway(
 
 
 @pytest.mark.parametrize("how", [Fault.DRAINS, Fault.RESETS])
-async def test_a_stream_goes_on_at_the_same_gateway_break_after_break(
+async def test_a_stream_is_resumed_at_the_same_gateway_after_each_break(
     kind: Kind, pair: list[BreakingGateway], how: Fault
 ) -> None:
     first = pair[0]
     first.breaks = [Break(after, how) for after in (1, 1, 2, 1, 3, 1)]
 
-    told = await soon(read(kind, first.address))
+    received = await soon(read(kind, first.address))
 
-    check_whole(told.chunks)
+    check_whole(received.chunks)
     # What breaks again before anything new has come is the same break.
-    assert told.stream.num_resumes == len(told.broken_by) == 3
+    assert received.stream.num_resumes == len(received.broken_by) == 3
     assert len(first.asked) == 7
 
 
-async def test_who_asks_is_told_what_broke(kind: Kind, pair: list[BreakingGateway]) -> None:
+async def test_on_resume_is_called_with_the_error_of_a_break(kind: Kind, pair: list[BreakingGateway]) -> None:
     pair[0].breaks = [Break(3, Fault.DRAINS)]
 
-    told = await soon(read(kind, address(pair)))
+    received = await soon(read(kind, address(pair)))
 
-    assert [error.reason for error in told.broken_by] == ["DRAINING"]
-    assert told.stream.num_resumes == 1
+    assert [error.reason for error in received.broken_by] == ["DRAINING"]
+    assert received.stream.num_resumes == 1
 
 
-async def test_a_break_behind_the_last_message_is_none(kind: Kind, pair: list[BreakingGateway]) -> None:
+async def test_a_break_after_the_last_message_is_ignored(kind: Kind, pair: list[BreakingGateway]) -> None:
     pair[0].breaks = [Break(NUM_MESSAGES, Fault.DRAINS)]
 
-    told = await soon(read(kind, address(pair)))
+    received = await soon(read(kind, address(pair)))
 
-    check_whole(told.chunks)
-    assert told.stream.num_resumes == 0
+    check_whole(received.chunks)
+    assert received.stream.num_resumes == 0
 
 
 async def test_a_gateway_that_hangs_is_left(
@@ -165,13 +165,13 @@ async def test_a_gateway_that_hangs_is_left(
         monkeypatch.setattr(f"quire_client.{module}.PROBE_SECONDS", 0.3)
     pair[0].breaks = [Break(3, Fault.HANGS)]
 
-    told = await soon(read(kind, address(pair)))
+    received = await soon(read(kind, address(pair)))
 
-    check_whole(told.chunks)
-    assert told.broken_by[0].reason == "UNREACHABLE"
+    check_whole(received.chunks)
+    assert received.broken_by[0].reason == "UNREACHABLE"
 
 
-async def test_an_answer_of_a_gateway_that_hangs_comes_from_another(
+async def test_a_unary_request_to_a_gateway_that_hangs_is_sent_to_another(
     kind: Kind, pair: list[BreakingGateway], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("aio_endpoints", "sync_endpoints"):
@@ -186,7 +186,7 @@ async def test_an_answer_of_a_gateway_that_hangs_comes_from_another(
     assert len({str(request) for gateway in pair for request in gateway.asked}) == 1
 
 
-async def test_a_gateway_that_is_silent_but_there_is_waited_for(
+async def test_a_silent_gateway_that_answers_probes_is_waited_for(
     kind: Kind, pair: list[BreakingGateway], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("aio_endpoints", "sync_endpoints"):
@@ -194,10 +194,10 @@ async def test_a_gateway_that_is_silent_but_there_is_waited_for(
         monkeypatch.setattr(f"quire_client.{module}.PROBE_SECONDS", 60)
     pair[0].breaks = [Break(3, Fault.PAUSES)]
 
-    told = await soon(read(kind, address(pair)))
+    received = await soon(read(kind, address(pair)))
 
-    check_whole(told.chunks)
-    assert [error.reason for error in told.broken_by] == ["DRAINING"]
+    check_whole(received.chunks)
+    assert [error.reason for error in received.broken_by] == ["DRAINING"]
 
 
 async def test_a_gateway_that_comes_back_is_found_again(kind: Kind, pair: list[BreakingGateway]) -> None:
@@ -212,10 +212,10 @@ async def test_a_gateway_that_comes_back_is_found_again(kind: Kind, pair: list[B
         await first.start(port)
 
     coming = asyncio.create_task(come_back())
-    told = await soon(read(kind, first.address))
+    received = await soon(read(kind, first.address))
     await coming
 
-    check_whole(told.chunks)
+    check_whole(received.chunks)
 
 
 async def test_calls_stay_with_the_gateway_that_answered(kind: Kind, pair: list[BreakingGateway]) -> None:
@@ -238,7 +238,7 @@ async def test_calls_stay_with_the_gateway_that_answered(kind: Kind, pair: list[
 
 
 @pytest.mark.parametrize("how", [Fault.DRAINS, Fault.STOPS])
-async def test_a_whole_answer_is_asked_for_again_under_its_name(
+async def test_a_unary_request_is_sent_again_under_its_name(
     kind: Kind, pair: list[BreakingGateway], how: Fault
 ) -> None:
     pair[0].breaks = [Break(0, how)]
@@ -252,9 +252,7 @@ async def test_a_whole_answer_is_asked_for_again_under_its_name(
     assert request.generation.request_id
 
 
-async def test_a_request_that_is_not_known_any_more_is_an_error_that_says_so(
-    kind: Kind, pair: list[BreakingGateway]
-) -> None:
+async def test_an_expired_request_fails_with_request_unknown(kind: Kind, pair: list[BreakingGateway]) -> None:
     pair[0].breaks = [Break(3, Fault.DRAINS)]
     pair[1].known = set()
 
@@ -276,7 +274,7 @@ async def test_a_request_that_is_not_known_any_more_is_an_error_that_says_so(
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "TENANT_QUOTA_EXCEEDED"),
     ],
 )
-async def test_what_trying_again_would_not_change_comes_through_at_once(
+async def test_permanent_errors_are_raised_at_once(
     kind: Kind, pair: list[BreakingGateway], code: grpc.StatusCode, reason: str, after: int
 ) -> None:
     pair[0].breaks = [Break(after, Refusal(code, reason))]
@@ -288,7 +286,7 @@ async def test_what_trying_again_would_not_change_comes_through_at_once(
     assert (len(pair[0].asked), pair[1].asked) == (1, [])
 
 
-async def test_patience_ends_with_what_broke_last(kind: Kind, pair: list[BreakingGateway]) -> None:
+async def test_the_last_error_is_raised_after_resume_patience(kind: Kind, pair: list[BreakingGateway]) -> None:
     pair[0].breaks = [Break(0, Fault.DRAINS)] * 1000
 
     with pytest.raises(QuireError) as caught:
@@ -328,7 +326,7 @@ async def test_a_named_request_is_taken_up_by_another_client(kind: Kind, pair: l
     assert rest.completions[0].text == text_after(0, 7, is_ended=True).removeprefix(text_after(0, 5, is_ended=False))
 
 
-async def test_a_stream_that_is_closed_while_gateways_are_away_asks_no_more(pair: list[BreakingGateway]) -> None:
+async def test_a_stream_that_is_closed_while_gateways_are_away_makes_no_more_calls(pair: list[BreakingGateway]) -> None:
     pair[0].breaks = [Break(3, Fault.STOPS)]
     broken = asyncio.Event()
     async with AsyncClient(pair[0].address) as client:

@@ -10,7 +10,7 @@ def resolve(address: str | None = None, api_key: str | None = None) -> Connectio
     return Connection.resolve(address, None, None, api_key)
 
 
-def test_what_is_given_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_ADDRESS", "there:1")
     monkeypatch.setenv("QUIRE_API_KEY", "theirs")
 

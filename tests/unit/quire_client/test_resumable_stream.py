@@ -11,12 +11,12 @@ CODE = grpc.StatusCode
 
 
 def answer(reason: str, code: grpc.StatusCode = CODE.UNAVAILABLE, retry_after: float | None = None) -> QuireError:
-    """What a gateway said."""
+    """An error that a gateway sent."""
     return QuireError(code, reason, "why", retry_after=retry_after, is_answer=True)
 
 
 def broken(code: grpc.StatusCode = CODE.UNAVAILABLE) -> QuireError:
-    """What grpc said of a connection."""
+    """An error of the connection."""
     return QuireError(code, "UNREACHABLE", "no connection")
 
 
@@ -97,9 +97,9 @@ def test_a_call_that_lived_long_was_with_a_gateway_that_answered() -> None:
     assert of.failed(broken(), 0, 100.0) == 0.05
 
 
-def test_each_break_is_told_once() -> None:
-    told: list[QuireError] = []
-    of = RetryPolicy(reached(), resume_timeout=60, on_resume=told.append)
+def test_each_break_is_reported_once() -> None:
+    reported: list[QuireError] = []
+    of = RetryPolicy(reached(), resume_timeout=60, on_resume=reported.append)
     of.begin_call(0.0)
     first, second = broken(), broken()
     of.failed(first, 0, 1.0)
@@ -107,7 +107,7 @@ def test_each_break_is_told_once() -> None:
     of.progressed()
     of.failed(second, 0, 1.2)
 
-    assert told == [first, second]
+    assert reported == [first, second]
     assert of.num_resumes == 2
 
 
@@ -138,7 +138,7 @@ def test_what_does_not_pass_comes_through_at_once(error: QuireError) -> None:
     assert num_tries(retry_policy(reached()), error) == 1
 
 
-def test_where_nobody_ever_answered_each_is_tried_and_that_is_that() -> None:
+def test_where_no_gateway_ever_responded_each_is_tried_a_few_times_only() -> None:
     assert num_tries(retry_policy(EndpointList(1)), broken()) == 4
     assert num_tries(retry_policy(EndpointList(9)), broken()) == 9
 
@@ -185,7 +185,7 @@ def resumable() -> ResumableStream:
     return ResumableStream(request, retry_policy(reached()))
 
 
-def test_until_it_is_accepted_a_stream_is_asked_for_anew_and_then_from_where_it_stands() -> None:
+def test_a_stream_is_sent_again_until_it_is_accepted_and_then_resumed() -> None:
     of = resumable()
     assert isinstance(of.begin_call(1.0)[0], pb.StreamGenerateRequest)
     of.read(said(acceptance=pb.Acceptance(request_id="r", seed=3)))
@@ -200,7 +200,7 @@ def test_until_it_is_accepted_a_stream_is_asked_for_anew_and_then_from_where_it_
     )
 
 
-def test_the_end_of_a_sequence_comes_once_where_it_is_given_again() -> None:
+def test_a_repeated_end_of_a_sequence_is_ignored() -> None:
     of = resumable()
     end = said(chunk=pb.Chunk(index=0, text=".", finish=pb.Finish(reason=pb.FINISH_REASON_STOP)))
 
@@ -222,7 +222,7 @@ def test_more_of_a_sequence_that_has_ended_is_an_error() -> None:
     of = resumable()
     of.read(said(chunk=pb.Chunk(token_ids=[5], finish=pb.Finish(reason=pb.FINISH_REASON_STOP))))
 
-    with pytest.raises(QuireError, match="left tokens out, or gave some twice"):
+    with pytest.raises(QuireError, match="are missing or came twice"):
         of.read(said(chunk=pb.Chunk(offset=1, token_ids=[6])))
 
 

@@ -1,7 +1,8 @@
-"""The admin service over a real channel, before an engine that says what the test says."""
+"""The admin service over a real channel, over a scripted engine."""
 
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import NoReturn
 
 import grpc
@@ -14,15 +15,9 @@ from quire.admin.v1 import admin_pb2 as admin_v1
 from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_svc.admin import AdminServicer, admin_server
-from scheduler_svc.core.explain import (
-    Explanation,
-    PreemptionMethod,
-    PreemptionRecord,
-    SequenceExplanation,
-    SequenceStatus,
-    Summary,
-)
+from scheduler_svc.core.explain import Explanation, SequenceExplanation, SequenceStatus, Summary
 from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.request import PreemptionMethod, PreemptionRecord
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import EngineSettings, SchedulerEngine
 from scheduler_svc.request_log import RequestLog
@@ -148,7 +143,7 @@ async def test_a_request_must_be_named(channel: grpc.aio.Channel) -> None:
 
 
 @pytest.mark.parametrize("status", SequenceStatus)
-async def test_every_standing_is_told(status: SequenceStatus, engine: Engine, channel: grpc.aio.Channel) -> None:
+async def test_every_state_is_explained(status: SequenceStatus, engine: Engine, channel: grpc.aio.Channel) -> None:
     engine.known[KEY] = explanation(sequence(status=status))
     told = await AdminServiceStub(channel).Explain(named())
     assert admin_v1.SequenceState.Name(told.sequences[0].state) == f"SEQUENCE_STATE_{status.name}"
@@ -210,7 +205,8 @@ async def test_one_tenants_requests_are_listed(engine: Engine, channel: grpc.aio
 
 async def test_the_engine_counts_what_is_live_in_all_and_by_tenant() -> None:
     store = RedisStore("redis://127.0.0.1:1/0")
-    real = SchedulerEngine(Scheduler(SchedulerLimits()), store, 1, EngineSettings(), no_later_term, no_later_term)
+    make_core = partial(Scheduler, SchedulerLimits())
+    real = SchedulerEngine(make_core, store, 1, EngineSettings(), no_later_term, no_later_term)
     real.restore(
         RequestLog(scheduler_v1.Submit(key=str(place), tenant=tenant, prompt_token_ids=[5], n=1, max_tokens=1), 1.0)
         for place, tenant in enumerate("aab")
@@ -226,7 +222,7 @@ def no_later_term(floor: int = 0) -> NoReturn:
     raise AssertionError("nobody raises the epoch")
 
 
-async def test_a_scheduler_that_does_not_lead_has_nothing_to_tell() -> None:
+async def test_a_scheduler_that_does_not_lead_answers_not_leader() -> None:
     server, _, port = admin_server(AdminServicer(), "127.0.0.1", 0)
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -3,20 +3,23 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import redis
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from redis_server import redis_server
 from scheduler_svc.commands import Commands
 from scheduler_svc.core.admission import AdmissionLimits
+from scheduler_svc.core.events import FailedEvent, Failure
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.plan import FailedEvent, Failure
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.gateway_session import GatewaySession
 from scheduler_svc.journal import Journal
 from scheduler_svc.live_requests import Graces, LiveRequests
+from scheduler_svc.model_versions import ModelVersions
 from scheduler_svc.request_log import State
 from scheduler_svc.store.base import Gap, KeyTaken, WriteBatch
 from scheduler_svc.store.redis import RedisStore
@@ -35,6 +38,17 @@ class HeldUpStore(RedisStore):
         return await super().write(batch, epoch)
 
 
+class Gateway(GatewaySession):
+    """Keeps the answers to its commands, by attachment id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: dict[int, scheduler_v1.Event] = {}
+
+    def send(self, message: scheduler_v1.SessionResponse) -> None:
+        self.answers |= {event.attachment_id: event for event in message.events if event.attachment_id}
+
+
 @dataclass(eq=False)
 class Bench:
     """Commands over a core without replicas, and a gateway that sends them."""
@@ -44,15 +58,14 @@ class Bench:
     journal: Journal
     requests: LiveRequests
     commands: Commands
-    answers: dict[int, scheduler_v1.Event] = field(default_factory=dict)
+    gateway: Gateway
 
-    def send(self, message: scheduler_v1.SessionResponse) -> None:
-        self.answers |= {event.attachment_id: event for event in message.events if event.attachment_id}
-
-    def send_status(self, status: scheduler_v1.Status) -> None: ...
+    @property
+    def answers(self) -> dict[int, scheduler_v1.Event]:
+        return self.gateway.answers
 
     def ask(self, **command: scheduler_v1.Submit | scheduler_v1.Attach | scheduler_v1.Cancel) -> None:
-        self.commands.take(scheduler_v1.SessionRequest(**command), self)  # type: ignore[arg-type]
+        self.commands.take(scheduler_v1.SessionRequest(**command), self.gateway)  # type: ignore[arg-type]
 
     async def submit(self, submission_id: str, key: str = "k") -> scheduler_v1.Event:
         attachment_id = len(self.answers) + 1
@@ -96,11 +109,12 @@ async def bench(url: str, limits: SchedulerLimits | None = None) -> AsyncIterato
     assert epoch is not None
     core = Scheduler(limits or SchedulerLimits())
     journal = Journal(store, epoch, lambda: None, lambda log, index: None)
-    requests = LiveRequests(core, journal, Graces(), lambda: None)
-    commands = Commands(requests, store, journal, lambda listener: True, needs_store=False)
+    requests = LiveRequests(ModelVersions(lambda: core, 60), journal, Graces())
+    gateway = Gateway()
+    commands = Commands(requests, store, journal, [gateway], needs_store=False)
     running = asyncio.create_task(journal.run())
     try:
-        yield Bench(store, core, journal, requests, commands)
+        yield Bench(store, core, journal, requests, commands, gateway)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -143,7 +157,7 @@ async def test_a_cancelled_submission_that_is_repeated_is_not_run_again(url: str
 
 
 @pytest.mark.parametrize("failure", [Failure.QUARANTINED, Failure.DEADLINE_EXCEEDED, Failure.UNAVAILABLE])
-async def test_why_a_request_failed_is_told_to_who_comes_later(failure: Failure, url: str) -> None:
+async def test_a_later_attach_receives_why_the_request_failed(failure: Failure, url: str) -> None:
     async with bench(url) as on:
         await on.submit("first")
         event = on.core.cancel("k", failure)
@@ -169,3 +183,17 @@ async def test_a_full_queue_refuses_without_a_record_and_gives_again_what_has_fi
         assert (await on.submit("again")).attached.submission_id == "first"
         assert await on.journal.flush(20)
         assert await on.store.read("refused") is None
+
+
+async def test_a_record_of_a_later_release_is_neither_resumed_nor_overwritten(url: str) -> None:
+    async with bench(url) as on:
+        await on.submit("first")
+        assert await on.journal.flush(20)
+    with redis.Redis.from_url(url) as keys:
+        keys.hset("{quire}:request:k", "version", 99)
+        async with bench(url) as after:
+            for answer in (await after.attach(), await after.submit("second")):
+                assert answer.failed.reason == scheduler_v1.FAILURE_REASON_UNAVAILABLE
+                assert "a record of version 99" in answer.failed.message
+            assert after.requests.get("k") is None
+        assert keys.hget("{quire}:request:k", "version") == b"99"

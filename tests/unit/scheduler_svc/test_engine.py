@@ -1,4 +1,4 @@
-"""Which workers the engine asks for a step."""
+"""Which workers the engine wakes for a step."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 
 from checksum_service import ChecksumService
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scheduler_svc.core.block_hash_report import BlockHashReport
+from scheduler_svc.core.kv.block_hash_report import BlockHashReport
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.request_log import RequestLog
-from scheduler_svc.wire import shape_from_proto
+from scheduler_svc.step_wire import shape_from_proto
 from worker_links import Deployment, deployment
 
 

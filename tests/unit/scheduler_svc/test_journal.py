@@ -11,17 +11,15 @@ from redis_server import RedisServer
 from request_logs import end, length_end, logprobs, request_log
 from scheduler_svc import journal as journal_module
 from scheduler_svc.journal import Journal
-from scheduler_svc.request_log import State
+from scheduler_svc.request_log import RecordState, State
 from scheduler_svc.store.base import Gap, KeyTaken, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 
 
-async def test_what_is_noted_comes_to_be_in_the_store_and_is_told(
-    store: RedisStore, journal: Journal, told: Told
-) -> None:
+async def test_changes_become_durable_and_are_reported(store: RedisStore, journal: Journal, told: Told) -> None:
     log, other = request_log(n=2), request_log()
     assert await store.put(other, EPOCH) is None
-    other.is_recorded = True
+    other.set_record(RecordState.RECORDED)
     async with at_work(journal):
         log.sequences[1].token_ids += [1, 2, 3]
         log.sequences[1].cached_tokens = 16
@@ -85,7 +83,7 @@ async def test_sequences_of_a_search_come_with_its_end(store: RedisStore, journa
     assert [(one.token_ids, one.score) for one in (await read(store, log)).sequences] == [([0], 0.0), ([1], -1.5)]
 
 
-async def test_a_cut_sequence_goes_on_with_other_tokens(store: RedisStore, journal: Journal) -> None:
+async def test_a_truncated_sequence_continues_with_other_tokens(store: RedisStore, journal: Journal) -> None:
     log = request_log()
     (sequence,) = log.sequences
     sequence.token_ids, sequence.end = [1, 2, 3, 4], length_end()
@@ -197,7 +195,7 @@ async def test_what_gathers_while_the_store_is_away_is_written_when_it_is_back(t
                 server.kill()
 
 
-async def test_what_a_restarted_store_forgot_is_written_again_unasked(tmp_path: Path, told: Told) -> None:
+async def test_what_a_restarted_store_lost_is_written_again(tmp_path: Path, told: Told) -> None:
     server = RedisServer(tmp_path)
     async with store_at(server) as store:
         journal = journal_of(store, told)
@@ -276,7 +274,7 @@ async def test_an_epoch_that_is_raised_between_two_calls_is_not_stale(
     assert told.num_stale == 0
 
 
-async def test_a_flush_ends_in_time_and_another_one_goes_on(lasting: RedisServer, told: Told) -> None:
+async def test_a_flush_times_out_and_the_next_one_continues(lasting: RedisServer, told: Told) -> None:
     async with store_at(lasting) as store:
         journal, log = journal_of(store, told), request_log()
         log.sequences[0].token_ids = [1]
@@ -304,7 +302,7 @@ async def test_a_lag_of_seconds_is_degraded(
     assert not journal.is_degraded
 
 
-async def test_a_log_that_was_read_back_goes_on(store: RedisStore, journal: Journal, told: Told) -> None:
+async def test_a_log_that_was_read_back_continues(store: RedisStore, journal: Journal, told: Told) -> None:
     log = request_log()
     log.sequences[0].token_ids = [1, 2]
     journal.mark_changed(log)

@@ -4,22 +4,24 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+import redis
 
 from journals import Told, at_work, journal_of, read, whole
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from redis_server import RedisServer
 from request_logs import end, logprobs, request_log
 from scheduler_svc.journal import Journal
-from scheduler_svc.request_log import RequestLog, State
+from scheduler_svc.request_log import RecordState, RequestLog, State
 from scheduler_svc.store.base import Gap, KeyTaken, StoreUnavailable, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 
 
 class Batches(RedisStore):
-    """A store that notes how much each call brought, and fails where it is told to."""
+    """A store that records the size of each call, and fails on demand."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, 500)
+        self.url = url
         self.sizes: list[tuple[int, int]] = []  # prompt tokens, and output tokens
         self.num_failures = 0
 
@@ -58,6 +60,42 @@ async def test_what_gathered_is_written_in_calls_of_bounded_size(batches: Batche
         assert found.state is State.FINISHED
         assert found.sequences == log.sequences
         assert log.is_durable
+
+
+async def test_log_probabilities_of_a_prompt_are_whole_before_its_first_token(batches: Batches, told: Told) -> None:
+    """However many calls they take."""
+    journal, log = journal_of(batches, told), request_log()
+    log.prompt_logprobs = logprobs(*range(12_000))  # of two tokens each
+    log.sequences[0].token_ids = [*range(100)]
+    log.fingerprint = b"f"
+    end(log)
+    journal.mark_changed(log)
+    while not batches.sizes or not batches.sizes[-1][1]:
+        if batches.sizes:
+            found = await read(batches, log)
+            assert (found.sequences[0].token_ids, found.sequences[0].end) == ([], None)
+            assert found.state is State.ACCEPTED
+        await journal._write()
+    assert len(batches.sizes) == 3
+    assert await journal.flush(60)
+    found = await read(batches, log)
+    assert found.prompt_logprobs == log.prompt_logprobs
+    assert (found.sequences, found.state, found.fingerprint) == (log.sequences, State.FINISHED, b"f")
+    assert log.is_durable
+
+
+async def test_log_probabilities_that_the_store_lost_are_written_anew(batches: Batches, told: Told) -> None:
+    journal, log = journal_of(batches, told), request_log()
+    log.prompt_logprobs = logprobs(-1.0, -2.0)
+    journal.mark_changed(log)
+    assert await journal.flush(60)
+    with redis.Redis.from_url(batches.url) as keys:
+        keys.delete(*keys.scan_iter("*:prompt_logprobs"))
+    gain(journal, log)
+    assert await journal.flush(60)
+    found = await read(batches, log)
+    assert found.prompt_logprobs == log.prompt_logprobs
+    assert found.sequences[0].token_ids == [0]
 
 
 def gain(journal: Journal, log: RequestLog, num_tokens: int = 1) -> None:
@@ -154,7 +192,7 @@ async def test_a_call_that_failed_is_followed_by_smaller_ones_until_they_are_ans
     assert (await read(batches, log)).sequences[0].token_ids == [*range(60_000)]
 
 
-async def test_a_request_whose_name_has_an_answer_in_the_store_is_left_alone(
+async def test_a_finished_record_is_not_overwritten_by_another_submission(
     store: RedisStore, journal: Journal, told: Told
 ) -> None:
     first, later = request_log("a", accepted_at=10), request_log("a", accepted_at=11)
@@ -168,7 +206,7 @@ async def test_a_request_whose_name_has_an_answer_in_the_store_is_left_alone(
         journal.mark_changed(later)
         assert await journal.flush(60)
     assert journal.lag == 0
-    assert (later.is_displaced, later.is_recorded, later.is_durable) == (True, False, False)
+    assert (later.record, later.is_durable) == (RecordState.DISPLACED, False)
     assert told.durable == []
     assert (await read(store, first)).submit == first.submit
 

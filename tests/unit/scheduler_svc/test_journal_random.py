@@ -15,6 +15,7 @@ from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.store.redis import RedisStore
 
 EPOCH = 100
+PROMPT = 9  # log-probabilities of a prompt, which come before tokens
 
 
 class Logs:
@@ -51,6 +52,10 @@ class Logs:
         self._journal.mark_changed(log)
 
     def _grow(self, log: RequestLog) -> None:
+        if len(log.sequences) == 1 and len(log.prompt_logprobs) < PROMPT:
+            log.prompt_logprobs += logprobs(*range(len(log.prompt_logprobs), len(log.prompt_logprobs) + 3))
+            self._journal.mark_changed(log)
+            return
         for sequence in log.sequences:
             if sequence.end is None:
                 self._num_tokens += 1  # another one each time, so that tokens from before a cut are seen
@@ -67,10 +72,13 @@ def disturb(keys: "redis.Redis", server: RedisServer, rng: random.Random) -> Non
             keys.client_kill_filter(_type="normal", skipme=True)
         case 1:  # it died and kept nothing
             keys.flushall()
-        case 2:  # it died and lost what it was told last
+        case 2:  # it died and lost its latest writes
             for name in keys.scan_iter("*:tokens:*"):
                 if rng.random() < 0.5:
                     keys.set(name, keys.getrange(name, 0, 7), ex=500)
+            for name in keys.scan_iter("*:prompt_logprobs"):
+                if rng.random() < 0.5:
+                    keys.ltrim(name, 0, 1)
         case 3:
             for name in keys.scan_iter("{quire}:request:*"):
                 if rng.random() < 0.3:
@@ -108,6 +116,7 @@ async def test_in_the_end_the_store_has_what_the_logs_have(seed: int, tmp_path: 
                 assert [one.token_ids for one in found.sequences] == [one.token_ids for one in log.sequences]
                 assert [one.logprobs for one in found.sequences] == [one.logprobs for one in log.sequences]
                 assert [one.end for one in found.sequences] == [one.end for one in log.sequences]
+                assert found.prompt_logprobs == log.prompt_logprobs
             assert {log.key for log in await store.live()} == {log.key for log in logs.all if not log.is_over}
             assert all(keys.ttl(name) > 0 for name in keys.scan_iter())
         finally:

@@ -38,7 +38,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 class Held(RedisStore):
-    """A store that does not tell what is live before it is let."""
+    """A store whose list of live requests is held back until the test allows it."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)

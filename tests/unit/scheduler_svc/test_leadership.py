@@ -48,7 +48,7 @@ async def next_leader(store: RedisStore) -> str:
             await asyncio.sleep(0.01)
 
 
-async def test_who_finds_nobody_leads_at_once(store: RedisStore) -> None:
+async def test_a_scheduler_without_a_rival_leads_at_once(store: RedisStore) -> None:
     epoch = await leading(Leadership(store, "a", LONG))
     assert epoch > 0
     assert await store.leader() == "a"
@@ -119,7 +119,7 @@ async def test_workers_that_report_side_by_side_raise_the_epoch_once(store: Redi
 
 
 class Deaf(RedisStore):
-    """A store that does what it is asked, but whose first three answers to a leader that asks for more are lost."""
+    """A store whose first three answers to a leader that raises its epoch are lost."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, 500)
@@ -148,7 +148,7 @@ async def test_a_raised_epoch_whose_answer_was_lost_is_not_anothers(store: Redis
     await deaf.close()
 
 
-async def test_nobody_begins_to_lead_without_a_store_and_who_leads_goes_on(tmp_path: Path) -> None:
+async def test_no_scheduler_begins_to_lead_without_a_store_and_a_leader_continues(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
     store = RedisStore(server.url, 500)
     try:
@@ -173,7 +173,7 @@ async def test_nobody_begins_to_lead_without_a_store_and_who_leads_goes_on(tmp_p
 
 
 class Looking(RedisStore):
-    """A store that notes when it has told who leads."""
+    """A store that notes when it has returned the leader."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, 500)

@@ -1,33 +1,37 @@
-"""What events make of a request's log, where the contract tests' worker draws no such tokens."""
+"""Events of the core in a request's log, for tokens that the contract tests' worker does not sample."""
+
+import asyncio
 
 import pytest
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.beam_search import Choice
+from scheduler_svc.core.events import MaxTokens, PromptLogprobsEvent, StopToken, TokensEvent, ValueComputed
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.plan import MaxTokens, StopToken, TokensEvent
+from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.gateway_session import GatewaySession
 from scheduler_svc.journal import Journal
 from scheduler_svc.live_request import LiveRequest
 from scheduler_svc.live_requests import Graces, LiveRequests
+from scheduler_svc.live_state import LiveState
+from scheduler_svc.model_versions import ModelVersions
 from scheduler_svc.request_log import RequestLog, State
+from scheduler_svc.session_wire import attached_to_proto
 from scheduler_svc.store.redis import RedisStore
 from scheduler_svc.unflushed_tokens import complete
-from scheduler_svc.wire import attached_to_proto
 
 
-class Gateway:
-    """Keeps what it is told."""
+class Gateway(GatewaySession):
+    """Keeps the events that it receives."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.events: list[scheduler_v1.Event] = []
 
     def send(self, message: scheduler_v1.SessionResponse) -> None:
         self.events += message.events
-
-    def send_status(self, status: scheduler_v1.Status) -> None: ...
 
 
 @pytest.fixture
@@ -35,11 +39,15 @@ def core() -> Scheduler:
     return Scheduler(SchedulerLimits())
 
 
-@pytest.fixture
-def requests(core: Scheduler) -> LiveRequests:
+def live_requests(core: Scheduler, graces: Graces) -> LiveRequests:
     store = RedisStore("redis://127.0.0.1:1/0")
     journal = Journal(store, 1, lambda: None, lambda log, index: None)
-    return LiveRequests(core, journal, Graces(), lambda: None)
+    return LiveRequests(ModelVersions(lambda: core, 60), journal, graces)
+
+
+@pytest.fixture
+def requests(core: Scheduler) -> LiveRequests:
+    return live_requests(core, Graces())
 
 
 def started(requests: LiveRequests, **fields: object) -> LiveRequest:
@@ -52,7 +60,7 @@ def started(requests: LiveRequests, **fields: object) -> LiveRequest:
 
 
 def result(core: Scheduler, index: int, token_ids: list[int], score: float) -> TokensEvent:
-    """What a search tells of one of its sequences."""
+    """The event of one sequence of a search."""
     request = core.sequences("k")[0].request
     sequence = Sequence(0, request, index, 0, [*request.prompt, *token_ids])
     sequence.num_cached = 0
@@ -60,10 +68,10 @@ def result(core: Scheduler, index: int, token_ids: list[int], score: float) -> T
     return TokensEvent(sequence, 0, token_ids, [Choice(-float(token), ()) for token in token_ids], end, score)
 
 
-def test_the_results_of_a_search_are_told_at_once_and_kept(core: Scheduler, requests: LiveRequests) -> None:
+def test_the_results_of_a_search_are_sent_at_once_and_kept(core: Scheduler, requests: LiveRequests) -> None:
     search = scheduler_v1.BeamSearch(width=2)
     live, gateway = started(requests, beam_search=search), Gateway()
-    live.join(gateway)
+    requests.attach(live, gateway)
     requests.dispatch([result(core, 0, [5, 6, 7], 0.5), result(core, 1, [8, 9], 0.25)])
     assert live.log.state is State.FINISHED
     assert requests.get("k") is None
@@ -81,3 +89,64 @@ def test_log_probabilities_are_kept_with_their_tokens(core: Scheduler, requests:
     assert [sequence.token_ids for sequence in live.log.sequences] == [[], [5, 6]]
     assert [told.logprob for told in live.log.sequences[1].logprobs] == [-5, -6]
     assert live.log.state is State.ACCEPTED
+
+
+def prompt_logprobs(*values: float) -> list[worker_v1.TokenLogprobs]:
+    return [worker_v1.TokenLogprobs(logprob=value) for value in values]
+
+
+ASKS_FOR_PROMPT = worker_v1.ResultKind(prompt_logprobs=worker_v1.PromptLogprobsResult())
+
+
+def test_log_probabilities_of_a_prompt_are_sent_and_kept(core: Scheduler, requests: LiveRequests) -> None:
+    live, gateway = started(requests, prompt_token_ids=[1, 2, 3], result=ASKS_FOR_PROMPT), Gateway()
+    requests.attach(live, gateway)
+    request = core.sequences("k")[0].request
+    requests.dispatch([PromptLogprobsEvent(request, 1, prompt_logprobs(-1.0))])
+    requests.dispatch([PromptLogprobsEvent(request, 2, prompt_logprobs(-2.0))])
+    assert live.log.prompt_logprobs == prompt_logprobs(-1.0, -2.0)
+    assert [event.prompt_logprobs.offset for event in gateway.events] == [1, 2]
+
+
+def test_a_gateways_prompt_logprobs_are_sent_to_others_and_not_computed_again(
+    core: Scheduler, requests: LiveRequests
+) -> None:
+    live, other = started(requests, prompt_token_ids=[1, 2, 3], result=ASKS_FOR_PROMPT), Gateway()
+    requests.attach(live, other)
+    requests.dispatch([PromptLogprobsEvent(core.sequences("k")[0].request, 1, prompt_logprobs(-1.0))])
+    held = scheduler_v1.UnflushedTokens(prompt_logprobs=prompt_logprobs(-9.0, -2.0))
+    assert requests.resume_request(live, [held], is_new=False) is None
+    assert live.log.prompt_logprobs == prompt_logprobs(-1.0, -2.0)
+    assert [event.prompt_logprobs.offset for event in other.events] == [1, 2]
+    assert [sequence.num_prompt_logprobs for sequence in core.sequences("k")] == [2, 2]
+
+
+def test_a_value_ends_its_request_and_is_replayed(core: Scheduler, requests: LiveRequests) -> None:
+    fields = {"n": 1, "max_tokens": 0, "stop_token_ids": [], "result": worker_v1.ResultKind()}
+    fields["result"].embedding.SetInParent()  # type: ignore[attr-defined]
+    live, gateway = started(requests, **fields), Gateway()
+    requests.attach(live, gateway)
+    sequence = core.sequences("k")[0]
+    sequence.num_cached = 1
+    value = worker_v1.PooledValue(numbers=[1.5])
+    requests.truncate(live, 0, 0)  # a stop match, which is about tokens
+    requests.dispatch([TokensEvent(sequence, 0, (), end=ValueComputed(value))])
+    assert live.log.state is State.FINISHED
+    [told] = [event.tokens for event in gateway.events]
+    assert told.end.value == value
+    assert list(attached_to_proto(live.log, 1).attached.sequences) == [told]
+
+
+async def test_a_detached_request_that_moves_to_another_version_keeps_its_grace(core: Scheduler) -> None:
+    requests = live_requests(core, Graces(detached=0.05))
+    live, gateway = started(requests, detachable=True, has_stop_strings=True), Gateway()
+    requests.attach(live, gateway)
+    requests.leave(live, gateway, has_broken=False)
+    assert live.model is not None
+    requests.move(live.model)
+    assert live.state is LiveState.DETACHED
+    assert all(one.num_acknowledged == one.request.max_tokens for one in core.sequences("k"))
+    async with asyncio.timeout(60):
+        while live.state is LiveState.DETACHED:
+            await asyncio.sleep(0.01)
+    assert live.log.state is State.CANCELLED

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from core_bench import CoreBench, keys, prompt
-from scheduler_svc.core.policies import FairPolicy
+from scheduler_svc.core.policy import FairPolicy
 from scheduler_svc.policy_registry import UnknownPolicy, find_policy
 from scheduler_svc.settings import SchedulerSettings
 from svc_common.settings import read_settings

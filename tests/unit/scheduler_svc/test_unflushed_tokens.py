@@ -46,14 +46,14 @@ def test_what_the_log_has_changes_nothing(held: scheduler_v1.UnflushedTokens) ->
 
 
 @pytest.mark.parametrize("held", [unflushed(3, 4, 5), unflushed(2, 3, 4, 5), unflushed(0, 1, 2, 3, 4, 5)], ids=str)
-def test_what_goes_on_beyond_the_log_is_taken_in(held: scheduler_v1.UnflushedTokens) -> None:
+def test_tokens_beyond_the_log_are_merged(held: scheduler_v1.UnflushedTokens) -> None:
     log = log_of([1, 2, 3], num_durable=2)
     assert merge(log, [held], [3]) == [LogChange(index=0, offset=3, is_truncated=False)]
     assert log.sequences[0].token_ids == [1, 2, 3, 4, 5]
     assert log.sequences[0].num_durable == 2
 
 
-def test_what_says_otherwise_wins() -> None:
+def test_tokens_that_differ_replace_the_logs() -> None:
     log = log_of([1, 2, 3, 4], num_durable=4)
     assert merge(log, [unflushed(1, 2, 7)], [2]) == [LogChange(index=0, offset=2, is_truncated=True)]
     assert log.sequences[0].token_ids == [1, 2, 7]
@@ -83,7 +83,7 @@ def test_what_does_not_fit_the_request_is_not_taken_in(held: scheduler_v1.Unflus
     ("held", "end"),
     [(unflushed(3, 99), scheduler_v1.SequenceEnd(stop_token_id=99)), (unflushed(3, 4, 5, 6, 7, 8), BY_LENGTH)],
 )
-def test_tokens_tell_of_the_end(held: scheduler_v1.UnflushedTokens, end: scheduler_v1.SequenceEnd) -> None:
+def test_ends_follow_from_the_tokens(held: scheduler_v1.UnflushedTokens, end: scheduler_v1.SequenceEnd) -> None:
     log = log_of([1, 2, 3])
     merge(log, [held], [0])
     assert log.sequences[0].end == end
@@ -139,7 +139,58 @@ def test_a_search_starts_from_its_prompt() -> None:
     assert not is_over(log)
 
 
-def test_a_log_from_the_store_gets_its_places_and_the_ends_that_its_tokens_tell_of() -> None:
+def prompt_log(*token_ids: int, num_given: int) -> RequestLog:
+    """The four log-probabilities of a prompt of five tokens."""
+    log = log_of([*token_ids])
+    log.submit.prompt_token_ids.extend(range(5))
+    log.submit.result.prompt_logprobs.SetInParent()
+    log.prompt_logprobs = [told(place) for place in range(1, num_given + 1)]
+    return log
+
+
+def held_with_prompt(num_given: int, *token_ids: int) -> scheduler_v1.UnflushedTokens:
+    held = unflushed(0, *token_ids)
+    held.prompt_logprobs.extend(told(place) for place in range(1, num_given + 1))
+    return held
+
+
+@pytest.mark.parametrize("token_ids", [(), (7, 8)])
+@pytest.mark.parametrize("num_known", [0, 2, 4])
+def test_log_probabilities_of_the_prompt_that_the_log_lacks_are_taken_in(num_known: int, token_ids: list[int]) -> None:
+    log = prompt_log(num_given=num_known)
+    merge(log, [held_with_prompt(4, *token_ids)], [0])
+    assert [-int(one.logprob) for one in log.prompt_logprobs] == [1, 2, 3, 4]
+    assert log.sequences[0].token_ids == [*token_ids]
+
+
+@pytest.mark.parametrize("held", [held_with_prompt(5), held_with_prompt(3, 7), unflushed(0, 7)], ids=str)
+def test_tokens_without_all_log_probabilities_of_the_prompt_are_not_taken_in(
+    held: scheduler_v1.UnflushedTokens,
+) -> None:
+    log = prompt_log(num_given=2)
+    with pytest.raises(Diverged):
+        merge(log, [held], [0])
+    assert (len(log.prompt_logprobs), log.sequences[0].token_ids) == (2, [])
+
+
+def test_tokens_go_on_where_the_log_has_the_prompt() -> None:
+    log = prompt_log(7, num_given=4)
+    assert merge(log, [unflushed(1, 8)], [0]) == [LogChange(index=0, offset=1, is_truncated=False)]
+    assert log.sequences[0].token_ids == [7, 8]
+
+
+def test_nothing_is_cut_from_a_value_nor_added_to_it() -> None:
+    submit = scheduler_v1.Submit(n=1, result=worker_v1.ResultKind(embedding=worker_v1.EmbeddingResult()))
+    log = RequestLog(submit, accepted_at=1.0)
+    complete(log)
+    assert not is_over(log)
+    assert not truncate(log, 0, 0)
+    assert merge(log, [unflushed(0, 7), unflushed(0, is_truncated=True)], [0]) == []
+    log.sequences[0].end = scheduler_v1.SequenceEnd(value=worker_v1.PooledValue(numbers=[1.0]))
+    assert is_over(log)
+
+
+def test_a_log_from_the_store_is_completed_with_sequences_and_ends() -> None:
     log = log_of([1, 2, 3, 4, 5, 6, 7, 8])
     log.submit.n = 3
     complete(log)

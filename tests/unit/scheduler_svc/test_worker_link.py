@@ -14,7 +14,7 @@ from checksum_service import serve
 from ports import lasting_port
 from quire.worker.v1 import worker_pb2 as worker_v1
 from quire.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
-from scheduler_svc.worker_link import _STEP_TIMEOUT
+from scheduler_svc.worker_link import _STEP_TIMEOUT, WorkerPool
 from worker_links import ScriptedWorker, deployment, of_response, served, until
 
 
@@ -95,7 +95,7 @@ async def test_a_worker_with_nothing_to_do_is_not_taken_for_one_that_hangs(clock
     async with served(worker) as addresses, deployment(*addresses) as running:
         for _ in range(2):
             await running.gateway.finish(running.gateway.submit())
-            await until(lambda: not running.engine.core.replicas[0].in_flight)
+            await until(lambda: not running.engine.replicas[0].in_flight)
             clock.now += 10 * _STEP_TIMEOUT
             await worker.looked_at()
             # Its time begins with the next step, and the watch looks while that runs.
@@ -138,26 +138,38 @@ async def test_steps_that_each_end_in_time_may_follow_each_other_for_long(clock:
 
 
 @pytest.mark.parametrize(
-    ("about", "values"),
+    ("about", "reason"),
     [
-        ({"fingerprint": b"another"}, (b"another".hex(), b"checksum".hex())),
-        ({"block_size": 8}, ("8", "4")),
+        ({"block_size": 8}, "worker has another block size: 8 beside 4"),
+        ({"num_blocks": 3}, "worker is too small: it holds 12 tokens of a sequence, and 256 are promised"),
+        (
+            {"oldest_protocol": 7, "newest_protocol": 9},
+            "worker accepts step protocols 7 to 9, and this scheduler 1 to 2",
+        ),
     ],
+    ids=["block size", "context", "protocol"],
 )
 async def test_a_worker_that_does_not_fit_is_refused_with_both_values(
-    about: dict[str, Any], values: tuple[str, str], caplog: pytest.LogCaptureFixture
+    about: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "quire.scheduler")
     worker, stranger = ScriptedWorker(), ScriptedWorker(**about)
-    async with served(worker) as addresses, served(stranger) as strange:
-        async with deployment(*addresses) as first:
-            await first.workers(1)
-        caplog.clear()
-        async with deployment(*addresses, *strange) as running:
-            await until(lambda: any("beside" in str(vars(record).get("why")) for record in caplog.records))
-            assert len(running.engine.core.replicas) == 1
-    [why] = {str(vars(record)["why"]) for record in caplog.records if "beside" in str(vars(record).get("why"))}
-    assert all(value in why for value in values)
+    async with served(worker) as addresses, deployment(*addresses) as running:
+        await running.workers(1)
+        async with served(stranger) as strange:
+            pool = asyncio.create_task(WorkerPool(running.engine, strange).run())
+            await until(lambda: reason in [vars(record).get("why") for record in caplog.records])
+            assert len(running.engine.replicas) == 1
+            pool.cancel()
+            await asyncio.gather(pool, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("about", "protocol"), [({}, 1), ({"oldest_protocol": 2, "newest_protocol": 5}, 2)])
+async def test_a_stream_is_of_the_newest_protocol_that_both_accept(about: dict[str, Any], protocol: int) -> None:
+    worker = ScriptedWorker(**about)
+    async with served(worker) as addresses, deployment(*addresses) as running:
+        await running.workers(1)
+        assert [opening.protocol for opening in worker.openings] == [protocol]
 
 
 @pytest.fixture
@@ -169,6 +181,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     def found(host: str, port: Any, *args: Any, **options: Any) -> Any:
         if host not in known:
             return look_up(host, port, *args, **options)
+        if not known[host]:
+            raise socket.gaierror("not found")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, int(port))) for address in known[host]]
 
     monkeypatch.setattr(socket, "getaddrinfo", found)
@@ -202,6 +216,23 @@ async def test_workers_join_and_leave_at_run_time(names: dict[str, list[str]]) -
     await second.stop(0)
 
 
+async def test_a_name_that_is_not_found_hides_no_other_and_loses_none_of_its_own(names: dict[str, list[str]]) -> None:
+    services = ScriptedWorker(), ScriptedWorker(model="other", fingerprint=b"other")
+    names |= {"first": [], "second": ["127.0.0.1"]}
+    async with served(*services) as (first, second):
+        named = [f"{name}:{address.rpartition(':')[2]}" for name, address in (("first", first), ("second", second))]
+        async with deployment(*named) as running:
+            await running.workers(1)
+            assert [model.name for model in running.engine.models] == ["other"]
+            assert not running.engine.models.all_connected
+            names["first"] = ["127.0.0.1"]
+            await running.workers(2)
+            await until(lambda: running.engine.models.all_connected)
+            names["second"] = []
+            await until(lambda: not running.engine.models.all_connected)
+            assert len(running.engine.replicas) == 2
+
+
 async def test_a_worker_that_is_to_end_hands_its_sequences_over() -> None:
     workers = [ScriptedWorker(), ScriptedWorker()]
     async with served(*workers) as addresses, deployment(*addresses) as running:
@@ -225,7 +256,7 @@ async def test_the_only_worker_ends_what_it_has_and_takes_nothing_more() -> None
         key = running.gateway.submit()
         await until(lambda: bool(worker.steps))
         worker.about.is_draining = True
-        await until(lambda: running.engine.core.replicas[0].is_retired)
+        await until(lambda: running.engine.replicas[0].is_retired)
         late = running.gateway.submit()
         worker.gate.set()
         await running.gateway.finish(key)
@@ -242,7 +273,7 @@ async def test_a_worker_of_a_later_epoch_is_led_by_a_later_one_yet() -> None:
         assert worker.openings[0].epoch == running.engine.epoch == worker.about.epoch + 1
 
 
-async def test_a_worker_of_another_leader_is_left_alone() -> None:
+async def test_a_worker_of_another_leader_is_not_used() -> None:
     worker = ScriptedWorker(epoch=time.time_ns())
     async with served(worker) as addresses, deployment(*addresses) as running:
         running.leads = False
@@ -287,4 +318,4 @@ async def test_a_worker_whose_inventory_is_malformed_is_not_used(caplog: pytest.
     caplog.set_level(logging.INFO, "quire.scheduler")
     async with served(Confused()) as addresses, deployment(*addresses) as running:
         await until(lambda: any("block-hash report" in str(vars(record).get("why")) for record in caplog.records))
-        assert not running.engine.core.replicas
+        assert not running.engine.replicas

@@ -1,4 +1,4 @@
-"""Clashes over an address are told in words."""
+"""The errors of addresses in use."""
 
 import socket
 

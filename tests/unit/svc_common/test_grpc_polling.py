@@ -1,4 +1,4 @@
-"""Services tell gRPC how to poll before anything of theirs imports it, and gRPC understands."""
+"""Services set gRPC's polling before they import it, and gRPC accepts it."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 from svc_common.grpc_polling import EXPERIMENTS, NO_EVENT_ENGINE
 
-# Prints what gRPC would be told where a program imports it first, and stops there.
+# Prints the setting at a program's first import of gRPC, and stops there.
 WATCH = f"""
 import importlib.abc, os, runpy, sys
 
@@ -37,26 +37,26 @@ asyncio.run(serve())
 """
 
 
-def run(code: str, *arguments: str, told: str | None = None) -> "subprocess.CompletedProcess[str]":
-    """A program of its own, with gRPC's experiments as they would be told there."""
+def run(code: str, *arguments: str, experiments: str | None = None) -> "subprocess.CompletedProcess[str]":
+    """A new process, with gRPC's experiments in its environment."""
     environment = {name: value for name, value in os.environ.items() if name != EXPERIMENTS}
-    if told is not None:
-        environment[EXPERIMENTS] = told
+    if experiments is not None:
+        environment[EXPERIMENTS] = experiments
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.parametrize("service", ["gateway_svc", "scheduler_svc", "worker_svc", "benchmarks.steps.worker"])
-def test_grpc_is_told_before_it_is_imported(service: str) -> None:
+def test_polling_is_set_before_grpc_is_imported(service: str) -> None:
     assert run(WATCH, service).stdout.splitlines() == [NO_EVENT_ENGINE]
 
 
 def test_who_sets_the_variable_is_obeyed() -> None:
-    assert run(WATCH, "scheduler_svc", told="").stdout.splitlines() == [""]
+    assert run(WATCH, "scheduler_svc", experiments="").stdout.splitlines() == [""]
 
 
-def test_grpc_knows_what_it_is_told() -> None:
+def test_grpc_knows_the_experiments() -> None:
     served = run(SERVE)
     assert served.returncode == 0
     assert "Unknown experiment" not in served.stderr
-    assert "Unknown experiment: quire" in run(SERVE, told="-quire").stderr
+    assert "Unknown experiment: quire" in run(SERVE, experiments="-quire").stderr

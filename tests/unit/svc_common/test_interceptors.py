@@ -1,4 +1,4 @@
-"""What a client sees of whatever goes wrong in a handler."""
+"""The errors that a client sees of a failed handler."""
 
 import asyncio
 import logging
@@ -57,7 +57,7 @@ async def serving(
 
 
 async def call(channel: grpc.aio.Channel, name: str, data: bytes, *, streams: tuple[bool, bool]) -> list[bytes]:
-    """Raw bytes in, raw bytes out, whatever kind of method it is."""
+    """Raw bytes in and out, for any kind of method."""
     path = f"/test.Service/{name}"
 
     async def requests() -> AsyncIterator[bytes]:
@@ -194,7 +194,7 @@ async def test_a_refusal_becomes_its_status_with_the_field_at_fault(channel: grp
     assert bad_request.field_violations[0].field == "stopping.max_tokens"
 
 
-async def test_a_busy_server_says_when_to_come_back(channel: grpc.aio.Channel) -> None:
+async def test_a_busy_server_sends_when_to_retry(channel: grpc.aio.Channel) -> None:
     request = pb.DetokenizeRequest(model="busy").SerializeToString()
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await call(channel, "unary", request, streams=(False, False))

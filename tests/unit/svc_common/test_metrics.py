@@ -24,7 +24,7 @@ def test_metrics_are_served_until_closed() -> None:
         caller.connect(("127.0.0.1", server.port))
 
 
-def test_a_port_in_use_is_told_by_name() -> None:
+def test_the_error_of_a_port_in_use_names_it() -> None:
     server = serve_metrics("127.0.0.1", 0)
     try:
         with pytest.raises(AddressInUse, match=str(server.port)):

@@ -37,7 +37,7 @@ async def server() -> AsyncIterator[grpc.aio.Server]:
     await server.stop(None)
 
 
-async def test_a_port_in_use_is_told_by_name(server: grpc.aio.Server) -> None:
+async def test_the_error_of_a_port_in_use_names_it(server: grpc.aio.Server) -> None:
     port = bind(server, "127.0.0.1", 0)
     await server.start()
     with pytest.raises(AddressInUse, match=f"^127.0.0.1:{port} is already in use"):
@@ -115,7 +115,7 @@ async def test_health_can_be_watched(server: grpc.aio.Server) -> None:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
-async def test_reflection_tells_services_and_contracts(server: grpc.aio.Server, version: str) -> None:
+async def test_reflection_lists_services_and_contracts(server: grpc.aio.Server, version: str) -> None:
     assert inference_pb2.DESCRIPTOR.package == "quire.inference.v1"
     enable_reflection(server, [SERVICE])
     port = bind(server, "127.0.0.1", 0)

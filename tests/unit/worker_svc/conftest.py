@@ -1,4 +1,4 @@
-"""Tiny random models on disk, what transformers makes of them, and a worker that serves one."""
+"""Random models on disk, transformers' references, and a worker that serves a model."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import llama_models
 from worker_service import Worker, serving, small_replica
@@ -14,7 +15,7 @@ from worker_svc.instance import ModelInstance
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Threads are a loss for models as small as these, and more so on a busy machine."""
+    """Threads slow down models as small as these, especially on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -23,7 +24,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def save_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Makes a random model of a config and writes it to a directory of its own."""
+    """Makes a random model of a config and writes it to a new directory."""
 
     def save(config: Any, **options: Any) -> Path:
         return llama_models.save_model(tmp_path_factory.mktemp("model"), config, **options)
@@ -38,7 +39,7 @@ def tiny_llama(save_model: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def reference() -> Callable[[Path, list[list[int]], int], list[list[int]]]:
-    """Greedy continuations by transformers' own generate, one prompt at a time."""
+    """Greedy continuations by transformers' generate, one prompt at a time."""
     return llama_models.generate
 
 
@@ -49,13 +50,23 @@ def replica(tiny_llama: Path) -> ModelInstance:
 
 @pytest.fixture
 async def loading_worker() -> AsyncIterator[Worker]:
-    """A worker that has no replica yet."""
+    """A worker without a replica."""
     async with serving() as worker:
         yield worker
 
 
 @pytest.fixture
 def worker(loading_worker: Worker, replica: ModelInstance) -> Worker:
-    """A worker that is ready."""
+    """A ready worker."""
     loading_worker.service.serve(replica)
     return loading_worker
+
+
+@pytest.fixture
+def faulty(save_model: Callable[..., Path]) -> Path:
+    """A model whose logits are NaN from token 13 on."""
+    directory = save_model(llama_models.VARIANTS["llama"]())
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.embed_tokens.weight"][13] = float("nan")
+    save_file(tensors, directory / "model.safetensors")
+    return directory

@@ -1,4 +1,4 @@
-"""Every backend stores and attends in each layer as that layer is told to."""
+"""Every backend stores and attends in each layer as configured."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from quire_kernels.paged_attention import paged_attention_reference
 from worker_svc.attention import AttentionKind, make_attention
 from worker_svc.batch import Batch, SequenceChunk, make_batch
 from worker_svc.cache import CacheShape, KVCache
-from worker_svc.model.layout import LayerAttention
+from worker_svc.model_layout import LayerAttention
 
 LAYERS = [
     LayerAttention(0.25),
@@ -25,7 +25,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _step(cache: Tensor) -> Batch:
-    """A decode after 29 tokens, a chunk of a prompt, and a whole one, over scattered blocks."""
+    """A decode after 29 tokens, a chunk of a prompt and a whole prompt, over scattered blocks."""
     blocks = np.random.default_rng(0).permutation(cache.shape[0]).astype(np.int32)
     chunks = [
         SequenceChunk(np.zeros(length, np.int32), start, blocks[place * 5 : place * 5 + 5], start, samples=True)

@@ -1,4 +1,4 @@
-"""A step's sequences as flat arrays, beside the same laid out token by token."""
+"""A step's sequences as flat arrays, compared with a layout token by token."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,19 @@ BLOCK = 4
 
 
 def chunk(
-    start: int, num_tokens: int, *, first_block: int = 0, num_cached_tokens: int | None = None, samples: bool = True
+    start: int,
+    num_tokens: int,
+    *,
+    first_block: int = 0,
+    num_cached_tokens: int | None = None,
+    samples: bool = True,
+    num_drafted: int = 0,
 ) -> SequenceChunk:
-    """Tokens that are told apart, over a table with more blocks than the chunk needs."""
+    """Distinct tokens, over a table with more blocks than the chunk needs."""
     tokens = np.arange(100 * start, 100 * start + num_tokens, dtype=np.int32)
     blocks = np.arange(first_block, first_block + 12, dtype=np.int32)
-    return SequenceChunk(tokens, start, blocks, start if num_cached_tokens is None else num_cached_tokens, samples)
+    num_cached_tokens = start if num_cached_tokens is None else num_cached_tokens
+    return SequenceChunk(tokens, start, blocks, num_cached_tokens, samples, num_drafted)
 
 
 STEPS = {
@@ -31,13 +38,22 @@ STEPS = {
         chunk(0, 16, first_block=40, samples=False),
         chunk(2, 7, first_block=60, num_cached_tokens=4),
     ],
+    "a draft": [chunk(6, 4, num_drafted=3)],
+    "drafts beside others": [
+        chunk(3, 1),
+        chunk(15, 3, first_block=20, num_drafted=2),
+        chunk(0, 9, first_block=40, samples=False),
+        chunk(2, 7, first_block=60, num_cached_tokens=4, num_drafted=1),
+        chunk(0, 5, first_block=80),
+    ],
 }
 
 
 @pytest.mark.parametrize("chunks", STEPS.values(), ids=STEPS.keys())
-def test_every_token_stands_where_its_sequence_has_it(chunks: list[SequenceChunk]) -> None:
+def test_every_token_has_the_position_and_slot_of_its_sequence(chunks: list[SequenceChunk]) -> None:
     batch = make_batch(chunks, BLOCK)
-    tokens, positions, slots, logits_indices, first_rows = [], [], [], [], [0]
+    tokens, positions, slots, first_rows = [], [], [], [0]
+    logits_indices: list[int] = []
     for row, one in enumerate(chunks):
         for place, token in enumerate(one.token_ids.tolist(), one.start):
             tokens.append(token)
@@ -47,7 +63,7 @@ def test_every_token_stands_where_its_sequence_has_it(chunks: list[SequenceChunk
             )
         first_rows.append(len(tokens))
         if one.samples:
-            logits_indices.append(len(tokens) - 1)
+            logits_indices += range(len(tokens) - 1 - one.num_drafted, len(tokens))
         num_blocks = -(-(one.start + len(one.token_ids)) // BLOCK)
         assert batch.block_tables[row, :num_blocks].tolist() == one.blocks[:num_blocks].tolist()
     assert batch.token_ids.tolist() == tokens

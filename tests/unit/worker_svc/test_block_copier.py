@@ -1,4 +1,4 @@
-"""Blocks between two memories of the host: in both directions, no faster than they may, with errors of their own."""
+"""Copies between two host memories: in both directions, within the rate limit, with errors."""
 
 import time
 from typing import Any
@@ -15,7 +15,7 @@ BLOCK_BYTES = 100
 
 
 def _blocks(count: int, start: int) -> Tensor:
-    """Each block full of a number of its own."""
+    """Each block filled with a number of its own."""
     return torch.arange(start, start + count, dtype=torch.uint8)[:, None].repeat(1, BLOCK_BYTES)
 
 
@@ -37,11 +37,11 @@ def test_blocks_go_from_their_sources_to_their_destinations() -> None:
     assert _first(blocks) == [1, 4, 102, 4, 4]
 
 
-def test_what_goes_wrong_is_the_transfers_failure(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_is_the_failure_of_the_swap(caplog: pytest.LogCaptureFixture) -> None:
     block_copier = HostBlockCopier(_blocks(2, 0), _blocks(2, 0)[:, :50], run_inline, RateLimiter(None))
-    told = block_copier.swap(1, Direction.OUT, [(0, 0)]).result()
-    assert told.failure is not None
-    assert "could not be done" in caplog.text
+    reported = block_copier.swap(1, Direction.OUT, [(0, 0)]).result()
+    assert reported.failure is not None
+    assert "swap failed" in caplog.text
 
 
 def test_a_lost_device_is_raised() -> None:
@@ -54,7 +54,7 @@ def test_a_lost_device_is_raised() -> None:
 
 
 class Clock:
-    """A clock that moves only where somebody sleeps, or says so."""
+    """A clock that advances only by sleep."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -69,9 +69,9 @@ def test_a_held_back_copy_takes_its_bytes_over_the_rate(rate: float, monkeypatch
     clock = Clock(monkeypatch)
     blocks, host_blocks = _blocks(250, 0), torch.zeros(250, BLOCK_BYTES, dtype=torch.uint8)
     block_copier = HostBlockCopier(blocks, host_blocks, run_inline, RateLimiter(rate, clock.sleep))
-    told = block_copier.swap(1, Direction.OUT, [(block, block) for block in range(250)]).result()
+    reported = block_copier.swap(1, Direction.OUT, [(block, block) for block in range(250)]).result()
     assert torch.equal(blocks, host_blocks)
-    assert told.seconds == pytest.approx(250 * BLOCK_BYTES / rate)
+    assert reported.seconds == pytest.approx(250 * BLOCK_BYTES / rate)
 
 
 def test_the_copying_itself_counts_towards_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The inventory over a real channel: what a scheduler finds that opens a stream after another one."""
+"""The block-hash report over a real channel, for a scheduler that opens a stream after another one."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import pytest
 from quire.worker.v1 import worker_pb2 as pb
 from worker_service import Worker, new_sequence, scheduled, small_replica
 from worker_svc.batch import Batch
-from worker_svc.executor import SampleHandle
+from worker_svc.executor import Drafts, SampleHandle
 from worker_svc.host_thread import HostThreadExecutor
 from worker_svc.instance import ModelInstance
 from worker_svc.sequences import Sequence as Known
@@ -21,7 +21,7 @@ LABELS = {3: b"three" * 6 + b"..", 4: b"four" * 8}
 
 @pytest.fixture
 def replica(tiny_llama: Path) -> ModelInstance:
-    """A replica of the test's own: blocks keep their labels as long as it lives."""
+    """A replica whose blocks keep their hashes for the whole test."""
     return small_replica(tiny_llama)
 
 
@@ -30,18 +30,18 @@ def columns(block_hashes: dict[int, bytes]) -> pb.BlockHashes:
 
 
 async def report(worker: Worker, epoch: int = 1, generation: int = 1) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """The labels of the device, and of its host."""
+    """The hashes of the device and of the host."""
     held = await worker.stub.ReportBlockHashes(pb.ReportBlockHashesRequest(epoch=epoch, generation=generation))
     device, host = (dict(zip(tier.block_ids, tier.hashes, strict=True)) for tier in (held.device, held.host))
     return device, host
 
 
-async def test_a_worker_that_is_new_has_no_labels(worker: Worker) -> None:
+async def test_a_new_worker_has_no_hashes(worker: Worker) -> None:
     await worker.open()
     assert await report(worker) == ({}, {})
 
 
-async def test_labels_are_told_until_their_blocks_are_written(worker: Worker) -> None:
+async def test_hashes_are_reported_until_their_blocks_are_written(worker: Worker) -> None:
     stream = await worker.open()
     await stream.send(1, block_hashes=columns(LABELS), host_block_hashes=columns({7: b"host"}))
     await stream.receive()
@@ -53,7 +53,7 @@ async def test_labels_are_told_until_their_blocks_are_written(worker: Worker) ->
     assert await report(worker) == ({4: LABELS[4]}, {})
 
 
-async def test_a_scheduler_that_comes_later_finds_the_labels(worker: Worker) -> None:
+async def test_a_later_scheduler_gets_the_hashes(worker: Worker) -> None:
     first = await worker.open(epoch=1)
     await first.send(1, block_hashes=columns(LABELS))
     await first.receive()
@@ -68,10 +68,10 @@ async def test_the_inventory_is_exact_behind_steps_that_a_superseded_stream_left
     loop, launching, let_go = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     launch = HostThreadExecutor.launch
 
-    def held(executor: HostThreadExecutor, batch: Batch, sequences: Sequence[Known]) -> SampleHandle:
+    def held(executor: HostThreadExecutor, batch: Batch, sequences: Sequence[Known], drafts: Drafts) -> SampleHandle:
         loop.call_soon_threadsafe(launching.set)
         asyncio.run_coroutine_threadsafe(let_go.wait(), loop).result(timeout=60)
-        return launch(executor, batch, sequences)
+        return launch(executor, batch, sequences, drafts)
 
     old = await worker.open(generation=1)
     await old.send(1, block_hashes=columns(LABELS))
@@ -100,7 +100,7 @@ async def test_only_the_open_stream_may_ask(term: tuple[int, int], worker: Worke
     assert f"epoch {term[0]}, generation {term[1]}" in str(caught.value.details())
 
 
-async def test_nobody_may_ask_without_a_stream(worker: Worker) -> None:
+async def test_a_report_needs_a_stream(worker: Worker) -> None:
     stream = await worker.open()
     await stream.call.done_writing()
     assert await stream.call.read() is grpc.aio.EOF
@@ -110,7 +110,7 @@ async def test_nobody_may_ask_without_a_stream(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("field", ["block_hashes", "host_block_hashes"])
-async def test_labels_without_a_block_end_the_stream(field: str, worker: Worker) -> None:
+async def test_hashes_of_unknown_blocks_end_the_stream(field: str, worker: Worker) -> None:
     stream = await worker.open()
     fields: dict[str, Any] = {field: pb.BlockHashes(block_ids=[1], hashes=[b"1", b"2"])}
     await stream.send(1, **fields)

@@ -1,4 +1,4 @@
-"""Labels tell the truth: whatever writes a block takes its label, and nothing else does."""
+"""A block's hash is deleted when the block is written, and only then."""
 
 import hashlib
 import random
@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from runner_driver import GREEDY, make_runner
-from worker_svc.block_copier import BlockCopier, RateLimiter, make_block_copier
+from worker_svc.block_copier import BlockCopier, RateLimiter
+from worker_svc.block_copier_factory import make_block_copier
 from worker_svc.cache import KVCache
 from worker_svc.executor import Executor
 from worker_svc.runner import Runner
@@ -57,20 +58,20 @@ def check(runner: Runner, device: set[tuple[int, bytes]], host: set[tuple[int, b
     ],
     ids=["computed", "to be computed", "swapped in", "copied", "swapped out", "not swapped in", "not swapped out"],
 )
-def test_a_block_that_is_written_loses_its_label(
+def test_a_block_that_is_written_loses_its_hash(
     step: Step, device: tuple[int, ...], host: tuple[int, ...], runner: Runner
 ) -> None:
     labelled(runner).step(step)
     check(runner, without(DEVICE, *device), without(HOST, *host))
 
 
-def test_a_block_that_a_decode_begins_loses_its_label(runner: Runner) -> None:
+def test_a_block_that_a_decode_begins_loses_its_hash(runner: Runner) -> None:
     labelled(runner).step(Step([], [new(1, 16)], [ScheduledSequence(1, 0, 16, [3])]))
     runner.step(Step([], [], [ScheduledSequence(1, 16, 1, [5])]))
     check(runner, without(DEVICE, 3, 5), without(HOST))
 
 
-def test_blocks_that_are_only_read_keep_their_labels(runner: Runner) -> None:
+def test_blocks_that_are_only_read_keep_their_hashes(runner: Runner) -> None:
     scheduled = [
         ScheduledSequence(1, 32, 8, [1, 2, 3]),  # behind a prefix of two blocks
         ScheduledSequence(2, 31, 1, [1, 2], num_cached_tokens=32),  # a whole prompt that is there
@@ -82,7 +83,7 @@ def test_blocks_that_are_only_read_keep_their_labels(runner: Runner) -> None:
     check(runner, without(DEVICE, 3, 9), without(HOST))
 
 
-def test_a_step_gives_its_labels_before_it_writes(runner: Runner) -> None:
+def test_a_step_updates_its_hashes_before_it_writes(runner: Runner) -> None:
     labelled(runner)
     block_ops = BlockOps(swap_out=[(2, 0)], swap_in=[(4, 7)], copies=[(1, 9)])
     block_hashes, host_block_hashes = (
@@ -94,12 +95,12 @@ def test_a_step_gives_its_labels_before_it_writes(runner: Runner) -> None:
     check(runner, without(DEVICE, 1, 3, 7, 9) | {(1, b"kept")}, without(HOST, 0, 4) | {(4, b"kept")})
 
 
-def test_labels_outlive_the_sequences_and_the_generation(runner: Runner) -> None:
+def test_hashes_outlive_the_sequences_and_the_generation(runner: Runner) -> None:
     labelled(runner).reset()
     check(runner, set(DEVICE), set(HOST))
 
 
-def test_a_step_that_raises_leaves_no_label_of_what_it_was_to_write(
+def test_a_step_that_raises_leaves_no_hash_of_blocks_that_it_was_to_write(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labelled(runner)
@@ -116,7 +117,7 @@ def test_a_step_that_raises_leaves_no_label_of_what_it_was_to_write(
 
 
 class _Tiers:
-    """The memory behind a runner: what its blocks really hold."""
+    """The memory behind a runner, with the real contents of its blocks."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -134,9 +135,7 @@ class _Tiers:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_runs_a_block_holds_what_its_label_says(
-    seed: int, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_always_holds_what_its_hash_says(seed: int, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng, tiers = random.Random(seed), _Tiers(monkeypatch)
     num_blocks = (12, 8)
     runner = make_runner(tiny_llama, num_blocks=num_blocks[0], num_host_blocks=num_blocks[1])

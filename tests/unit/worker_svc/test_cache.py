@@ -1,4 +1,4 @@
-"""A block of the cache is one piece of memory, whatever it holds."""
+"""A block of the cache is one piece of memory, in every format."""
 
 import pytest
 import torch

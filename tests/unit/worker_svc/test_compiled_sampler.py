@@ -1,4 +1,4 @@
-"""Compiled draws and their log-probabilities depend on nothing but the row, to the last bit."""
+"""Compiled sampling and log-probabilities depend only on the row, to the last bit."""
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ PARAMS = [
     SamplingParams(temperature=0.0, logprobs=20),
     SamplingParams(temperature=0.7, top_k=40, seed=2),
     SamplingParams(temperature=1.3, min_p=0.01, seed=3, logprobs=0, frequency_penalty=0.5, repetition_penalty=1.2),
+    SamplingParams(temperature=1.5, seed=5, typical_p=0.6, logprobs=2),
     SamplingParams(temperature=1.0, seed=4, logprobs=5, logit_bias={7: 3.0, 11: -1.5}),
 ]
 
@@ -22,7 +23,7 @@ def state(row: int) -> SamplingState:
     return SamplingState(PARAMS[row % len(PARAMS)], 0, np.arange(9, dtype=np.int32), 4)
 
 
-def test_a_row_comes_to_the_same_bits_alone_and_in_a_crowd() -> None:
+def test_a_row_has_the_same_bits_alone_and_in_a_batch() -> None:
     torch.manual_seed(0)
     logits = torch.randn(33, VOCAB) * 4
     logits[:, 1000:1040] = logits[:, :1].clone() + 20  # ties among the likeliest
@@ -39,12 +40,12 @@ def test_log_probabilities_are_those_of_the_logits_as_they_came() -> None:
     logits = torch.randn(10, VOCAB) * 4
     sampled = CompiledSampler(compiled.thread_pool())(logits.clone(), [state(row) for row in range(len(logits))])
     expected = logits.double().log_softmax(-1)
-    for row, (token, told) in enumerate(zip(sampled.tokens, sampled.logprobs, strict=True)):
+    for row, (token, reported) in enumerate(zip(sampled.tokens, sampled.logprobs, strict=True)):
         count = state(row).params.logprobs
         if count is None:
-            assert told is None
+            assert reported is None
             continue
         assert token is not None
-        assert told is not None
-        assert abs(told.logprob - float(expected[row, token])) < 1e-5
-        assert [t for t, _ in told.top] == expected[row].topk(count).indices.tolist()
+        assert reported is not None
+        assert abs(reported.logprob - float(expected[row, token])) < 1e-5
+        assert [t for t, _ in reported.top] == expected[row].topk(count).indices.tolist()

@@ -12,7 +12,7 @@ LONG = 30.0
 
 
 class Step:
-    """A step that tells when it was launched, and is done when it is let go."""
+    """A step that records its launch, and is done when released."""
 
     def __init__(self, name: str = "", done: bool = False) -> None:
         self.name = name
@@ -73,7 +73,7 @@ def test_a_step_is_launched_while_the_one_before_it_runs(submit: Submit) -> None
     assert answers[2].result(LONG).value == "c"
 
 
-def test_the_thread_waits_for_the_device_itself_where_it_could_begin_nothing_more(submit: Submit) -> None:
+def test_the_thread_waits_for_the_device_itself_if_no_more_work_may_start(submit: Submit) -> None:
     first, second = Step("a"), Step("b")
     answers = [submit(first)]
     assert first.launched.wait(LONG)
@@ -177,7 +177,7 @@ def test_closing_finishes_what_was_launched_and_drops_the_rest() -> None:
     assert not steps[2].launched.is_set()
 
 
-def test_time_between_work_is_told_apart_from_time_in_it(device: DeviceThread) -> None:
+def test_idle_time_and_busy_time_are_separate(device: DeviceThread) -> None:
     pause = threading.Event()
     device.submit(lambda: None).result(LONG)
     pause.wait(0.05)

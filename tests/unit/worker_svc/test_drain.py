@@ -1,4 +1,4 @@
-"""A worker that is to end, over a real channel: the stream there is goes on, no other one begins."""
+"""Draining over a real channel: the open stream continues, and no other stream is accepted."""
 
 import asyncio
 
@@ -36,7 +36,7 @@ async def test_a_stream_whose_scheduler_is_gone_ends_the_drain(worker: Worker) -
     await asyncio.wait_for(drained, 60)
 
 
-async def test_a_worker_that_is_drained_takes_no_other_stream(worker: Worker) -> None:
+async def test_a_draining_worker_accepts_no_other_stream(worker: Worker) -> None:
     running = await worker.open()
     drained = asyncio.create_task(worker.service.drain())
     while not (await worker.stub.Describe(pb.DescribeRequest())).is_draining:

@@ -1,4 +1,4 @@
-"""Where the host draws, tokens are there at once and stand for themselves."""
+"""With sampling on the host, tokens are known at once and are their own placeholders."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ VOCAB = 5
 
 
 class Fixed:
-    """A model with the same logits after every token; none that are numbers after token 4."""
+    """A model with the same logits after every token; NaN after token 4."""
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         logits = torch.tensor([0.0, 1.0, 2.0, 1.5, 0.0]).repeat(len(batch.logits_indices), 1)
@@ -40,7 +40,7 @@ def test_tokens_stand_for_themselves() -> None:
     assert 0 <= handle.placeholder_tokens[1] < VOCAB
 
 
-def test_each_draw_sees_those_before_it() -> None:
+def test_each_sampled_token_depends_on_those_before_it() -> None:
     executor, sequence = HostExecutor(Fixed()), _sequence(0, SamplingParams(frequency_penalty=0.4))
     sampled = []
     for _ in range(4):
@@ -50,7 +50,7 @@ def test_each_draw_sees_those_before_it() -> None:
     assert sampled == [2, 2, 3, 2]
 
 
-def test_a_step_may_draw_nothing() -> None:
+def test_a_step_may_sample_nothing() -> None:
     chunk = SequenceChunk(np.array([1], np.int32), 0, np.zeros(1, np.int32), 0, False)
     handle = HostExecutor(Fixed()).launch(make_batch([chunk], 8), [])
     assert (handle.placeholder_tokens, handle.result()) == ([], SamplerOutput([], []))

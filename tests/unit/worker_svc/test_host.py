@@ -1,4 +1,4 @@
-"""Memory and processors are those that the cgroup leaves."""
+"""Memory and CPUs are limited by the cgroup."""
 
 import os
 from pathlib import Path

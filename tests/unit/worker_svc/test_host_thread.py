@@ -1,4 +1,4 @@
-"""Where steps run on a thread of their own, the next one may be launched before a token is known."""
+"""With steps on a thread of their own, the next step may be launched before a token is known."""
 
 import threading
 
@@ -16,10 +16,7 @@ VOCAB = 5
 
 
 class Successor:
-    """A model that draws the token after the last one; after token 4 there are no numbers, and 99 breaks it.
-
-    It waits to be let go.
-    """
+    """A model whose argmax is the last token plus 1; after token 4 its logits are NaN, and token 99 raises."""
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
@@ -43,7 +40,7 @@ def _sequences(count: int) -> list[Sequence]:
     return [Sequence(NewSequence(place, [0], 1, 0, SamplingParams())) for place in range(count)]
 
 
-def test_stand_ins_become_the_tokens_of_the_launch_before() -> None:
+def test_placeholders_become_the_tokens_of_the_launch_before() -> None:
     model, sequences = Successor(), _sequences(3)
     executor = HostThreadExecutor(model, sample_tokens)
     first = executor.launch(_batch(0, 1, 2), sequences)
@@ -56,7 +53,7 @@ def test_stand_ins_become_the_tokens_of_the_launch_before() -> None:
     assert second.result().tokens == [4, 4, 2]
 
 
-def test_what_could_not_be_drawn_harms_no_other() -> None:
+def test_a_row_without_a_token_does_not_affect_others() -> None:
     model, sequences = Successor(), _sequences(2)
     model.let_go.set()
     executor = HostThreadExecutor(model, sample_tokens)
@@ -66,7 +63,7 @@ def test_what_could_not_be_drawn_harms_no_other() -> None:
     assert second.result().tokens[1] == 2
 
 
-def test_what_a_step_raises_is_told_by_its_result_and_the_next_one_runs() -> None:
+def test_the_result_raises_the_error_of_its_step_and_the_next_step_runs() -> None:
     model, sequences = Successor(), _sequences(1)
     model.let_go.set()
     executor = HostThreadExecutor(model, sample_tokens)

@@ -1,9 +1,10 @@
-"""From settings to a warm replica: sizes, identity, and what cannot be served."""
+"""From settings to a warm replica: sizes, fingerprint, and what cannot be served."""
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,10 +17,12 @@ from runner_driver import Driver
 from svc_common.models import ModelNotFound, tokenizer_fingerprint
 from svc_common.settings import read_settings
 from transformers_models import VARIANTS as OTHERS
+from worker_svc.batch import Batch
 from worker_svc.description import WorkerLimits
 from worker_svc.errors import StartupFailed
 from worker_svc.fingerprint import model_fingerprint
 from worker_svc.instance import ModelInstance, load_instance
+from worker_svc.model.compiled_model import CompiledForward
 from worker_svc.prefault import Prefault
 from worker_svc.settings import WorkerSettings
 
@@ -29,7 +32,7 @@ def _load(directory: Path, *args: str, report: Callable[[str], None] = print) ->
     return load_instance(read_settings(WorkerSettings, ["--model", str(directory), *small, *args]), report)
 
 
-def test_the_cache_takes_what_it_may_and_no_more(tiny_llama: Path) -> None:
+def test_the_cache_uses_its_budget_and_no_more(tiny_llama: Path) -> None:
     description = _load(tiny_llama, "--cpu-kv-bytes", "1000000", "--dtype", "float32").description
     assert description.limits.num_blocks == 1000000 // description.block_bytes
 
@@ -70,7 +73,7 @@ def test_the_context_can_be_limited_without_a_change_of_tokens(variant: str, sav
     assert limited.description.fingerprint == whole.description.fingerprint
     first, second = (Driver(replica.runner).generate([list(range(1, 31))], 17) for replica in (whole, limited))
     assert first == second
-    with pytest.raises(AssertionError, match="49 tokens, and the context is 48"):
+    with pytest.raises(AssertionError, match="49 tokens exceed the context of 48"):
         Driver(limited.runner).generate([list(range(1, 50))], 1)
 
 
@@ -199,16 +202,70 @@ def test_the_fingerprint_of_the_tokenizer_is_that_of_the_settings(tiny_llama: Pa
 
 def test_a_tokenizer_with_ids_beyond_the_models_vocabulary_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     other = _tokenizer_directory(tmp_path / "other", 98)
-    with pytest.raises(StartupFailed, match=r"QUIRE_TOKENIZER: .* up to 97, and the model's vocabulary has 97"):
+    with pytest.raises(StartupFailed, match=r"QUIRE_TOKENIZER: .* up to 97, but the model's vocabulary has 97"):
         _load(tiny_llama, "--tokenizer", str(other))
     (other / "tokenizer.json").write_text("{}")
     with pytest.raises(StartupFailed, match=r"QUIRE_TOKENIZER: .*tokenizer\.json cannot be used"):
         _load(tiny_llama, "--tokenizer", str(other))
 
 
+def test_a_revision_of_the_tokenizer_with_ids_beyond_the_vocabulary_is_refused_by_its_name(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub" / "models--owner--name"
+    (repository / "refs").mkdir(parents=True)
+    for revision in ("main", "v1"):
+        (repository / "refs" / revision).write_text(f"commit-{revision}")
+    shutil.copytree(tiny_llama, repository / "snapshots" / "commit-main")
+    _tokenizer_directory(repository / "snapshots" / "commit-v1", 98)
+    with pytest.raises(
+        StartupFailed, match=r"^QUIRE_TOKENIZER_REVISION: .* up to 97, but the model's vocabulary has 97"
+    ):
+        _load(Path("owner/name"), "--tokenizer-revision", "v1")
+
+
+def test_a_model_has_the_name_of_the_settings(tiny_llama: Path) -> None:
+    assert _load(tiny_llama, "--num-blocks", "5", "--served-model-name", "mine, alias").description.model == "mine"
+
+
 def test_a_revision_of_a_directory_is_refused(tiny_llama: Path) -> None:
     with pytest.raises(ModelNotFound, match="QUIRE_REVISION is v1"):
         _load(tiny_llama, "--revision", "v1")
+
+
+def test_a_drafter_is_described_and_does_not_change_the_fingerprint(tiny_llama: Path) -> None:
+    plain, drafting = (_load(tiny_llama, "--num-blocks", "5", "--drafter", name) for name in ("none", "ngram"))
+    fewer = _load(tiny_llama, "--num-blocks", "5", "--drafter", "ngram", "--max-draft-tokens", "2")
+    limits = [instance.description.limits for instance in (plain, drafting, fewer)]
+    assert [one.max_draft_tokens for one in limits] == [0, 4, 2]
+    assert plain.description.fingerprint == drafting.description.fingerprint
+    assert Driver(drafting.runner).generate([[1] * 20], 6) == Driver(plain.runner).generate([[1] * 20], 6)
+
+
+@pytest.mark.parametrize("args", [("--max-step-tokens", "1"), ("--max-sequences", "1"), ("--max-model-len", "3")])
+def test_a_drafter_starts_with_the_smallest_budgets(args: tuple[str, str], tiny_llama: Path) -> None:
+    _load(tiny_llama, "--drafter", "ngram", *args)
+
+
+def test_the_memory_of_the_maximum_of_sampled_rows_is_measured(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_rows: list[int] = []
+    forward = CompiledForward.__call__
+
+    def counting(model: CompiledForward, batch: Batch) -> torch.Tensor:
+        num_rows.append(len(batch.logits_indices))
+        return forward(model, batch)
+
+    monkeypatch.setattr(CompiledForward, "__call__", counting)
+    limits = _load(tiny_llama, "--drafter", "ngram", "--max-sequences", "16").description.limits
+    assert max(num_rows) == limits.max_sampled_rows == 16 * 5
+
+
+def test_an_unknown_drafter_is_refused(tiny_llama: Path) -> None:
+    with pytest.raises(StartupFailed, match="QUIRE_DRAFTER is eagle"):
+        _load(tiny_llama, "--drafter", "eagle")
 
 
 def test_equal_models_have_equal_fingerprints(tiny_llama: Path, tmp_path: Path) -> None:
@@ -225,13 +282,15 @@ def test_deterministic_mode_serves_what_the_compiled_kernels_compute(tiny_llama:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("args", [("--kernels", "torch"), ("--kernels", "triton"), ("--dtype", "float16")])
-def test_deterministic_mode_is_refused_where_nothing_keeps_it(args: tuple[str, ...], tiny_llama: Path) -> None:
+def test_deterministic_mode_is_refused_if_it_cannot_be_guaranteed(args: tuple[str, ...], tiny_llama: Path) -> None:
     with pytest.raises(StartupFailed, match="QUIRE_DETERMINISTIC"):
         _load(tiny_llama, "--deterministic", "true", *args)
 
 
 def test_deterministic_mode_is_refused_for_other_architectures(save_model: Callable[..., Path]) -> None:
-    with pytest.raises(StartupFailed, match="QUIRE_DETERMINISTIC cannot be kept: only models of the Llama family"):
+    with pytest.raises(
+        StartupFailed, match="QUIRE_DETERMINISTIC cannot be guaranteed: only models of the Llama family"
+    ):
         _load(save_model(OTHERS["gpt2"]()), "--deterministic", "true")
 
 
@@ -244,9 +303,9 @@ def test_a_description_beyond_the_kernels_is_left_to_transformers_and_reported(
     assert any(
         line.startswith("transformers' modules compute") and line.endswith("the activation gelu") for line in reported
     )
-    with pytest.raises(StartupFailed, match="QUIRE_DETERMINISTIC cannot be kept"):
+    with pytest.raises(StartupFailed, match="QUIRE_DETERMINISTIC cannot be guaranteed"):
         _load(directory, "--deterministic", "true")
-    with pytest.raises(StartupFailed, match="only those of the Llama family take weights in 8 bits"):
+    with pytest.raises(StartupFailed, match="only models of the Llama family support weights in 8 bits"):
         _load(directory, "--quantization", "int8")
 
 

@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits, end to end: nearly what the full cache gives, and moved with their scales."""
+"""Keys and values in 8 bits, end to end: close to the full cache, and copied with their scales."""
 
 import random
 import statistics
@@ -43,7 +43,7 @@ def test_chunks_and_captured_decodes_see_the_same_codes(cache_dtype: torch.dtype
 
 
 @pytest.mark.parametrize("cache_dtype", NEAR)
-def test_a_block_takes_its_scales_along(cache_dtype: torch.dtype, tiny_llama: Path) -> None:
+def test_scales_are_copied_with_their_block(cache_dtype: torch.dtype, tiny_llama: Path) -> None:
     runner = make_runner(
         tiny_llama, "fused", device=DEVICE, cache_dtype=cache_dtype, num_blocks=8, num_host_blocks=4, max_sequences=2
     )
@@ -73,7 +73,7 @@ def _first_draws(runner: Runner) -> list[TokenLogprobs]:
     """After the prompts, whose last chunks are of three tokens and of one."""
     driver = Driver(runner, chunk=5)
     driver.generate(PROMPTS, 1, ALL)
-    return [told[0] for told in driver.logprobs.values()]
+    return [reported[0] for reported in driver.logprobs.values()]
 
 
 def _difference(one: TokenLogprobs, other: TokenLogprobs) -> float:

@@ -1,4 +1,4 @@
-"""The process: it tells when it is ready, stops on a signal, and says why it cannot start."""
+"""The process: it logs when it is ready, stops on a signal, and reports why it cannot start."""
 
 import asyncio
 import json
@@ -64,7 +64,7 @@ async def test_a_worker_serves_once_it_is_ready_and_stops_on_a_signal(tiny_llama
         assert await process.wait() == 0
 
 
-async def test_on_a_signal_it_turns_work_away_and_lets_its_stream_go_on(tiny_llama: Path) -> None:
+async def test_after_a_signal_new_streams_are_refused_and_the_open_one_continues(tiny_llama: Path) -> None:
     ports = ("--worker-port", "0", "--worker-metrics-port", "0")
     async with _worker("--model", str(tiny_llama), "--num-blocks", "8", *ports) as process:
         ready = await _logged(process, "ready")
@@ -112,6 +112,6 @@ async def test_a_port_in_use_is_said_before_the_model_loads() -> None:
 @pytest.mark.parametrize("args", [("--dtype", "int3"), ("--block-size", "0"), ("--worker-port", "99999")])
 async def test_a_bad_setting_is_named(args: tuple[str, str]) -> None:
     async with _worker(*args) as process:
-        _, told = await process.communicate()
-        assert args[0] in told.decode()
+        _, reported = await process.communicate()
+        assert args[0] in reported.decode()
         assert process.returncode == 2

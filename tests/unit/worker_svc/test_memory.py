@@ -1,4 +1,4 @@
-"""How many blocks go into the host's memory, and which settings ask for more than there is."""
+"""The number of host blocks, and settings that exceed the memory."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One with 8 GiB available."""
+    """A machine with 8 GiB available."""
     monkeypatch.setattr(memory, "available_memory", lambda: 8 * GIB)
 
 

@@ -1,4 +1,4 @@
-"""A model is found by what names it, and what is missing is said with what to do about it."""
+"""A model is found by its setting, and the error for a missing one says what to do."""
 
 import shlex
 from pathlib import Path
@@ -45,6 +45,15 @@ def test_a_directory_is_served_under_its_name(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(directory)
     served = resolve_model(".")
     assert (served.name, served.path) == ("mine", directory)
+
+
+def test_a_model_is_served_under_the_names_of_the_settings(tmp_path: Path) -> None:
+    directory, other = _write_model(tmp_path / "mine"), _write_model(tmp_path / "other")
+    served = resolve_model(str(directory), served_names=("one", "two", "three"))
+    assert served == ServedModel("one", directory, aliases=("two", "three"))
+    assert resolve_model(str(directory), tokenizer=str(other), served_names=("one",)) == ServedModel(
+        "one", directory, other
+    )
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -100,7 +109,7 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
         resolve_model(str(tmp_path / "weights.bin"))
 
 
-def test_tokenizer_fingerprints_tell_files_apart(tmp_path: Path) -> None:
+def test_tokenizer_fingerprints_depend_on_the_files(tmp_path: Path) -> None:
     one, same, other = (_write_model(tmp_path / name) for name in ("one", "same", "other"))
     (other / "tokenizer.json").write_text("[]")
     assert tokenizer_fingerprint(one) == tokenizer_fingerprint(same) != tokenizer_fingerprint(other)
@@ -162,7 +171,7 @@ def test_a_tokenizer_may_come_from_another_directory_or_hub_id(tmp_path: Path) -
         (None, "owner/name", "v1", "v1"),
     ],
 )
-def test_the_models_own_tokenizer_is_of_its_revision_unless_told_otherwise(
+def test_the_models_own_tokenizer_has_its_revision_by_default(
     revision: str | None, tokenizer: str | None, tokenizer_revision: str | None, found: str, tmp_path: Path
 ) -> None:
     directories = _write_hub(tmp_path)
@@ -197,7 +206,7 @@ def test_a_tokenizers_revision_without_a_tokenizer_is_named(tmp_path: Path) -> N
         resolve_model("owner/name", tokenizer="owner/name", tokenizer_revision="v1")
 
 
-def test_the_command_that_is_told_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+def test_the_reported_command_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     gguf = tmp_path / "my models; $HOME" / "it's.gguf"
     gguf.parent.mkdir()
     gguf.write_bytes(b"GGUF")

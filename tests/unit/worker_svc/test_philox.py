@@ -39,7 +39,7 @@ def _uniforms(seeds: list[int], indices: list[int], positions: list[int]) -> np.
     return uniforms(np.array(seeds, np.uint64), np.array(indices, np.uint32), np.array(positions, np.uint32))
 
 
-def test_uniforms_do_not_depend_on_what_is_drawn_beside_them() -> None:
+def test_uniforms_do_not_depend_on_the_batch() -> None:
     seeds, indices, positions = [7, 2**64 - 1, 7, 0], [0, 3, 1, 0], [5, 5, 5, 0]
     together = _uniforms(seeds, indices, positions)
     alone = [_uniforms([s], [i], [p])[0] for s, i, p in zip(seeds, indices, positions, strict=True)]

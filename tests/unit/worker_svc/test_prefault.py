@@ -1,4 +1,4 @@
-"""The memory of a cache is taken before it is written, as far as the machine has it to spare."""
+"""Cache memory is page-faulted before it is written, as long as the machine has enough."""
 
 import ctypes
 import mmap
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def resident(memory: torch.Tensor) -> int:
-    """Bytes of a tensor that the system has given."""
+    """Resident bytes of a tensor."""
     pages = bytearray(-(-memory.nbytes // mmap.PAGESIZE))
     vector = (ctypes.c_char * len(pages)).from_buffer(pages)
     arguments = (ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes), vector)

@@ -1,4 +1,4 @@
-"""A GGUF file becomes a model directory: once, whole or not at all."""
+"""A GGUF file is converted to a model directory: once, completely or not at all."""
 
 import os
 import sys
@@ -63,9 +63,9 @@ def test_what_is_prepared_is_not_prepared_again(
 ) -> None:
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(prepared_cache))
     monkeypatch.setattr(prepare_module, "convert_gguf", lambda *_: pytest.fail("converted again"))
-    told: list[str] = []
-    assert prepare(str(gguf), told.append) == resolve_model(str(gguf))
-    assert told == []
+    reported: list[str] = []
+    assert prepare(str(gguf), reported.append) == resolve_model(str(gguf))
+    assert reported == []
 
 
 def test_of_two_that_prepare_at_once_one_converts(gguf: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_model_directory_needs_no_preparation(tiny_llama: Path) -> None:
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The one folder that pip looks into."""
+    """The one folder where pip finds packages."""
     folder = tmp_path / "packages"
     folder.mkdir()
     for name, value in (("CONFIG_FILE", os.devnull), ("NO_INDEX", "1"), ("FIND_LINKS", str(folder))):
@@ -149,7 +149,7 @@ def test_a_default_model_that_is_another_file_is_refused(cache: Path, packages: 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, bool]]:
-    """A hub that has every id at every revision; what was downloaded: id, revision, and whether with weights."""
+    """A hub that has every id at every revision; records downloads: id, revision, and whether with weights."""
     cache, downloads = tmp_path / "hub", list[tuple[str, str | None, bool]]()
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
     find = huggingface_hub.snapshot_download
@@ -184,11 +184,11 @@ def test_a_revision_is_downloaded_once(hub: list[tuple[str, str | None, bool]]) 
 
 
 def test_of_another_tokenizer_no_weights_are_downloaded(hub: list[tuple[str, str | None, bool]]) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     for _ in range(2):
-        served = prepare("owner/name", told.append, "v1", "other/one", "v2")
+        served = prepare("owner/name", reported.append, "v1", "other/one", "v2")
     assert hub == [("owner/name", "v1", True), ("other/one", "v2", False)]
-    assert told == ["downloading owner/name at revision v1", "downloading other/one at revision v2"]
+    assert reported == ["downloading owner/name at revision v1", "downloading other/one at revision v2"]
     assert served.tokenizer_path != served.path
 
 

@@ -1,4 +1,4 @@
-"""What takes long is told while it lasts and once it is done; what does not is not told at all."""
+"""Long work is reported while it runs and when it is done; quick work is not reported."""
 
 import threading
 
@@ -8,38 +8,38 @@ from worker_svc import progress as progress_module
 from worker_svc.progress import progress
 
 
-def test_what_takes_long_is_told_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_work_is_reported_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "FIRST_SECONDS", 0.0)
     monkeypatch.setattr(progress_module, "NEXT_SECONDS", 0.0)
-    told: list[str] = []
+    reported: list[str] = []
     twice = threading.Event()
 
     def report(line: str) -> None:
-        told.append(line)
-        if len(told) == 2:
+        reported.append(line)
+        if len(reported) == 2:
             twice.set()
 
     with progress("loading", report):
         assert twice.wait(timeout=30)
-    assert all(line.startswith("loading: ") for line in told)
-    assert "done" in told[-1]
+    assert all(line.startswith("loading: ") for line in reported)
+    assert "done" in reported[-1]
 
 
-def test_what_is_quick_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_work_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "FIRST_SECONDS", 3600.0)
-    told: list[str] = []
-    with progress("loading", told.append):
+    reported: list[str] = []
+    with progress("loading", reported.append):
         pass
-    assert told == []
+    assert reported == []
 
 
 def test_a_failure_is_not_called_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "FIRST_SECONDS", 0.0)
-    told: list[str] = []
+    reported: list[str] = []
     once = threading.Event()
 
     def report(line: str) -> None:
-        told.append(line)
+        reported.append(line)
         once.set()
 
     def fail() -> None:
@@ -49,4 +49,4 @@ def test_a_failure_is_not_called_done(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(KeyError):
         fail()
-    assert not any("done" in line for line in told)
+    assert not any("done" in line for line in reported)

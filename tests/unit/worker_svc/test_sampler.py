@@ -1,4 +1,4 @@
-"""Draws follow the documented order and depend on a row's own logits, parameters, seed, index and position alone."""
+"""Sampling follows the documented order and depends only on a row's logits, parameters, seed, index and position."""
 
 import math
 from collections import Counter
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from worker_svc.philox import uniforms
-from worker_svc.sampler import SamplerOutput, SamplingState, sample_tokens
+from worker_svc.sampler import SamplerOutput, SamplingState, num_accepted, sample_tokens
 from worker_svc.step import SamplingParams
 
 VOCAB = 300
@@ -45,6 +45,42 @@ def _expected(logits: np.ndarray, params: SamplingParams, number: float) -> int:
     return int(np.searchsorted(ends, number * ends[-1], side="right"))
 
 
+def test_rows_of_a_draft_sample_as_after_its_tokens() -> None:
+    params = SamplingParams(
+        temperature=1.0, repetition_penalty=1.5, frequency_penalty=0.7, presence_penalty=0.3, seed=5,
+        min_tokens=4, suppressed_token_ids=(1, 2, 3), logprobs=2,
+    )  # fmt: skip
+    draft = [9, 7, 9, 250]
+    logits = torch.randn(len(draft) + 1, VOCAB, generator=torch.Generator().manual_seed(0)) * 3
+    known = [4, 9, 11]
+    state = _state(params, known, prompt_length=1, index=2)
+    rows = state.ahead(draft)
+    assert rows[0] is state
+    expected = [_state(params, known + draft[:count], prompt_length=1, index=2) for count in range(len(draft) + 1)]
+    assert _sample(logits, rows) == _sample(logits, expected)
+    state.add(13)
+    assert _sample(logits[1:], rows[1:]) == _sample(logits[1:], expected[1:]), "the rows are values of their own"
+    assert _sample(logits[:1], [state]) == _sample(logits[:1], [_state(params, [*known, 13], index=2)])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "draft", "count"),
+    [
+        ([1], [], 1),
+        ([1, 2, 3], [1, 2], 3),
+        ([1, 2, 3], [1, 5], 2),
+        ([1, 2, 3], [5, 2], 1),
+        ([None, 2, 3], [1, 2], 1),
+        ([1, None, 3], [1, 2], 2),
+        ([1, 2, None], [1, 2], 3),
+    ],
+)
+def test_tokens_count_up_to_the_first_that_was_not_drafted(
+    tokens: list[int | None], draft: list[int], count: int
+) -> None:
+    assert num_accepted(tokens, draft) == count
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -63,7 +99,9 @@ def _expected(logits: np.ndarray, params: SamplingParams, number: float) -> int:
 )
 @pytest.mark.parametrize("vocab_size", [VOCAB, 320])
 @pytest.mark.parametrize("spread", [3.0, 0.01, 60.0])
-def test_draw_is_the_inverse_cdf_over_the_kept_tokens(params: SamplingParams, vocab_size: int, spread: float) -> None:
+def test_sampling_is_the_inverse_cdf_over_the_kept_tokens(
+    params: SamplingParams, vocab_size: int, spread: float
+) -> None:
     rows = 100
     logits = torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(1)) * spread
     states = [_state(replace(params, seed=seed)) for seed in range(rows)]
@@ -72,7 +110,7 @@ def test_draw_is_the_inverse_cdf_over_the_kept_tokens(params: SamplingParams, vo
     assert _sample(logits, states).tokens == expected
 
 
-def test_draws_have_the_probabilities_of_the_logits() -> None:
+def test_sampled_tokens_have_the_probabilities_of_the_logits() -> None:
     probabilities = [0.5, 0.25, 0.125, 0.125]
     logits = _logits([math.log(p) for p in probabilities]).repeat(4000, 1)
     sampled = Counter(_sample(logits, [_state(SamplingParams(temperature=1.0, seed=s)) for s in range(4000)]).tokens)
@@ -80,7 +118,7 @@ def test_draws_have_the_probabilities_of_the_logits() -> None:
     assert squared < 16.3  # chi-square with 3 degrees of freedom, 0.1 %
 
 
-def test_draw_does_not_depend_on_the_rest_of_the_batch() -> None:
+def test_sampling_does_not_depend_on_the_rest_of_the_batch() -> None:
     logits = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(2)) * 3
     kinds = [
         SamplingParams(temperature=1.0),
@@ -99,7 +137,7 @@ def test_draw_does_not_depend_on_the_rest_of_the_batch() -> None:
     assert together.logprobs == [output.logprobs[0] for output in alone]
 
 
-def test_draw_changes_with_index_and_position() -> None:
+def test_sampling_depends_on_index_and_position() -> None:
     logits = torch.zeros(1, VOCAB)
     params = SamplingParams(temperature=1.0, seed=-3)
     first = _sample(logits, [_state(params)]).tokens
@@ -108,19 +146,19 @@ def test_draw_changes_with_index_and_position() -> None:
     assert _sample(logits, [_state(params, tokens=[0, 5], prompt_length=1)]).tokens != first
 
 
-def test_a_state_that_grew_draws_as_one_that_was_told_all_tokens() -> None:
+def test_a_state_that_grew_samples_as_one_made_of_all_tokens() -> None:
     params = SamplingParams(temperature=1.0, seed=9, repetition_penalty=1.5, frequency_penalty=0.5, min_tokens=3,
                             suppressed_token_ids=(0, 1, 2))  # fmt: skip
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(3))
     grown = _state(params, [4, 4, 7], prompt_length=2)
     for token in (7, 8, 7, 200):
         grown.add(token)
-        told = [4, 4, 7, 7, 8, 7, 200]
-    assert _sample(logits, [grown]).tokens == _sample(logits, [_state(params, told, prompt_length=2)]).tokens
+        reported = [4, 4, 7, 7, 8, 7, 200]
+    assert _sample(logits, [grown]).tokens == _sample(logits, [_state(params, reported, prompt_length=2)]).tokens
 
 
 @pytest.mark.parametrize("vocab_size", [192, 193])
-def test_greedy_takes_the_first_of_the_likeliest(vocab_size: int) -> None:
+def test_greedy_takes_the_first_of_the_top_tokens(vocab_size: int) -> None:
     logits = torch.full((3, vocab_size), -2.0)
     for row, places in enumerate([(70, 71, 190), (5, 130), (191,)]):
         logits[row, list(places)] = 3.0
@@ -187,11 +225,11 @@ def test_logprobs_are_of_the_logits_before_any_change() -> None:
     assert [value for _, value in output.logprobs[0].top] == pytest.approx(expected[:2], abs=1e-6)
 
 
-def test_logprobs_come_only_where_asked_for_and_as_many() -> None:
+def test_logprobs_are_returned_only_as_requested() -> None:
     logits = _logits([2.0, 1.0, 0.0]).repeat(3, 1)
     wanted = [None, 0, 2]
     output = _sample(logits, [_state(SamplingParams(logprobs=count)) for count in wanted])
-    assert [None if told is None else len(told.top) for told in output.logprobs] == wanted
+    assert [None if reported is None else len(reported.top) for reported in output.logprobs] == wanted
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -202,7 +240,7 @@ def test_logits_that_are_no_numbers_fail_their_row_alone(bad: float, params: Sam
     assert _sample(logits[1:], [_state(params)]).tokens == [None]
 
 
-def test_bfloat16_logits_draw_as_their_values_in_float32() -> None:
+def test_bfloat16_logits_sample_as_their_values_in_float32() -> None:
     logits = torch.randn(50, VOCAB, generator=torch.Generator().manual_seed(4)).bfloat16()
     states = [_state(SamplingParams(temperature=1.0, top_p=0.8, seed=seed)) for seed in range(50)]
     assert _sample(logits, states).tokens == _sample(logits.float(), states).tokens

@@ -13,10 +13,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import REGISTRY
 
 from quire.worker.v1 import worker_pb2 as pb
-from runner_driver import Driver, make_runner
+from runner_driver import Driver, make_instance, make_runner
 from worker_service import PROMPT, Stream, Worker, new_sequence, scheduled
 from worker_svc.batch import Batch
-from worker_svc.executor import SampleHandle
+from worker_svc.executor import Drafts, SampleHandle
 from worker_svc.host_thread import HostThreadExecutor
 from worker_svc.sequences import Sequence as Known
 from worker_svc.step import SamplingParams
@@ -30,7 +30,7 @@ async def test_a_worker_that_is_loading_is_unavailable(loading_worker: Worker) -
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_describe_tells_what_the_worker_is(worker: Worker, tiny_llama: Path) -> None:
+async def test_describe_returns_the_workers_description(worker: Worker, tiny_llama: Path) -> None:
     described = await worker.stub.Describe(pb.DescribeRequest())
     assert described.model == tiny_llama.name
     assert (described.context_length, described.vocab_size) == (256, 97)
@@ -44,7 +44,7 @@ async def test_describe_tells_what_the_worker_is(worker: Worker, tiny_llama: Pat
     assert described.epoch == 0
 
 
-async def test_describe_tells_the_highest_epoch(worker: Worker) -> None:
+async def test_describe_returns_the_highest_epoch(worker: Worker) -> None:
     await worker.open(epoch=7)
     assert (await worker.stub.Describe(pb.DescribeRequest())).epoch == 7
 
@@ -74,11 +74,11 @@ async def test_sampling_and_log_probabilities_cross_the_wire(worker: Worker, tin
         await stream.send(step_id, scheduled=scheduled((1, 3 + step_id, 1)))
     results = [(await stream.receive()).result for _ in range(4)]
     assert [result.token_ids[0] for result in results] == expected
-    for result, told in zip(results, driver.logprobs[1], strict=True):
+    for result, expected_logprobs in zip(results, driver.logprobs[1], strict=True):
         [of_sequence] = result.logprobs
         assert of_sequence.schedule_index == 0
-        assert of_sequence.tokens[0].logprob == pytest.approx(told.logprob, abs=1e-4)
-        assert [top.token_id for top in of_sequence.tokens[0].top] == [token for token, _ in told.top]
+        assert of_sequence.tokens[0].logprob == pytest.approx(expected_logprobs.logprob, abs=1e-4)
+        assert [top.token_id for top in of_sequence.tokens[0].top] == [token for token, _ in expected_logprobs.top]
 
 
 async def test_the_stream_ends_when_its_requests_do_and_all_are_answered(worker: Worker) -> None:
@@ -91,22 +91,25 @@ async def test_the_stream_ends_when_its_requests_do_and_all_are_answered(worker:
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "expected_text"),
     [
         ({"step_id": 1}, "step 0"),
         ({"step_id": 0, "finished_ids": [1]}, "without work"),
         ({"step_id": 0, "swap_in": pb.BlockCopies(sources=[0], destinations=[0])}, "without work"),
+        ({"step_id": 0, "protocol": 99}, "step protocols 1 to 2, not 99"),
         ({"step_id": 0, "epoch": 4, "generation": 9}, "epoch 4"),
         ({"step_id": 0, "epoch": 5, "generation": 2}, "generation 2"),
     ],
 )
-async def test_a_stream_that_may_not_open_is_refused(message: dict[str, Any], told: str, worker: Worker) -> None:
+async def test_a_stream_that_may_not_open_is_refused(
+    message: dict[str, Any], expected_text: str, worker: Worker
+) -> None:
     await worker.open(epoch=5, generation=2)
     stream = Stream(worker.stub.Step(), 6, 1)
     await stream.send(**message)
     code, details = await stream.refusal()
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert told in details
+    assert expected_text in details
 
 
 @pytest.mark.parametrize("message", [{"step_id": 3}, {"step_id": 1}, {"step_id": 2, "epoch": 2},
@@ -128,7 +131,7 @@ async def test_a_step_that_does_not_follow_ends_the_stream(message: dict[str, An
         {"num_new_blocks": [1]},
         {"num_new_blocks": [2, 1]},
         {"new_block_ids": [1]},
-        {"max_extra_tokens": [0, 1]},
+        {"max_extra_tokens": [0]},
         {"cached_tokens": [pb.CachedTokens(schedule_index=2, num_cached_tokens=1)]},
     ],
     ids=str,
@@ -145,6 +148,54 @@ async def test_a_schedule_that_does_not_fit_itself_ends_the_stream(change: dict[
     assert "malformed" in details
 
 
+async def test_extra_tokens_of_a_worker_without_a_drafter_fail_their_sequence_alone(worker: Worker) -> None:
+    schedule = scheduled((1, 0, 5, 0), (2, 0, 5, 1))
+    schedule.max_extra_tokens.extend([0, 1])
+    stream = await worker.open()
+    await stream.send(1, new_sequences=[new_sequence(1), new_sequence(2)], scheduled=schedule)
+    result = (await stream.receive()).result
+    assert list(result.num_tokens) == [1, 0]
+    assert [failure.message for failure in result.failures] == ["1 extra tokens, but at most 0 are drafted"]
+
+
+async def test_several_tokens_of_a_step_cross_the_wire(loading_worker: Worker, tiny_llama: Path) -> None:
+    (expected,) = (driver := Driver(make_runner(tiny_llama))).generate([PROMPT], 9, SamplingParams(logprobs=1))
+    runner = make_runner(tiny_llama, make_drafter=lambda: Knowing(PROMPT + expected), max_draft_tokens=3)
+    loading_worker.service.serve(make_instance(runner))
+    described = await loading_worker.stub.Describe(pb.DescribeRequest())
+    assert described.max_new_tokens == 4
+    names = [("quire_worker_tokens_total", {"kind": "draft"}), ("quire_worker_accepted_draft_tokens_total", {})]
+
+    def values() -> list[float]:
+        return [REGISTRY.get_sample_value(name, labels) or 0.0 for name, labels in names]
+
+    before = values()
+    stream = await loading_worker.open()
+    sampling = pb.SamplingParams(top_p=1.0, repetition_penalty=1.0, logprobs=1)
+    await stream.send(1, new_sequences=[new_sequence(1, sampling=sampling)], scheduled=scheduled((1, 0, 5, 0)))
+    # Each step is sent before the one ahead of it is answered, and assumes that it returns one token.
+    for step_id, start in ((2, 5), (3, 6)):
+        schedule = scheduled((1, start, 1))
+        schedule.max_extra_tokens.append(3)
+        await stream.send(step_id, scheduled=schedule)
+    results = [(await stream.receive()).result for _ in range(3)]
+    assert [list(result.token_ids) for result in results] == [expected[:1], expected[1:5], expected[5:9]]
+    assert [list(result.num_tokens) for result in results] == [[1], [4], [4]]
+    logprobs = [one.logprob for result in results for one in result.logprobs[0].tokens]
+    assert logprobs == pytest.approx([one.logprob for one in driver.logprobs[1]], abs=1e-4)
+    assert [new - old for new, old in zip(values(), before, strict=True)] == [6, 6]
+
+
+class Knowing:
+    """Drafts what comes."""
+
+    def __init__(self, text: list[int]) -> None:
+        self._text = text
+
+    def draft(self, tokens: Any, max_tokens: int) -> list[int]:
+        return self._text[len(tokens) : len(tokens) + max_tokens]
+
+
 async def test_blocks_that_a_step_moves_cross_the_wire(worker: Worker, tiny_llama: Path) -> None:
     ((*expected,),) = Driver(make_runner(tiny_llama)).generate([PROMPT], 2)
     stream = await worker.open()
@@ -156,17 +207,17 @@ async def test_blocks_that_a_step_moves_cross_the_wire(worker: Worker, tiny_llam
     copies = pb.BlockCopies(sources=[9], destinations=[8])
     await stream.send(5, copies=copies, block_table_updates=[change], scheduled=scheduled((1, 5, 1)))
     results = [(await stream.receive()).result for _ in range(5)]
-    swap_results = [[(told.step_id, told.direction) for told in result.swaps] for result in results]
+    swap_results = [[(swap.step_id, swap.direction) for swap in result.swaps] for result in results]
     assert swap_results == [[], [(2, pb.DIRECTION_OUT)], [], [(4, pb.DIRECTION_IN)], []]
-    assert all(told.duration_us > 0 and not told.HasField("failure") for told in results[1].swaps)
+    assert all(swap.duration_us > 0 and not swap.HasField("failure") for swap in results[1].swaps)
     assert [*results[0].token_ids, *results[4].token_ids] == expected
 
 
-async def test_a_swap_of_no_block_is_told_and_the_stream_goes_on(worker: Worker) -> None:
+async def test_a_swap_of_an_unknown_block_is_reported_and_the_stream_continues(worker: Worker) -> None:
     stream = await worker.open()
     await stream.send(1, swap_out=pb.BlockCopies(sources=[32], destinations=[0]))
-    (told,) = (await stream.receive()).result.swaps
-    assert "beyond" in told.failure
+    (swap,) = (await stream.receive()).result.swaps
+    assert "beyond" in swap.failure
     await stream.send(2)
     assert (await stream.receive()).step_id == 2
 
@@ -178,6 +229,34 @@ async def test_blocks_to_copy_without_a_place_end_the_stream(field: str, worker:
     code, details = await stream.refusal()
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "malformed" in details
+
+
+@pytest.mark.parametrize(
+    ("result", "name"),
+    [
+        (pb.ResultKind(embedding=pb.EmbeddingResult()), "embedding"),
+        (pb.ResultKind(prompt_logprobs=pb.PromptLogprobsResult(num_top_logprobs=1)), "prompt_logprobs"),
+        (pb.ResultKind(), "a kind of result that it does not know"),
+    ],
+)
+async def test_a_result_that_is_not_computed_fails_its_sequence_alone(
+    result: pb.ResultKind, name: str, worker: Worker
+) -> None:
+    stream = await worker.open()
+    asking, other = new_sequence(1, result=result), new_sequence(2, result=pb.ResultKind(tokens=pb.TokensResult()))
+    num_tokens = len(PROMPT)
+    schedule = scheduled((1, 0, num_tokens, 0), (2, 0, num_tokens, 1))
+    await stream.send(1, new_sequences=[asking, other], scheduled=schedule)
+    answer = (await stream.receive()).result
+    assert list(answer.num_tokens) == [0, 1]
+    assert [(one.schedule_index, one.message) for one in answer.failures] == [
+        (0, f"this worker does not compute {name}")
+    ]
+
+
+async def test_describe_lists_the_results_that_are_computed(worker: Worker) -> None:
+    description = await worker.stub.Describe(pb.DescribeRequest())
+    assert [one.result.WhichOneof("kind") for one in description.computed_results] == ["tokens"]
 
 
 async def test_a_new_stream_supersedes_the_old_one_and_forgets_its_sequences(worker: Worker) -> None:
@@ -201,7 +280,7 @@ async def test_a_stream_that_broke_can_be_followed_by_another(worker: Worker) ->
     assert len((await second.receive()).result.token_ids) == 1
 
 
-async def test_a_step_that_raises_ends_its_stream_and_tells_nothing(
+async def test_a_step_that_raises_ends_its_stream_without_details(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> SampleHandle:
@@ -226,10 +305,10 @@ async def test_the_event_loop_is_free_while_a_step_runs(worker: Worker, monkeypa
 
     launch = HostThreadExecutor.launch
 
-    def held(executor: HostThreadExecutor, batch: Batch, sequences: Sequence[Known]) -> SampleHandle:
+    def held(executor: HostThreadExecutor, batch: Batch, sequences: Sequence[Known], drafts: Drafts) -> SampleHandle:
         # The step ends only after another call was answered.
         asyncio.run_coroutine_threadsafe(described.wait(), loop).result(timeout=30)
-        return launch(executor, batch, sequences)
+        return launch(executor, batch, sequences, drafts)
 
     monkeypatch.setattr(HostThreadExecutor, "launch", held)
     stream = await worker.open()

@@ -1,4 +1,4 @@
-"""A superseded stream answers nothing more, and what it had queued does not run."""
+"""A superseded stream sends no more responses, and its queued steps do not run."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ from worker_svc.step_stream import ProtocolViolation, StepStream
 
 
 class HeldRunner:
-    """Launches steps, which are done when they are let go."""
+    """Launches steps that are done when released."""
 
     def __init__(self) -> None:
         self.num_launched = 0
@@ -42,7 +42,7 @@ class HeldRunner:
 
 
 class RunnerOfNothing(HeldRunner):
-    """Comes to something that no answer can be made of."""
+    """Returns an outcome that no response can hold."""
 
     def finish(self, launched: HeldRunner) -> StepOutcome:
         return StepOutcome(cast(Any, [None]), 0.0)

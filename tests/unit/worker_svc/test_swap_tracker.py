@@ -1,4 +1,4 @@
-"""Blocks that a step moves: what was swapped out comes back as it was, and what cannot be moved fails alone."""
+"""Swaps and copies of a step: swapped blocks come back unchanged, and an invalid copy fails alone."""
 
 import threading
 from concurrent.futures import Future
@@ -48,7 +48,7 @@ def _draw(runner: Runner, scheduled: ScheduledSequence, **fields: Any) -> int:
 
 @pytest.fixture(params=["torch", "compiled"])
 def runner(request: pytest.FixtureRequest, tiny_llama: Path) -> Runner:
-    """Of 16 tokens a block: computing where steps are launched, and on a thread of its own."""
+    """With 16 tokens per block: steps on the caller's thread, and on a thread of their own."""
     return make_runner(tiny_llama, request.param, num_blocks=6, num_host_blocks=5)
 
 
@@ -58,13 +58,13 @@ def expected(tiny_llama: Path) -> list[int]:
     return tokens
 
 
-def test_a_sequence_goes_on_from_blocks_that_were_swapped_out_and_in(runner: Runner, expected: list[int]) -> None:
+def test_a_sequence_continues_from_blocks_that_were_swapped_out_and_in(runner: Runner, expected: list[int]) -> None:
     sampled = [_draw(runner, ScheduledSequence(1, 0, 20, [0, 1]), new_sequences=[_new(1, PROMPT)])]
     out = _run(runner, finished_ids=[1], block_ops=BlockOps(swap_out=[(0, 4), (1, 2)]), step_id=2).swap_results
-    assert [(told.step_id, told.direction, told.failure) for told in out] == [(2, Direction.OUT, None)]
+    assert [(swap.step_id, swap.direction, swap.failure) for swap in out] == [(2, Direction.OUT, None)]
     _draw(runner, ScheduledSequence(2, 0, 32, [1, 0]), new_sequences=[_new(2, OTHER)])
     back = _run(runner, block_ops=BlockOps(swap_in=[(4, 5), (2, 3)]), step_id=4).swap_results
-    assert [(told.step_id, told.direction, told.num_blocks) for told in back] == [(4, Direction.IN, 2)]
+    assert [(swap.step_id, swap.direction, swap.num_blocks) for swap in back] == [(4, Direction.IN, 2)]
     again = _new(3, PROMPT + sampled)
     sampled.append(_draw(runner, ScheduledSequence(3, 20, 1, [5, 3]), new_sequences=[again]))
     sampled.append(_draw(runner, ScheduledSequence(3, 21, 1, [])))
@@ -77,8 +77,8 @@ def test_a_swap_out_reads_what_the_step_before_it_wrote_though_both_are_in_fligh
     first = runner.launch(Step([], [_new(1, PROMPT)], [ScheduledSequence(1, 0, 20, [0, 1])], step_id=1))
     second = runner.launch(Step([], [], [], BlockOps(swap_out=[(0, 0), (1, 1)]), step_id=2))
     assert runner.finish(first).swap_results == []
-    (told,) = runner.finish(second).swap_results
-    assert told.failure is None
+    (swap,) = runner.finish(second).swap_results
+    assert swap.failure is None
     block_ops = BlockOps(swap_in=[(0, 2), (1, 3)])
     sampled = _draw(
         runner,
@@ -94,10 +94,10 @@ def test_the_transfers_of_a_step_that_computes_are_in_its_result(runner: Runner)
     outcome = _run(
         runner, ScheduledSequence(1, 0, 20, [0, 1]), new_sequences=[_new(1, PROMPT)], block_ops=block_ops, step_id=7
     )
-    assert [(told.step_id, told.direction) for told in outcome.swap_results] == [(7, Direction.OUT), (7, Direction.IN)]
-    assert all(told.seconds > 0 for told in outcome.swap_results)
+    assert [(swap.step_id, swap.direction) for swap in outcome.swap_results] == [(7, Direction.OUT), (7, Direction.IN)]
+    assert all(swap.seconds > 0 for swap in outcome.swap_results)
     # They took their time of the step's.
-    assert outcome.stall_seconds == sum(told.seconds for told in outcome.swap_results) < outcome.busy_seconds
+    assert outcome.stall_seconds == sum(swap.seconds for swap in outcome.swap_results) < outcome.busy_seconds
     assert _run(runner, step_id=8).swap_results == []
 
 
@@ -141,14 +141,14 @@ def test_a_swap_of_a_wrong_block_fails_as_a_whole_and_nothing_else_does(
 ) -> None:
     new, scheduled = _new(1, PROMPT), ScheduledSequence(1, 0, 20, [0, 1])
     outcome = _run(runner, scheduled, new_sequences=[new], block_ops=block_ops)
-    (told,) = outcome.swap_results
-    assert reason in (told.failure or "")
+    (swap,) = outcome.swap_results
+    assert reason in (swap.failure or "")
     assert outcome.sequences[0].token_ids == expected[:1]
 
 
 def test_without_host_blocks_every_swap_fails(tiny_llama: Path) -> None:
-    (told,) = _run(make_runner(tiny_llama), block_ops=BlockOps(swap_out=[(0, 0)])).swap_results
-    assert "the 0 of the host" in (told.failure or "")
+    (swap,) = _run(make_runner(tiny_llama), block_ops=BlockOps(swap_out=[(0, 0)])).swap_results
+    assert "the 0 of the host" in (swap.failure or "")
 
 
 @pytest.mark.parametrize("copies", [[(6, 4)], [(0, 4), (1, 4)], [(4, 3), (0, 4)]])
@@ -176,8 +176,8 @@ def test_a_wrong_change_of_a_table_fails_its_sequence_alone(index: int, block: i
     assert len(good.token_ids) == 1
 
 
-class HeldMover:
-    """Transfers that are done when they are let go, as on a stream of their own."""
+class HeldBlockCopier:
+    """Swaps that are done when released, as on a stream of their own."""
 
     is_synchronous = False
 
@@ -203,8 +203,8 @@ class HeldMover:
 
 
 @pytest.fixture
-def held() -> tuple[Runner, HeldMover]:
-    block_copier = HeldMover()
+def held() -> tuple[Runner, HeldBlockCopier]:
+    block_copier = HeldBlockCopier()
 
     def forward(batch: object) -> torch.Tensor:
         return torch.nn.functional.one_hot(torch.tensor([3]), VOCAB).float()
@@ -214,19 +214,19 @@ def held() -> tuple[Runner, HeldMover]:
     ), block_copier
 
 
-Held = tuple[Runner, HeldMover]
+Held = tuple[Runner, HeldBlockCopier]
 SWAP = BlockOps(swap_out=[(0, 0)])
 
 
-def test_a_step_that_computes_does_not_wait_for_its_transfer_and_a_later_result_tells_of_it(held: Held) -> None:
+def test_a_step_does_not_wait_for_its_swap_which_a_later_result_reports(held: Held) -> None:
     runner, block_copier = held
     first = runner.launch(Step([], [_new(1, [5])], [ScheduledSequence(1, 0, 1, [1])], SWAP, step_id=1))
     assert first.is_done()
     assert runner.finish(first).swap_results == []
     block_copier.let_go(1)
     outcome = _run(runner, ScheduledSequence(1, 1, 1, []), step_id=2)
-    (told,) = outcome.swap_results
-    assert (told.step_id, told.seconds, outcome.stall_seconds) == (1, 0.5, 0)
+    (swap,) = outcome.swap_results
+    assert (swap.step_id, swap.seconds, outcome.stall_seconds) == (1, 0.5, 0)
     assert _run(runner, ScheduledSequence(1, 2, 1, []), step_id=3).swap_results == []
 
 
@@ -242,16 +242,16 @@ def test_a_step_that_computes_nothing_waits_for_every_transfer_before_it(held: H
     waiter.join(30)
     assert not waiter.is_alive()
     assert empty.is_done()
-    assert [told.step_id for told in runner.finish(empty).swap_results] == [1, 2]
+    assert [swap.step_id for swap in runner.finish(empty).swap_results] == [1, 2]
 
 
-def test_no_result_tells_of_a_later_steps_transfer(held: Held) -> None:
+def test_no_result_reports_the_swap_of_a_later_step(held: Held) -> None:
     runner, block_copier = held
     first = runner.launch(Step([], [], [], step_id=1))
     second = runner.launch(Step([], [], [], SWAP, step_id=2))
     block_copier.let_go(2)
     assert runner.finish(first).swap_results == []
-    assert [told.step_id for told in runner.finish(second).swap_results] == [2]
+    assert [swap.step_id for swap in runner.finish(second).swap_results] == [2]
 
 
 def test_a_reset_forgets_transfers(held: Held) -> None:
@@ -272,5 +272,5 @@ def test_a_device_that_is_lost_while_it_swaps_ends_the_step(held: Held) -> None:
 
 
 def _alone(runner: Runner, tokens: list[int]) -> list[list[int]]:
-    """What follows on tokens, computed from none, in two blocks that nothing else uses."""
+    """What follows tokens, computed without a cache, in two blocks that nothing else uses."""
     return [[_draw(runner, ScheduledSequence(9, 0, len(tokens), [2, 3]), new_sequences=[_new(9, tokens)])]]

@@ -1,4 +1,4 @@
-"""The runner end to end with the Triton kernels, which run in Triton's interpreter here."""
+"""The runner end to end with the Triton kernels in Triton's interpreter."""
 
 import json
 import os

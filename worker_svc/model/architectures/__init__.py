@@ -1,1 +1,1 @@
-"""A module for each architecture, named as its `model_type`, whose ARCHITECTURE says how its models are described."""
+"""One module per architecture, named by its `model_type`; its ARCHITECTURE describes the models."""

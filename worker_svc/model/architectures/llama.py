@@ -1,4 +1,4 @@
-"""Llama 1 to 3, and what calls itself so: SmolLM, Yi."""
+"""Llama 1 to 3, and models with the same model_type: SmolLM, Yi."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""A module for each format of weights, named as its `quant_method`, whose FORMAT reads it."""
+"""One module per weight format, named by its `quant_method`; its FORMAT reads it."""

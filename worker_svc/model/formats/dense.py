@@ -1,4 +1,4 @@
-"""Weights as they are: one floating-point tensor for each linear layer."""
+"""Dense weights: one floating-point tensor for each linear layer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -39,8 +39,17 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
+{{/* Name of a component's objects. Those of a model's workers stay short enough for the pods of a StatefulSet. */}}
+{{- define "quire.objectName" -}}
+{{- $fullname := include "quire.fullname" .root -}}
+{{- if hasPrefix "worker-" .component -}}
+{{- $fullname = $fullname | trunc (int (sub 51 (len .component))) | trimSuffix "-" -}}
+{{- end -}}
+{{- printf "%s-%s" $fullname .component -}}
+{{- end -}}
+
 {{- define "quire.metadata" -}}
-name: {{ include "quire.fullname" .root }}-{{ .component }}
+name: {{ include "quire.objectName" . }}
 namespace: {{ .root.Release.Namespace }}
 labels:
   {{- include "quire.labels" . | nindent 2 }}
@@ -52,7 +61,7 @@ labels:
 {{- with .root.Values.image.registry }}{{ . }}/{{ end }}{{ .image.repository }}:{{ $tag }}
 {{- end -}}
 
-{{/* What every container may do: nothing that it need not. */}}
+{{/* Minimal privileges of every container. */}}
 {{- define "quire.containerSecurity" -}}
 securityContext:
   allowPrivilegeEscalation: false
@@ -63,7 +72,7 @@ securityContext:
 
 {{- define "quire.podSecurity" -}}
 automountServiceAccountToken: false
-# Kubernetes would set variables after Services, QUIRE_SCHEDULER_PORT among them.
+# Kubernetes would set a variable for each Service, QUIRE_SCHEDULER_PORT among them.
 enableServiceLinks: false
 serviceAccountName: {{ include "quire.serviceAccountName" .root }}
 securityContext:
@@ -80,7 +89,7 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* Where the pods of a component may run: (dict "values" .Values.worker "gpus" 1), without gpus where it has none. */}}
+{{/* Placement of a component's pods: (dict "values" .Values.worker "gpus" 1); gpus only if it has any. */}}
 {{- define "quire.placement" -}}
 {{- with .values.nodeSelector }}
 nodeSelector:
@@ -101,7 +110,7 @@ tolerations:
 {{- end }}
 {{- end -}}
 
-{{/* Variables that all three services take. */}}
+{{/* Variables of all three services. */}}
 {{- define "quire.commonEnv" -}}
 - name: QUIRE_LOG_LEVEL
   value: {{ .Values.logLevel }}
@@ -111,41 +120,112 @@ tolerations:
 {{- end }}
 {{- end -}}
 
-{{/* Variables of what reads the model's files. */}}
-{{- define "quire.modelEnv" -}}
+{{/*
+What is served, as JSON: {"models": […]}. Each has the keys of values.yaml, `component` of its workers, and `workers`, `gpus` and
+`resources` of these.
+*/}}
+{{- define "quire.models" -}}
+{{- $worker := .Values.worker -}}
+{{- $models := list -}}
+{{- if .Values.models -}}
+{{- $alone := pick .Values.model "name" "revision" "tokenizer" "tokenizerRevision" "servedModelName" "chatTemplate" "generationConfig" "overrideGenerationConfig" -}}
+{{- range $key, $value := $alone -}}
+{{- if $value -}}
+{{- fail (printf "model.%s cannot be set together with models: move it into an entry" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- $components := list -}}
+{{- $names := list -}}
+{{- range $model := .Values.models -}}
+{{- $served := default (list (default "default" $model.name)) $model.servedModelName -}}
+{{- $component := printf "worker-%s" (regexReplaceAll "[^a-z0-9]+" (first $served | lower) "-" | trimPrefix "-" | trunc 20 | trimSuffix "-") -}}
+{{- if has $component $components -}}
+{{- fail (printf "models: two entries have workers called %s: give one of them another servedModelName" $component) -}}
+{{- end -}}
+{{- $components = append $components $component -}}
+{{- range $served -}}
+{{- if has . $names -}}
+{{- fail (printf "models: two entries have the name %s" .) -}}
+{{- end -}}
+{{- $names = append $names . -}}
+{{- end -}}
+{{- $entry := dict "component" $component "workers" 1 "gpus" $worker.gpus "resources" $worker.resources "dtype" $.Values.model.dtype "maxModelLen" $.Values.model.maxModelLen -}}
+{{- /* `merge` would treat 0 as absent. */ -}}
+{{- range $key, $value := $model -}}
+{{- $_ := set $entry $key $value -}}
+{{- end -}}
+{{- $models = append $models $entry -}}
+{{- end -}}
+{{- else -}}
+{{- $own := dict "component" "worker" "workers" $worker.replicas "gpus" $worker.gpus "resources" $worker.resources -}}
+{{- $models = list (merge $own .Values.model) -}}
+{{- end -}}
+{{- dict "models" $models | toJson -}}
+{{- end -}}
+
+{{/* Variables of containers that read models' files. */}}
+{{- define "quire.cacheEnv" -}}
 - name: QUIRE_CACHE_DIR
   value: /models/quire
 - name: HF_HOME
   value: /models/huggingface
-{{- with .Values.model.name }}
+{{- end -}}
+
+{{/* The same, with those that name a model. */}}
+{{- define "quire.modelEnv" -}}
+{{ include "quire.cacheEnv" . }}
+{{- with .name }}
 - name: QUIRE_MODEL
   value: {{ . | quote }}
 {{- end }}
-{{- with .Values.model.revision }}
+{{- with .revision }}
 - name: QUIRE_REVISION
   value: {{ . | quote }}
 {{- end }}
-{{- with .Values.model.tokenizer }}
+{{- with .tokenizer }}
 - name: QUIRE_TOKENIZER
   value: {{ . | quote }}
 {{- end }}
-{{- with .Values.model.tokenizerRevision }}
+{{- with .tokenizerRevision }}
 - name: QUIRE_TOKENIZER_REVISION
   value: {{ . | quote }}
 {{- end }}
+{{- with .servedModelName }}
+- name: QUIRE_SERVED_MODEL_NAME
+  value: {{ join "," . | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* The TOML file of several models. JSON strings are valid TOML. */}}
+{{- define "quire.modelsFile" -}}
+{{- range (include "quire.models" . | fromJson).models }}
+[[models]]
+{{- range $key, $value := dict "model" .name "revision" .revision "tokenizer" .tokenizer "tokenizer_revision" .tokenizerRevision "served_model_name" .servedModelName "chat_template" .chatTemplate "generation_config" .generationConfig }}
+{{- with $value }}
+{{ $key }} = {{ . | toJson }}
+{{- end }}
+{{- end }}
+{{- with .overrideGenerationConfig }}
+[models.override_generation_config]
+{{- range $key, $value := . }}
+{{ $key }} = {{ $value | toJson }}
+{{- end }}
+{{- end }}
+{{ end }}
 {{- end -}}
 
 {{/*
-Prepares the model's files. Gateways read the tokenizer among them, so their pods run this too, with the worker's image:
-it alone can convert a model. On a shared volume one pod works and the others wait for it.
+Prepares a model's files. Gateways read the tokenizer, so their pods run this too, with the worker's image: only that
+image can convert a model. On a shared volume one pod works and the others wait for it.
+(dict "root" $ "model" $model "resources" .Values.worker.prepareResources)
 */}}
 {{- define "quire.prepareContainer" -}}
-- name: prepare-model
+- name: {{ .model.component | replace "worker" "prepare-model" }}
   image: {{ include "quire.image" (dict "root" .root "image" .root.Values.worker.image) }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   command: [python, -m, worker_svc.prepare]
   env:
-    {{- include "quire.modelEnv" .root | nindent 4 }}
+    {{- include "quire.modelEnv" .model | nindent 4 }}
     {{- with .root.Values.model.hubToken }}
     {{- if .existingSecret }}
     - name: HF_TOKEN
@@ -206,7 +286,16 @@ it alone can convert a model. On a shared volume one pod works and the others wa
 {{- end -}}
 {{- end -}}
 
-{{- /* Every scheduler by its own name, as gateways are told. */}}
+{{/* The headless Service of each model's workers: one DNS name for all ready workers. */}}
+{{- define "quire.workers" -}}
+{{- $addresses := list -}}
+{{- range (include "quire.models" . | fromJson).models -}}
+{{- $addresses = append $addresses (printf "%s:50053" (include "quire.objectName" (dict "root" $ "component" .component))) -}}
+{{- end -}}
+{{- join "," $addresses -}}
+{{- end -}}
+
+{{- /* The addresses of all schedulers, for gateways. */}}
 {{- define "quire.schedulers" -}}
 {{- $name := printf "%s-scheduler" (include "quire.fullname" .) -}}
 {{- $addresses := list -}}

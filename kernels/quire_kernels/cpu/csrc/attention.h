@@ -1,8 +1,8 @@
 // Causal attention over the paged cache, in place: grouped heads, sliding window, soft cap.
 //
-// In a block, keys lie dimension by dimension and values token by token (bfloat16: pair by pair), which is how the
-// products below read them. What a query gathers is a sum over tiles of 64 keys in their order, however its sequence
-// was cut into steps.
+// In a block, keys are stored dimension by dimension and values token by token (bfloat16: in pairs), in the order in
+// which the products below read them. A query's result is a sum over tiles of 64 keys in their order, however its
+// sequence was cut into steps.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct Cache {
     int64_t block_size;
     int64_t head_dim;
 
-    // The same of another element, as C names none.
+    // The same with another element type: C has no templates.
     template <class U>
     Cache<U> of() const {
         return {static_cast<U*>(data), block_stride, value_offset, num_kv_heads, block_size, head_dim};
@@ -55,7 +55,7 @@ struct AttentionRule {
     int64_t window;  // 0: none
 };
 
-// Puts a token's key and value [head_dim] of one head into its slot.
+// Stores a token's key and value [head_dim] of one head in its slot.
 template <class T>
 inline void store_token(const Cache<T>& cache, int64_t slot, int64_t head, const T* key, const T* value) {
     constexpr int V = Lane<T>::VALUES;
@@ -69,22 +69,22 @@ inline void store_token(const Cache<T>& cache, int64_t slot, int64_t head, const
 
 inline int64_t queries_per_tile(int64_t group) { return std::max<int64_t>(1, TILE_ROWS / group); }
 
-// Whether the products of so many rows take less time than their keys take to come, as a decode's do.
+// Whether this number of rows is bound by memory: loading the keys takes longer than the products.
 inline bool is_memory_bound(int64_t rows) { return rows <= ROWS_WIDE; }
 
-// What one thread attends to at a time: queries first to last - 1 of a sequence, for some KV heads.
+// The work of one thread at a time: queries first to last - 1 of a sequence, for some KV heads.
 struct Tile {
     int64_t sequence, first, last, first_head, last_head;
 };
 
-// Puts the larger pieces first, so that threads end together. Those that wait for memory and those that compute come in
-// turn, each kind's as far on as the other's, so that they run beside each other.
+// Orders larger tiles first, so that threads end together. Tiles bound by memory and tiles bound by computation are
+// interleaved in proportion, so that they run beside each other.
 inline void order(std::vector<Tile>& tiles, const Sequences& sequences, int64_t group) {
     struct OrderedTile {
         Tile tile;
         double work;
         bool waits;
-        double place;  // the share of its kind's work that comes before it
+        double place;  // the share of its kind's work that is ordered before it
     };
     std::vector<OrderedTile> placed;
     double total[2] = {}, before[2] = {};
@@ -103,13 +103,13 @@ inline void order(std::vector<Tile>& tiles, const Sequences& sequences, int64_t 
     std::transform(placed.begin(), placed.end(), tiles.begin(), [](const OrderedTile& p) { return p.tile; });
 }
 
-// All of a step in pieces.
+// All tiles of a step.
 inline std::vector<Tile> split_into_tiles(const Sequences& sequences, int64_t num_kv_heads, int64_t group, int threads) {
     const int64_t per_tile = queries_per_tile(group);
     std::vector<Tile> tiles;
     for (int64_t s = 0; s < sequences.count; ++s) {
         const int64_t queries = sequences.query_starts[s + 1] - sequences.query_starts[s];
-        // A block's heads lie side by side: memory gives them fastest together. But every thread wants its share.
+        // A block's heads are neighbours in memory, fastest to load together. But every thread needs a share.
         const int64_t wanted = std::max<int64_t>(1, sequences.count * num_kv_heads / (4 * threads));
         const int64_t heads = std::clamp<int64_t>(per_tile / std::max<int64_t>(1, queries), 1, wanted);
         for (int64_t first = 0; first < queries; first += per_tile)
@@ -121,7 +121,7 @@ inline std::vector<Tile> split_into_tiles(const Sequences& sequences, int64_t nu
     return tiles;
 }
 
-// One thread's work on one piece at a time.
+// One thread's work on one tile at a time.
 template <class T>
 class TileAttention {
 public:
@@ -135,7 +135,7 @@ public:
         sums_.reserve(rows * LANES);
     }
 
-    // Attention of one piece. `query` and `output` are of the whole step, [tokens, heads, head_dim].
+    // Attention of one tile. `query` and `output` are of the whole step, [tokens, heads, head_dim].
     void run(TaskClaim& task_claim, const Cache<T>& cache, const Sequences& sequences, const Tile& tile,
              const AttentionRule& rule, const T* query, T* output) {
         const int64_t queries = tile.last - tile.first, heads = tile.last_head - tile.first_head;
@@ -177,13 +177,13 @@ private:
     static constexpr float HEADROOM = 8.0f;
     static constexpr int64_t DECODE_HEARTBEAT_TILES = 8;  // tiles, a few microseconds' work
 
-    // The keys that some query of a piece sees, begin to end - 1, and its KV heads.
+    // The keys that some query of a tile sees, begin to end - 1, and its KV heads.
     struct Range {
         int64_t begin, end, first_head, last_head;
     };
 
-    // Every tile of the range, unless the piece is taken over. With FETCH, while one is computed the next one is fetched,
-    // little by little.
+    // Every tile of keys of the range, unless another thread takes over. With FETCH, the next one is prefetched while one
+    // is computed.
     template <bool FETCH>
     bool run_tiles(TaskClaim& task_claim, const Cache<T>& cache, const int32_t* table, const Range& range, int64_t rows,
                    int64_t position, const AttentionRule& rule) {
@@ -201,20 +201,20 @@ private:
                 for (int64_t row = 0; row < rows; ++row) softmax_tile(top + row, start, position + row / group_, rule);
                 for_rows(rows, [&]<int R>(int64_t row) { gather<R, FETCH>(top + row); });
             }
-            // More often, a decode would be slower for it.
+            // More often would slow a decode down.
             if ((!FETCH || start / TILE_KEYS % DECODE_HEARTBEAT_TILES == DECODE_HEARTBEAT_TILES - 1) && !task_claim.heartbeat()) return false;
         }
         return true;
     }
 
-    // Where 64 keys and their values are, by halves of groups of 16, since blocks may be of 8 tokens.
+    // Addresses of 64 keys and their values, by halves of groups of 16, since blocks may be of 8 tokens.
     struct KeyTile {
         int64_t first_key, num_keys, first_group, num_groups;
         const T* keys[TILE_KEYS / 8];
         const T* values[TILE_KEYS / 8];
     };
 
-    // The tile at `start`. What lies beyond the range is not looked up.
+    // The tile at `start`. Blocks beyond the range are not looked up.
     KeyTile locate(const Cache<T>& cache, const int32_t* table, int64_t head, int64_t start, const Range& range) const {
         KeyTile key_tile;
         key_tile.first_key = std::max<int64_t>(0, range.begin - start);
@@ -249,7 +249,7 @@ private:
         }
     }
 
-    // With HALVES, a group of keys lies in two blocks.
+    // With HALVES, a group of keys spans two blocks.
     template <int R, int G, bool HALVES, bool FETCH>
     void score_groups(int64_t row, int64_t first) {
         Floats sums[R][G] = {};
@@ -285,8 +285,8 @@ private:
         return both;
     }
 
-    // Online softmax, in powers of two: scores become weights. What was gathered so far is scaled to them, but only where
-    // a score exceeds the base by more than HEADROOM: until then weights may exceed 1, which costs them nothing.
+    // Online softmax, in powers of two: scores become weights. The output so far is rescaled only where a score exceeds
+    // the base by more than HEADROOM: until then weights may exceed 1, without loss of precision.
     void softmax_tile(int64_t row, int64_t start, int64_t position, const AttentionRule& rule) {
         const int64_t newest = std::min(position - start, key_tile_.num_keys - 1);
         const int64_t oldest = rule.window ? std::max(key_tile_.first_key, position - rule.window + 1 - start) : 0;
@@ -357,7 +357,7 @@ private:
         for (int r = 0; r < R; ++r)
             for (int g = 0; g < G; ++g) sums[r][g] = load_floats(output + r * dim_ + g * LANES);
         const T* weights = &weights_[row * TILE_KEYS];
-        // Nothing may be read as a number beyond the context, where a NaN may lie: a weight of zero does not silence it.
+        // Values beyond the context are not read: they may be NaN, and zero times NaN is NaN.
         for (int64_t key = key_tile_.first_key / V * V; key < key_tile_.num_keys; key += V) {
             const T* from = key_tile_.values[key / 8] + key % 8 * dim_ + d * V;
             const T* next = next_key_tile_.values[key / 8] + key % 8 * dim_ + d * V;
@@ -388,7 +388,7 @@ private:
     KeyTile key_tile_, next_key_tile_;
 };
 
-// For all threads of the thread pool: attention of every query of the step. `tile` is this thread's own.
+// To be called by all threads of the pool: attention of every query of the step. `tile` is the thread's own.
 template <class T>
 void attend(ThreadPool& pool, TileAttention<T>& attention, const Cache<T>& cache, const Sequences& sequences,
             const std::vector<Tile>& tiles, const AttentionRule& rule, const T* query, T* output) {

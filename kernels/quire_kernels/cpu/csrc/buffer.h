@@ -7,7 +7,7 @@
 
 namespace quire {
 
-// Zeros at cache lines' borders. What it held is lost when it grows.
+// Zeros, aligned to cache lines. Its content is lost when it grows.
 template <class T>
 class Buffer {
 public:

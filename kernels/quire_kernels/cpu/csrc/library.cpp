@@ -1,6 +1,6 @@
-// What Python calls, through ctypes: plain functions and structures, no header of Python or torch.
-// A pointer to a thread pool or a model is its maker's to give back. Nothing here checks its arguments: the callers do. Where
-// memory or threads run out, the answer is null, or not 0: all that may fail so is done before the pool's threads begin.
+// The functions that Python calls through ctypes: plain C, no header of Python or torch.
+// The caller frees thread pools and models that it made. Arguments are checked by callers. A function returns null or not 0
+// where memory or threads run out: all that may fail so is done before the pool's threads start.
 
 #include <deque>
 #include <memory>
@@ -22,7 +22,7 @@ auto with_type(Type type, F&& f) {
     return type == Type::BFLOAT16 ? f(BFloat16{}) : f(float{});
 }
 
-// Runs f, and says whether it raised: no exception may leave C.
+// Runs f and returns whether it threw: no exception may cross into C.
 template <class F>
 int64_t guarded(F&& f) noexcept {
     try {
@@ -39,7 +39,7 @@ void* create(F&& f) noexcept {
     return guarded([&] { object = f(); }) ? nullptr : object;
 }
 
-// Either of the two, since C has no templates.
+// A model of either type, since C has no templates.
 struct AnyLlama {
     std::unique_ptr<Llama<float>> float32;
     std::unique_ptr<Llama<BFloat16>> bfloat16;
@@ -139,8 +139,8 @@ int64_t quire_attend(void* pool_, Type type, const Cache<void>* shape, const Seq
     });
 }
 
-// The first of the likeliest tokens of each row of logits [rows, stride], of which [rows, vocab] count; -1 where one of
-// them is no finite number, or, with `suppressed`, where none is, of which some may be minus infinity.
+// The argmax of each row of logits [rows, stride], of which [rows, vocab] count; -1 where one of them is not finite, or,
+// with `suppressed`, where none is: some may be minus infinity.
 int64_t quire_argmax(void* pool_, const float* logits, int64_t rows, int64_t stride, int64_t vocab, int64_t suppressed,
                      int64_t* tokens) {
     return guarded([&] {
@@ -154,7 +154,7 @@ int64_t quire_argmax(void* pool_, const float* logits, int64_t rows, int64_t str
     });
 }
 
-// A token for each of `count` rows of logits, rows[i] drawn as draws[i] says; -1 where there is none to draw.
+// A token for each of `count` rows of logits, rows[i] sampled with draws[i]; -1 where none can be sampled.
 int64_t quire_sample(void* pool_, const float* logits, int64_t stride, int64_t vocab, const int64_t* rows, const SamplingParams* params,
                 int64_t count, int64_t* tokens) {
     return guarded([&] {
@@ -168,7 +168,7 @@ int64_t quire_sample(void* pool_, const float* logits, int64_t stride, int64_t v
     });
 }
 
-// Log-probabilities [rows, 1 + count] of each row's token and of its `count` likeliest tokens `ids` [rows, count].
+// Log-probabilities [rows, 1 + count] of each row's token and of its top tokens `ids` [rows, count].
 int64_t quire_top_logprobs(void* pool_, const float* logits, int64_t rows, int64_t stride, int64_t vocab, const int64_t* tokens,
                 int64_t count, float* logprobs, int64_t* ids) {
     return guarded([&] {

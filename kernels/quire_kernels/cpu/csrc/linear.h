@@ -1,7 +1,7 @@
-// Products of a step's activations with weights that are laid out once, in panels of 32 outputs.
+// Products of a step's activations with packed weights, in panels of 32 outputs.
 //
-// Each output is one sum over the inputs in their order, however many rows there are: what a token comes to does not
-// depend on what else is in its step.
+// Each output is one sum over the inputs in their order, for any number of rows: a token's bits do not depend on the
+// rest of its step.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,13 @@ namespace quire {
 
 constexpr int PANEL = 2 * LANES;
 constexpr int LINE = 64;
-// How far ahead of its reader a stream is fetched.
+// How far ahead a stream is prefetched.
 constexpr int PREFETCH_BYTES = 8192;
 
 enum class Format : int64_t { PLAIN = 0, INT8 = 1 };
 
-// A linear map. Panel p holds outputs 32 p to 32 p + 31, input by input (bfloat16, int8: pair of inputs by pair), those
-// beyond the last zero. INT8 values are times the scale of their output.
+// A linear map. Panel p holds outputs 32 p to 32 p + 31, input by input (bfloat16, int8: pair of inputs by pair), zeros
+// beyond the last one. INT8 values are multiplied by the scale of their output.
 struct Matrix {
     int64_t outputs;
     int64_t inputs;
@@ -37,7 +37,7 @@ inline int64_t panel_steps(const Matrix& m) {
     return ceil_div(m.inputs, Lane<T>::VALUES);
 }
 
-// Sums of M rows and one panel. Meanwhile lines of `ahead` are fetched, LINES for each step: what is multiplied next.
+// Sums of M rows and one panel. Prefetches `ahead`, which is multiplied next, LINES lines for each step.
 template <class T, int M, int LINES>
 [[gnu::always_inline]] inline void multiply_panel(
     const T* rows, int64_t stride, const T* panel, int64_t steps, const void* ahead, Floats (&sums)[M][2]) {
@@ -56,15 +56,15 @@ template <class T, int M, int LINES>
     }
 }
 
-// The values of an int8 panel in T: no more than 127, so exact.
+// The values of an int8 panel in T: at most 127, so exact.
 template <class T>
 inline void expand_panel(const int8_t* from, T* to, int64_t count) {
     for (int64_t i = 0; i < count; i += LANES) store_floats(to + i, floats_of(from + i));
 }
 
-// How a product is cut into pieces of work: `across` ranges of panels times `down` blocks of tiles of rows, all about as
-// large. A thread goes through a piece's panels once for each tile, which stays in its first cache; what the piece takes
-// of the weights stays in its second.
+// The pieces of a product: `across` ranges of panels times `down` blocks of tiles of rows, of about the same size. A
+// thread reads a piece's panels once for each tile, which stays in its first-level cache; the piece's weights stay in the
+// second-level cache.
 struct TaskGrid {
     int64_t num_panels, across;
     int64_t num_tiles, down;
@@ -74,7 +74,7 @@ struct TaskGrid {
         const int64_t wanted = TASKS_PER_THREAD * threads, most = std::max<int64_t>(1, TASK_BYTES / panel_bytes);
         num_tiles = std::max<int64_t>(1, ceil_div(num_rows, ROWS));
         rows = ceil_div(num_rows, num_tiles);
-        // The more tiles, the more it pays to keep one for many panels.
+        // With more tiles it pays more to keep one for many panels.
         const int64_t panels = num_tiles < TILES ? std::clamp<int64_t>(num_panels / wanted, 1, most) : most;
         across = std::min(num_panels, round_up(ceil_div(num_panels, panels), threads));
         down = std::clamp<int64_t>(num_tiles / TILES, 1, ceil_div(wanted, across));
@@ -84,15 +84,15 @@ struct TaskGrid {
     int64_t first_panel(int64_t range) const { return begin(range, num_panels, across); }
     int64_t first_row(int64_t block) const { return begin(block, num_tiles, down) * rows; }
 
-    // Of `count` in `parts` that differ by no more than one, the larger ones first: so threads end together.
+    // The size of a part, where `count` items are cut into `parts` that differ by at most one, larger ones first.
     static int64_t begin(int64_t part, int64_t count, int64_t parts) {
         return part * (count / parts) + std::min(part, count % parts);
     }
 
-    // Enough for threads to end at about the same time, though each may be held up.
+    // Enough pieces for threads to end at about the same time, even if one is delayed.
     static constexpr int64_t TASKS_PER_THREAD = 4;
     static constexpr int64_t TASK_BYTES = 256 * 1024;
-    // Fewer would load weights too often.
+    // Smaller pieces would load weights too often.
     static constexpr int64_t TILES = 8;
 };
 
@@ -104,7 +104,7 @@ inline void multiply(
     const int64_t steps = panel_steps<T>(matrix), panel_size = steps * PANEL * Lane<T>::VALUES;
     const TaskGrid grid(num_rows, ceil_div(matrix.outputs, PANEL), panel_size * sizeof(T), pool.size());
 
-    // Sums of a tile and a panel, a unit of a piece. Whether the piece is still this thread's.
+    // Computes one unit of a piece, a tile and a panel. Returns whether the piece is still this thread's.
     const auto tile = [&]<int LINES>(TaskClaim& task_claim, int64_t first, int64_t p, const T* panel, const void* ahead) {
         bool is_owned = true;
         with_count<ROWS>(std::min(grid.rows, num_rows - first), [&]<int M>() {
@@ -126,7 +126,7 @@ inline void multiply(
     pool.parallel_for_tasks(num_rows ? grid.num_tasks() : 0, [&](int64_t i, TaskClaim& task_claim) {
         const int64_t range = i % grid.across, first_panel = grid.first_panel(range), last_panel = grid.first_panel(range + 1);
         const int64_t first_row = grid.first_row(i / grid.across), last_row = std::min(num_rows, grid.first_row(i / grid.across + 1));
-        int64_t units = task_claim.next();  // that are to be passed by
+        int64_t units = task_claim.next();  // to be skipped
         if (matrix.format == Format::INT8) {
             const int64_t tiles = ceil_div(last_row - first_row, grid.rows);
             for (int64_t p = first_panel + units / tiles; p < last_panel; ++p, units = 0) {
@@ -139,15 +139,15 @@ inline void multiply(
         }
         const T* panels = static_cast<const T*>(matrix.panels);
         if (last_row - first_row <= grid.rows) {
-            // All that there is to do with a panel, which takes less time than it takes to come.
+            // The only use of the panel, which takes less time than loading it.
             for (int64_t p = first_panel + units; p < last_panel; ++p) {
                 const T* panel = panels + p * panel_size;
                 if (!tile.template operator()<2>(task_claim, first_row, p, panel, panel + PREFETCH_BYTES / sizeof(T))) return;
             }
             return;
         }
-        // Pieces come in order: this thread's next one is probably so far on, maybe in the next matrix, which lies behind
-        // this one. Half a panel is fetched with each.
+        // Pieces are handed out in order: this thread's next one is probably at this distance, perhaps in the next matrix,
+        // which follows in memory. Half a panel is prefetched with each.
         const char* next = reinterpret_cast<const char*>(panels + grid.first_panel(range + pool.size()) * panel_size);
         const char* next_end = reinterpret_cast<const char*>(panels + grid.first_panel(range + pool.size() + 1) * panel_size);
         const int64_t num_panels = last_panel - first_panel;

@@ -1,4 +1,4 @@
-// The Llama family's forward pass over a step: all layers in one go, each thread taking pieces of each phase.
+// The Llama family's forward pass over a step: all layers in one call, with tiles of each phase handed out to threads.
 //
 // Hidden states between layers, rotation, scores and sums are float32; factors of products are T.
 #pragma once
@@ -37,23 +37,23 @@ struct Model {
     void* cache;            // [num_blocks, num_layers, 2, num_kv_heads, block_size * head_dim]
     int64_t block_size;
     const float* frequencies;  // [head_dim / 2], radians per position
-    float rotation_factor;     // what is turned grows by it
+    float rotation_factor;     // factor of the rotation
 };
 
 struct Step {
     int64_t num_tokens;
     const int64_t* token_ids;
-    const int64_t* slots;  // -1: nowhere
+    const int64_t* slots;  // -1: not stored
     const int64_t* positions;
     Sequences sequences;
     int64_t num_samples;
     const int64_t* logits_indices;
     float* logits;  // [num_draws, logits_stride]
     int64_t logits_stride;
-    int64_t* argmax;  // [num_draws], of each row of logits, as `Peak` has it
+    int64_t* argmax;  // [num_draws], of each row of logits, see `Argmax`
 };
 
-// To the root mean square 1, times the weight (arXiv:1910.07467).
+// Root mean square norm, times the weight (arXiv:1910.07467).
 template <class T>
 inline void normalize(const float* from, const float* weight, float epsilon, int64_t size, T* to) {
     Floats squares = {};
@@ -70,7 +70,7 @@ inline void normalize(const float* from, const float* weight, float epsilon, int
     for (; i < size; ++i) convert(from[i] * factor * weight[i], to + i);
 }
 
-// Rotary positions (arXiv:2104.09864), halves of a head turned against each other, in place.
+// Rotary positions (arXiv:2104.09864), halves of a head rotated against each other, in place.
 inline void rotate(float* head, const float* cosine, const float* sine, int64_t half) {
     for (int64_t i = 0; i < half; ++i) {
         const float left = head[i], right = head[i + half];
@@ -115,7 +115,7 @@ private:
 
     int64_t half() const { return model_.head_dim / 2; }
 
-    // Rows are as long as what reads them wants: whole pairs, whole vectors.
+    // Rows are padded to whole pairs and vectors.
     void reserve(int64_t tokens) {
         hidden_stride_ = round_up(model_.hidden_size, PANEL);
         qkv_stride_ = round_up(layers_[0].qkv.outputs, PANEL);
@@ -147,7 +147,7 @@ private:
             rotate_and_store(step, layer, cache, own);
             attend(pool_, own.attention, cache, step.sequences, tiles_, layer.rule, query_.data(), attended_.data());
             if (i == model_.num_layers - 1) {
-                // Beyond the last layer's keys and values, only tokens whose successor is drawn matter.
+                // Beyond the last layer's keys and values, only tokens whose successor is sampled matter.
                 if (!step.num_samples) return;
                 rows = keep_sampled_rows(step);
             }
@@ -167,7 +167,7 @@ private:
                      put(to, left, model_.head.outputs - output);
                      put(to + LANES, right, model_.head.outputs - output - LANES);
                  });
-        // While they are at hand, and all threads awake: most draws want nothing else.
+        // While they are in the caches and all threads awake: most requests need nothing else.
         pool_.parallel_for(rows, [&](int64_t row) {
             step.argmax[row] = find_argmax<false>(step.logits + row * step.logits_stride, model_.head.outputs).token;
         });
@@ -179,7 +179,7 @@ private:
                 model_.num_kv_heads, model_.block_size, model_.head_dim};
     }
 
-    // Embeddings, and the angles at their positions.
+    // Embeddings, and the angles of their positions.
     void embed(const Step& step) {
         const T* embedding = static_cast<const T*>(model_.embedding);
         pool_.parallel_for_ranges(step.num_tokens, [&](int64_t token) {
@@ -187,7 +187,7 @@ private:
             float* to = &hidden_[token * hidden_stride_];
             for (int64_t i = 0; i < model_.hidden_size; ++i) to[i] = as_float(from[i]);
             for (int64_t i = 0; i < half(); ++i) {
-                // Number by number, by the C library: in vectors, the last of them could be computed otherwise.
+                // One by one, by the C library: vector code could compute the last ones differently.
                 const float angle = static_cast<float>(step.positions[token]) * model_.frequencies[i];
                 cosines_[token * half() + i] = std::cos(angle) * model_.rotation_factor;
                 sines_[token * half() + i] = std::sin(angle) * model_.rotation_factor;
@@ -211,7 +211,7 @@ private:
                  });
     }
 
-    // Queries and keys are turned to their places; keys and values go to their slots.
+    // Rotates queries and keys, and stores keys and values.
     void rotate_and_store(const Step& step, const Layer& layer, const Cache<T>& cache, Thread& own) {
         const int64_t dim = model_.head_dim;
         pool_.parallel_for_ranges(step.num_tokens, [&](int64_t token) {
@@ -239,9 +239,9 @@ private:
         });
     }
 
-    // Moves the rows after which a token is drawn to the front, and returns how many there are.
+    // Moves the rows after which a token is sampled to the front, and returns their number.
     int64_t keep_sampled_rows(const Step& step) {
-        // Rows rise, so none is overwritten before it was moved; one thread does it, since they may overlap.
+        // Row numbers ascend, so no row is overwritten before it is moved; one thread does it, since rows may overlap.
         pool_.parallel_for(1, [&](int64_t) {
             for (int64_t i = 0; i < step.num_samples; ++i) {
                 const int64_t row = step.logits_indices[i];

@@ -1,5 +1,5 @@
-// Draws: the likeliest token of a row of logits, or one by its seed's number among those that top-k, top-p and min-p
-// keep; and their log-probabilities. A row is one thread's; no vocabulary is sorted.
+// Sampling: the argmax of a row of logits, or a token by the uniform number of its seed among those that top-k, top-p and
+// min-p keep; and log-probabilities. One thread processes a row; no vocabulary is sorted.
 #pragma once
 
 #include <algorithm>
@@ -52,8 +52,8 @@ inline Argmax find_argmax(const float* logits, int64_t vocab) {
     return {peak, i};
 }
 
-// Log-probabilities of one token of a row of logits, and of its `count` likeliest in their order, of equals the first
-// before the others: so how many are asked for has no say in which they are.
+// Log-probabilities of one token of a row of logits, and of its top `count` in falling order, of equals the first first:
+// a smaller count gives a prefix of the same tokens.
 inline void top_logprobs(const float* logits, int64_t vocab, int64_t token, int64_t count, float* logprobs, int64_t* ids) {
     const float peak = find_argmax<true>(logits, vocab).logit;
     double sum = 0.0;
@@ -95,7 +95,7 @@ public:
         members_.reserve(padded_);
     }
 
-    // The token of a row of logits, some of which may be minus infinity; -1 where there is none to draw.
+    // The token of a row of logits, some of which may be minus infinity; -1 where none can be sampled.
     int64_t sample(const float* logits, const SamplingParams& params) {
         const Argmax peak = find_argmax<true>(logits, vocab_);
         if (peak.token < 0) return -1;
@@ -109,7 +109,7 @@ public:
 
 private:
     static constexpr int64_t GROUP = 64;
-    // Weights from 0 to 1 are counted by exponent and five bits of the mantissa, whose order is theirs.
+    // Weights from 0 to 1 are counted by exponent and five bits of the mantissa, which have the same order.
     static constexpr int SHIFT = 18;
     static constexpr int BUCKETS = (0x3f800000 >> SHIFT) + 1;
 
@@ -119,7 +119,7 @@ private:
         return bits;
     }
 
-    // In which proportion tokens are drawn: the likeliest has 1.
+    // The weight of a token; that of the argmax is 1.
     void compute_weights(const float* logits, float peak, float temperature) {
         const float scale = LOG2_E / temperature;
         int64_t i = 0;
@@ -129,8 +129,8 @@ private:
         std::fill_n(&weights_[vocab_], padded_ - vocab_, 0.0f);
     }
 
-    // The least weight among the fewest, heaviest tokens of at least `kept` that together are as many as `target`, or
-    // with MASS, weigh this share of them all.
+    // The least weight among the fewest, heaviest tokens of at least `kept` that together are `target` many, or with
+    // MASS, have this share of the probability mass.
     template <bool MASS>
     float find_threshold(float kept, double target) {
         std::fill(sums_.begin(), sums_.end(), 0.0);
@@ -150,7 +150,7 @@ private:
             if (before + sums_[bucket] >= target) break;
             before += sums_[bucket];
         }
-        if (bucket < 0) bucket = lowest, before = INFINITY;  // out of reach, if only by rounding: all
+        if (bucket < 0) bucket = lowest, before = INFINITY;  // not reached, by rounding: all
         members_.clear();
         for (int64_t i = 0; i < padded_; ++i)
             if (weights_[i] >= kept && static_cast<int>(bits_of(weights_[i]) >> SHIFT) == bucket && weights_[i] > 0.0f)
@@ -164,7 +164,7 @@ private:
         return members_.back();
     }
 
-    // The first token, in the vocabulary's order, at which the weights sum to more than the number's share of them all.
+    // The first token, in the vocabulary's order, at which the cumulative weight exceeds the number's share of all.
     int64_t inverse_cdf(float threshold, double number) {
         const auto kept = [&](int64_t i) {
             const Floats x = load_floats(&weights_[i]);
@@ -177,7 +177,7 @@ private:
             ends_[group] = end += total(sum);
         }
         const double target = number * end;
-        // Rounding may put the target at the very end, or beyond the last token of its group: one with weight is taken.
+        // Rounding may put the target at the very end, or beyond the last token of its group: one with weight is sampled.
         const auto found = std::min(std::upper_bound(ends_.begin(), ends_.end(), target),
                                     std::lower_bound(ends_.begin(), ends_.end(), end));
         const int64_t group = found - ends_.begin();

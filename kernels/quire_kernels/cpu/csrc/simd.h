@@ -1,7 +1,7 @@
 // Sixteen lanes of 32 bits, in the compiler's own vectors: one register where there is AVX-512, several elsewhere.
 //
-// What is rounded once and what twice is written out, and -ffp-contract=off has it stay so: by the compiler's choice, a
-// function could come to other bits in each place where it is inlined.
+// Fused operations are written out, and -ffp-contract=off keeps the compiler from adding others: a function could have
+// other bits in each place where it is inlined.
 #pragma once
 
 #include <cmath>
@@ -22,7 +22,7 @@ typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
 
-// A number of which only the upper half of a float's bits are kept.
+// The upper half of a float's bits.
 struct BFloat16 {
     uint16_t bits;
 };
@@ -42,7 +42,7 @@ inline void store(void* p, V v) {
 inline Floats splat(float x) { return Floats{} + x; }
 inline Words splat(uint32_t x) { return Words{} + x; }
 
-// a * b + c, rounded once where the processor does so.
+// a * b + c, rounded once where the processor has such an instruction.
 inline Floats multiply_add(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -63,7 +63,7 @@ inline Floats multiply_add(Floats a, Floats b, Floats c) {
 
 constexpr Ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// Each lane with the one half a vector on, a quarter on, and so forth: any of them ends up with all.
+// Combines each lane with the one half a vector away, then a quarter, and so on: every lane ends up with the result.
 template <class F>
 inline float reduce(Floats v, F&& join) {
     v = join(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
@@ -101,7 +101,7 @@ inline Floats exp2(Floats v) {
     const Floats whole = (v + shift) - shift;
     const Floats x = v - whole;
 #endif
-    // The polynomial of its degree that is nearest to 2**x on [-1/2, 1/2] and 1 at 0: off by less than 2**-22
+    // The polynomial of its degree that is nearest to 2**x on [-1/2, 1/2] and 1 at 0: with an error below 2**-22
     Floats y = splat(1.326472724715283e-3f);
     for (const float term :
          {9.671512688161656e-3f, 5.550733743574254e-2f, 2.4022242084634934e-1f, 6.93146977598717e-1f, 1.0f})
@@ -155,7 +155,7 @@ inline Floats floats_of(const int8_t* p) {
 #endif
 }
 
-// What products are made of: one float, or two bfloat16 that lie side by side, in each lane.
+// The factors of products: one float, or two neighbouring bfloat16, in each lane.
 template <class T>
 struct Lane;
 

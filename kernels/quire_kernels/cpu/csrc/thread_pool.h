@@ -1,4 +1,4 @@
-// Threads that run one function together, in phases: the work of each is handed out in pieces, as threads come for it.
+// Threads that run one function together, in phases: the tiles of each phase are handed out to threads on demand.
 #pragma once
 
 #include <algorithm>
@@ -19,23 +19,23 @@ inline void cpu_pause() {
 #endif
 }
 
-// A value in a line of its own.
+// A value in its own cache line.
 template <class V>
 struct alignas(64) PaddedAtomic {
     std::atomic<V> value{0};
 };
 
-// A thread's hold on a piece of work that is done in units, in their order. Each is computed where nobody else looks, and
-// then written. Between two writes another thread may take over the rest of the piece, and what the first one computes
-// meanwhile is thrown away: by then others may be overwriting what it reads, but nothing of that is gone before `run` ends.
+// A thread's claim on a tile, which is done in units, in their order. Each unit is computed in private memory and then
+// written. Between two writes another thread may take over the rest of the tile; the first thread's current result is then
+// discarded. Others may overwrite its inputs by then, but no memory is freed before `run` ends.
 class TaskClaim {
 public:
     TaskClaim(const TaskClaim&) = delete;
 
-    // The first unit that is not done yet.
+    // The first unit that is not done.
     int64_t next() const { return static_cast<int64_t>(state_ >> UNIT_SHIFT & MAX_UNITS); }
 
-    // Writes a unit, unless the piece was taken over: then the thread is to leave it alone.
+    // Writes a unit, unless another thread took over: then this thread must leave the tile.
     template <class F>
     bool write(F&& unit) {
         if (!begin_writing()) return false;
@@ -44,15 +44,15 @@ public:
         return true;
     }
 
-    // As write, for all of a piece that is written at once, after any number of calls of `beat`.
+    // As write, for a tile that is written as a whole, after any number of calls of `beat`.
     template <class F>
     void write_all(F&& task) {
         if (!begin_writing()) return;
         task();
-        state_ |= WRITING;  // to its end: there is nothing left to take over
+        state_ |= WRITING;  // until the end: nothing is left to take over
     }
 
-    // Shows that the thread is at work. Whether the piece is still its own; who takes it over begins anew.
+    // Shows that the thread makes progress. Returns whether the tile is still its own; a thread that takes over starts again.
     bool heartbeat() {
         if (!begin_writing()) return false;
         advance();
@@ -62,7 +62,7 @@ public:
 private:
     friend class ThreadPool;
 
-    // phase (24 bits) · piece (22) · next unit (16) · is being written (1) · is held (1)
+    // phase (24 bits) · tile (22) · next unit (16) · is being written (1) · is claimed (1)
     static constexpr int UNIT_SHIFT = 2, TASK_SHIFT = 18, PHASE_SHIFT = 40;
     static constexpr uint64_t OWNED = 1, WRITING = 2, MAX_TASKS = (1 << 22) - 1;
     static constexpr int64_t MAX_UNITS = (1 << 16) - 1;
@@ -74,7 +74,7 @@ private:
         return (seen & (OWNED | WRITING)) == OWNED && seen >> PHASE_SHIFT == of(phase, 0) >> PHASE_SHIFT;
     }
 
-    // Of a new piece, or of the rest of one that another was seen to hold.
+    // Of a new tile, or of the rest of one that another thread claims.
     TaskClaim(std::atomic<uint64_t>& slot, uint64_t value) : slot_(slot), state_(value) {
         slot_.store(state_, std::memory_order_release);
     }
@@ -86,7 +86,7 @@ private:
     void advance() {
         if (state_ & WRITING) return;
         state_ += 1ull << UNIT_SHIFT;
-        // Beyond what can be counted, nobody can take over: it is being written to its end.
+        // Beyond the largest number of units no thread can take over: the tile is written to its end.
         if (next() == MAX_UNITS) state_ |= WRITING;
         slot_.store(state_, std::memory_order_release);
     }
@@ -96,12 +96,11 @@ private:
     }
 
     std::atomic<uint64_t>& slot_;
-    uint64_t state_;  // what the slot holds while the piece is this thread's, but while a unit is being written
+    uint64_t state_;  // the slot's content while the tile is this thread's and no unit is being written
 };
 
-// The calling thread is one of the pool. A phase is over when its tiles are done, whoever did them: a thread that lost
-// its processor, or that sleeps, is not waited for unless it holds a piece that nobody can take over. When it is back it
-// passes by what is over.
+// The calling thread is one of the pool. A phase is over when its tiles are done, by any thread: a descheduled or sleeping
+// thread is not waited for unless it claims a tile that no other can take over. It skips finished phases when it is back.
 class ThreadPool {
 public:
     explicit ThreadPool(int size) : size_(size), slots_(size) {
@@ -117,8 +116,8 @@ public:
 
     int size() const { return size_; }
 
-    // Runs work(thread) on this thread, and on the others as they come, and returns when none is in it any more. Each
-    // must call `share` and its kin the same number of times, for the same counts.
+    // Runs work(thread) on this thread and on the others as they wake, and returns when all have left it. Each must call
+    // `share` and its variants the same number of times, with the same counts.
     void run(const std::function<void(int)>& work) {
         work_ = &work;
         first_phase_ = phase_.value.load(std::memory_order_relaxed);
@@ -144,8 +143,8 @@ public:
         wait_until_past(phase_, phase);
     }
 
-    // As share, for fewer than four million pieces that are done in units: calls body(i, hold), which does those from
-    // hold.next() on. A thread that runs out of pieces goes on with that of one that lost its processor.
+    // As share, for fewer than four million tiles that are done in units: calls body(i, claim), which does those from
+    // claim.next() on. A thread without a tile takes over that of a descheduled one.
     template <class F>
     void parallel_for_tasks(int64_t count, F&& body) {
         if (count <= 0) return;
@@ -168,7 +167,7 @@ public:
             for (int other = 0; other < size_; ++other) {
                 uint64_t seen = slots_[other].value.load(std::memory_order_acquire);
                 if (other == me.thread || !TaskClaim::can_take_over(seen, me.phase)) continue;
-                // One that has its processor would be on before long.
+                // A running thread would make progress soon.
                 const auto until = Clock::now() + take_over_timeout;
                 while (slots_[other].value.load(std::memory_order_acquire) == seen && Clock::now() < until) cpu_pause();
                 if (!slots_[other].value.compare_exchange_strong(seen, 0, std::memory_order_acq_rel)) continue;
@@ -180,7 +179,7 @@ public:
         wait_until_past(phase_, me.phase);
     }
 
-    // As share, for calls too small to be handed out one by one, or whose neighbours write to the same lines.
+    // As share, for calls too small to be handed out one by one, or whose neighbours write to the same cache lines.
     template <class F>
     void parallel_for_ranges(int64_t count, F&& body) {
         const int64_t length = std::clamp<int64_t>(count / (RANGES_PER_THREAD * size_), 1, MAX_RANGE_LENGTH);
@@ -191,10 +190,10 @@ public:
 
 private:
     static constexpr int64_t RANGES_PER_THREAD = 4, MAX_RANGE_LENGTH = 16;
-    // Tens of microseconds, by how long a processor pauses.
+    // Tens of microseconds, by the duration of a pause instruction.
     static constexpr int SPINS = 2000;
     using Clock = std::chrono::steady_clock;
-    // With one that seems to do nothing: at least, and where it is not known how long a unit takes.
+    // The least time without progress before a tile is taken over, and the time where a unit's duration is unknown.
     static constexpr Clock::duration TAKE_OVER_TIMEOUT = std::chrono::microseconds{10};
     static constexpr Clock::duration INITIAL_TAKE_OVER_TIMEOUT = std::chrono::microseconds{200};
     static constexpr int64_t CLOSED = 1 << 20;
@@ -210,7 +209,7 @@ private:
         return thread_state;
     }
 
-    // The next piece of a phase, or -1.
+    // The next tile of a phase, or -1.
     int64_t claim(uint32_t phase, int64_t count) {
         uint64_t claim = claim_.value.load(std::memory_order_acquire);
         while (static_cast<uint32_t>(claim >> 32) == phase && static_cast<int64_t>(claim & TASK_MASK) < count)
@@ -219,7 +218,7 @@ private:
         return -1;
     }
 
-    // Counts a piece that is done. Whether it was the last one: then the phase is over.
+    // Counts a tile that is done. Returns whether it was the last one, which ends the phase.
     bool is_last(uint32_t phase, int64_t count) {
         if (done_.value.fetch_add(1, std::memory_order_acq_rel) != count - 1) return false;
         done_.value.store(0, std::memory_order_relaxed);
@@ -254,7 +253,7 @@ private:
         counter.value.notify_all();
     }
 
-    // Spins a little, for what comes at once, and then sleeps.
+    // Spins for a short time, then sleeps.
     static void wait_until_past(PaddedAtomic<uint32_t>& counter, uint32_t seen) {
         for (int i = 0; i < SPINS && counter.value.load(std::memory_order_acquire) == seen; ++i) cpu_pause();
         counter.value.wait(seen, std::memory_order_acquire);
@@ -266,11 +265,11 @@ private:
     uint32_t first_phase_ = 0;
     PaddedAtomic<uint32_t> generation_;
     PaddedAtomic<int64_t> num_inside_{-CLOSED};
-    // The phase that is open; in its upper half the same, and in its lower the next piece of it; and how many are done.
+    // The open phase; the same in the upper half with the next tile in the lower; and the number of finished tiles.
     PaddedAtomic<uint32_t> phase_;
     PaddedAtomic<uint64_t> claim_;
     PaddedAtomic<int64_t> done_;
-    // What each thread holds, of which it may be relieved.
+    // The tile that each thread claims.
     std::vector<PaddedAtomic<uint64_t>> slots_;
     std::vector<std::thread> threads_;
 };

@@ -99,7 +99,7 @@ class SequenceExplanation(_message.Message):
     def __init__(self, index: _Optional[int] = ..., state: _Optional[_Union[SequenceState, str]] = ..., num_ahead: _Optional[int] = ..., awaits_key: _Optional[str] = ..., num_known_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_missing_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., last_preemption: _Optional[_Union[Preemption, _Mapping]] = ..., predicted_start: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("key", "tenant", "policy", "priority", "effective_priority", "tenant_debt", "age", "time_left", "num_prompt_tokens", "max_tokens", "num_waiting", "sequences")
+    __slots__ = ("key", "tenant", "policy", "priority", "effective_priority", "tenant_debt", "age", "time_left", "num_prompt_tokens", "max_tokens", "num_waiting", "sequences", "model")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,7 @@ class ExplainResponse(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     key: str
     tenant: str
     policy: str
@@ -124,7 +125,8 @@ class ExplainResponse(_message.Message):
     max_tokens: int
     num_waiting: int
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceExplanation]
-    def __init__(self, key: _Optional[str] = ..., tenant: _Optional[str] = ..., policy: _Optional[str] = ..., priority: _Optional[int] = ..., effective_priority: _Optional[int] = ..., tenant_debt: _Optional[float] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_waiting: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceExplanation, _Mapping]]] = ...) -> None: ...
+    model: str
+    def __init__(self, key: _Optional[str] = ..., tenant: _Optional[str] = ..., policy: _Optional[str] = ..., priority: _Optional[int] = ..., effective_priority: _Optional[int] = ..., tenant_debt: _Optional[float] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_waiting: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceExplanation, _Mapping]]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class ListRequestsRequest(_message.Message):
     __slots__ = ("tenant", "limit")
@@ -135,7 +137,7 @@ class ListRequestsRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class RequestSummary(_message.Message):
-    __slots__ = ("key", "tenant", "priority", "state", "age", "num_prompt_tokens", "num_generated_tokens")
+    __slots__ = ("key", "tenant", "priority", "state", "age", "num_prompt_tokens", "num_generated_tokens", "model")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +145,7 @@ class RequestSummary(_message.Message):
     AGE_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     key: str
     tenant: str
     priority: int
@@ -150,7 +153,8 @@ class RequestSummary(_message.Message):
     age: _duration_pb2.Duration
     num_prompt_tokens: int
     num_generated_tokens: int
-    def __init__(self, key: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., state: _Optional[_Union[SequenceState, str]] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ...) -> None: ...
+    model: str
+    def __init__(self, key: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., state: _Optional[_Union[SequenceState, str]] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
 
 class ListRequestsResponse(_message.Message):
     __slots__ = ("requests", "num_live")

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Tells why requests wait.
+    """Reports why requests wait.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """Tells why requests wait.
+    """Reports why requests wait.
     """
 
     def Explain(self, request, context):
-        """Where one live request stands, what it waits for, and what it holds. NOT_FOUND where no such request is live.
+        """The state of one live request, what it waits for, and the blocks that it holds. NOT_FOUND if no such request is live.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRequests(self, request, context):
-        """The live requests that came first.
+        """The oldest live requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Tells why requests wait.
+    """Reports why requests wait.
     """
 
     @staticmethod

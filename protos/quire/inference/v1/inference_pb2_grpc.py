@@ -29,7 +29,7 @@ class InferenceServiceStub:
     """Generates text from a language model, and turns text into tokens and back.
 
     Errors are a gRPC status with google.rpc details: ErrorInfo (domain "quire"), BadRequest for a field at fault,
-    RetryInfo where trying again makes sense.
+    RetryInfo if a retry makes sense.
     """
 
     def __init__(self, channel):
@@ -79,11 +79,11 @@ class InferenceServiceServicer:
     """Generates text from a language model, and turns text into tokens and back.
 
     Errors are a gRPC status with google.rpc details: ErrorInfo (domain "quire"), BadRequest for a field at fault,
-    RetryInfo where trying again makes sense.
+    RetryInfo if a retry makes sense.
     """
 
     def Generate(self, request, context):
-        """Generates and answers once, when every sequence has ended.
+        """Generates and responds once, when every sequence has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,8 +97,8 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Goes on with a request whose stream broke, on any gateway: every token from the positions given, each once. A
-        request that has ended is given again until its record expires.
+        """Resumes a request whose stream broke, on any gateway: every token from the given positions, each once. A request that
+        has ended is returned until its record expires.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,7 +182,7 @@ class InferenceService:
     """Generates text from a language model, and turns text into tokens and back.
 
     Errors are a gRPC status with google.rpc details: ErrorInfo (domain "quire"), BadRequest for a field at fault,
-    RetryInfo where trying again makes sense.
+    RetryInfo if a retry makes sense.
     """
 
     @staticmethod

@@ -36,6 +36,7 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_REASON_QUARANTINED: _ClassVar[FailureReason]
     FAILURE_REASON_STORE_DEGRADED: _ClassVar[FailureReason]
     FAILURE_REASON_DIVERGED: _ClassVar[FailureReason]
+    FAILURE_REASON_UNSUPPORTED_RESULT: _ClassVar[FailureReason]
 EARLY_STOPPING_UNSPECIFIED: EarlyStopping
 EARLY_STOPPING_HEURISTIC: EarlyStopping
 EARLY_STOPPING_AT_WIDTH: EarlyStopping
@@ -56,6 +57,7 @@ FAILURE_REASON_UNKNOWN_REQUEST: FailureReason
 FAILURE_REASON_QUARANTINED: FailureReason
 FAILURE_REASON_STORE_DEGRADED: FailureReason
 FAILURE_REASON_DIVERGED: FailureReason
+FAILURE_REASON_UNSUPPORTED_RESULT: FailureReason
 
 class BeamSearch(_message.Message):
     __slots__ = ("width", "length_penalty", "early_stopping")
@@ -92,7 +94,7 @@ class RenderOptions(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., stops: _Optional[_Iterable[str]] = ..., include_stop: _Optional[bool] = ..., keep_special_tokens: _Optional[bool] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., prompt_tail: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent", "beam_search", "render_options", "body_digest", "attachment_id", "unflushed", "is_resumption")
+    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent", "beam_search", "render_options", "body_digest", "attachment_id", "unflushed", "is_resumption", "model", "result", "tokenizer_fingerprint", "model_fingerprint")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +116,10 @@ class Submit(_message.Message):
     ATTACHMENT_ID_FIELD_NUMBER: _ClassVar[int]
     UNFLUSHED_FIELD_NUMBER: _ClassVar[int]
     IS_RESUMPTION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     key: str
     submission_id: str
     tenant: str
@@ -135,31 +141,39 @@ class Submit(_message.Message):
     attachment_id: int
     unflushed: _containers.RepeatedCompositeFieldContainer[UnflushedTokens]
     is_resumption: bool
-    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., attachment_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ..., is_resumption: _Optional[bool] = ...) -> None: ...
+    model: str
+    result: _worker_pb2.ResultKind
+    tokenizer_fingerprint: bytes
+    model_fingerprint: bytes
+    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., attachment_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ..., is_resumption: _Optional[bool] = ..., model: _Optional[str] = ..., result: _Optional[_Union[_worker_pb2.ResultKind, _Mapping]] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., model_fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class UnflushedTokens(_message.Message):
-    __slots__ = ("index", "offset", "token_ids", "logprobs", "is_truncated")
+    __slots__ = ("index", "offset", "token_ids", "logprobs", "is_truncated", "prompt_logprobs")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     IS_TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     index: int
     offset: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.TokenLogprobs]
     is_truncated: bool
-    def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., is_truncated: _Optional[bool] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.TokenLogprobs]
+    def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., is_truncated: _Optional[bool] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("key", "attachment_id", "unflushed")
+    __slots__ = ("key", "attachment_id", "unflushed", "model_fingerprint")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ATTACHMENT_ID_FIELD_NUMBER: _ClassVar[int]
     UNFLUSHED_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     key: str
     attachment_id: int
     unflushed: _containers.RepeatedCompositeFieldContainer[UnflushedTokens]
-    def __init__(self, key: _Optional[str] = ..., attachment_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ...) -> None: ...
+    model_fingerprint: bytes
+    def __init__(self, key: _Optional[str] = ..., attachment_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ..., model_fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("key", "submission_id")
@@ -197,21 +211,29 @@ class Acknowledge(_message.Message):
     num_tokens: int
     def __init__(self, key: _Optional[str] = ..., index: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
+class Hello(_message.Message):
+    __slots__ = ("protocol",)
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    def __init__(self, protocol: _Optional[int] = ...) -> None: ...
+
 class SessionRequest(_message.Message):
-    __slots__ = ("submit", "cancel", "detach", "finish", "acknowledge", "attach")
+    __slots__ = ("submit", "cancel", "detach", "finish", "acknowledge", "attach", "hello")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     DETACH_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     cancel: Cancel
     detach: Detach
     finish: Finish
     acknowledge: Acknowledge
     attach: Attach
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ...) -> None: ...
+    hello: Hello
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "tokenizer_fingerprint", "context_length", "vocab_size")
@@ -226,12 +248,18 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("model", "is_store_degraded")
+    __slots__ = ("model", "is_store_degraded", "models", "oldest_protocol", "newest_protocol")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     IS_STORE_DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     model: Model
     is_store_degraded: bool
-    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., is_store_degraded: _Optional[bool] = ...) -> None: ...
+    models: _containers.RepeatedCompositeFieldContainer[Model]
+    oldest_protocol: int
+    newest_protocol: int
+    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., is_store_degraded: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("is_durable",)
@@ -240,7 +268,7 @@ class Accepted(_message.Message):
     def __init__(self, is_durable: _Optional[bool] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("render_options", "prompt_length", "sequences", "submission_id", "detachable", "seed", "num_sequences")
+    __slots__ = ("render_options", "prompt_length", "sequences", "submission_id", "detachable", "seed", "num_sequences", "prompt_logprobs", "tokenizer_fingerprint")
     RENDER_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -248,6 +276,8 @@ class Attached(_message.Message):
     DETACHABLE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     render_options: RenderOptions
     prompt_length: int
     sequences: _containers.RepeatedCompositeFieldContainer[Tokens]
@@ -255,7 +285,17 @@ class Attached(_message.Message):
     detachable: bool
     seed: int
     num_sequences: int
-    def __init__(self, render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., prompt_length: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., submission_id: _Optional[str] = ..., detachable: _Optional[bool] = ..., seed: _Optional[int] = ..., num_sequences: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobs
+    tokenizer_fingerprint: bytes
+    def __init__(self, render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., prompt_length: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., submission_id: _Optional[str] = ..., detachable: _Optional[bool] = ..., seed: _Optional[int] = ..., num_sequences: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., tokenizer_fingerprint: _Optional[bytes] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("offset", "tokens")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    tokens: _containers.RepeatedCompositeFieldContainer[_worker_pb2.TokenLogprobs]
+    def __init__(self, offset: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Durable(_message.Message):
     __slots__ = ("index", "num_tokens")
@@ -276,14 +316,16 @@ class Failed(_message.Message):
     def __init__(self, reason: _Optional[_Union[FailureReason, str]] = ..., message: _Optional[str] = ..., retry_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class SequenceEnd(_message.Message):
-    __slots__ = ("stop_token_id", "length", "stop_string")
+    __slots__ = ("stop_token_id", "length", "stop_string", "value")
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
     stop_token_id: int
     length: Length
     stop_string: StopString
-    def __init__(self, stop_token_id: _Optional[int] = ..., length: _Optional[_Union[Length, _Mapping]] = ..., stop_string: _Optional[_Union[StopString, _Mapping]] = ...) -> None: ...
+    value: _worker_pb2.PooledValue
+    def __init__(self, stop_token_id: _Optional[int] = ..., length: _Optional[_Union[Length, _Mapping]] = ..., stop_string: _Optional[_Union[StopString, _Mapping]] = ..., value: _Optional[_Union[_worker_pb2.PooledValue, _Mapping]] = ...) -> None: ...
 
 class Length(_message.Message):
     __slots__ = ()
@@ -294,7 +336,7 @@ class StopString(_message.Message):
     def __init__(self) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("index", "offset", "token_ids", "logprobs", "cached_tokens", "end", "score")
+    __slots__ = ("index", "offset", "token_ids", "logprobs", "cached_tokens", "end", "score", "model_fingerprint")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -302,6 +344,7 @@ class Tokens(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     index: int
     offset: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -309,16 +352,18 @@ class Tokens(_message.Message):
     cached_tokens: int
     end: SequenceEnd
     score: float
-    def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., end: _Optional[_Union[SequenceEnd, _Mapping]] = ..., score: _Optional[float] = ...) -> None: ...
+    model_fingerprint: bytes
+    def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., end: _Optional[_Union[SequenceEnd, _Mapping]] = ..., score: _Optional[float] = ..., model_fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("key", "accepted", "tokens", "failed", "attached", "durable", "attachment_id")
+    __slots__ = ("key", "accepted", "tokens", "failed", "attached", "durable", "prompt_logprobs", "attachment_id")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ATTACHMENT_ID_FIELD_NUMBER: _ClassVar[int]
     key: str
     accepted: Accepted
@@ -326,8 +371,9 @@ class Event(_message.Message):
     failed: Failed
     attached: Attached
     durable: Durable
+    prompt_logprobs: PromptLogprobs
     attachment_id: int
-    def __init__(self, key: _Optional[str] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., durable: _Optional[_Union[Durable, _Mapping]] = ..., attachment_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, key: _Optional[str] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., durable: _Optional[_Union[Durable, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., attachment_id: _Optional[int] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("epoch", "events", "status")

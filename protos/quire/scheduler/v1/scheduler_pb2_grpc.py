@@ -47,7 +47,7 @@ class SchedulerServiceServicer:
     """
 
     def Session(self, request_iterator, context):
-        """One stream per gateway, dialled by the gateway. When it breaks, its requests are detached. Only the leader takes it:
+        """One stream per gateway, dialled by the gateway. When it breaks, its requests are detached. Only the leader accepts it:
         any other scheduler answers UNAVAILABLE, NOT_LEADER.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

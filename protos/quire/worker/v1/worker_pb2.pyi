@@ -7,11 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PromptComputation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROMPT_COMPUTATION_UNSPECIFIED: _ClassVar[PromptComputation]
+    PROMPT_COMPUTATION_CHUNKED: _ClassVar[PromptComputation]
+    PROMPT_COMPUTATION_INDIVISIBLE: _ClassVar[PromptComputation]
+    PROMPT_COMPUTATION_INDIVISIBLE_WITHOUT_KV: _ClassVar[PromptComputation]
+
 class Direction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DIRECTION_UNSPECIFIED: _ClassVar[Direction]
     DIRECTION_OUT: _ClassVar[Direction]
     DIRECTION_IN: _ClassVar[Direction]
+PROMPT_COMPUTATION_UNSPECIFIED: PromptComputation
+PROMPT_COMPUTATION_CHUNKED: PromptComputation
+PROMPT_COMPUTATION_INDIVISIBLE: PromptComputation
+PROMPT_COMPUTATION_INDIVISIBLE_WITHOUT_KV: PromptComputation
 DIRECTION_UNSPECIFIED: Direction
 DIRECTION_OUT: Direction
 DIRECTION_IN: Direction
@@ -21,7 +32,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "fingerprint", "tokenizer_fingerprint", "context_length", "vocab_size", "block_size", "block_bytes", "num_blocks", "max_step_tokens", "max_sequences", "epoch", "num_host_blocks", "swap_bytes_per_second", "prefill_tokens_per_second", "is_draining", "max_new_tokens")
+    __slots__ = ("model", "fingerprint", "tokenizer_fingerprint", "context_length", "vocab_size", "block_size", "block_bytes", "num_blocks", "max_step_tokens", "max_sequences", "epoch", "num_host_blocks", "swap_bytes_per_second", "prefill_tokens_per_second", "is_draining", "max_new_tokens", "oldest_protocol", "newest_protocol", "computed_results")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +49,9 @@ class DescribeResponse(_message.Message):
     PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_RESULTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: bytes
     tokenizer_fingerprint: bytes
@@ -54,7 +68,48 @@ class DescribeResponse(_message.Message):
     prefill_tokens_per_second: float
     is_draining: bool
     max_new_tokens: int
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., epoch: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., swap_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., is_draining: _Optional[bool] = ..., max_new_tokens: _Optional[int] = ...) -> None: ...
+    oldest_protocol: int
+    newest_protocol: int
+    computed_results: _containers.RepeatedCompositeFieldContainer[ComputedResult]
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., epoch: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., swap_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., is_draining: _Optional[bool] = ..., max_new_tokens: _Optional[int] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., computed_results: _Optional[_Iterable[_Union[ComputedResult, _Mapping]]] = ...) -> None: ...
+
+class ResultKind(_message.Message):
+    __slots__ = ("tokens", "prompt_logprobs", "embedding", "score")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    tokens: TokensResult
+    prompt_logprobs: PromptLogprobsResult
+    embedding: EmbeddingResult
+    score: ScoreResult
+    def __init__(self, tokens: _Optional[_Union[TokensResult, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobsResult, _Mapping]] = ..., embedding: _Optional[_Union[EmbeddingResult, _Mapping]] = ..., score: _Optional[_Union[ScoreResult, _Mapping]] = ...) -> None: ...
+
+class TokensResult(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PromptLogprobsResult(_message.Message):
+    __slots__ = ("num_top_logprobs",)
+    NUM_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    num_top_logprobs: int
+    def __init__(self, num_top_logprobs: _Optional[int] = ...) -> None: ...
+
+class EmbeddingResult(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ScoreResult(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ComputedResult(_message.Message):
+    __slots__ = ("result", "computation")
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    COMPUTATION_FIELD_NUMBER: _ClassVar[int]
+    result: ResultKind
+    computation: PromptComputation
+    def __init__(self, result: _Optional[_Union[ResultKind, _Mapping]] = ..., computation: _Optional[_Union[PromptComputation, str]] = ...) -> None: ...
 
 class BlockHashes(_message.Message):
     __slots__ = ("block_ids", "hashes")
@@ -81,7 +136,7 @@ class ReportBlockHashesResponse(_message.Message):
     def __init__(self, device: _Optional[_Union[BlockHashes, _Mapping]] = ..., host: _Optional[_Union[BlockHashes, _Mapping]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "suppressed_token_ids", "min_tokens", "logprobs")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "suppressed_token_ids", "min_tokens", "logprobs", "typical_p")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +156,7 @@ class SamplingParams(_message.Message):
     SUPPRESSED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TYPICAL_P_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -113,23 +169,26 @@ class SamplingParams(_message.Message):
     suppressed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     min_tokens: int
     logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    typical_p: float
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., typical_p: _Optional[float] = ...) -> None: ...
 
 class NewSequence(_message.Message):
-    __slots__ = ("sequence_id", "token_ids", "prompt_length", "index", "sampling", "traceparent")
+    __slots__ = ("sequence_id", "token_ids", "prompt_length", "index", "sampling", "traceparent", "result")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_length: int
     index: int
     sampling: SamplingParams
     traceparent: str
-    def __init__(self, sequence_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., index: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    result: ResultKind
+    def __init__(self, sequence_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., index: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., traceparent: _Optional[str] = ..., result: _Optional[_Union[ResultKind, _Mapping]] = ...) -> None: ...
 
 class Schedule(_message.Message):
     __slots__ = ("sequence_ids", "starts", "num_tokens", "num_new_blocks", "new_block_ids", "cached_tokens", "max_extra_tokens")
@@ -176,7 +235,7 @@ class BlockTableUpdate(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., index: _Optional[int] = ..., block_id: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("epoch", "generation", "step_id", "finished_ids", "new_sequences", "scheduled", "swap_out", "swap_in", "copies", "block_table_updates", "block_hashes", "host_block_hashes")
+    __slots__ = ("epoch", "generation", "step_id", "finished_ids", "new_sequences", "scheduled", "swap_out", "swap_in", "copies", "block_table_updates", "block_hashes", "host_block_hashes", "protocol")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +248,7 @@ class StepRequest(_message.Message):
     BLOCK_TABLE_UPDATES_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     HOST_BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     generation: int
     step_id: int
@@ -201,7 +261,8 @@ class StepRequest(_message.Message):
     block_table_updates: _containers.RepeatedCompositeFieldContainer[BlockTableUpdate]
     block_hashes: BlockHashes
     host_block_hashes: BlockHashes
-    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_ids: _Optional[_Iterable[int]] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., scheduled: _Optional[_Union[Schedule, _Mapping]] = ..., swap_out: _Optional[_Union[BlockCopies, _Mapping]] = ..., swap_in: _Optional[_Union[BlockCopies, _Mapping]] = ..., copies: _Optional[_Union[BlockCopies, _Mapping]] = ..., block_table_updates: _Optional[_Iterable[_Union[BlockTableUpdate, _Mapping]]] = ..., block_hashes: _Optional[_Union[BlockHashes, _Mapping]] = ..., host_block_hashes: _Optional[_Union[BlockHashes, _Mapping]] = ...) -> None: ...
+    protocol: int
+    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_ids: _Optional[_Iterable[int]] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., scheduled: _Optional[_Union[Schedule, _Mapping]] = ..., swap_out: _Optional[_Union[BlockCopies, _Mapping]] = ..., swap_in: _Optional[_Union[BlockCopies, _Mapping]] = ..., copies: _Optional[_Union[BlockCopies, _Mapping]] = ..., block_table_updates: _Optional[_Iterable[_Union[BlockTableUpdate, _Mapping]]] = ..., block_hashes: _Optional[_Union[BlockHashes, _Mapping]] = ..., host_block_hashes: _Optional[_Union[BlockHashes, _Mapping]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Logprob(_message.Message):
     __slots__ = ("token_id", "logprob")
@@ -226,6 +287,20 @@ class SequenceLogprobs(_message.Message):
     schedule_index: int
     tokens: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     def __init__(self, schedule_index: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+
+class PooledValue(_message.Message):
+    __slots__ = ("numbers",)
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    numbers: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, numbers: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class SequenceValue(_message.Message):
+    __slots__ = ("schedule_index", "value")
+    SCHEDULE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    schedule_index: int
+    value: PooledValue
+    def __init__(self, schedule_index: _Optional[int] = ..., value: _Optional[_Union[PooledValue, _Mapping]] = ...) -> None: ...
 
 class SequenceFailure(_message.Message):
     __slots__ = ("schedule_index", "message")
@@ -252,7 +327,7 @@ class Ready(_message.Message):
     def __init__(self) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("sequence_ids", "num_tokens", "token_ids", "logprobs", "failures", "busy_us", "idle_us", "swaps")
+    __slots__ = ("sequence_ids", "num_tokens", "token_ids", "logprobs", "failures", "busy_us", "idle_us", "swaps", "values", "prompt_logprobs")
     SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +336,8 @@ class StepResult(_message.Message):
     BUSY_US_FIELD_NUMBER: _ClassVar[int]
     IDLE_US_FIELD_NUMBER: _ClassVar[int]
     SWAPS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     sequence_ids: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -269,7 +346,9 @@ class StepResult(_message.Message):
     busy_us: int
     idle_us: int
     swaps: _containers.RepeatedCompositeFieldContainer[SwapResult]
-    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[SequenceFailure, _Mapping]]] = ..., busy_us: _Optional[int] = ..., idle_us: _Optional[int] = ..., swaps: _Optional[_Iterable[_Union[SwapResult, _Mapping]]] = ...) -> None: ...
+    values: _containers.RepeatedCompositeFieldContainer[SequenceValue]
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[SequenceLogprobs]
+    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[SequenceFailure, _Mapping]]] = ..., busy_us: _Optional[int] = ..., idle_us: _Optional[int] = ..., swaps: _Optional[_Iterable[_Union[SwapResult, _Mapping]]] = ..., values: _Optional[_Iterable[_Union[SequenceValue, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ...) -> None: ...
 
 class StepResponse(_message.Message):
     __slots__ = ("epoch", "generation", "step_id", "ready", "result")

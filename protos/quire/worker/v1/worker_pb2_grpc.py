@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WorkerServiceStub:
-    """One replica of a model, however many devices it uses. It computes what it is told, in the blocks it is told.
+    """One replica of a model, on one or more devices. It computes the steps that it is sent, in the blocks that they name.
     """
 
     def __init__(self, channel):
@@ -53,11 +53,11 @@ class WorkerServiceStub:
 
 
 class WorkerServiceServicer:
-    """One replica of a model, however many devices it uses. It computes what it is told, in the blocks it is told.
+    """One replica of a model, on one or more devices. It computes the steps that it is sent, in the blocks that they name.
     """
 
     def Describe(self, request, context):
-        """Tells what this worker is and how much memory it has for keys and values.
+        """The worker's model and limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,8 +72,8 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportBlockHashes(self, request, context):
-        """Tells which blocks hold what, by the block_hashes of schedulers so far: what a scheduler that has just opened a stream may
-        go on from. Answered behind the last step of the generation before.
+        """The hashes of blocks that schedulers have sent, for a scheduler that has just opened a stream. Answered after the last
+        step of the generation before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,7 +106,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService:
-    """One replica of a model, however many devices it uses. It computes what it is told, in the blocks it is told.
+    """One replica of a model, on one or more devices. It computes the steps that it is sent, in the blocks that they name.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What is told of a GPU where all went well, and where a part did not."""
+"""The section of a GPU where all went well, and where a part did not."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def report(**parts: Any) -> dict[str, Any]:
     return made | {"decode": {"weight_bytes": 15e9, "cases": [CASE]}} | parts
 
 
-def test_tests_and_decoding_are_told_and_a_part_that_failed_is_named() -> None:
+def test_tests_and_decoding_are_reported_and_a_failed_part_is_named() -> None:
     section = gpu_section(report())
     assert "A GPU. Of 3 tests: 2 passed, 1 skipped." in section
     assert "| 64 | 1,024 | 6.00 | 5.00 | 1.20 | 10,667 | 2.0% |" in section
@@ -29,6 +29,6 @@ def test_tests_and_decoding_are_told_and_a_part_that_failed_is_named() -> None:
     assert "log" not in section
 
 
-def test_tests_that_were_not_run_are_told() -> None:
+def test_tests_that_were_not_run_are_reported() -> None:
     section = gpu_section(report(tests={"complete": False, "error": "not collected"}))
     assert "Of 0 tests: none ran; not all ended in time." in section

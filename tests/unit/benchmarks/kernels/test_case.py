@@ -1,4 +1,4 @@
-"""What measuring a case comes to: rates, errors that are told, and results that are compared."""
+"""Measurements of cases: rates, errors, and compared results."""
 
 from collections.abc import Callable
 
@@ -44,7 +44,7 @@ def test_peers_are_compared_by_value() -> None:
     assert result["peers"]["shape"]["relative_error"] is None
 
 
-def test_what_cannot_run_says_why() -> None:
+def test_an_op_that_cannot_run_has_an_error() -> None:
     result = KernelCase("op", "", Bound.MEMORY, 1, lambda: torch.tensor([1.0]), {"peer": fails}).measure(CPU, RATES)
     assert result["peers"]["peer"] == {"error": "RuntimeError: no such kernel"}
     broken = KernelCase("op", "", Bound.MEMORY, 1, fails, {"peer": lambda: torch.tensor([1.0])}).measure(CPU, RATES)

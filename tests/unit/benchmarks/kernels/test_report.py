@@ -1,4 +1,4 @@
-"""What is asked of ops on a GPU, and how a result is told."""
+"""Targets of ops on a GPU, and the section of a result."""
 
 from typing import Any
 
@@ -36,24 +36,24 @@ def result(*cases: dict[str, Any], gpu: dict[str, Any] | None) -> dict[str, Any]
 GPU = {"name": "A GPU"}
 
 
-def test_decode_is_asked_for_bandwidth_and_to_be_no_slower_than_the_best_peer() -> None:
+def test_decode_has_targets_of_bandwidth_and_of_the_best_peer() -> None:
     case = measured("decode", 1.0, 0.9, SDPA=1.2, FlashInfer=0.9, SDPA_with_gather=0.1)
     assert [(v["value"], v["holds"]) for v in result(case, gpu=GPU)["targets"]] == [(0.9, True), (0.9, False)]
 
 
-def test_prefill_is_asked_beside_the_fastest_sdpa() -> None:
+def test_the_target_of_prefill_is_the_fastest_sdpa() -> None:
     case = measured("prefill", 1.0, 0.5, SDPA=1.2, FlexAttention=0.1, SDPA_with_gather=0.1)
     (verdict,) = result(case, gpu=GPU)["targets"]
     assert (verdict["value"], verdict["holds"]) == (pytest.approx(1.2), True)
 
 
-def test_nothing_is_asked_on_a_processor() -> None:
+def test_there_are_no_targets_on_a_processor() -> None:
     assert result(measured("decode", 1.0, 0.1, SDPA=0.1), gpu=None)["targets"] == []
 
 
 def test_misses_and_failures_stand_in_the_section() -> None:
     broken = {"op": "broken", "shape": "", "error": "RuntimeError: why", "peers": {}}
     section = kernels_section(result(measured("decode", 2.0, 0.5, SDPA=1.0), broken, gpu=GPU))
-    assert "**op, decode: share of the copy rate 0.50, asked ≥ 0.85: missed**" in section
+    assert "**op, decode: share of the copy rate: 0.5, target ≥ 0.85: missed**" in section
     assert "RuntimeError: why" in section
     assert "SDPA 0.50" in section

@@ -2,30 +2,29 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.pressure import __main__ as program
-from benchmarks.pressure.figures import LoadRun, LongPromptFigures, LongPromptRun, RegimeFigures, SwapRates
 from benchmarks.pressure.loads import REGIMES, Regime
+from benchmarks.pressure.report import LoadRun, LongPromptFigures, LongPromptRun, RegimeFigures, SwapRates
 from benchmarks.record import read_result
 from svc_common.models import ServedModel
 
 
 class Measurements:
-    """In place of those on the model."""
+    """Replaces the measurements on the model."""
 
     def __init__(self) -> None:
         self.regimes: list[tuple[Regime, int]] = []
         self.prompts: list[tuple[int, int]] = []
 
-    def regime(self, regime: Regime, num_runs: int, report: Any) -> RegimeFigures:
+    def regime(self, regime: Regime, num_runs: int) -> RegimeFigures:
         self.regimes.append((regime, num_runs))
         runs = {mode: [LoadRun(1.0, 9, 8, 7)] * num_runs for mode in ("auto", "swap", "recompute")}
         return RegimeFigures(runs, SwapRates(1e9, 1e9, 0.001, 0.004, 4000.0))
 
-    def long_prompt(self, prompt_tokens: int, num_runs: int, report: Any) -> LongPromptFigures:
+    def long_prompt(self, prompt_tokens: int, num_runs: int) -> LongPromptFigures:
         self.prompts.append((prompt_tokens, num_runs))
         return LongPromptFigures([LongPromptRun(0.01, 0.02, 0.02, 0.03, 1.0, 2.0)] * num_runs)
 
@@ -36,7 +35,6 @@ def measurements(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measurement
     monkeypatch.setattr(program, "measure_regime", measured.regime)
     monkeypatch.setattr(program, "measure_long_prompt", measured.long_prompt)
     monkeypatch.setattr(program, "prepare_model", lambda: ServedModel("tiny", tmp_path))
-    monkeypatch.setattr(program, "end_on_signals", lambda: None)
     monkeypatch.setattr(program, "RESULT", tmp_path / "pressure.json")
     return measured
 
@@ -57,11 +55,11 @@ def test_the_whole_is_kept(
     assert list(result["regimes"]) == ["short", "long", "shared"]
     assert [target["holds"] for target in result["targets"]] == [True] * 6
     assert {"date", "commit", "machine", "model", "num_runs", "long_prompt"} <= result.keys()
-    assert "asked ≥ 20" in capsys.readouterr().out
+    assert "target ≥ 20" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flags", [("--quick",), ("--parts", "choice"), ("--parts", "long-prompt")])
-def test_less_than_the_whole_is_told_and_not_kept(
+def test_less_than_the_whole_is_not_kept(
     measurements: Measurements, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
 ) -> None:
     run(monkeypatch, *flags)
@@ -77,7 +75,7 @@ def test_a_quick_pass_is_smaller_and_runs_once(measurements: Measurements, monke
     assert measurements.prompts == [(program.QUICK_PROMPT_TOKENS, 1)]
 
 
-def test_a_part_that_there_is_not_stops_the_start(
+def test_an_unknown_part_is_rejected(
     measurements: Measurements, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

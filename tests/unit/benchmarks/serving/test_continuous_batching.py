@@ -1,4 +1,4 @@
-"""The server around transformers' continuous batching, with a manager that answers as it is told."""
+"""The server around transformers' continuous batching, with a scripted manager."""
 
 import json
 from collections.abc import Callable
@@ -72,6 +72,6 @@ async def test_text_streams_as_tokens_come_and_usage_ends_it(tokenizer: Tokenize
 
 
 @pytest.mark.parametrize("manager", [Manager([Result([], error="no room")]), Manager([], accepts=False)])
-async def test_what_fails_is_told_in_the_stream(manager: Manager, tokenizer: Tokenizer) -> None:
+async def test_errors_are_sent_in_the_stream(manager: Manager, tokenizer: Tokenizer) -> None:
     (event,) = await ask(manager, tokenizer)
     assert event["error"]["message"]

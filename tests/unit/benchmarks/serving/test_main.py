@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.serving.__main__ import ComparedSystem, measure, summarize_runs
-from benchmarks.serving.figures import Figures
 from benchmarks.serving.loads import ServingLoad
 from benchmarks.serving.measure import Outcome
-from benchmarks.serving.report import comparison_table
+from benchmarks.serving.report import Figures, comparison_table
 from quire_client.bench.mix import MixRequest
 
 LOAD = ServingLoad("mix-8", "mix", (MixRequest((1, 2), 3), MixRequest((4,), 5)), 8)
@@ -25,7 +24,7 @@ def compared_system(name: str, order: list[str], rates: list[float], kv_wasted: 
     return ComparedSystem(name, name.title(), run)
 
 
-def test_contestants_take_turns_and_medians_are_compared() -> None:
+def test_systems_take_turns_and_medians_are_compared() -> None:
     order: list[str] = []
     compared_systems = [
         compared_system("quire", order, [300.0, 100.0, 200.0], 0.02),

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.processes import BenchmarkFailed
 from benchmarks.serving.loads import NUM_WARM_UPS, ServingLoad
-from benchmarks.serving.measure import run_system
+from benchmarks.serving.measure import KvUse, run_system
 from benchmarks.serving.systems import Endpoint
 from quire_client.bench.mix import MixRequest
 
@@ -69,16 +69,25 @@ class Server:
                 thread.join()
 
 
-def test_each_load_is_sent_after_a_warm_up_and_measured_by_itself() -> None:
-    server, told = Server(), list[str]()
-    outcomes = run_system(server, LOADS, told.append)
+def test_each_load_is_sent_after_a_warm_up_and_measured_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server()
+    outcomes = run_system(server, LOADS)
     assert server.prompts[NUM_WARM_UPS:] == [[5, 6], [7], [8, 9]]
     assert list(outcomes) == ["one", "two"]
     assert all(outcome.figures.output_tokens_per_second > 0 for outcome in outcomes.values())
     assert [outcome.kv_wasted for outcome in outcomes.values()] == pytest.approx([0.1, 0.1])
-    assert len(told) == 1 + len(LOADS)
+    assert len(capsys.readouterr().err.splitlines()) == 1 + len(LOADS)
 
 
 def test_requests_of_a_wrong_length_are_no_figures() -> None:
     with pytest.raises(BenchmarkFailed, match="A server, one at a time: 2 requests of a wrong length"):
-        run_system(Server(missing=1), LOADS, lambda text: None)
+        run_system(Server(missing=1), LOADS)
+
+
+def test_waste_is_what_was_not_filled_since_then() -> None:
+    assert KvUse(tokens=1090, slots=1100).wasted_since(KvUse(tokens=1000, slots=1000)) == pytest.approx(0.1)
+
+
+def test_no_step_is_no_figure() -> None:
+    with pytest.raises(BenchmarkFailed, match="no KV slots"):
+        KvUse(5, 10).wasted_since(KvUse(5, 10))

@@ -1,10 +1,19 @@
-"""The comparison and the sweep as tables and charts, from results as they are written."""
+"""The comparison and the sweep: ratios, tables and charts."""
 
 from dataclasses import asdict, replace
 from typing import Any
 
-from benchmarks.serving.figures import Figures, judge
-from benchmarks.serving.report import comparison_table, serving_section, sweep_charts, sweep_section
+import pytest
+
+from benchmarks.serving.report import (
+    TARGETS,
+    Figures,
+    comparison_table,
+    judge,
+    serving_section,
+    sweep_charts,
+    sweep_section,
+)
 
 ONE = Figures(100.0, 0.2, 0.5, 0.02, 0.05, 10.0)
 TWO = replace(ONE, output_tokens_per_second=160.0)
@@ -28,15 +37,15 @@ RESULT: dict[str, Any] = {
 }
 
 
-def test_systems_stand_side_by_side_with_the_ratio_that_was_asked_for() -> None:
+def test_systems_stand_side_by_side_with_the_ratio_and_its_target() -> None:
     first, *_, last = comparison_table(RESULT).rows
     assert list(first[:5]) == ["mix, 8 at a time, 48 requests", "output tokens/s", "160", "100", "–"]
-    assert first[5] == "1.60 × vLLM, asked ≥ 1.5"
+    assert first[5] == "1.60 × vLLM, target ≥ 1.5"
     assert last[1] == "inter-token latency p99, ms"
-    assert last[5] == "**1.00 × vLLM, asked < 1: missed**"
+    assert last[5] == "**1.00 × vLLM, target < 1: missed**"
 
 
-def test_the_section_tells_what_was_measured() -> None:
+def test_the_section_says_what_was_measured() -> None:
     section = serving_section(RESULT)
     assert all(text in section for text in ("tiny", "medians of 3", "2026-01-02", "`0123456789ab`", "vllm 1.0"))
 
@@ -49,3 +58,20 @@ def test_a_sweep_has_a_line_for_each_system() -> None:
     assert first_token.series[0].points == [(1, 0.2), (8, 0.2)]
     assert inter_token.series[0].points == [(1, 20.0), (8, 20.0)]
     assert "| 8 | 160 | 200 | 20.0 |" in sweep_section(sweep)
+
+
+def test_ratios_are_ours_by_theirs_under_the_same_load() -> None:
+    ours = replace(ONE, output_tokens_per_second=150.0, time_to_first_token_p50=0.18)
+    targets = {
+        (one["load"], one["figure"]): one
+        for one in judge({"quire": {"mix-8": ours, "mix-1": ONE}, "vllm": {"mix-8": ONE}})
+    }
+    assert {load for load, _ in targets} == {"mix-8"}
+    assert targets["mix-8", "output_tokens_per_second"]["ratio"] == pytest.approx(1.5)
+    assert targets["mix-8", "output_tokens_per_second"]["holds"]
+    assert targets["mix-8", "time_to_first_token_p50"]["ratio"] == pytest.approx(0.9)
+    assert not targets["mix-8", "time_to_first_token_p50"]["holds"]
+
+
+def test_every_target_names_a_figure() -> None:
+    assert all(hasattr(ONE, target.figure) for target in TARGETS)

@@ -7,7 +7,7 @@ def arrival(at: float, prompt_tokens: int = 1) -> Arrival:
     return Arrival(at, prompt_tokens, 1, 1)
 
 
-def test_an_open_loop_tells_one_ahead() -> None:
+def test_an_open_loop_gives_one_request_ahead() -> None:
     traffic = OpenLoop([arrival(1), arrival(2)])
     assert list(traffic.first()) == [arrival(1)]
     assert traffic.after_end(5.0) is None

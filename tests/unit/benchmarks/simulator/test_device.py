@@ -7,7 +7,7 @@ import pytest
 from benchmarks.simulator.device import Device, StepWork
 from benchmarks.simulator.machine import CopyMode
 from benchmarks.simulator.presets import GPU_8B
-from scheduler_svc.core.plan import Direction, SwapDone
+from scheduler_svc.core.step import Direction, SwapDone
 
 # A step of n tokens takes n seconds, a block two, and a message half of one.
 BESIDE = replace(
@@ -37,7 +37,7 @@ def test_attention_costs_by_what_it_looks_back_on() -> None:
     assert done.seconds == pytest.approx(2 + 0.7 + 0.3)
 
 
-def test_copies_before_the_step_delay_it_and_are_told_with_it() -> None:
+def test_copies_before_the_step_delay_it_and_are_confirmed_with_it() -> None:
     device = Device(BEFORE)
     done = device.run(1, StepWork(num_decodes=1, num_blocks_out=2, num_blocks_in=1), 0.0)
     assert done.at == 0.5 + 4 + 2 + 1 + 0.5
@@ -45,7 +45,7 @@ def test_copies_before_the_step_delay_it_and_are_told_with_it() -> None:
     assert done.swaps == (SwapDone(1, Direction.OUT, 4.0), SwapDone(1, Direction.IN, 2.0))
 
 
-def test_copies_beside_the_steps_delay_none_and_are_told_by_the_first_that_ends_after_them() -> None:
+def test_copies_beside_the_steps_delay_none_and_are_confirmed_by_the_first_that_ends_after_them() -> None:
     device = Device(BESIDE)
     assert device.run(1, StepWork(num_decodes=3, num_blocks_in=3), 0.0).swaps == ()  # copies until 6.5
     assert device.run(2, StepWork(num_decodes=2), 0.0).swaps == ()  # ends at 5.5

@@ -29,7 +29,7 @@ def test_latencies_are_by_priority_the_highest_first() -> None:
         assert 0 <= one.queued.p50 < one.first_token.p50 < one.whole.p50
 
 
-def test_tenants_are_told_what_they_were_served() -> None:
+def test_tenants_have_their_served_tokens() -> None:
     arrivals = [Arrival(0.0, 16, 4, 4, "a"), Arrival(0.0, 20, 5, 5, "b"), Arrival(1.0, 7, 1, 1, "a")]
     simulation = Simulation(Setup(GPU_8B), OpenLoop(arrivals))
     simulation.run()

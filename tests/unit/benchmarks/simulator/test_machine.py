@@ -34,7 +34,7 @@ def test_points_must_rise(points: tuple[tuple[int, float], ...]) -> None:
         replace(MACHINE, step_seconds=points)
 
 
-def test_a_file_says_what_differs_from_a_preset(tmp_path: Path) -> None:
+def test_a_file_has_the_differences_from_a_preset(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"like": "gpu-8b", "name": "mine", "num_blocks": 7, "copies": "before the step"}))
     assert read_machine(str(path), MACHINES) == replace(
@@ -65,6 +65,6 @@ def test_a_file_that_is_no_table_is_refused(text: str, reason: str, tmp_path: Pa
         read_machine(str(path), MACHINES)
 
 
-def test_an_unknown_name_is_told_with_those_that_there_are() -> None:
+def test_the_error_of_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(MachineError, match="neither a file nor one of cpu-smollm, gpu-8b, slow-bus"):
         read_machine("gpu-9b", MACHINES)

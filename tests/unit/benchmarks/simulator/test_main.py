@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.report import Cells, Sense
 from benchmarks.simulator import __main__ as command
 from benchmarks.simulator.scenarios import SCENARIOS
-from benchmarks.simulator.scenarios.scenario import Scenario, Sense, Target, outcome
-from benchmarks.tables import Cells
+from benchmarks.simulator.scenarios.scenario import Scenario, Target, outcome
 
 
 def test_the_named_experiments_are_run_and_kept(
@@ -28,7 +28,7 @@ def test_the_named_experiments_are_run_and_kept(
     result = json.loads((tmp_path / "simulator_made-up.json").read_bytes())
     assert result["rows"] == [{"speed": 3}]
     assert {"date", "commit", "machine"} <= result.keys()
-    assert "**speed: 3, asked ≥ 4: missed**" in capsys.readouterr().out
+    assert "**speed: 3, target ≥ 4: missed**" in capsys.readouterr().out
 
 
 def test_an_unknown_experiment_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.simulator.plan_checker import InvalidPlan, PlanChecker
 from benchmarks.simulator.prompts import Token
-from scheduler_svc.core.plan import (
+from scheduler_svc.core.request import Request, Sequence
+from scheduler_svc.core.step import (
     BlockCopy,
     BlockPair,
     BlockTableUpdate,
@@ -16,7 +17,6 @@ from scheduler_svc.core.plan import (
     StepPlan,
     SwapDone,
 )
-from scheduler_svc.core.sequence import Request, Sequence
 
 SIZE = 4
 PROMPT = [11, 12, 13, 14, 15, 16]

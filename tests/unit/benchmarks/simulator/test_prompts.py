@@ -15,7 +15,7 @@ def test_prompts_have_their_lengths_and_begin_unlike_each_other() -> None:
     assert len({prompt[0] for prompt in prompts}) == 300
 
 
-def test_a_prompt_may_be_longer_than_what_tokens_are_drawn_from() -> None:
+def test_a_prompt_may_be_longer_than_the_pool_of_tokens() -> None:
     assert len(Tokens(seed=0).prompt(arrival(200_000), 0)) == 200_000
 
 
@@ -38,7 +38,7 @@ def test_a_recorded_prompt_is_taken_as_it_is() -> None:
     assert Tokens(seed=0).prompt(Arrival(0.0, 3, 1, 1, prompt=(4, 5, 6)), 0) == [4, 5, 6]
 
 
-def test_a_token_depends_on_its_place_alone_and_not_on_when_it_is_drawn() -> None:
+def test_a_token_depends_on_its_place_alone_and_not_on_when_it_is_sampled() -> None:
     tokens = Tokens(seed=0)
     script = tokens.script(arrival(5), 5)
     drawn = [tokens.draw(script, place) for place in range(5, 8)]
@@ -46,7 +46,7 @@ def test_a_token_depends_on_its_place_alone_and_not_on_when_it_is_drawn() -> Non
     assert all(len(token.token_ids) == 1 and token.token_ids != (STOP_TOKEN,) for token in drawn)
 
 
-def test_an_output_that_is_shorter_than_asked_for_ends_with_the_stop_token() -> None:
+def test_an_output_below_max_tokens_ends_with_the_stop_token() -> None:
     tokens = Tokens(seed=0)
     script = tokens.script(Arrival(0.0, 5, 2, 9), 5)
     assert tokens.draw(script, 5).token_ids != (STOP_TOKEN,)

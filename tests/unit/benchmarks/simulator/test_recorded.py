@@ -1,4 +1,4 @@
-"""Recordings: what is written can be replayed, and what is wrong is told by its line."""
+"""Recordings: what is written can be replayed, and errors name their line."""
 
 from pathlib import Path
 

@@ -8,6 +8,12 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.simulator import run
+from benchmarks.simulator.arrivals import Arrival, OpenLoop
+from benchmarks.simulator.driver import Setup
+from benchmarks.simulator.figures import run_figures
+from benchmarks.simulator.presets import GPU_8B
+from benchmarks.simulator.run import class_table, run_lines, tenant_table
+from benchmarks.simulator.simulation import Simulation
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
@@ -18,7 +24,7 @@ def command(monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
 FLAGS = ("--rate", "50", "--prompt", "16-64", "--generate", "8", "--requests", "30")
 
 
-def test_it_tells_writes_and_draws(
+def test_a_run_is_printed_written_and_plotted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command(monkeypatch, *FLAGS, "--result", str(tmp_path / "r.json"), "--plot", str(tmp_path / "r.svg"))
@@ -65,3 +71,17 @@ def test_tenants_are_counted_in_a_window_and_plans_checked(
     out = capsys.readouterr().out
     assert "Tenants, from 0 to 100 s" in out
     assert "100.0%" in out
+
+
+def test_a_run_is_shown_by_class_and_tenant() -> None:
+    simulation = Simulation(
+        Setup(GPU_8B),
+        OpenLoop([Arrival(0.0, 16, 4, 4, "a"), Arrival(0.0, 50_000, 4, 4, "b"), Arrival(0.0, 16, 44, 44, "b", 1.0, 1)]),
+    )
+    simulation.run()
+    figures = run_figures(simulation)
+    assert [row[:2] for row in class_table(figures).rows] == [["1", "1"], ["0", "2"]]
+    assert tenant_table(figures.tenants).rows == [["a", "20", "25.0%"], ["b", "60", "75.0%"]]
+    first, *_ = run_lines(figures)
+    assert first.startswith("2 of 3 requests finished")
+    assert first.endswith("failed: 1 CONTEXT_LENGTH_EXCEEDED")

@@ -131,7 +131,7 @@ TIGHT = replace(MACHINE, step_seconds=((1, 0.01), (2, 0.02)), num_blocks=24, blo
 
 @pytest.mark.parametrize("copies", CopyMode)
 @pytest.mark.parametrize("preemption", PreemptionMode)
-def test_every_token_is_told_once_and_the_books_balance_after_each_step(
+def test_every_token_is_committed_once_and_integrity_holds_after_each_step(
     copies: CopyMode, preemption: PreemptionMode
 ) -> None:
     setup = Setup(replace(TIGHT, copies=copies), num_replicas=2, preemption=preemption)

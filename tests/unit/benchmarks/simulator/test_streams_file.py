@@ -47,7 +47,7 @@ def test_a_stream_is_read_with_all_that_it_can_say(tmp_path: Path) -> None:
         ('[{"rate": 1, "prompt": [1, 2], "output": [1, 2], "process": "now"}]', "now"),
     ],
 )
-def test_what_is_wrong_is_told(text: str, reason: str, tmp_path: Path) -> None:
+def test_errors_name_the_reason(text: str, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "wrong.json"
     path.write_text(text)
     with pytest.raises(StreamsError, match=reason):

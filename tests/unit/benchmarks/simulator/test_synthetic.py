@@ -14,7 +14,7 @@ def times(stream: ArrivalStream, count: int) -> list[float]:
     return [arrival.at for arrival in stream.arrivals(0, count)]
 
 
-def test_a_seed_draws_the_same_and_another_one_does_not() -> None:
+def test_a_seed_gives_the_same_requests_and_another_one_does_not() -> None:
     assert list(STREAM.arrivals(3, 50)) == list(STREAM.arrivals(3, 50))
     assert list(STREAM.arrivals(3, 50)) != list(STREAM.arrivals(4, 50))
 
@@ -49,7 +49,7 @@ def test_lengths_are_within_their_bounds_and_reach_them() -> None:
     assert {arrival.output_tokens for arrival in STREAM.arrivals(0, 50)} == {8}
 
 
-def test_the_mean_length_is_what_is_drawn_on_average() -> None:
+def test_the_mean_length_is_the_average_of_samples() -> None:
     drawn = [arrival.prompt_tokens for arrival in STREAM.arrivals(0, 5_000)]
     assert sum(drawn) / len(drawn) == pytest.approx(STREAM.prompt.mean, rel=0.02)
     assert STREAM.output.mean == 8
@@ -71,7 +71,7 @@ def test_some_prompts_begin_with_a_prefix_and_are_as_much_longer() -> None:
     assert {arrival.prompt_tokens for arrival in with_prefix} == {105}
 
 
-def test_more_may_be_asked_for_than_comes() -> None:
+def test_max_tokens_may_exceed_the_output() -> None:
     stream = ArrivalStream(1.0, Lengths(1, 1), Lengths(4, 4), max_tokens=100)
     (arrival,) = stream.arrivals(0, 1)
     assert (arrival.output_tokens, arrival.max_tokens) == (4, 100)

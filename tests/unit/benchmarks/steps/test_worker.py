@@ -6,7 +6,7 @@ from benchmarks.steps.worker import make_replica
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step
 
 
-def test_a_token_is_drawn_where_all_known_ones_are_computed() -> None:
+def test_a_token_is_sampled_where_all_known_ones_are_computed() -> None:
     runner = make_replica(2, 0.0).runner
     new = NewSequence(7, [1, 2, 3], 3, 0, SamplingParams())
     sampled = [

@@ -66,7 +66,7 @@ def deltas(events: list[bytes]) -> list[tuple[int, Any]]:
     order=st.lists(st.integers(0, 1), max_size=12),
     stop=st.lists(st.text("aß你😀helo", min_size=1, max_size=3), max_size=2, unique=True).map(tuple),
 )
-def test_a_stream_goes_on_after_any_event(outputs: list[list[int]], order: list[int], stop: tuple[str, ...]) -> None:
+def test_a_stream_resumes_after_any_event(outputs: list[list[int]], order: list[int], stop: tuple[str, ...]) -> None:
     whole = streamed(outputs, order, Cursor(2), stop)
     for place, event in enumerate(whole):
         cursor = Cursor.parse(event.split(b"\n")[0].removeprefix(b"id: ").decode(), 2)
@@ -75,7 +75,7 @@ def test_a_stream_goes_on_after_any_event(outputs: list[list[int]], order: list[
         assert sorted(given, key=lambda one: one[0]) == deltas(whole)
 
 
-def test_an_id_tells_how_far_each_choice_is() -> None:
+def test_an_id_holds_the_position_of_each_choice() -> None:
     cursor = Cursor(3)
     assert not cursor.has_begun(1)
     assert cursor.advance(1, Chunk(1, 2, "a", [5, 6])) == b"id: 0-4-0\n"

@@ -25,6 +25,7 @@ TABLE = {
     Reason.REQUEST_QUARANTINED: (500, "server_error"),
     Reason.STORE_DEGRADED: (503, "service_unavailable"),
     Reason.NOT_LEADER: (503, "service_unavailable"),
+    Reason.PROTOCOL_UNSUPPORTED: (400, "invalid_request_error"),
     Reason.DEADLINE_EXCEEDED: (504, "timeout"),
     Reason.CANCELLED: (499, "cancelled"),
     Reason.INTERNAL: (500, "server_error"),
@@ -66,6 +67,6 @@ def test_what_killed_workers_is_not_tried_again() -> None:
     assert HttpError.of(QuireError(Reason.REQUEST_QUARANTINED, "so")).headers == {"x-should-retry": "false"}
 
 
-def test_a_gateway_that_ends_asks_for_another_connection() -> None:
+def test_a_draining_gateway_closes_the_connection() -> None:
     error = HttpError.of(QuireError(Reason.DRAINING, "soon", retry_after=1))
     assert error.headers == {"retry-after": "1", "connection": "close"}

@@ -69,7 +69,7 @@ def test_choices_of_several_prompts_are_numbered_prompt_by_prompt() -> None:
     ]  # fmt: skip
 
 
-def test_only_the_first_delta_of_a_choice_tells_the_role() -> None:
+def test_only_the_first_delta_of_a_choice_has_the_role() -> None:
     stream = answer(ChatFormat(), n=2)
     events = [told(stream.event(0, Chunk(index, 0, text))) for index, text in [(0, "a"), (1, "b"), (0, "c"), (1, "d")]]
     assert [event["choices"][0]["delta"] for event in events] == [
@@ -106,7 +106,7 @@ def test_the_end_is_an_event_even_without_text() -> None:
     assert told(stream.event(0, Chunk(0, 1, "", [2], finish=STOP)))["choices"][0]["finish_reason"] == "stop"
 
 
-def test_an_end_after_text_is_told_too() -> None:
+def test_an_end_after_text_is_sent() -> None:
     stream = answer(CompletionFormat())
     stream.event(0, Chunk(0, 0, "a", [A]))
     (choice,) = told(stream.event(0, Chunk(0, 1, "b", [B], finish=Finish(FinishReason.LENGTH))))["choices"]

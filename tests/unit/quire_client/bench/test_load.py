@@ -11,7 +11,7 @@ from quire_client.bench.targets import OnTokens, TargetError, TargetModel
 
 
 class Turnstile:
-    """A target whose requests end only when they are let through."""
+    """A target whose requests end when a test releases them."""
 
     def __init__(self) -> None:
         self.started: list[int] = []
@@ -20,7 +20,7 @@ class Turnstile:
         self.gate = asyncio.Semaphore(0)
 
     async def model(self) -> TargetModel:
-        """Not asked for."""
+        """Not used."""
         raise NotImplementedError
 
     async def run(self, request: MixRequest, on_tokens: OnTokens) -> RequestTimings:
@@ -43,7 +43,7 @@ def named(*names: int) -> list[MixRequest]:
 
 
 @pytest.mark.parametrize(("concurrency", "expected"), [(1, 1), (3, 3), (50, 7)])
-async def test_as_many_requests_run_as_was_asked(concurrency: int, expected: int) -> None:
+async def test_concurrency_bounds_the_requests_in_flight(concurrency: int, expected: int) -> None:
     target = Turnstile()
     load = asyncio.create_task(run_load(target, named(*range(7)), concurrency))
     while len(target.started) < 7:

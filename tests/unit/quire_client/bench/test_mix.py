@@ -21,7 +21,7 @@ def test_log_uniform_lengths_are_as_many_in_each_doubling() -> None:
     assert all(math.isclose(count, 1000, rel_tol=0.15) for count in doublings)
 
 
-def test_a_seed_draws_the_same_mix_again_and_another_seed_another() -> None:
+def test_a_seed_gives_the_same_mix_again_and_another_seed_another() -> None:
     assert sample_mix(3, 5, None) == sample_mix(3, 5, None)
     assert sample_mix(3, 5, None) != sample_mix(4, 5, None)
 

@@ -1,4 +1,4 @@
-"""Servers under load: Quire over gRPC, and an HTTP server that answers as it is told."""
+"""Servers under load: Quire over gRPC, and an HTTP server with scripted responses."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ import pytest
 
 from quire_client import AsyncClient
 from quire_client.bench.mix import MixRequest
-from quire_client.bench.targets import OpenAITarget, QuireTarget, TargetError, http_client
+from quire_client.bench.targets import OpenAITarget, QuireTarget, TargetError, TargetModel, http_client
 
 REQUEST = MixRequest((5, 6, 7), 4)
 
@@ -119,7 +119,15 @@ def text(piece: str) -> dict[str, Any]:
 USAGE = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
 
 
-async def test_quire_is_asked_for_exact_lengths_and_counted_by_token_ids(address: str, service: Any) -> None:
+@pytest.mark.parametrize("asked", [None, "tiny", "small"])
+async def test_quires_model_is_found_by_name_or_alias_or_is_the_first(asked: str | None, address: str) -> None:
+    async with AsyncClient(address) as client:
+        assert await QuireTarget(client, asked).model() == TargetModel("tiny", 512)
+        with pytest.raises(TargetError, match="no model other"):
+            await QuireTarget(client, "other").model()
+
+
+async def test_requests_to_quire_have_exact_lengths_and_count_token_ids(address: str, service: Any) -> None:
     service.accept()
     service.say("", (1,))
     service.say("two at once", (2, 3))
@@ -140,7 +148,7 @@ async def test_quire_is_asked_for_exact_lengths_and_counted_by_token_ids(address
     assert not sent.HasField("request_id")  # what is measured is not kept to be resumed
 
 
-async def test_quire_tells_its_model(address: str, service: Any) -> None:
+async def test_quires_model_is_read(address: str, service: Any) -> None:
     async with AsyncClient(address) as client:
         model = await QuireTarget(client).model()
         assert (model.name, model.vocab_size) == ("tiny", 512)
@@ -148,7 +156,7 @@ async def test_quire_tells_its_model(address: str, service: Any) -> None:
             await QuireTarget(client, "absent").model()
 
 
-async def test_an_http_server_is_asked_for_exact_lengths(http_server: HttpServer, target: OpenAITarget) -> None:
+async def test_requests_to_an_http_server_have_exact_lengths(http_server: HttpServer, target: OpenAITarget) -> None:
     http_server.answers["/v1/completions"] = (
         "200 OK",
         events(text("a"), text("b"), text(""), text("c"), text("d"), USAGE, "[DONE]"),
@@ -191,7 +199,7 @@ async def test_the_url_may_end_in_v1(http_server: HttpServer) -> None:
         ("200 OK", events("[]"), "does not stream"),
     ],
 )
-async def test_what_an_http_server_says_is_wrong_is_told(
+async def test_errors_of_an_http_server_are_reported(
     http_server: HttpServer, target: OpenAITarget, status: str, body: str, message: str
 ) -> None:
     http_server.answers["/v1/completions"] = (status, body)
@@ -222,7 +230,7 @@ async def test_the_last_line_may_be_without_an_end(piecewise: Piecewise) -> None
     assert timeline.num_tokens == 4
 
 
-async def test_an_error_event_is_told_though_it_comes_in_pieces(piecewise: Piecewise) -> None:
+async def test_an_error_event_in_pieces_is_reported(piecewise: Piecewise) -> None:
     error = events(text("a"), {"error": {"message": "no memory"}}).encode()
     piecewise.pieces = [error[place : place + 1] for place in range(len(error))]
 
@@ -261,7 +269,7 @@ async def test_an_answer_takes_no_longer_than_the_timeout(piecewise: Piecewise) 
 
 
 @pytest.mark.parametrize("answer", [("200 OK", "{}"), ("200 OK", '{"data": []}'), ("200 OK", "<html>")])
-async def test_a_server_of_another_kind_is_told_by_its_models(
+async def test_a_server_of_another_kind_is_detected_by_its_models(
     http_server: HttpServer, target: OpenAITarget, answer: tuple[str, str]
 ) -> None:
     http_server.answers["/v1/models"] = answer
@@ -270,7 +278,7 @@ async def test_a_server_of_another_kind_is_told_by_its_models(
         await target.model()
 
 
-async def test_a_server_that_is_not_there_is_told_by_address() -> None:
+async def test_the_error_of_an_unreachable_server_names_its_address() -> None:
     async with http_client("http://127.0.0.1:1", None, None) as http:
         with pytest.raises(TargetError, match=r"no connection to http://127\.0\.0\.1:1"):
             await OpenAITarget("http://127.0.0.1:1", http).model()

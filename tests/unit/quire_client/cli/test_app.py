@@ -1,4 +1,4 @@
-"""The command line as one calls it, and what its exit codes and error lines say."""
+"""The command line: output, exit codes and error lines."""
 
 import asyncio
 import json
@@ -77,7 +77,7 @@ async def test_generate_reads_standard_input(address: str, service: Any) -> None
     assert service.requests[0].generation.text == "two\nlines"
 
 
-async def test_an_error_after_some_text_stands_on_a_line_of_its_own(address: str, service: Any) -> None:
+async def test_an_error_after_some_text_is_on_a_new_line(address: str, service: Any) -> None:
     service.accept()
     service.say("Once")
     service.break_off(grpc.StatusCode.INTERNAL, "INTERNAL", "internal error 1f")
@@ -88,7 +88,7 @@ async def test_an_error_after_some_text_stands_on_a_line_of_its_own(address: str
     assert ended.err.startswith("quire: internal error 1f; ")
 
 
-async def test_generate_as_json_tells_all(address: str, service: Any) -> None:
+async def test_generate_as_json_has_all_fields(address: str, service: Any) -> None:
     service.accept(seed=99)
     logprob = pb.TokenLogprob(token_id=1, token="é", token_bytes=b"\xc3\xa9", logprob=-0.5)
     service.say("é", (1,), logprobs=[logprob], finish=pb.Finish(reason=pb.FINISH_REASON_STOP, token_id=2))
@@ -96,9 +96,9 @@ async def test_generate_as_json_tells_all(address: str, service: Any) -> None:
 
     result = await invoke("generate", "x", "--logprobs", "0", "-o", "json")
 
-    told = json.loads(result.stdout)
-    assert told["acceptance"]["seed"] == 99
-    (completion,) = told["completions"]
+    printed = json.loads(result.stdout)
+    assert printed["acceptance"]["seed"] == 99
+    (completion,) = printed["completions"]
     assert (completion["text"], completion["finish"]) == ("é", {"reason": "stop", "matched": 2})
     assert completion["logprobs"][0]["token_bytes"] == [0xC3, 0xA9]
 
@@ -114,23 +114,23 @@ async def test_generate_writes_several_sequences_one_after_another(address: str,
     assert (await invoke("generate", "x", "--n", "2")).stdout == "[0] a\n[1] b\n"
 
 
-async def test_generate_asks_for_what_is_ranked_as_a_whole(address: str, service: Any) -> None:
+async def test_generate_does_not_stream_ranked_sequences(address: str, service: Any) -> None:
     completions = [pb.Completion(index=index, text=text, score=-index) for index, text in enumerate("ab")]
     service.whole = pb.GenerateResponse(completions=completions)
 
     beams = await invoke("generate", "x", "--beam-width", "4", "--n", "2", "--early-stopping", "true")
     best = await invoke("generate", "x", "--best-of", "3")
-    told = await invoke("generate", "x", "--best-of", "3", "-o", "json")
+    printed = await invoke("generate", "x", "--best-of", "3", "-o", "json")
 
     assert (beams.stdout, best.stdout) == ("[0] a\n[1] b\n", "a\n")
-    assert [one["score"] for one in json.loads(told.stdout)["completions"]] == [0, -1]
+    assert [one["score"] for one in json.loads(printed.stdout)["completions"]] == [0, -1]
     search, drawn = service.requests[0].generation, service.requests[1].generation
     assert (search.beam_search.width, search.n) == (4, 2)
     assert search.beam_search.early_stopping == pb.EARLY_STOPPING_AT_WIDTH
     assert (drawn.best_of, drawn.HasField("beam_search")) == (3, False)
 
 
-async def test_generate_goes_on_where_a_gateway_ends_and_says_so() -> None:
+async def test_generate_resumes_where_a_gateway_ends_and_reports_it() -> None:
     async with breaking_gateways(2, 2) as (first, second):
         first.breaks = [Break(3, Fault.STOPS)]
 
@@ -142,7 +142,7 @@ async def test_generate_goes_on_where_a_gateway_ends_and_says_so() -> None:
     assert line.endswith("; going on")
 
 
-async def test_resume_writes_what_a_named_request_says(address: str, service: Any) -> None:
+async def test_resume_writes_the_output_of_a_named_request(address: str, service: Any) -> None:
     service.accept("mine")
     service.say("b", index=1)
     service.say("a", index=0)
@@ -151,28 +151,28 @@ async def test_resume_writes_what_a_named_request_says(address: str, service: An
     service.account()
 
     assert (await invoke("resume", "mine")).stdout == "a\n[1] b\n"
-    told = json.loads((await invoke("resume", "mine", "-o", "json")).stdout)
-    assert [one["text"] for one in told["completions"]] == ["a", "b"]
+    printed = json.loads((await invoke("resume", "mine", "-o", "json")).stdout)
+    assert [one["text"] for one in printed["completions"]] == ["a", "b"]
     assert [request.request_id for request in service.requests] == ["mine", "mine"]
 
 
-async def test_resuming_what_is_not_known_says_so(
+async def test_resuming_an_unknown_request_fails(
     address: str, service: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     service.refuse_with_details(grpc.StatusCode.NOT_FOUND, "REQUEST_UNKNOWN", "there is no such request")
 
     assert await asyncio.to_thread(run, ["resume", "gone"]) == 1
 
-    assert "quire: there is no such request; it ended long ago" in capsys.readouterr().err
+    assert "quire: there is no such request; it ended more than an hour ago" in capsys.readouterr().err
 
 
 async def test_models_lists_what_is_served(address: str) -> None:
     assert "tiny" in (await invoke("models")).stdout
     listed = json.loads((await invoke("models", "-o", "json")).stdout)
-    assert listed == [{"name": "tiny", "context_length": 64, "vocab_size": 512}]
+    assert listed == [{"name": "tiny", "context_length": 64, "vocab_size": 512, "aliases": ["small"]}]
 
 
-async def test_bench_tells_latency_and_throughput(address: str, service: Any) -> None:
+async def test_bench_prints_latency_and_throughput(address: str, service: Any) -> None:
     service.answer("a", "b", "c", "d", "e", "f", "g", "h")
     mix = json.dumps({"requests": [{"prompt_token_ids": [1, 2], "output_tokens": 8}]})
 
@@ -184,21 +184,21 @@ async def test_bench_tells_latency_and_throughput(address: str, service: Any) ->
     assert "20 of 20 requests" in ended.err
 
 
-async def test_bench_as_json_draws_its_mix_within_the_vocabulary(address: str, service: Any) -> None:
+async def test_bench_as_json_takes_its_mix_from_the_vocabulary(address: str, service: Any) -> None:
     service.answer("a")
 
     ended = await quire("bench", "--requests", "3", "--warm-up", "0", "-o", "json")
 
     assert ended.code == 1  # one token came, whatever was asked for
     assert "3 requests did not get as many tokens" in ended.err
-    told = json.loads(ended.out)
-    assert (told["model"], told["num_short"], told["summary"]["output_tokens"]) == ("tiny", 3, 3)
+    printed = json.loads(ended.out)
+    assert (printed["model"], printed["num_short"], printed["summary"]["output_tokens"]) == ("tiny", 3, 3)
     prompts = [request.generation.token_ids.ids for request in service.requests[1:]]
     assert len(prompts) == 3
     assert max(max(prompt) for prompt in prompts) < 512
 
 
-async def test_bench_tells_why_requests_failed(address: str, service: Any) -> None:
+async def test_bench_prints_why_requests_failed(address: str, service: Any) -> None:
     service.accept()
     service.break_off(grpc.StatusCode.INTERNAL, "INTERNAL", "internal error 1f")
 
@@ -240,14 +240,14 @@ async def test_a_reader_that_has_enough_is_no_error(address: str, service: Any) 
     await asyncio.wait_for(service.cancelled.wait(), 60)
 
 
-async def test_the_version_is_told() -> None:
+async def test_the_version_is_printed() -> None:
     ended = await quire("--version")
 
     assert ended.code == 0
     assert ended.out.startswith("quire ")
 
 
-async def test_where_no_server_is_one_line_says_how_to_start_it() -> None:
+async def test_without_a_server_one_line_says_how_to_start_it() -> None:
     ended = await quire("generate", "x", "--address", "127.0.0.1:1")
 
     assert ended.code == 1
@@ -266,7 +266,7 @@ async def test_where_no_server_is_one_line_says_how_to_start_it() -> None:
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "TENANT_QUOTA_EXCEEDED", "slow down", None, "try again in 2 s"),
     ],
 )
-async def test_an_error_says_what_where_and_what_next(
+async def test_an_error_has_message_field_and_advice(
     address: str,
     service: Any,
     capsys: pytest.CaptureFixture[str],
@@ -313,7 +313,7 @@ def test_a_mix_that_cannot_be_read_is_one_line(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "quire: /nonexistent/mix.json: no such file or directory\n"
 
 
-def test_without_a_command_it_tells_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_command_it_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 2
     assert "generate" in capsys.readouterr().out
 

@@ -22,7 +22,7 @@ NOTHING = Duration()
 
 @dataclass
 class ScriptedAdmin(pb_grpc.AdminServiceServicer):
-    """Says what it was told to, and keeps what it was asked."""
+    """Sends scripted responses, and records requests."""
 
     requests: list[Any] = field(default_factory=list)
     explanation: pb.ExplainResponse | None = None
@@ -48,7 +48,7 @@ class ScriptedAdmin(pb_grpc.AdminServiceServicer):
 
 @pytest.fixture
 async def admin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedAdmin]:
-    """A service that the command asks unless it is told otherwise."""
+    """A service at the default address of the command."""
     service = ScriptedAdmin()
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     pb_grpc.add_AdminServiceServicer_to_server(service, server)
@@ -72,6 +72,7 @@ def explanation(*sequences: pb.SequenceExplanation, **fields: Any) -> pb.Explain
         "num_prompt_tokens": 1_200,
         "max_tokens": 20,
         "num_waiting": 7,
+        "model": "small",
     }
     return pb.ExplainResponse(**(known | fields), sequences=sequences)
 
@@ -80,7 +81,7 @@ def sequence(state: str, **fields: Any) -> pb.SequenceExplanation:
     return pb.SequenceExplanation(state=f"SEQUENCE_STATE_{state}", **fields)
 
 
-async def test_a_request_that_waits_is_told_in_words(admin: ScriptedAdmin) -> None:
+async def test_a_waiting_request_is_explained_as_text(admin: ScriptedAdmin) -> None:
     waiting = sequence(
         "SWAPPED",
         num_ahead=3,
@@ -106,13 +107,14 @@ async def test_a_request_that_waits_is_told_in_words(admin: ScriptedAdmin) -> No
 
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
-        "Gave way, and waits with its blocks in host memory, behind 3 sequences",
+        "Was preempted, and waits with its blocks in host memory, behind 3 sequences",
         "  starts       in about 4 s, as predicted",
         "  tokens       1,204 of 1,205 computed, 5 generated",
         "  blocks       40 on the device, 36 on the host, 36 missing",
-        "  gave way     2 times, the last by swapping: 12.3 ms by estimate, computing again 1.5 s",
-        "The request came 61 s ago, and has 30 s until its deadline; 1,200 tokens of prompt, at most 20 more.",
-        "  class        -1, counts as 1 by now",
+        "  preempted    2 times, the last by swap: 12.3 ms by estimate, recompute 1.5 s",
+        "The request arrived 61 s ago, and has 30 s until its deadline; 1,200 tokens of prompt, at most 20 more.",
+        "  model        small",
+        "  class        -1, counts as 1 now",
         "  tenant       search, 4,000 tokens ahead of the least served of its class",
         "  queue        7 requests waiting, policy fair",
         f"  key          {KEY}",
@@ -121,7 +123,7 @@ async def test_a_request_that_waits_is_told_in_words(admin: ScriptedAdmin) -> No
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("given", "expected"),
     [
         (sequence("QUEUED", num_ahead=1), "Waits for its turn, behind 1 sequence"),
         (sequence("QUEUED", num_ahead=0), "Waits for its turn, which is next"),
@@ -131,24 +133,24 @@ async def test_a_request_that_waits_is_told_in_words(admin: ScriptedAdmin) -> No
         ),
         (
             sequence("WAITING_FOR_PREFIX", awaits_key=KEY),
-            "Waits while request 5f5f5f5f5f5f computes what its prompt begins with",
+            "Waits while request 5f5f5f5f5f5f computes the prefix of its prompt",
         ),
-        (sequence("SWAPPING_IN"), "Waits for its blocks, which are on their way from host memory"),
+        (sequence("SWAPPING_IN"), "Waits for its blocks, which are being swapped in from host memory"),
         (sequence("RUNNING"), "Runs"),
-        (sequence("PAUSED"), "Pauses until its gateway has searched more of its text for stop strings"),
-        (sequence("PREEMPTED", num_ahead=2), "Gave way, and waits to compute its tokens again, behind 2 sequences"),
+        (sequence("PAUSED"), "Pauses until its gateway has searched its text for stop strings"),
+        (sequence("PREEMPTED", num_ahead=2), "Was preempted, and waits to recompute its tokens, behind 2 sequences"),
         (sequence("ENDED"), "Has ended"),
-        (sequence("UNSPECIFIED"), "Stands where this version of the client does not know"),
+        (sequence("UNSPECIFIED"), "Is in a state that this version of the client does not know"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_every_state_has_its_sentence(told: pb.SequenceExplanation, expected: str, admin: ScriptedAdmin) -> None:
-    admin.explanation = explanation(told)
+async def test_every_state_has_its_sentence(given: pb.SequenceExplanation, expected: str, admin: ScriptedAdmin) -> None:
+    admin.explanation = explanation(given)
 
     assert (await invoke("mine")).stdout.splitlines()[0] == expected
 
 
-async def test_sequences_are_told_one_by_one(admin: ScriptedAdmin) -> None:
+async def test_each_sequence_is_explained(admin: ScriptedAdmin) -> None:
     admin.explanation = explanation(
         sequence("ENDED", index=0, num_generated_tokens=9), sequence("RUNNING", index=1, num_known_tokens=3)
     )
@@ -165,19 +167,19 @@ async def test_sequences_are_told_one_by_one(admin: ScriptedAdmin) -> None:
 
 
 @pytest.mark.parametrize("args", [["--json"], ["-o", "json"]])
-async def test_as_json_it_tells_all(args: list[str], admin: ScriptedAdmin) -> None:
+async def test_as_json_it_has_all_fields(args: list[str], admin: ScriptedAdmin) -> None:
     preemption = pb.Preemption(choice=pb.RETURN_RECOMPUTE, swap_estimate=Duration(seconds=2))
     admin.explanation = explanation(sequence("PREEMPTED", num_ahead=0, last_preemption=preemption))
 
-    told = json.loads((await invoke("mine", *args)).stdout)
+    given = json.loads((await invoke("mine", *args)).stdout)
 
-    assert (told["tenant"], told["age"], told["time_left"]) == ("search", 61.0, None)
-    (one,) = told["sequences"]
+    assert (given["tenant"], given["age"], given["time_left"]) == ("search", 61.0, None)
+    (one,) = given["sequences"]
     assert (one["state"], one["num_ahead"], one["predicted_start"]) == ("preempted", 0, None)
     assert one["last_preemption"] == {"choice": "recompute", "swap_seconds": 2.0, "recompute_seconds": 0.0}
 
 
-async def test_a_request_may_be_told_by_its_key_or_its_place(admin: ScriptedAdmin) -> None:
+async def test_a_request_may_be_named_by_its_key_or_its_prompt(admin: ScriptedAdmin) -> None:
     admin.explanation = explanation()
 
     await invoke("--key", KEY)
@@ -192,7 +194,7 @@ async def test_a_request_may_be_told_by_its_key_or_its_place(admin: ScriptedAdmi
 async def test_without_a_request_the_live_ones_are_listed(admin: ScriptedAdmin) -> None:
     line = pb.RequestSummary(
         key=KEY, tenant="[red]", priority=2, state=pb.SEQUENCE_STATE_QUEUED, age=Duration(seconds=600),
-        num_prompt_tokens=1_200, num_generated_tokens=5,
+        num_prompt_tokens=1_200, num_generated_tokens=5, model="small",
     )  # fmt: skip
     admin.listed = pb.ListRequestsResponse(requests=[line], num_live=1_234)
 
@@ -200,7 +202,7 @@ async def test_without_a_request_the_live_ones_are_listed(admin: ScriptedAdmin) 
 
     assert result.exit_code == 0
     _, row, rest = result.stdout.splitlines()
-    assert row.split() == ["queued", "10", "min", "2", "1,200", "5", "[red]", KEY]
+    assert row.split() == ["queued", "10", "min", "2", "1,200", "5", "small", "[red]", KEY]
     assert rest == "1 of 1,234 live requests, the oldest"
     assert admin.requests == [pb.ListRequestsRequest(tenant="[red]", limit=7)]
     assert json.loads((await invoke("--json")).stdout)["requests"][0]["state"] == "queued"
@@ -213,7 +215,7 @@ async def test_a_request_that_is_not_live_is_one_line(admin: ScriptedAdmin, caps
     assert line.startswith("quire: no such request is live; ")
 
 
-def test_where_no_scheduler_answers_it_says_how_to_reach_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_scheduler_it_says_how_to_reach_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", "mine", "--admin", "127.0.0.1:1"]) == 1
 
     (line,) = capsys.readouterr().err.splitlines()
@@ -225,7 +227,7 @@ async def test_what_answers_there_may_be_no_scheduler(address: str, capsys: pyte
     assert await asyncio.to_thread(run, ["explain", "mine", "--admin", address]) == 1
 
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"quire: no scheduler tells of its requests at {address}; ")
+    assert line.startswith(f"quire: no admin service of a scheduler at {address}; ")
     assert "--admin" in line
 
 
@@ -261,7 +263,7 @@ def test_a_name_that_is_no_text_is_one_line(args: list[str], capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-async def test_a_policy_that_counts_nothing_tells_of_no_debt(policy: str, admin: ScriptedAdmin) -> None:
+async def test_a_policy_without_debts_shows_none(policy: str, admin: ScriptedAdmin) -> None:
     admin.explanation = explanation(sequence("RUNNING"), policy=policy)
 
     lines = (await invoke("mine")).stdout.splitlines()
@@ -280,7 +282,7 @@ async def test_a_policy_that_counts_nothing_tells_of_no_debt(policy: str, admin:
         (Duration(seconds=9_000), "2.5 h"),
     ],
 )
-async def test_times_are_told_to_a_few_digits(age: Duration, expected: str, admin: ScriptedAdmin) -> None:
+async def test_times_have_a_few_digits(age: Duration, expected: str, admin: ScriptedAdmin) -> None:
     admin.explanation = explanation(age=age)
 
-    assert (await invoke("mine")).stdout.startswith(f"The request came {expected} ago;")
+    assert (await invoke("mine")).stdout.startswith(f"The request arrived {expected} ago;")

@@ -1,12 +1,12 @@
-"""Who may wait, and what those are told who may not."""
+"""Which requests may wait, and why others are rejected."""
 
 from typing import Any
 
 import pytest
 
 from scheduler_svc.core.admission import Admission, AdmissionLimits, AdmissionRefusal, Rates, Sharing
-from scheduler_svc.core.plan import Failure
-from scheduler_svc.core.sequence import Request
+from scheduler_svc.core.events import Failure
+from scheduler_svc.core.request import Request
 
 CONTEXT = 1000
 RATES = Rates(tokens_per_second=100.0, prefill_seconds_per_token=0.001, decode_seconds_per_token=0.05)
@@ -55,7 +55,7 @@ def test_tenant_over_its_quota_leaves_room_to_others(limits: dict[str, int]) -> 
     assert may_wait(queue, request("more", tenant="modest"))
 
 
-def test_tenant_over_its_quota_is_told_when_its_share_has_made_room() -> None:
+def test_retry_of_a_tenant_over_its_quota_is_when_its_share_has_made_room() -> None:
     queue = admission(max_tenant_tokens=1000)
     for number in range(10):
         queue.enter(request(f"a{number}", tenant="a"))
@@ -70,23 +70,23 @@ def test_tokens_count_the_prompt_and_outputs_of_each_sequence() -> None:
     assert (queue.num_requests, queue.num_tokens) == (1, 90)
 
 
-def test_request_beyond_the_context_is_refused_for_good() -> None:
+def test_request_beyond_the_context_is_rejected_for_good() -> None:
     refused = refusal(admission(), request("long", 900, 101))
     assert (refused.failure, refused.retry_after) == (Failure.CONTEXT_LENGTH_EXCEEDED, None)
     assert may_wait(admission(), request("fits", 900, 100))
 
 
-def test_context_that_no_replica_tells_refuses_nobody() -> None:
+def test_unknown_context_rejects_nothing() -> None:
     assert admission().check(request("long", 900, 101), 0.0, 0, UNKNOWN) is None
 
 
 @pytest.mark.parametrize("limits", [{"max_tokens": 399}, {"max_tenant_tokens": 399}])
-def test_request_larger_than_the_whole_queue_is_refused_for_good(limits: dict[str, int]) -> None:
+def test_request_larger_than_the_whole_queue_is_rejected_for_good(limits: dict[str, int]) -> None:
     refused = refusal(admission(**limits), request("large", n=4))
     assert (refused.failure, refused.retry_after) == (Failure.TOO_MANY_TOKENS, None)
 
 
-def test_deadline_that_the_queue_makes_infeasible_may_be_tried_again() -> None:
+def test_deadline_that_the_queue_makes_infeasible_may_be_retried() -> None:
     queue = admission(Sharing.BY_ARRIVAL)
     for number in range(10):
         queue.enter(request(str(number)))
@@ -96,30 +96,30 @@ def test_deadline_that_the_queue_makes_infeasible_may_be_tried_again() -> None:
     assert may_wait(queue, request("in time", deadline=112.6), now=100.0)
 
 
-def test_deadline_shorter_than_the_request_itself_is_refused_for_good() -> None:
+def test_deadline_shorter_than_the_request_itself_is_rejected_for_good() -> None:
     refused = refusal(admission(), request("hasty", deadline=2.5))
     assert (refused.failure, refused.retry_after) == (Failure.DEADLINE_INFEASIBLE, None)
 
 
-def test_nothing_is_refused_for_its_deadline_before_rates_are_known() -> None:
+def test_no_deadline_is_rejected_before_rates_are_known() -> None:
     assert may_wait(admission(), request("hasty", deadline=0.1), rates=UNKNOWN)
     assert admission().predicted_wait(request("a"), UNKNOWN) is None
 
 
-def test_refusal_says_when_to_retry_even_before_rates_are_known() -> None:
+def test_rejection_has_a_retry_time_even_before_rates_are_known() -> None:
     queue = admission(max_requests=1)
     queue.enter(request("a"))
     assert refusal(queue, request("b"), rates=UNKNOWN).retry_after == 1.0
 
 
-def test_by_arrival_all_that_wait_go_before() -> None:
+def test_by_arrival_all_queued_requests_are_ahead() -> None:
     queue = admission(Sharing.BY_ARRIVAL)
     for number in range(8):
         queue.enter(request(str(number), tenant="greedy"))
     assert queue.predicted_wait(request("more", tenant="modest"), RATES) == pytest.approx(8.0)
 
 
-def test_by_tenant_no_more_than_a_fair_share_goes_before() -> None:
+def test_by_tenant_a_fair_share_is_ahead() -> None:
     queue = admission()
     for number in range(8):
         queue.enter(request(str(number), tenant="greedy"))
@@ -136,7 +136,7 @@ def test_request_that_waits_does_not_wait_for_itself(sharing: Sharing) -> None:
     assert queue.predicted_wait(request("a"), RATES) == 0.0
 
 
-def test_outputs_shorter_than_asked_for_shorten_what_is_predicted() -> None:
+def test_short_outputs_shorten_the_predicted_wait() -> None:
     queue = admission(Sharing.BY_ARRIVAL)
     for _ in range(2000):
         queue.observe_end(request("past", max_tokens=100), 10)
@@ -145,7 +145,17 @@ def test_outputs_shorter_than_asked_for_shorten_what_is_predicted() -> None:
     assert queue.num_tokens == 550, "bounds count what may come to be"
 
 
-def test_books_balance_however_often_one_enters_and_leaves() -> None:
+def test_deadline_is_checked_against_outputs_of_the_usual_length() -> None:
+    """A request without max_tokens asks for the rest of the context, and rarely gets so long."""
+    queue = admission()
+    asked = request("a", 50, 900, deadline=10.0)
+    assert refusal(queue, asked).failure is Failure.DEADLINE_INFEASIBLE
+    for _ in range(2000):
+        queue.observe_end(request("past", max_tokens=100), 10)
+    assert may_wait(queue, asked)
+
+
+def test_counts_are_right_however_often_a_request_enters_and_leaves() -> None:
     queue = admission()
     twice = request("twice")
     queue.enter(twice)

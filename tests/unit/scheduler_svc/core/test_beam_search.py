@@ -12,7 +12,8 @@ import torch
 
 from beam_rules import Rules, search
 from memory_worker import Option
-from scheduler_svc.core.beam_search import Beam, BeamParams, BeamSearch, EarlyStopping, num_candidates
+from scheduler_svc.core.beam_search import Beam, BeamSearch, num_candidates
+from scheduler_svc.core.request import BeamParams, EarlyStopping
 
 VOCAB = 24
 EARLY_STOPPING: dict[EarlyStopping, bool | Literal["never"]] = {
@@ -37,7 +38,7 @@ class Model:
         return torch.log_softmax(torch.tensor(logits, dtype=torch.float64), 0)
 
     def options(self, tokens: Sequence[int], count: int) -> list[Option]:
-        """As a worker tells them."""
+        """As a worker returns them."""
         values, ids = torch.topk(self.log_probs(tokens), count)
         return [Option(token, value) for token, value in zip(ids.tolist(), values.tolist(), strict=True)]
 
@@ -90,7 +91,7 @@ def test_finds_what_transformers_would(early_stopping: EarlyStopping, length_pen
 
 
 def test_how_to_stop_makes_a_difference() -> None:
-    """Else the test above would tell the variants from each other in nothing."""
+    """Otherwise the test above would not distinguish the variants."""
     differences = dict.fromkeys(EarlyStopping, 0)
     for seed in range(40):
         patient = case(seed, EarlyStopping.NEVER, 1.0)
@@ -113,7 +114,7 @@ def test_stop_token_that_is_not_among_the_best_ends_nothing() -> None:
     assert search.finished == []
 
 
-def test_patient_search_expects_nothing_of_length_where_length_is_a_burden() -> None:
+def test_search_without_early_stopping_expects_nothing_of_length_if_length_is_penalized() -> None:
     search = BeamSearch(BeamParams(2, -1.0, EarlyStopping.NEVER), 9, frozenset({0}))
     advance(search, [(1, -0.1), (0, -5.0), (2, -6.0)])
     advance(search, [(0, -0.1), (3, -1.0), (4, -1.5)], [(3, -1.0), (4, -2.0), (0, -3.0)])
@@ -121,14 +122,14 @@ def test_patient_search_expects_nothing_of_length_where_length_is_a_burden() -> 
     assert not search.is_over, "the best beam would end with -2.2 now, with -9.9 at its longest"
 
 
-def test_each_beam_says_which_one_it_continues() -> None:
+def test_each_beam_names_the_one_that_it_continues() -> None:
     search = BeamSearch(BeamParams(2, 0.0, EarlyStopping.NEVER), 9, frozenset())
     advance(search, [(1, -0.1), (2, -1.0)])
     beams = advance(search, [(3, -5.0), (4, -6.0)], [(5, -0.1), (6, -0.2)])
     assert [(beam.tokens, beam.parent) for beam in beams] == [([2, 5], 1), ([2, 6], 1)]
 
 
-def test_log_probabilities_are_kept_of_each_token_where_they_are_asked_for() -> None:
+def test_log_probabilities_of_each_token_are_kept_if_requested() -> None:
     search = BeamSearch(BeamParams(1, 0.0, EarlyStopping.NEVER, logprobs=1), 2, frozenset({9}))
     advance(search, [(1, -0.1), (2, -1.0)])
     advance(search, [(3, -0.2), (4, -1.0)])

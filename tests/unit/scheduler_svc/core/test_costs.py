@@ -6,7 +6,7 @@ import random
 import pytest
 
 from scheduler_svc.core.costs import CostModel, count_pairs
-from scheduler_svc.core.plan import Direction
+from scheduler_svc.core.step import Direction
 
 BLOCK_BYTES = 1 << 20
 
@@ -23,7 +23,7 @@ def run_steps(costs: CostModel, rng: random.Random, num_steps: int, slower: floa
         costs.observe_step(num_prefill, num_decodes, slower * seconds * rng.uniform(1 - noise, 1 + noise))
 
 
-def test_priors_are_believed_before_anything_is_seen() -> None:
+def test_priors_count_before_the_first_observation() -> None:
     costs = model()
     assert costs.swap_seconds(3, 2) == pytest.approx(5 * BLOCK_BYTES / 10e9)
     assert costs.recompute_seconds(100) == pytest.approx(100 / 20_000)
@@ -31,7 +31,7 @@ def test_priors_are_believed_before_anything_is_seen() -> None:
     assert costs.tokens_per_second == 0.0
 
 
-def test_copies_nobody_knows_of_cost_more_than_anything() -> None:
+def test_unknown_copies_cost_infinitely_much() -> None:
     costs = model(swap_rate=0.0)
     assert costs.swap_seconds(1, 1) == math.inf
     assert costs.swap_seconds(0, 0) == 0.0
@@ -40,7 +40,7 @@ def test_copies_nobody_knows_of_cost_more_than_anything() -> None:
     assert costs.swap_seconds(10, 1) == math.inf
 
 
-def test_prefill_rate_that_nobody_says_is_learnt() -> None:
+def test_unknown_prefill_rate_is_learned() -> None:
     costs = model(prefill_rate=0.0)
     assert costs.recompute_seconds(100) > 0
     run_steps(costs, random.Random(1), 600)
@@ -48,7 +48,7 @@ def test_prefill_rate_that_nobody_says_is_learnt() -> None:
 
 
 @pytest.mark.parametrize("wrong", [0.1, 1.0, 10.0])
-def test_steps_are_learnt_from_noisy_times_whatever_the_prior(wrong: float) -> None:
+def test_steps_are_learned_from_noisy_times_whatever_the_prior(wrong: float) -> None:
     costs = model(prefill_rate=wrong / 20e-6)
     run_steps(costs, random.Random(2), 500)
     assert costs.recompute_seconds(1000) == pytest.approx(1000 * 20e-6, rel=0.1)
@@ -85,7 +85,7 @@ def test_prefill_is_not_forgotten_while_only_decodes_run() -> None:
 
 
 @pytest.mark.parametrize("direction", Direction)
-def test_transfers_are_learnt_by_direction(direction: Direction) -> None:
+def test_transfers_are_learned_by_direction(direction: Direction) -> None:
     costs, rng = model(), random.Random(6)
     for _ in range(100):
         num_blocks = rng.randint(1, 100)
@@ -96,7 +96,7 @@ def test_transfers_are_learnt_by_direction(direction: Direction) -> None:
     assert costs.swap_seconds(*others) == pytest.approx(40 * BLOCK_BYTES / 10e9), "of the other nothing is known"
 
 
-def test_either_way_back_is_the_cheaper_one_somewhere_and_a_throttled_copy_changes_which() -> None:
+def test_swap_and_recompute_are_each_cheaper_somewhere_and_a_throttled_copy_changes_which() -> None:
     costs, rng = model(), random.Random(7)
     run_steps(costs, rng, 300)
     assert costs.swap_seconds(20, 20) < costs.recompute_seconds(320)
@@ -114,12 +114,20 @@ def test_throughput_is_that_of_the_last_steps() -> None:
     assert costs.tokens_per_second == pytest.approx(120 / 0.05, rel=0.01)
 
 
-def test_nothing_is_learnt_from_nothing() -> None:
+def test_empty_observations_change_nothing() -> None:
     costs = model()
     costs.observe_step(0, 0, 1.0)
     costs.observe_swap(0, Direction.OUT, 1.0)
     assert costs.step_seconds(0, 1) == model().step_seconds(0, 1)
     assert costs.swap_seconds(1, 1) == model().swap_seconds(1, 1)
+
+
+def test_step_is_never_estimated_to_take_no_time() -> None:
+    costs = CostModel(64, 0.0, 0.0)
+    for _ in range(50):
+        costs.observe_step(8, 4, 0.0)
+    assert costs.step_seconds(0, 1) > 0
+    assert costs.step_seconds(0, 0) > 0
 
 
 def test_estimates_are_never_negative() -> None:
@@ -130,7 +138,7 @@ def test_estimates_are_never_negative() -> None:
         assert costs.recompute_seconds(10) > 0
 
 
-def test_steps_that_are_all_alike_are_learnt_and_spoil_nothing() -> None:
+def test_equal_steps_are_learned_and_spoil_nothing() -> None:
     model = CostModel(1, 1.0, 2000.0)
     for _ in range(20_000):
         model.observe_step(500, 12, 0.1)
@@ -140,7 +148,7 @@ def test_steps_that_are_all_alike_are_learnt_and_spoil_nothing() -> None:
     assert model.step_seconds(0, 12) == pytest.approx(0.01, rel=0.05)
 
 
-def test_attention_is_learnt_and_a_token_far_behind_costs_more() -> None:
+def test_attention_is_learned_and_a_token_behind_many_costs_more() -> None:
     costs, rng = model(), random.Random(9)
     for _ in range(600):
         num_tokens, num_before = rng.choice([4, 16, 64]), rng.randint(0, 6000)
@@ -152,7 +160,7 @@ def test_attention_is_learnt_and_a_token_far_behind_costs_more() -> None:
 
 
 @pytest.mark.parametrize("num_before", [0, 100, 6000])
-def test_what_can_be_computed_in_a_time_fills_it(num_before: int) -> None:
+def test_tokens_within_a_time_fill_it(num_before: int) -> None:
     costs, rng = model(), random.Random(10)
     for _ in range(300):
         num_tokens, before = rng.choice([16, 64]), rng.randint(0, 6000)

@@ -1,15 +1,13 @@
-"""Requests that were accepted before go on behind what is known of them."""
+"""Restored requests continue behind their known tokens."""
 
 import pytest
 
 from core_bench import TOKEN, CoreBench, keys, prompt
 from scheduler_svc.core.admission import AdmissionLimits
-from scheduler_svc.core.beam_search import BeamParams, EarlyStopping
+from scheduler_svc.core.events import Failure, MaxTokens, TokensEvent
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.plan import Failure, MaxTokens, TokensEvent
-from scheduler_svc.core.planner import STOP_STRING_LEAD
+from scheduler_svc.core.request import STOP_STRING_LEAD, BeamParams, EarlyStopping, Phase, Request, RestoredSequence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Phase, Request, RestoredSequence
 
 
 def restore(bench: CoreBench, request: Request, *restored: RestoredSequence) -> None:
@@ -17,12 +15,12 @@ def restore(bench: CoreBench, request: Request, *restored: RestoredSequence) -> 
 
 
 def grown(bench: CoreBench) -> list[tuple[int, int, list[int]]]:
-    """Index, offset and tokens of all that is told until nobody is left."""
+    """Index, offset and tokens of all events until no request is live."""
     events = [event for event in bench.run() if isinstance(event, TokensEvent)]
     return [(event.sequence.index, event.offset, list(event.token_ids)) for event in events]
 
 
-def test_sequence_goes_on_behind_its_tokens() -> None:
+def test_sequence_continues_behind_its_tokens() -> None:
     bench = CoreBench()
     restore(bench, Request("a", prompt(6), 1, 5), RestoredSequence([1, 2, 3], False))
     plan = bench.plan()
@@ -32,7 +30,7 @@ def test_sequence_goes_on_behind_its_tokens() -> None:
     assert grown(bench) == [(0, 3, [TOKEN]), (0, 4, [TOKEN])]
 
 
-def test_each_sequence_goes_on_where_it_was() -> None:
+def test_each_sequence_continues_where_it_was() -> None:
     bench = CoreBench()
     restore(
         bench,
@@ -58,7 +56,7 @@ def test_sequence_that_ended_is_not_computed() -> None:
     assert other.phase is Phase.ENDED
 
 
-def test_nothing_is_live_where_all_have_ended() -> None:
+def test_request_is_not_live_if_all_sequences_have_ended() -> None:
     bench = CoreBench()
     restore(bench, Request("a", prompt(6), 2, 3), RestoredSequence([1], True), RestoredSequence([], True))
     assert not bench.scheduler.is_live("a")
@@ -66,7 +64,7 @@ def test_nothing_is_live_where_all_have_ended() -> None:
     assert bench.scheduler.waiting.admission.num_requests == 0
 
 
-def test_full_queue_and_a_late_deadline_do_not_keep_it_out() -> None:
+def test_restored_request_is_accepted_despite_a_full_queue_and_its_deadline() -> None:
     bench = CoreBench(limits=SchedulerLimits(policy="fcfs", queue=AdmissionLimits(max_requests=1)))
     bench.submit("waits", prompt(6), 3)
     bench.step(busy_seconds=5.0)
@@ -75,14 +73,14 @@ def test_full_queue_and_a_late_deadline_do_not_keep_it_out() -> None:
     assert bench.scheduler.is_live("a")
 
 
-def test_request_that_never_fits_is_refused_all_the_same() -> None:
+def test_restored_request_that_never_fits_is_rejected() -> None:
     bench = CoreBench(num_blocks=4)
     refused = bench.scheduler.submit(Request("a", prompt(12), 1, 9), 0.0, [RestoredSequence([1], False)])
     assert refused is not None
     assert refused.reason is Failure.CONTEXT_LENGTH_EXCEEDED
 
 
-def test_search_begins_anew() -> None:
+def test_search_starts_over() -> None:
     bench = CoreBench(limits=SchedulerLimits(queue=AdmissionLimits(max_requests=1)))
     bench.submit("waits", prompt(6, 100), 3)
     beam = BeamParams(2, 1.0, EarlyStopping.NEVER)
@@ -92,7 +90,7 @@ def test_search_begins_anew() -> None:
     assert sorted(keys(plan)) == ["beams", "waits"]
 
 
-def test_what_was_told_before_counts_as_searched_for_stop_strings() -> None:
+def test_tokens_from_before_count_as_searched_for_stop_strings() -> None:
     bench = CoreBench()
     known = RestoredSequence([1] * 100, False)
     restore(bench, Request("a", prompt(6), 1, 300, has_stop_strings=True), known)
@@ -105,7 +103,7 @@ def test_what_was_told_before_counts_as_searched_for_stop_strings() -> None:
     assert sequence.num_output == 100 + STOP_STRING_LEAD
 
 
-def test_end_counts_the_tokens_from_before() -> None:
+def test_max_tokens_counts_the_tokens_from_before() -> None:
     bench = CoreBench()
     restore(
         bench,
@@ -118,13 +116,13 @@ def test_end_counts_the_tokens_from_before() -> None:
 
 
 @pytest.mark.parametrize("token_ids", [[1, 2, 3], [1, 9]])
-def test_sequence_that_is_over_must_be_said_to_have_ended(token_ids: list[int]) -> None:
+def test_complete_sequence_must_be_marked_as_ended(token_ids: list[int]) -> None:
     request = Request("a", prompt(6), 1, 3, stop_token_ids=frozenset({9}))
     with pytest.raises(AssertionError):
         CoreBench().scheduler.submit(request, 0.0, [RestoredSequence(token_ids, False)])
 
 
-def test_requests_are_taken_before_the_first_replica_comes_and_after_the_last_has_left() -> None:
+def test_requests_are_accepted_without_replicas() -> None:
     scheduler = Scheduler(SchedulerLimits())
     assert scheduler.submit(Request("a", prompt(6), 1, 3), 0.0, [RestoredSequence([1], False)]) is None
     bench = CoreBench(num_blocks=8)

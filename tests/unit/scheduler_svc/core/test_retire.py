@@ -2,13 +2,12 @@
 
 from core_bench import SHAPE, CoreBench, keys, prompt
 from memory_worker import MemoryWorker
-from scheduler_svc.core.beam_search import BeamParams, EarlyStopping
+from scheduler_svc.core.events import TokensEvent
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.plan import TokensEvent
-from scheduler_svc.core.preemption import PreemptionMode
+from scheduler_svc.core.policy.preemption import PreemptionMode
 from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.request import BeamParams, EarlyStopping, Phase, Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Phase, Request
 
 
 def test_sequences_leave_for_another_replica_with_their_committed_tokens() -> None:
@@ -30,7 +29,7 @@ def test_sequences_leave_for_another_replica_with_their_committed_tokens() -> No
     assert bench.lose(bench.replica) == []
 
 
-def test_sequences_run_on_where_there_is_no_other_replica() -> None:
+def test_sequences_stay_if_there_is_no_other_replica() -> None:
     bench = CoreBench()
     [sequence] = bench.submit("a", prompt(9), 20)
     bench.step()
@@ -41,7 +40,7 @@ def test_sequences_run_on_where_there_is_no_other_replica() -> None:
     assert bench.scheduler.num_queued == 1
 
 
-def test_sequences_leave_as_soon_as_another_replica_comes() -> None:
+def test_sequences_leave_as_soon_as_another_replica_is_added() -> None:
     bench = CoreBench()
     bench.submit("a", prompt(9), 20)
     bench.step()
@@ -51,7 +50,7 @@ def test_sequences_leave_as_soon_as_another_replica_comes() -> None:
     assert keys(bench.step(at=second)) == ["a"]
 
 
-def test_another_retired_replica_takes_nobody() -> None:
+def test_retired_replica_takes_no_sequences() -> None:
     bench = CoreBench()
     second = bench.join()
     bench.scheduler.retire(second)
@@ -61,7 +60,7 @@ def test_another_retired_replica_takes_nobody() -> None:
     assert keys(bench.step()) == ["a"]
 
 
-def test_images_are_given_up_and_their_sequences_queue() -> None:
+def test_swapped_kv_is_dropped_and_its_sequences_are_queued() -> None:
     bench = CoreBench(num_blocks=30, preemption=PreemptionMode.SWAP)
     for place in range(4):
         bench.submit(f"{place}", prompt(8, 1000 * place), 60)
@@ -76,13 +75,13 @@ def test_images_are_given_up_and_their_sequences_queue() -> None:
         bench.commit()
     bench.step()
     assert bench.replica.is_idle
-    assert bench.replica.host.pool.counts.used == bench.num_used == 0
+    assert bench.replica.kv.host.counts.used == bench.num_used == 0
     for _ in range(2):
         bench.step(at=second)
     assert len(second.running) == 4
 
 
-def test_replica_is_idle_once_its_worker_was_told_of_those_who_left() -> None:
+def test_replica_is_idle_once_its_worker_has_the_finished_ids() -> None:
     bench = CoreBench()
     bench.join()
     bench.submit("a", prompt(9), 20)
@@ -95,7 +94,7 @@ def test_replica_is_idle_once_its_worker_was_told_of_those_who_left() -> None:
     assert bench.plan() is None
 
 
-def test_rates_are_of_those_that_take_work() -> None:
+def test_rates_are_of_replicas_that_are_not_retired() -> None:
     bench = CoreBench()
     bench.submit("a", prompt(9), 20)
     bench.step(busy_seconds=0.1)

@@ -46,7 +46,7 @@ async def test_an_epoch_is_above_any_before_and_above_the_floor_and_the_clock(st
     assert await taken(store, "a") == second + 10**9 + 2
 
 
-async def test_an_epoch_is_told_without_rounding(store: RedisStore) -> None:
+async def test_an_epoch_is_not_rounded(store: RedisStore) -> None:
     floor = 8_999_999_999_999_999
     assert await taken(store, "a", floor=floor) == floor + 1
 
@@ -91,7 +91,7 @@ async def test_a_leader_may_begin_a_new_epoch(store: RedisStore) -> None:
     assert await store.keep_lease("a", new, 30)
 
 
-async def test_a_new_epoch_whose_answer_was_lost_may_be_asked_for_again(store: RedisStore, keys: "redis.Redis") -> None:
+async def test_a_new_epoch_whose_answer_was_lost_may_be_taken_again(store: RedisStore, keys: "redis.Redis") -> None:
     old = await taken(store, "a")
     lost = await store.take_lease("a", 30, floor=old + 5, epoch=old)
     keys.delete(LEASE)  # it ran out before the next call came through

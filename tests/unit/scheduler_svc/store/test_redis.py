@@ -135,7 +135,7 @@ async def test_a_thousand_tokens_take_less_than_sixteen_kilobytes(store: RedisSt
     assert max(running, held()) < 16_000
 
 
-async def test_a_restarted_server_has_what_it_was_told_and_is_known_to_have_restarted(mortal: RedisServer) -> None:
+async def test_a_restarted_server_keeps_its_records_and_its_restart_is_noticed(mortal: RedisServer) -> None:
     store, log = RedisStore(mortal.url, TTL), request_log()
     try:
         mortal.start()
@@ -293,3 +293,21 @@ async def test_what_is_cancelled_under_way_leaves_the_next_answer_alone(mortal: 
         mortal.resume()
         mortal.kill()
         await store.close()
+
+
+async def test_a_transport_that_uvloop_has_closed_is_a_lost_connection(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    evalsha = store._steps._redis.evalsha
+
+    async def closed_once(*arguments: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+        return await evalsha(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store._steps._redis, "evalsha", closed_once)
+    assert await store.write(WriteBatch(), EPOCH) == []
+    assert (calls, store.num_restarts) == (2, 1)

@@ -1,11 +1,11 @@
-"""Ports of many roles, and clashes told by the variable that mends them."""
+"""Ports of many roles, and conflicts with the variable that solves them."""
 
 import socket
 
 import pytest
 
 from svc_common.addresses import AddressInUse, CannotListen
-from svc_common.supervisor.addresses import ListenAddress, assign
+from svc_common.supervisor.addresses import Addresses, ListenAddress, assign
 from svc_common.supervisor.settings import SupervisorSettings
 
 
@@ -14,9 +14,13 @@ def settings(**values: object) -> SupervisorSettings:
     return SupervisorSettings.model_validate({f"{name}_port": 0 for name in ports} | values)
 
 
+def assigned(chosen: SupervisorSettings) -> Addresses:
+    return assign(chosen, chosen.model_settings())
+
+
 def test_the_ports_of_several_follow_each_other() -> None:
     ports = {"http_port": 8000, "grpc_port": 50051, "worker_port": 50053, "scheduler_metrics_port": 9101}
-    addresses = assign(settings(gateways=2, schedulers=2, workers=3, **ports))
+    addresses = assigned(settings(gateways=2, schedulers=2, workers=3, **ports))
     assert [listener.port for listener in addresses.http] == [8000, 8001]
     assert [listener.port for listener in addresses.grpc] == [50051, 50052]
     assert [listener.port for listener in addresses.workers] == [50053, 50054, 50055]
@@ -24,13 +28,19 @@ def test_the_ports_of_several_follow_each_other() -> None:
 
 
 def test_port_zero_takes_a_free_one_for_each() -> None:
-    addresses = assign(settings(gateways=2, schedulers=2, workers=2))
+    addresses = assigned(settings(gateways=2, schedulers=2, workers=2))
     assert len({listener.port for listener in addresses}) == 14
     addresses.check()
 
 
-def test_only_gateways_listen_where_they_are_told() -> None:
-    addresses = assign(settings(host="0.0.0.0"))
+def test_no_free_port_is_taken_twice() -> None:
+    for _ in range(5):
+        addresses = assigned(settings(gateways=64, schedulers=8, workers=64))
+        assert len({listener.port for listener in addresses}) == 280
+
+
+def test_only_gateways_listen_on_the_configured_host() -> None:
+    addresses = assigned(settings(host="0.0.0.0"))
     public = {*addresses.http, *addresses.grpc}
     assert {listener.host for listener in public} == {"0.0.0.0"}
     assert {listener.host for listener in addresses if listener not in public} == {"127.0.0.1"}
@@ -41,10 +51,10 @@ def test_an_ipv6_address_is_reached_in_brackets() -> None:
     assert ListenAddress("::", 8000, "QUIRE_HTTP_PORT").dial_address == "[::1]:8000"
 
 
-def test_a_port_in_use_is_told_with_its_variable() -> None:
+def test_the_error_of_a_port_in_use_names_its_variable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        addresses = assign(settings(worker_metrics_port=port))
+        addresses = assigned(settings(worker_metrics_port=port))
         advice = f"^127.0.0.1:{port} is already in use .* set QUIRE_WORKER_METRICS_PORT to another port$"
         with pytest.raises(AddressInUse, match=advice):
             addresses.check()
@@ -52,16 +62,16 @@ def test_a_port_in_use_is_told_with_its_variable() -> None:
 
 def test_several_of_each_fit_beside_each_other_by_default() -> None:
     settings = SupervisorSettings.model_validate({"gateways": 3, "schedulers": 3, "workers": 3})
-    ports = [listener.port for listener in assign(settings)]
+    ports = [listener.port for listener in assigned(settings)]
     assert len(set(ports)) == len(ports)
 
 
-def test_two_roles_on_one_port_are_told_by_both_variables() -> None:
-    addresses = assign(settings(gateways=2, grpc_port=50051, scheduler_port=50052))
+def test_the_error_of_two_roles_on_one_port_names_both_variables() -> None:
+    addresses = assigned(settings(gateways=2, grpc_port=50051, scheduler_port=50052))
     with pytest.raises(CannotListen, match="QUIRE_GRPC_PORT and QUIRE_SCHEDULER_PORT both come to port 50052"):
         addresses.check()
 
 
-def test_a_host_of_another_machine_is_told() -> None:
+def test_a_host_of_another_machine_is_an_error() -> None:
     with pytest.raises(CannotListen, match="QUIRE_HOST"):
-        assign(settings(host="192.0.2.1")).check()
+        assigned(settings(host="192.0.2.1")).check()

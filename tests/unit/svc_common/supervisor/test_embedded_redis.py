@@ -1,4 +1,4 @@
-"""The Redis that comes along, as a real process."""
+"""The embedded Redis, as a real process."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ async def test_it_keeps_its_data_when_it_starts_again(tmp_path: Path) -> None:
         assert client.get("record") == b"kept"
 
 
-async def test_it_asks_for_a_password_that_only_its_owner_can_read(tmp_path: Path) -> None:
+async def test_it_requires_a_password_that_only_its_owner_can_read(tmp_path: Path) -> None:
     embedded = EmbeddedRedis.prepare(tmp_path, lasting_port())
     with running(embedded):
         await answers(embedded)

@@ -1,4 +1,4 @@
-"""A supervisor over stand-in roles, each a real process: up, kept up, given up, and down in order."""
+"""A supervisor over small roles, each a real process: start, restart, failure, and stop in order."""
 
 import asyncio
 import io
@@ -16,7 +16,7 @@ import pytest
 from svc_common.supervisor.console import Console
 from svc_common.supervisor.group import RoleGroup
 from svc_common.supervisor.prepare import PrepareFailed, prepare_model
-from svc_common.supervisor.roles import OutputMode, Role, StartTier
+from svc_common.supervisor.roles import Role, StartTier
 from svc_common.supervisor.runner import RestartPolicy, RoleFailed
 
 POLICY = RestartPolicy(initial_backoff=0.05, max_backoff=0.1, probe_interval=0.02)
@@ -29,11 +29,11 @@ while :; do sleep 0.02; done
 """
 
 
-def role(name: str, tier: StartTier, script: str = SERVES, *, output: OutputMode = OutputMode.SHOWN) -> Role:
+def role(name: str, tier: StartTier, script: str = SERVES, *, shows_output: bool = True) -> Role:
     async def probe() -> bool:
         return Path(f"{name}.up").exists()
 
-    return Role(name, tier, ("sh", "-c", script.format(name=name)), probe, output=output)
+    return Role(name, tier, ("sh", "-c", script.format(name=name)), probe, shows_output=shows_output)
 
 
 @dataclass
@@ -129,7 +129,7 @@ async def test_services_start_when_the_store_answers() -> None:
         assert run.group.snapshot()["roles"]["worker"]["restarts"] == 0
 
 
-async def test_ready_is_told_when_every_role_answers() -> None:
+async def test_ready_is_announced_when_every_role_answers() -> None:
     late = role("gateway", StartTier.GATEWAY, "while ! test -f go; do sleep 0.02; done\n" + SERVES)
     async with running([role("worker", StartTier.WORKER), late]) as run:
         await run.until(lambda: run.state("worker") == "ready")
@@ -151,7 +151,7 @@ async def test_a_dead_role_starts_again_and_the_others_stay() -> None:
     assert "worker answers again" in run.said.getvalue()
 
 
-async def test_a_role_that_was_ready_once_is_never_given_up_and_waits_longer_each_time() -> None:
+async def test_a_role_that_was_ready_is_always_restarted_with_growing_delays() -> None:
     breaks = "test -f break && exit 7\n" + SERVES
     async with running([role("worker", StartTier.WORKER, breaks)]) as run:
         await asyncio.wait_for(run.announced.wait(), 60)
@@ -223,7 +223,7 @@ async def test_a_second_signal_kills_but_not_one_that_comes_with_the_first(monke
 
 async def test_what_a_role_writes_is_shown_under_its_name() -> None:
     talks = role("worker", StartTier.WORKER, "printf 'one\\nlast'; touch {name}.up; printf ' word'; exec sleep 600")
-    whispers = role("redis", StartTier.STORE, "echo secret; touch {name}.up; exec sleep 600", output=OutputMode.KEPT)
+    whispers = role("redis", StartTier.STORE, "echo secret; touch {name}.up; exec sleep 600", shows_output=False)
     async with running([whispers, talks]) as run:
         await asyncio.wait_for(run.announced.wait(), 60)
     assert "worker | one\nworker | last word\n" in run.said.getvalue()

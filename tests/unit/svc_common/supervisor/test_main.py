@@ -123,6 +123,7 @@ async def test_everything_comes_up_and_goes_down(services: Path) -> None:
     async with started(services) as supervisor:
         ready = await supervisor.line()
         state = supervisor.state
+        assert supervisor.state_file.stat().st_mode & 0o077 == 0  # it holds the password of Redis
         assert ready.startswith("quire is ready: smollm2-135m-instruct on ")
         assert f"http://{state['http'][0]}" in ready
         assert state["grpc"][0] in ready
@@ -207,7 +208,7 @@ async def test_a_revision_or_tokenizer_that_can_be_none_is_named(
     assert len(err.splitlines()) == 1
 
 
-async def test_what_is_prepared_is_what_roles_are_told(services: Path) -> None:
+async def test_roles_get_the_settings_of_the_prepared_model(services: Path) -> None:
     """Settings that are the supervisor's own go to prepare, and variables that it does not know to every role."""
     report = "import os, sys; print({k: v for k, v in os.environ.items() if k in NAMES}, file=sys.stderr, flush=True)"
     names = ("QUIRE_MODEL", "QUIRE_REVISION", "QUIRE_TOKENIZER", "QUIRE_MAX_MODEL_LEN", "QUIRE_GENERATION_CONFIG")
@@ -219,11 +220,51 @@ async def test_what_is_prepared_is_what_roles_are_told(services: Path) -> None:
         await supervisor.line()
         supervisor.process.send_signal(signal.SIGTERM)
         _, err = await asyncio.wait_for(supervisor.process.communicate(), 60)
-    told = {"QUIRE_MODEL": "owner/name", "QUIRE_REVISION": "v1", "QUIRE_TOKENIZER": "other/one", **variables}
+    expected = {"QUIRE_MODEL": "owner/name", "QUIRE_REVISION": "v1", "QUIRE_TOKENIZER": "other/one", **variables}
     for line in err.decode().splitlines():
         if "QUIRE_MODEL" in line:
-            assert ast.literal_eval(line.removeprefix("gateway | ")) == told
+            assert ast.literal_eval(line.removeprefix("gateway | ")) == expected
     assert err.decode().count("QUIRE_MODEL") == 2
+
+
+async def test_a_file_of_models_is_prepared_entry_by_entry_and_listed_when_ready(services: Path) -> None:
+    (services / "worker_svc" / "prepare.py").write_text(
+        "import os, sys; print('prepares', os.environ.get('QUIRE_MODEL'), file=sys.stderr)"
+    )
+    (services / "models.toml").write_text(
+        '[[models]]\nserved_model_name = "a,b"\n[[models]]\nmodel = "owner/name"\nworkers = 2\n'
+    )
+    async with started(services, "--models", "models.toml") as supervisor:
+        ready = await supervisor.line()
+        assert ready.startswith("quire is ready: a (also b), owner/name on ")
+        assert '"model": "a"' in await supervisor.line()
+        workers = [name for name in supervisor.pids if name.startswith("worker")]
+        assert workers == ["worker-a-0", "worker-owner/name-0", "worker-owner/name-1"]
+        assert len(supervisor.state["workers"]) == 3
+        supervisor.process.send_signal(signal.SIGTERM)
+        _, err = await asyncio.wait_for(supervisor.process.communicate(), 60)
+    assert [line for line in err.decode().splitlines() if "prepares" in line] == [
+        "prepares None",
+        "prepares owner/name",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[models]]\nmodle = 3", "models[0].modle is not a key"),
+        ('[[models]]\n[[models]]\nmodel = "owner/name"\ntokenizer = "./gone"', "models[1]: QUIRE_TOKENIZER: "),
+    ],
+)
+async def test_mistakes_in_a_file_of_models_end_it_before_anything_starts(
+    services: Path, text: str, message: str
+) -> None:
+    (services / "models.toml").write_text(text)
+    async with started(services, "--models", "models.toml") as supervisor:
+        _, err = await asyncio.wait_for(supervisor.process.communicate(), 60)
+    assert supervisor.process.returncode == 1
+    assert err.decode().startswith(f"quire: models.toml: {message}")
+    assert len(err.splitlines()) == 1
 
 
 async def test_a_role_that_cannot_start_ends_it_with_its_last_words(services: Path) -> None:

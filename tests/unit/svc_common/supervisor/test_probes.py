@@ -23,7 +23,7 @@ async def test_a_grpc_service_answers_while_it_is_serving() -> None:
     assert not await probe()
 
 
-async def test_a_grpc_service_that_serves_nobody_lives() -> None:
+async def test_a_grpc_service_that_does_not_serve_is_live() -> None:
     server = create_server(max_message_bytes=1024)
     HealthReporter(server, [])
     address = f"127.0.0.1:{bind(server, '127.0.0.1', 0)}"

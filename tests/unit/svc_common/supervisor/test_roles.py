@@ -1,4 +1,4 @@
-"""The real table of roles: each service is told what it needs, by variables that it knows."""
+"""The real roles: each service gets its settings, by variables that it reads."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,8 @@ REDIS = "redis://:password@127.0.0.1:7000/0"
 
 def table(**values: object) -> dict[str, Role]:
     settings = SupervisorSettings.model_validate(values)
-    return {role.name: role for role in service_roles(settings, assign(settings), REDIS)}
+    models = settings.model_settings()
+    return {role.name: role for role in service_roles(settings, models, assign(settings, models), REDIS)}
 
 
 def test_one_of_each_by_default() -> None:
@@ -38,17 +39,19 @@ def test_services_find_each_other() -> None:
     assert roles["gateway-1"].environment["QUIRE_HTTP_PORT"] == "8001"
 
 
-def test_every_gateway_knows_every_scheduler_of_which_the_first_leads() -> None:
+def test_every_gateway_has_every_scheduler_of_which_the_first_leads() -> None:
     roles = table(schedulers=2, scheduler_port=50052)
     assert roles["gateway"].environment["QUIRE_SCHEDULERS_AT"] == "127.0.0.1:50052,127.0.0.1:50053"
     assert "QUIRE_STANDBY" not in roles["scheduler-0"].environment
     assert roles["scheduler-1"].environment["QUIRE_STANDBY"] == "1"
 
 
-def test_a_role_dials_where_it_is_told_to() -> None:
+def test_a_role_dials_mapped_addresses() -> None:
     values: dict[str, object] = {"gateways": 2, "scheduler_port": 50052, "worker_port": 50053}
     settings = SupervisorSettings.model_validate(values)
-    listed = service_roles(settings, assign(settings), REDIS, lambda role, address: f"{role}>{address}")
+    models = settings.model_settings()
+    addresses = assign(settings, models)
+    listed = service_roles(settings, models, addresses, REDIS, lambda role, address: f"{role}>{address}")
     roles = {role.name: role.environment for role in listed}
     assert roles["gateway-1"]["QUIRE_SCHEDULERS_AT"] == "gateway-1>127.0.0.1:50052"
     assert roles["scheduler"]["QUIRE_WORKERS_AT"] == "scheduler>127.0.0.1:50053"
@@ -65,15 +68,57 @@ def test_inner_services_stay_on_the_loopback() -> None:
     }
 
 
-def test_model_and_keys_given_as_flags_reach_the_services() -> None:
+def test_flags_of_model_and_keys_reach_the_services() -> None:
     roles = table(model="/models/tiny", api_keys=Path("keys.txt"))
-    assert {role.environment["QUIRE_MODEL"] for role in roles.values()} == {"/models/tiny"}
+    assert {roles[name].environment["QUIRE_MODEL"] for name in ("worker", "gateway")} == {"/models/tiny"}
     assert roles["gateway"].environment["QUIRE_API_KEYS"] == "keys.txt"
     assert "QUIRE_API_KEYS" not in roles["worker"].environment
 
 
-def test_what_names_the_model_and_its_tokenizer_reaches_every_role() -> None:
-    named = {"model": "owner/name", "revision": "v1", "tokenizer": "other/one", "tokenizer_revision": "v2"}
-    for role in table(**named).values():
-        assert {f"QUIRE_{name.upper()}": value for name, value in named.items()}.items() <= role.environment.items()
-    assert not {"QUIRE_REVISION", "QUIRE_TOKENIZER", "QUIRE_TOKENIZER_REVISION"} & table()["worker"].environment.keys()
+def test_settings_of_gateways_alone_reach_gateways_alone() -> None:
+    given = {"chat_template": "{{ messages }}", "generation_config": "auto", "override_generation_config": "{}"}
+    roles = table(**given)
+    for name, value in given.items():
+        assert roles["gateway"].environment[f"QUIRE_{name.upper()}"] == value
+        assert f"QUIRE_{name.upper()}" not in {**roles["worker"].environment, **roles["scheduler"].environment}
+
+
+def test_what_names_the_model_and_its_tokenizer_reaches_workers_and_gateways() -> None:
+    named = {
+        "model": "owner/name",
+        "revision": "v1",
+        "tokenizer": "other/one",
+        "tokenizer_revision": "v2",
+        "served_model_name": "one,two",
+    }
+    roles = table(**named)
+    for name in ("worker", "gateway"):
+        variables = {f"QUIRE_{key.upper()}": value for key, value in named.items()}
+        assert variables.items() <= roles[name].environment.items()
+    assert not {f"QUIRE_{key.upper()}" for key in named} & table()["worker"].environment.keys()
+
+
+def test_a_file_of_models_has_workers_for_each_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(
+        '[[models]]\nserved_model_name = "default"\n'
+        '[[models]]\nmodel = "owner/name"\nrevision = "v1"\nworkers = 2\n'
+        '[[models]]\nmodel = "owner/other"\nserved_model_name = ["o", "other"]\ntokenizer = "owner/name"\n'
+    )
+    roles = table(models=file, worker_port=50053, gateways=2)
+    workers = {name: role.environment for name, role in roles.items() if role.tier is StartTier.WORKER}
+    assert list(workers) == ["worker-default-0", "worker-owner/name-0", "worker-owner/name-1", "worker-o-0"]
+    keys = ("QUIRE_MODEL", "QUIRE_REVISION", "QUIRE_TOKENIZER", "QUIRE_SERVED_MODEL_NAME")
+    assert [[worker.get(key) for key in keys] for worker in workers.values()] == [
+        [None, None, None, "default"],
+        ["owner/name", "v1", None, None],
+        ["owner/name", "v1", None, None],
+        ["owner/other", None, "owner/name", "o,other"],
+    ]
+    ports = [worker["QUIRE_WORKER_PORT"] for worker in workers.values()]
+    assert ports == ["50053", "50054", "50055", "50056"]
+    addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
+    assert roles["scheduler"].environment["QUIRE_WORKERS_AT"] == addresses
+    for name in ("gateway-0", "gateway-1"):
+        assert roles[name].environment["QUIRE_MODELS"] == str(file)
+        assert "QUIRE_MODEL" not in roles[name].environment

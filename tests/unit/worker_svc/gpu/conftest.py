@@ -1,4 +1,4 @@
-"""Where the Triton kernels run: on a GPU if there is one, else in Triton's interpreter."""
+"""The device of Triton kernels: a GPU if there is one, else Triton's interpreter."""
 
 import pytest
 import torch

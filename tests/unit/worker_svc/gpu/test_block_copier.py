@@ -1,7 +1,4 @@
-"""Swaps beside the steps: behind what they read, one after another, given up when nobody asks for them any more.
-
-A stream stands in for CUDA's, on which work is done as it is enqueued; what only a GPU shows is in tests/gpu.
-"""
+"""Swaps beside the steps: after the writes that they read, one after another, and cancelled on request."""
 
 import threading
 from collections.abc import Callable
@@ -19,7 +16,7 @@ BLOCK_BYTES = 64
 
 
 class Stream:
-    """Counts the marks that it gives, and keeps the order in which work came."""
+    """Counts its events and records the order of its work."""
 
     def __init__(self) -> None:
         self.num_marks = 0
@@ -60,8 +57,8 @@ def test_blocks_go_both_ways_and_within_the_device(stream: Stream, device: torch
     blocks, host_blocks = _tiers(device)
     block_copier = StreamBlockCopier(blocks, host_blocks, stream, RateLimiter(None))
     # Neighbours on the host and scattered on the device, so that they are gathered first
-    told = block_copier.swap(5, Direction.OUT, [(4, 0), (1, 1), (3, 2)]).result(30)
-    assert told == SwapResult(5, Direction.OUT, 3, 0.25)
+    reported = block_copier.swap(5, Direction.OUT, [(4, 0), (1, 1), (3, 2)]).result(30)
+    assert reported == SwapResult(5, Direction.OUT, 3, 0.25)
     assert _first(host_blocks) == [4, 1, 3, 103, 104]
     assert block_copier.swap(6, Direction.IN, [(4, 0), (3, 5), (2, 2)]).result(30).failure is None
     assert _first(blocks) == [104, 1, 3, 3, 4, 103]
@@ -114,4 +111,4 @@ def test_a_swap_that_cannot_be_enqueued_fails_and_the_next_does_not(
     block_copier = StreamBlockCopier(*_tiers(device), stream, RateLimiter(None))
     assert block_copier.swap(1, Direction.OUT, [(0, 9)]).result(30).failure is not None
     assert block_copier.swap(2, Direction.OUT, [(0, 1)]).result(30).failure is None
-    assert "could not be done" in caplog.text
+    assert "swap failed" in caplog.text

@@ -1,8 +1,4 @@
-"""In deterministic mode the GPU's path comes to the same bits whatever a step holds.
-
-Through Triton's interpreter this shows that no kernel's order of sums follows the batch; that the instructions a GPU
-runs for a row do not depend on its neighbours, only a GPU can show.
-"""
+"""In deterministic mode the GPU's path computes the same bits in any step."""
 
 import random
 from collections.abc import Callable
@@ -11,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from core_runner import CoreRunner, submission
+from drafters import knowing
 from llama_models import VARIANTS, VOCAB
 from ordered_dots import order_dots
-from runner_driver import Driver, make_runner
+from runner_driver import Driver, make_instance, make_runner
 from worker_svc.runner import Runner
 from worker_svc.step import SamplingParams
 
@@ -29,28 +27,47 @@ PARAMS = [
 
 
 @pytest.fixture(scope="module", params=DTYPES, ids=str)
-def make(request: pytest.FixtureRequest, save_model: Callable[..., Path]) -> Callable[[], Runner]:
+def make(request: pytest.FixtureRequest, save_model: Callable[..., Path]) -> Callable[..., Runner]:
     directory = save_model(VARIANTS["qwen3"]())
     options = {"dtype": request.param, "max_sequences": 8, "deterministic": True}
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return lambda: make_runner(directory, "fused", device=device, cuda_graphs=True, **options)
+    return lambda **more: make_runner(directory, "fused", device=device, cuda_graphs=True, **options, **more)
+
+
+def test_a_draft_changes_no_bit(make: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch) -> None:
+    order_dots(monkeypatch)
+    alone = Driver(make())
+    expected = [alone.generate([prompt], 6, params)[0] for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+    texts = [prompt + tokens for prompt, tokens in zip(PROMPTS, expected, strict=True)]
+    runner = make(make_drafter=knowing(texts, VOCAB, 1), max_draft_tokens=3)
+    core_runner = CoreRunner(make_instance(runner), runner.limits.num_blocks)
+    served = core_runner.serve(
+        submission(str(place), prompt, 6, logprobs=params.logprobs, temperature=params.temperature, top_p=params.top_p,
+                   min_p=params.min_p, seed=params.seed)
+        for place, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))
+    )  # fmt: skip
+    for place, tokens in enumerate(expected):
+        (one,) = served[str(place)]
+        reported = [(each.logprob, tuple(each.top)) for each in alone.logprobs[1 + place]]
+        assert (one.token_ids, one.logprobs) == (tokens, reported)
+    assert core_runner.num_results[2] + core_runner.num_results[3] + core_runner.num_results[4] > 0
 
 
 def test_tokens_and_log_probabilities_are_the_same_bits(
-    make: Callable[[], Runner], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order_dots(monkeypatch)
     runner = make()
     crowd = Driver(runner)
     sampled = crowd.generate(PROMPTS, NUM_TOKENS, PARAMS)
     for place, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
-        told = crowd.logprobs[1 + place]
+        reported = crowd.logprobs[1 + place]
         alone = Driver(runner, chunk=23)
         assert alone.generate([prompt], NUM_TOKENS, params) == [sampled[place]], "alone, in chunks"
-        assert alone.logprobs[1] == told
+        assert alone.logprobs[1] == reported
         # What was decoded is computed again as a part of the prompt, as after a preemption.
         resumed = Driver(runner)
         half = NUM_TOKENS // 2
         (rest,) = resumed.generate([prompt + sampled[place][:half]], NUM_TOKENS - half, params)
         assert rest == sampled[place][half:], "computed again"
-        assert resumed.logprobs[1] == told[half:]
+        assert resumed.logprobs[1] == reported[half:]

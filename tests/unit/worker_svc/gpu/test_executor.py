@@ -1,7 +1,4 @@
-"""Steps on the device draw what the host draws: fed, drawn and filled up there, one launched ahead of the other.
-
-Without a GPU the same code runs in Triton's interpreter, and in place of graphs what they would have captured.
-"""
+"""Steps on the device sample what the host samples, also if one is launched behind another."""
 
 import random
 from collections.abc import Callable
@@ -12,19 +9,24 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from core_runner import CoreRunner, submission
+from drafters import knowing
 from llama_models import VARIANTS, VOCAB
-from runner_driver import GREEDY, Driver, make_runner
+from quire.scheduler.v1.scheduler_pb2 import Submit
+from runner_driver import GREEDY, Driver, make_instance, make_runner
 from worker_svc.gpu.executor import DeviceSampleHandle
 from worker_svc.runner import Runner
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, SequenceResult, Step
 
+SCALARS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty",
+           "repetition_penalty", "seed", "min_tokens")  # fmt: skip
 _rng = random.Random(4)
 PROMPTS = [[_rng.randrange(VOCAB) for _ in range(length)] for length in (9, 1, 17)]
 
 
 @pytest.fixture
 def make(device: torch.device) -> Callable[..., Runner]:
-    """A runner of a model on the device, with room for few sequences: their graphs are captured soon."""
+    """Makes a runner of a model on the device. It holds few sequences, so graphs are captured quickly."""
 
     def make(directory: Path, **options: Any) -> Runner:
         return make_runner(directory, "fused", device=device.type, **{"max_sequences": 4, **options})
@@ -51,21 +53,54 @@ def test_tokens_are_those_of_transformers(
 SAMPLED = [
     SamplingParams(temperature=1.0, seed=-5, top_p=0.9, logprobs=3),
     SamplingParams(temperature=0.8, seed=2, top_k=20, repetition_penalty=1.3, frequency_penalty=0.2, logprobs=0),
+    SamplingParams(temperature=1.5, seed=7, typical_p=0.4, frequency_penalty=0.3, logprobs=1),
     SamplingParams(presence_penalty=1.5, logit_bias={5: 4.0, 6: -100.0}, min_tokens=3, suppressed_token_ids=(5, 7)),
 ]
 
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_draws_are_the_hosts_whatever_a_request_asks_for(cuda_graphs: bool, make: Make, tiny_llama: Path) -> None:
+def test_sampled_tokens_equal_those_of_the_host_for_all_parameters(
+    cuda_graphs: bool, make: Make, tiny_llama: Path
+) -> None:
     on_host = Driver(make_runner(tiny_llama))
     driver = Driver(make(tiny_llama, cuda_graphs=cuda_graphs), chunk=7, ahead=1)
-    assert driver.generate(PROMPTS, 8, SAMPLED) == on_host.generate(PROMPTS, 8, SAMPLED)
-    assert list(map(len, driver.logprobs.values())) == [8, 8, 0]
+    prompts = [*PROMPTS, PROMPTS[0][:5]]
+    assert driver.generate(prompts, 8, SAMPLED) == on_host.generate(prompts, 8, SAMPLED)
+    assert list(map(len, driver.logprobs.values())) == [8, 8, 8, 0]
     for sequence_id, expected in on_host.logprobs.items():
-        for told, by_host in zip(driver.logprobs[sequence_id], expected, strict=True):
-            assert told.logprob == pytest.approx(by_host.logprob, abs=1e-4)
-            assert [token for token, _ in told.top] == [token for token, _ in by_host.top]
-            assert [value for _, value in told.top] == pytest.approx([value for _, value in by_host.top], abs=1e-4)
+        for reported, by_host in zip(driver.logprobs[sequence_id], expected, strict=True):
+            assert reported.logprob == pytest.approx(by_host.logprob, abs=1e-4)
+            assert [token for token, _ in reported.top] == [token for token, _ in by_host.top]
+            assert [value for _, value in reported.top] == pytest.approx([value for _, value in by_host.top], abs=1e-4)
+
+
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_a_drafter_changes_no_sampled_token(cuda_graphs: bool, make: Make, tiny_llama: Path) -> None:
+    prompts = [*PROMPTS, PROMPTS[0][:5], [7] * 20]
+    params = [*SAMPLED, SamplingParams(temperature=1.0, seed=9, min_tokens=4, suppressed_token_ids=(1, 2, 3),
+                                       logit_bias={4: 2.0}, logprobs=2)]  # fmt: skip
+    on_host = Driver(make_runner(tiny_llama))
+    expected = on_host.generate(prompts, 9, params)
+    texts = [prompt + tokens for prompt, tokens in zip(prompts, expected, strict=True)]
+    runner = make(tiny_llama, cuda_graphs=cuda_graphs, make_drafter=knowing(texts, VOCAB), max_draft_tokens=3)
+    core_runner = CoreRunner(make_instance(runner), runner.limits.num_blocks)
+    served = core_runner.serve(_submission(i, prompts[i], 9, params[i]) for i in range(len(prompts)))
+    for place, tokens in enumerate(expected):
+        (one,) = served[str(place)]
+        assert one.token_ids == tokens
+        logprobs = on_host.logprobs[1 + place]
+        assert [value for value, _ in one.logprobs] == pytest.approx(
+            [reported.logprob for reported in logprobs], abs=1e-4
+        )
+    assert core_runner.num_results[2] + core_runner.num_results[3] + core_runner.num_results[4] > 3
+
+
+def _submission(place: int, prompt: list[int], max_tokens: int, params: SamplingParams) -> Submit:
+    options = {name: getattr(params, name) for name in SCALARS}
+    submit = submission(str(place), prompt, max_tokens, logprobs=params.logprobs, **options)
+    submit.sampling.logit_bias.update(params.logit_bias)
+    submit.sampling.suppressed_token_ids.extend(params.suppressed_token_ids)
+    return submit
 
 
 def test_rows_that_only_fill_up_a_graphs_batch_touch_no_block(
@@ -94,7 +129,7 @@ def test_more_entries_than_are_staged_are_taken_too(make: Make, save_model: Call
     assert driver.generate([[1, 2]], 3, params) == [[1299, 1299, 1299]]
 
 
-def test_penalties_are_counted_anew_when_a_slot_was_passed_on(make: Make, tiny_llama: Path) -> None:
+def test_penalties_are_counted_again_when_a_slot_was_reused(make: Make, tiny_llama: Path) -> None:
     params = SamplingParams(repetition_penalty=1.4, frequency_penalty=0.5, presence_penalty=0.3)
     ((*expected,),) = Driver(make_runner(tiny_llama)).generate([PROMPTS[0]], 3, params)
     runner = make(tiny_llama, max_sequences=1)
@@ -105,7 +140,7 @@ def test_penalties_are_counted_anew_when_a_slot_was_passed_on(make: Make, tiny_l
     assert first == expected
 
 
-def test_a_token_that_never_comes_fails_its_sequence_alone(make: Make, save_model: Callable[..., Path]) -> None:
+def test_a_sequence_without_a_token_fails_alone(make: Make, save_model: Callable[..., Path]) -> None:
     directory = save_model(VARIANTS["llama"]())
     tensors = load_file(directory / "model.safetensors")
     tensors["model.embed_tokens.weight"][13] = float("nan")
@@ -122,7 +157,7 @@ def test_a_token_that_never_comes_fails_its_sequence_alone(make: Make, save_mode
     assert good.token_ids + on.token_ids == expected
 
 
-def test_a_step_may_draw_nothing(make: Make, tiny_llama: Path) -> None:
+def test_a_step_may_sample_nothing(make: Make, tiny_llama: Path) -> None:
     runner = make(tiny_llama)
     nothing = _run(runner, [_new(1, PROMPTS[2])], ScheduledSequence(1, 0, 10, [0]))
     rest = _run(runner, [], ScheduledSequence(1, 10, 7, [1]))
@@ -135,7 +170,7 @@ def test_the_smallest_budgets_suffice(make: Make, tiny_llama: Path) -> None:
     assert Driver(runner, chunk=1, ahead=1).generate([PROMPTS[0]], 2, SAMPLED[0]) == expected
 
 
-def test_what_fails_on_the_device_is_raised_where_the_draws_are_asked_for() -> None:
+def test_an_error_of_the_device_is_raised_by_result() -> None:
     class Failed:
         def query(self) -> bool:
             raise torch.AcceleratorError("lost")

@@ -1,4 +1,4 @@
-"""Graphs are captured for batch sizes so close to each other that little is computed for nothing."""
+"""Capture sizes are so close to each other that padding costs little."""
 
 import pytest
 

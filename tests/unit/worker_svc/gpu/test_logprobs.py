@@ -1,11 +1,11 @@
-"""Log-probabilities measured on the device, and which tokens are the likeliest."""
+"""Log-probabilities and top tokens, computed on the device."""
 
 import torch
 
 from worker_svc.gpu.logprobs import compute_logprobs
 
 
-def test_the_likeliest_come_in_order_and_of_equals_the_first(device: torch.device) -> None:
+def test_top_tokens_are_in_order_and_equal_ones_by_token_id(device: torch.device) -> None:
     logits = torch.tensor([[0.0, 1.0, -2.0, 1.0, -2.0], [-1.0, -1.0, -3.0, -1.0, 0.5]], device=device)
     values, ids = compute_logprobs(logits, torch.tensor([2, 0], device=device), 5)
     assert ids.tolist() == [[1, 3, 0, 2, 4], [4, 0, 1, 3, 2]]

@@ -1,4 +1,4 @@
-"""Sequences with penalties have their token counts in slots, which pass on when there are too few."""
+"""Sequences with penalties have their token counts in slots, which are reused."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_a_sequence_keeps_its_slot_and_what_was_counted_there(slots: PenaltySlot
     assert _counts(slots, slot) == [0, 0, 1, 0, 0, 1]
 
 
-def test_the_sequence_that_drew_longest_ago_gives_up_its_slot(slots: PenaltySlots) -> None:
+def test_the_least_recently_used_slot_is_reused(slots: PenaltySlots) -> None:
     first, second, third = (_sequence([token]) for token in (1, 2, 3))
     (of_first,) = slots.of([first])
     (of_second,) = slots.of([second])
@@ -62,7 +62,7 @@ def test_the_sequence_that_drew_longest_ago_gives_up_its_slot(slots: PenaltySlot
     assert _counts(slots, of_second) == [0, 0, 0, 0, 1, 0]
 
 
-def test_no_sequence_of_a_step_gives_up_its_slot_to_another_of_it(slots: PenaltySlots) -> None:
+def test_no_slot_of_the_current_step_is_reused(slots: PenaltySlots) -> None:
     first, second, third = (_sequence([token]) for token in (1, 2, 3))
     slots.of([first, second])
     assert len(set(slots.of([third, first]))) == 2

@@ -1,4 +1,4 @@
-"""What each row draws by: columns for all rows, entries for the logits that a request changes."""
+"""Sampling inputs: columns for all rows, entries for the logits that a request changes."""
 
 import numpy as np
 
@@ -14,17 +14,17 @@ def _sequence(params: SamplingParams, num_generated: int = 0, index: int = 0) ->
 
 
 def _entries(lists: LogitEntryLists, *sequences: Sequence) -> set[tuple[int, int, float]]:
-    rows, tokens, values = lists.of(list(sequences))
+    rows, tokens, values = lists.of(list(sequences), [len(sequence.tokens) for sequence in sequences])
     assert [column.dtype.name for column in (rows, tokens, values)] == ["int32", "int32", "float32"]
     entries = list(zip(rows.tolist(), tokens.tolist(), values.tolist(), strict=True))
     assert len(set(entries)) == len(entries)
     return set(entries)
 
 
-def test_columns_hold_what_each_row_draws_by_and_are_filled_up() -> None:
+def test_columns_hold_the_sampling_inputs_of_each_row_and_are_padded() -> None:
     params = SamplingParams(temperature=0.5, top_p=0.9, top_k=2**40, min_p=0.25, presence_penalty=-1.0,
                             frequency_penalty=0.75, repetition_penalty=1.5, seed=-2)  # fmt: skip
-    columns = sampling_columns([_sequence(params, num_generated=3, index=7)], np.array([4]), 3)
+    columns = sampling_columns([_sequence(params, num_generated=3, index=7)], [5], np.array([4]), 3)
     assert [column[0].item() for column in columns] == [
         0.5, 2**31 - 1, 0.9, 0.25, -2, 7, 5, 4, 1.5, 0.75, -1.0,
     ]  # fmt: skip
@@ -43,6 +43,13 @@ def test_tokens_are_suppressed_until_there_are_enough_and_named_once() -> None:
     assert _entries(lists, sequence) == {(0, 4, -2.0), (0, 3, -INF), (0, 9, -INF)}
     sequence.append_placeholder(-1)
     assert _entries(lists, sequence) == {(0, 3, 1.5), (0, 4, -2.0)}
+
+
+def test_rows_of_a_draft_have_the_entries_of_their_positions() -> None:
+    params = SamplingParams(logit_bias={4: -2.0}, min_tokens=2, suppressed_token_ids=(9,))
+    sequence = _sequence(params, num_generated=1)
+    rows, tokens, _ = LogitEntryLists().of([sequence] * 3, [3, 4, 5])
+    assert list(zip(rows.tolist(), tokens.tolist(), strict=True)) == [(0, 4), (0, 9), (1, 4), (2, 4)]
 
 
 def test_there_may_be_nothing_to_enter() -> None:

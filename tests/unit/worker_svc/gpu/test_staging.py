@@ -1,4 +1,4 @@
-"""What is sent arrives, where it always does, and a step's memory is not touched while the step is in flight."""
+"""Staged data arrives at fixed addresses, and a step's buffer is not reused while the step is in flight."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def test_arrays_of_all_kinds_arrive_in_their_groups(staging: Staging) -> None:
             np.testing.assert_array_equal(tensor.cpu().numpy(), array, strict=True)
 
 
-def test_arrays_of_the_same_sizes_lie_where_those_before_them_lay(staging: Staging) -> None:
+def test_arrays_of_the_same_sizes_have_the_same_addresses(staging: Staging) -> None:
     first = staging.send(staging.next_buffer(), [[np.arange(3), np.arange(2)]])
     second = staging.send(staging.next_buffer(), [[np.arange(3, 6), np.arange(2, 4)], [np.arange(7)]])
     assert [t.data_ptr() for t in second[0]] == [t.data_ptr() for t in first[0]]
@@ -48,7 +48,7 @@ def test_results_of_two_steps_are_there_at_the_same_time(staging: Staging, devic
         assert memory[16:].view(torch.float32).tolist() == [0.5 + step]
 
 
-def test_a_lane_is_taken_again_only_when_its_step_is_done(staging: Staging) -> None:
+def test_a_buffer_is_reused_only_when_its_step_is_done(staging: Staging) -> None:
     class Completion:
         waited = 0
 

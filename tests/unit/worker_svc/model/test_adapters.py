@@ -1,4 +1,4 @@
-"""An adapter beside a model's weights is refused, whatever its config holds: it would change every answer."""
+"""An adapter beside a model's weights is rejected, whatever its config holds."""
 
 import json
 import re
@@ -40,8 +40,8 @@ _CATASTROPHIC = {"peft_type": "LORA", "target_modules": "(.*.*)*" * 9 + "x"}
 def test_an_adapter_is_refused_by_its_file(content: bytes, named: str, tmp_path: Path) -> None:
     path = tmp_path / "adapter_config.json"
     path.write_bytes(content)
-    told = f"{path} is the config of {named}, and adapters are not served"
-    with pytest.raises(UnsupportedModel, match=f"^{re.escape(told)}$"):
+    message = f"{path} is the config of {named}, and adapters are not served"
+    with pytest.raises(UnsupportedModel, match=f"^{re.escape(message)}$"):
         refuse_adapters(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""An architecture describes exactly the tensors that transformers has, and is found by its name, ours or another's."""
+"""An architecture describes exactly the tensors that transformers has, and is found by its name."""
 
 import json
 import sys
@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 
+from distributions import install, set_version
 from llama_models import SIZES, VARIANTS
 from runner_driver import Driver, make_runner
 from worker_svc.errors import StartupFailed
+from worker_svc.fingerprint import model_fingerprint
 from worker_svc.model.architecture import architecture_of, describe, origin_of
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.description import ModelDescription
+from worker_svc.model.description_cache import description_of
 
 Save = Callable[..., Path]
 Publish = Callable[[str, str, str], None]
@@ -44,23 +48,17 @@ ARCHITECTURE = Architecture(__file__, "TheirForCausalLM", describe_decoder)
 
 @pytest.fixture
 def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publish:
-    """Puts a distribution on the path that registers what a module of its own defines."""
+    """Creates a distribution that registers what its module defines."""
 
     def publish(distribution: str, name: str, source: str) -> None:
-        site = tmp_path / distribution
-        metadata = site / f"{distribution}-1.0.dist-info"
-        metadata.mkdir(parents=True)
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-        (metadata / "entry_points.txt").write_text(f"[quire.models]\n{name} = {distribution}_models:ARCHITECTURE\n")
-        (site / f"{distribution}_models.py").write_text(source)
-        monkeypatch.syspath_prepend(str(site))
-        monkeypatch.delitem(sys.modules, f"{distribution}_models", raising=False)
+        entry_point = f"{name} = {distribution}_models:ARCHITECTURE"
+        install(monkeypatch, tmp_path / distribution, distribution, "quire.models", entry_point, source)
 
     return publish
 
 
 def _shapes(description: ModelDescription) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a description names, with its shape."""
+    """The shape of every tensor that a description names."""
     shapes: dict[str, tuple[int, ...]] = {
         description.embedding: (description.vocab_size, description.hidden_size),
         **{norm.tensor: (norm.size,) for norm in description.norms},
@@ -139,8 +137,8 @@ def test_a_package_that_cannot_be_imported_is_named(publish: Publish) -> None:
 
 def test_a_value_that_is_no_architecture_is_refused_by_its_package(publish: Publish) -> None:
     publish("numbered", "numbered", "ARCHITECTURE = 7")
-    told = "quire.models: numbered of the package numbered must be an Architecture, and is of the type int"
-    with pytest.raises(StartupFailed, match=f"^{told}$"):
+    message = "quire.models: numbered of the package numbered must be an Architecture, not of the type int"
+    with pytest.raises(StartupFailed, match=f"^{message}$"):
         architecture_of("numbered")
 
 
@@ -157,10 +155,42 @@ ARCHITECTURE = Architecture(__file__, "FailingForCausalLM", describe)
     publish("failing", "failing", source.replace("ERROR", error.__name__))
     config: Any = LlamaConfig(**SIZES)
     config.model_type = "failing"
-    told = f"quire.models: failing of the package failing failed: {error.__name__}: .*hidden_sizes"
-    with pytest.raises(StartupFailed, match=told) as raised:
+    message = f"quire.models: failing of the package failing failed: {error.__name__}: .*hidden_sizes"
+    with pytest.raises(StartupFailed, match=message) as raised:
         describe(config)
     assert not isinstance(raised.value, UnsupportedModel)
+
+
+def _model_of_theirs(directory: Path) -> Path:
+    (directory / "config.json").write_text(json.dumps({"model_type": "theirs"}))
+    save_file({}, directory / "model.safetensors")
+    return directory
+
+
+def test_the_fingerprint_changes_with_the_package_of_an_architecture(publish: Publish, tmp_path: Path) -> None:
+    publish("theirs", "theirs", _THEIRS)
+    directory = _model_of_theirs(tmp_path)
+    fingerprints = [model_fingerprint(directory, torch.float32) for _ in range(2)]
+    set_version(tmp_path / "theirs", "theirs", "1.1")
+    fingerprints.append(model_fingerprint(directory, torch.float32))
+    with (tmp_path / "theirs" / "theirs_models.py").open("a") as source:
+        source.write("# fixed\n")
+    fingerprints.append(model_fingerprint(directory, torch.float32))
+    assert fingerprints[0] == fingerprints[1]
+    assert len(set(fingerprints)) == 3
+
+
+def test_an_architecture_whose_source_cannot_be_read_is_refused_by_its_package(
+    publish: Publish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    publish("theirs", "theirs", _THEIRS.replace("__file__", "'/gone/theirs.py'"))
+    directory = _model_of_theirs(tmp_path)
+    message = "^quire.models: theirs of the package theirs failed: FileNotFoundError: .*/gone/theirs.py"
+    with pytest.raises(StartupFailed, match=message):
+        description_of(directory)
+    with pytest.raises(StartupFailed, match=message):
+        model_fingerprint(directory, torch.float32)
 
 
 def test_an_unknown_name_is_no_architecture() -> None:

@@ -1,4 +1,6 @@
-"""The compiled forward comes to the same bits of scores, keys and values, whatever a step holds and who computes it."""
+"""The compiled forward pass computes the same bits of logits, keys and values in any step and with any number of
+threads.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +19,7 @@ from worker_svc.attention import CompiledKernels
 from worker_svc.batch import SequenceChunk, make_batch
 from worker_svc.cache import CacheShape
 from worker_svc.model.architecture import describe
-from worker_svc.model.compiled import load_compiled
+from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import read_config
 
 BLOCK = 16
@@ -37,12 +39,12 @@ SEQUENCES = [_RNG.integers(VOCAB, size=length, dtype=np.int32) for length in (1,
 
 
 class Computation:
-    """A model with a cache of zeros, in which each sequence has blocks of its own."""
+    """A model with a zero cache, in which each sequence has its own blocks."""
 
     def __init__(self, directory: Path, dtype: torch.dtype, int8: bool, num_threads: int) -> None:
         description = describe(read_config(directory))
         assert description is not None
-        self._model = load_compiled(
+        self._model = load_compiled_model(
             description, directory, dtype, CompiledKernels(compiled.thread_pool(num_threads), int8)
         )
         blocks_each = -(-max(map(len, SEQUENCES)) // BLOCK)
@@ -55,7 +57,7 @@ class Computation:
 
     @torch.inference_mode()
     def run(self, parts: list[tuple[int, int, int]]) -> list[Tensor]:
-        """A step of tokens first to end - 1 of sequences: for each part the scores behind each of its tokens."""
+        """A step of tokens first to end - 1 of sequences: for each part the logits behind each of its tokens."""
         chunks = [SequenceChunk(SEQUENCES[s][first:end], first, self._blocks[s], 0, True) for s, first, end in parts]
         batch = make_batch(chunks, BLOCK)
         scores = self.forward(replace(batch, logits_indices=np.arange(len(batch.token_ids))))
@@ -110,7 +112,7 @@ def test_in_chunks_among_those_of_others(make: Make, chunk: int) -> None:
 
 
 @torch.inference_mode()
-def test_the_likeliest_tokens_are_told_of_the_last_scores_alone(make: Make) -> None:
+def test_argmax_is_known_for_the_last_logits_only(make: Make) -> None:
     computation = make(2)
     earlier = computation.run([(2, 0, 16)])[0]
     with pytest.raises(ValueError, match="logits: must be those"):

@@ -1,4 +1,4 @@
-"""A checkpoint is read layer by layer: of no linear layer is more held than twice what it takes, by any backend."""
+"""A checkpoint is read layer by layer: every backend holds at most two copies of one linear layer."""
 
 import weakref
 from collections.abc import Callable, Mapping
@@ -17,12 +17,12 @@ import compiled
 from llama_models import SIZES
 from worker_svc.model.architecture import describe
 from worker_svc.model.building import build
-from worker_svc.model.compiled import CompiledLlama
+from worker_svc.model.compiled_model import CompiledModel
 from worker_svc.model.config import read_config
 from worker_svc.model.description import LinearLayer, LinearRole, ModelDescription, Norm, SplitDimension
 from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.linear_weights import LinearWeights, Shard
-from worker_svc.model.llama import LlamaModel
+from worker_svc.model.torch_model import TorchModel
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all tensors that operators made and that someone still holds."""
+    """Counts the bytes of all live tensors that operators have made."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -65,7 +65,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class KeepNothing:
-    """A builder whose linear layers take no memory once they are built."""
+    """A builder whose linear layers take no memory."""
 
     def linear(self, weights: LinearWeights) -> None:
         weights.fused()
@@ -76,7 +76,7 @@ class KeepNothing:
 
 
 class KeepWeights:
-    """A builder that keeps what it is given."""
+    """A builder that keeps the weights."""
 
     def linear(self, weights: LinearWeights) -> tuple[Tensor, Tensor | None]:
         return weights.fused()
@@ -104,7 +104,7 @@ def _open(directory: Path, dtype: torch.dtype) -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def directory(save_model: Save) -> Path:
-    """Of layers that outweigh embedding and head."""
+    """A model whose layers are larger than embedding and head."""
     return save_model(LlamaConfig(**SIZES | {"num_hidden_layers": NUM_LAYERS, "intermediate_size": 331}))
 
 
@@ -129,13 +129,13 @@ def test_what_a_backend_holds_while_it_loads_is_the_model_and_two_layers(kind: s
     dtype = torch.float32 if kind in ("torch", "compiled-float32") else torch.bfloat16
     with _open(directory, dtype) as checkpoint, LiveBytes() as live:
         if kind == "torch":
-            model: object = LlamaModel(description, checkpoint)
+            model: object = TorchModel(description, checkpoint)
         elif kind == "triton":
-            from worker_svc.model.triton_llama import TritonLlama
+            from worker_svc.model.triton_model import TritonModel
 
-            model = TritonLlama(description, checkpoint)
+            model = TritonModel(description, checkpoint)
         else:
-            model = CompiledLlama(description, checkpoint, compiled.thread_pool(), int8=kind == "compiled-int8")
+            model = CompiledModel(description, checkpoint, compiled.thread_pool(), int8=kind == "compiled-int8")
     del checkpoint
     kept = live.now()
     largest = _largest_layer(description, torch.float32)

@@ -1,4 +1,4 @@
-"""A model's description is the same the second time, and made anew where anything changed that it comes of."""
+"""A cached description equals the first one, and is made again when anything that it depends on changes."""
 
 import json
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def test_another_config_is_described(save_model: Save) -> None:
     assert (first.context_length != 77, second.context_length) == (True, 77)
 
 
-def test_an_architecture_whose_source_changed_describes_anew(
+def test_a_changed_source_of_an_architecture_invalidates_the_cache(
     save_model: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = save_model(VARIANTS["llama"]())
@@ -59,7 +59,7 @@ def test_an_architecture_whose_source_changed_describes_anew(
         assert made.context_length == length
 
 
-def test_another_version_of_a_package_describes_anew(save_model: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_a_package_invalidates_the_cache(save_model: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = save_model(VARIANTS["llama"]())
     described = describe(read_config(directory))
     assert described is not None
@@ -77,7 +77,7 @@ def test_another_version_of_a_package_describes_anew(save_model: Save, monkeypat
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"\xff", b"[1]"], ids=str)
-def test_a_damaged_cache_is_written_anew(content: bytes, save_model: Save, cache: Path) -> None:
+def test_a_damaged_cache_is_written_again(content: bytes, save_model: Save, cache: Path) -> None:
     directory = save_model(VARIANTS["llama"]())
     described = description_of(directory)
     (kept,) = cache.glob("descriptions/*.json")

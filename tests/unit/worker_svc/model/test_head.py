@@ -1,4 +1,4 @@
-"""In 16 bits, the best score is the one that is best in float32."""
+"""In 16 bits, the argmax is that of float32."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A linear layer is read part by part: fused or apart in the checkpoint, whole or for one of several ranks."""
+"""A linear layer is read part by part: fused or separate in the checkpoint, whole or for one rank."""
 
 from collections.abc import Callable
 from pathlib import Path

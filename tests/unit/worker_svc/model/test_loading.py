@@ -1,4 +1,4 @@
-"""A directory becomes a model that runs, native where that fits, or a refusal that says why."""
+"""Loading a directory gives a model, native if supported, or an error that says why."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,8 @@ from transformers_models import VARIANTS as OTHERS
 from worker_svc.attention import AttentionKind
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import UnsupportedModel, read_config
-from worker_svc.model.loading import LoadedModel, NativeModel, load
+from worker_svc.model.loading import LoadedModel, load
+from worker_svc.model.torch_model import TorchModel
 
 Save = Callable[..., Path]
 _SMALL: dict[str, Any] = {name: size for name, size in SIZES.items() if name != "head_dim"}
@@ -50,7 +51,7 @@ def _change_config(directory: Path, **changes: Any) -> Path:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_llama_family_is_native(variant: str, save_model: Save) -> None:
-    assert isinstance(_load(save_model(VARIANTS[variant]())), NativeModel)
+    assert isinstance(_load(save_model(VARIANTS[variant]())), TorchModel)
 
 
 @pytest.mark.parametrize(
@@ -67,21 +68,21 @@ def test_a_window_as_wide_as_the_context_is_none(save_model: Save) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         (BloomConfig(vocab_size=97, hidden_size=16, n_layer=1, n_head=2), "BloomForCausalLM, whose attention"),
         (MambaConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1), "MambaForCausalLM, whose attention"),
         (BertConfig(**_SMALL, is_decoder=False), "other tokens than those before"),
         (Llama4TextConfig(**SIZES, attention_chunk_size=16), "other tokens than those before"),
-        (GptOssConfig(**SIZES, num_local_experts=4), "not supported: s_aux"),
+        (GptOssConfig(**SIZES, num_local_experts=4), "unsupported attention arguments: s_aux"),
         (DeepseekV3Config(**_SMALL, **_MLA), "keys of 32 dimensions and values of 16"),
         (MiniMaxConfig(**SIZES, num_local_experts=2), "states, convolutions"),
         (Lfm2Config(**_SMALL, full_attn_idxs=[1]), "states, convolutions"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
-def test_attention_of_other_kinds_is_refused(config: Any, told: str, save_model: Save) -> None:
-    with pytest.raises(UnsupportedModel, match=told):
+def test_attention_of_other_kinds_is_refused(config: Any, message: str, save_model: Save) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
         _load(save_model(config))
 
 
@@ -130,7 +131,7 @@ def test_quantized_weights_are_refused(save_model: Save) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda tensors: tensors.pop("transformer.ln_f.weight"), "no tensors transformer.ln_f.weight"),
         (lambda tensors: tensors.update({"transformer.ln_f.weight": torch.zeros(3)}), "ln_f.weight"),
@@ -138,11 +139,11 @@ def test_quantized_weights_are_refused(save_model: Save) -> None:
     ],
 )
 def test_tensors_that_do_not_fit_are_named(
-    change: Callable[[dict[str, torch.Tensor]], object], told: str, save_model: Save
+    change: Callable[[dict[str, torch.Tensor]], object], message: str, save_model: Save
 ) -> None:
     directory = save_model(OTHERS["gpt2"]())
     tensors = load_file(directory / "model.safetensors")
     change(tensors)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UnsupportedModel, match=told):
+    with pytest.raises(UnsupportedModel, match=message):
         _load(directory)

@@ -1,4 +1,4 @@
-"""What a backend does not compute it refuses by name, and layers may differ in all that it computes."""
+"""A backend rejects by name what it does not support; layers may differ in what it supports."""
 
 import re
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from llama_models import SIZES, VOCAB, prompts
 from runner_driver import Driver, make_runner
 from worker_svc.attention import AttentionKind, CompiledKernels
 from worker_svc.model.architecture import describe
-from worker_svc.model.compiled import load_compiled
+from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.description import (
     Activation,
@@ -30,9 +30,9 @@ from worker_svc.model.description import (
     NormKind,
     StoredLinear,
 )
-from worker_svc.model.llama import load_model
 from worker_svc.model.loading import unsupported_natively
-from worker_svc.model.triton_llama import load_triton_llama
+from worker_svc.model.torch_model import load_torch_model
+from worker_svc.model.triton_model import load_triton_model
 from worker_svc.step import SamplingParams
 
 CPU = torch.device("cpu")
@@ -116,9 +116,9 @@ def test_what_no_backend_computes_is_refused_by_all(name: str, description: Mode
     kernels = CompiledKernels(compiled.thread_pool(), int8=False)
     changed = _with_first(description, NO_BACKEND[name])
     for who, call in (
-        ("torch's operators", lambda: load_model(changed, tiny_llama, torch.float32)),
-        ("the Triton kernels", lambda: load_triton_llama(changed, tiny_llama, torch.float32, CPU)),
-        ("the compiled kernels", lambda: load_compiled(changed, tiny_llama, torch.float32, kernels)),
+        ("torch's operators", lambda: load_torch_model(changed, tiny_llama, torch.float32)),
+        ("the Triton kernels", lambda: load_triton_model(changed, tiny_llama, torch.float32, CPU)),
+        ("the compiled kernels", lambda: load_compiled_model(changed, tiny_llama, torch.float32, kernels)),
     ):
         with pytest.raises(UnsupportedModel, match=f"^{who} do not compute {name}"):
             call()
@@ -128,7 +128,7 @@ def test_what_no_backend_computes_is_refused_by_all(name: str, description: Mode
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (_attention(num_kv_heads=3), r"^qkv: must be of the outputs \(384, 192, 192\)"),
         (_attention(num_kv_heads=4), "^num_heads: must be a multiple of 4"),
@@ -141,44 +141,46 @@ def test_what_no_backend_computes_is_refused_by_all(name: str, description: Mode
         (lambda layer: _attention(key_norm=replace(layer.mlp_norm))(layer), "^key_norm: must be of the size 64"),
     ],
 )
-def test_a_description_whose_sizes_do_not_fit_is_none(change: Change, told: str, description: ModelDescription) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_description_whose_sizes_do_not_fit_is_none(
+    change: Change, message: str, description: ModelDescription
+) -> None:
+    with pytest.raises(ValueError, match=message):
         _with_first(description, change)
 
 
 def test_a_head_with_a_bias_is_refused(description: ModelDescription, tiny_llama: Path) -> None:
     head: LinearLayer = replace(description.head, stored=(StoredLinear("lm_head", (VOCAB,), bias=True),))
     with pytest.raises(UnsupportedModel, match="a head with a bias"):
-        load_model(replace(description, head=head), tiny_llama, torch.float32)
+        load_torch_model(replace(description, head=head), tiny_llama, torch.float32)
 
 
 def test_all_that_is_not_computed_is_named(description: ModelDescription, tiny_llama: Path) -> None:
     changed = _with_first(_with_first(description, _norm(kind=NormKind.LAYER)), _plain)
     with pytest.raises(UnsupportedModel, match="layer norms, an MLP without a gate, which this llama model has"):
-        load_model(changed, tiny_llama, torch.float32)
+        load_torch_model(changed, tiny_llama, torch.float32)
 
 
 def test_weights_in_int8_are_each_layers_own(description: ModelDescription, tiny_llama: Path) -> None:
     mixed = _with_first(description, _int8)
     kernels = CompiledKernels(compiled.thread_pool(), int8=False)
-    first, second = load_compiled(mixed, tiny_llama, torch.float32, kernels)._built.layers
+    first, second = load_compiled_model(mixed, tiny_llama, torch.float32, kernels)._built.layers
     quantized = [layer.qkv.scales is not None for layer in (first, second)]
     quantized += [layer.down.scales is not None for layer in (first, second)]
     assert quantized == [True, False, True, False]
     assert first.output.scales is None
     asked = prompts(1, 17, 40)
     params = SamplingParams(logprobs=VOCAB)
-    told = {}
+    message = {}
     for name, described in (("mixed", mixed), ("dense", description)):
         driver = Driver(make_runner(tiny_llama, "compiled", description=described))
         driver.generate(asked, 1, params)
-        told[name] = torch.tensor([[value for _, value in sorted(driver.logprobs[s][0].top)] for s in (1, 2, 3)])
-    error = (told["mixed"] - told["dense"]).norm() / told["dense"].norm()
+        message[name] = torch.tensor([[value for _, value in sorted(driver.logprobs[s][0].top)] for s in (1, 2, 3)])
+    error = (message["mixed"] - message["dense"]).norm() / message["dense"].norm()
     assert 0 < error < 0.1
     with pytest.raises(UnsupportedModel, match=r"Triton kernels .* linear layers computed in int8"):
-        load_triton_llama(mixed, tiny_llama, torch.float32, CPU)
+        load_triton_model(mixed, tiny_llama, torch.float32, CPU)
     with pytest.raises(UnsupportedModel, match=r"torch's operators .* linear layers computed in int8"):
-        load_model(mixed, tiny_llama, torch.float32)
+        load_torch_model(mixed, tiny_llama, torch.float32)
 
 
 @pytest.mark.parametrize("kernels", ["compiled", "fused"])
@@ -192,8 +194,8 @@ def test_windows_scales_and_caps_are_each_layers_own(
     expected = by_torch.generate(asked, 3, params)
     assert ours.generate(asked, 3, params) == expected
     plain.generate(asked, 3, params)
-    for sequence, told in by_torch.logprobs.items():
-        assert dict(ours.logprobs[sequence][0].top) == pytest.approx(dict(told[0].top), abs=2e-4)
+    for sequence, message in by_torch.logprobs.items():
+        assert dict(ours.logprobs[sequence][0].top) == pytest.approx(dict(message[0].top), abs=2e-4)
     assert dict(plain.logprobs[2][0].top) != pytest.approx(dict(by_torch.logprobs[2][0].top), abs=2e-2)
 
 
@@ -222,11 +224,11 @@ def test_mlps_may_differ_in_width(description: ModelDescription, tmp_path: Path)
         (drawn,) = driver.generate([prompt], 3, SamplingParams(logprobs=VOCAB))
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + drawn])).logits[0, len(prompt) - 1 : -1]
-        for told, expected in zip(driver.logprobs[1], logits.log_softmax(-1), strict=True):
-            ours = torch.tensor([value for _, value in sorted(told.top)])
+        for message, expected in zip(driver.logprobs[1], logits.log_softmax(-1), strict=True):
+            ours = torch.tensor([value for _, value in sorted(message.top)])
             assert torch.allclose(ours, expected, atol=1e-4)
     with pytest.raises(UnsupportedModel, match=r"compiled kernels .* MLPs of different widths"):
-        load_compiled(changed, tmp_path, torch.float32, CompiledKernels(compiled.thread_pool(), int8=False))
+        load_compiled_model(changed, tmp_path, torch.float32, CompiledKernels(compiled.thread_pool(), int8=False))
 
 
 def test_the_compiled_kernels_refuse_a_cache_that_they_do_not_take(tiny_llama: Path) -> None:

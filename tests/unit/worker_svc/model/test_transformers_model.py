@@ -1,4 +1,4 @@
-"""Architectures without a native module compute over the paged cache what transformers computes over its own."""
+"""Architectures without a native backend compute over the paged cache what transformers computes over its own."""
 
 import random
 from collections.abc import Callable
@@ -63,8 +63,8 @@ def test_log_probabilities_are_those_of_transformers(directory: Path) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + sampled])).logits[0, len(prompt) - 1 : -1]
-    for told, expected in zip(driver.logprobs[1], logits.log_softmax(-1), strict=True):
-        ours = torch.tensor([value for _, value in sorted(told.top)])
+    for reported, expected in zip(driver.logprobs[1], logits.log_softmax(-1), strict=True):
+        ours = torch.tensor([value for _, value in sorted(reported.top)])
         assert torch.allclose(ours, expected, atol=1e-3)
 
 
@@ -93,12 +93,12 @@ def test_the_best_scores_of_bfloat16_are_not_rounded(variant: str, save_model: S
     directory = save_model(VARIANTS[variant]())
     driver = Driver(make_runner(directory, dtype=torch.bfloat16))
     driver.generate(_prompts(*range(1, 9)), 1, SamplingParams(logprobs=2))
-    gaps = torch.tensor([told[0].top[0][1] - told[0].top[1][1] for told in driver.logprobs.values()])
+    gaps = torch.tensor([reported[0].top[0][1] - reported[0].top[1][1] for reported in driver.logprobs.values()])
     # Scores of bfloat16 of that size are 2**-6 apart.
     assert (gaps * 64 % 1 != 0).any()
 
 
-def test_bfloat16_draws_what_float32_does_where_the_choice_is_clear(save_model: Save) -> None:
+def test_bfloat16_samples_as_float32_where_the_choice_is_clear(save_model: Save) -> None:
     directory = save_model(VARIANTS["mixtral"]())
     prompts = _prompts(1, 16, 40)
     exact, rounded = (

@@ -1,8 +1,7 @@
-"""A format of weights is one module or entry point, which every backend can load; others are refused by name."""
+"""A weight format is one module or entry point that every backend can load; unknown formats are rejected by name."""
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,13 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
 import llama_models
+from distributions import install, set_version
 from llama_models import SIZES
 from runner_driver import Driver, make_runner
 from transformers_models import VARIANTS as OTHERS
 from worker_svc.attention import AttentionKind
 from worker_svc.errors import StartupFailed
+from worker_svc.fingerprint import model_fingerprint
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.description import LinearLayer, LinearRole, SplitDimension, StoredLinear
@@ -76,14 +77,8 @@ def make(quantization):
 
 @pytest.fixture
 def nibbles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A distribution on the path that registers the format."""
-    metadata = tmp_path / "site" / "nibbles-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: nibbles\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[quire.weight_formats]\nnibbles = nibble_format:make\n")
-    (tmp_path / "site" / "nibble_format.py").write_text(_NIBBLES)
-    monkeypatch.delitem(sys.modules, "nibble_format", raising=False)
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    """A distribution that registers the format."""
+    install(monkeypatch, tmp_path / "site", "nibbles", "quire.weight_formats", "nibbles = nibble_format:make", _NIBBLES)
 
 
 def _change_config(directory: Path, **changes: Any) -> Path:
@@ -97,7 +92,7 @@ def _load(directory: Path) -> None:
 
 
 def _pack(directory: Path, packed: Path) -> None:
-    """Quantizes a model, so that `packed` holds the codes of what is left dense in `directory`."""
+    """Quantizes a model so that `packed` holds the codes of the weights in `directory`."""
     tensors = load_file(directory / "model.safetensors")
     packed.mkdir()
     codes_of: dict[str, torch.Tensor] = {}
@@ -168,18 +163,31 @@ def test_a_variant_that_a_format_does_not_read_is_refused(save_model: Save) -> N
 
 @pytest.mark.usefixtures("nibbles")
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
-        ("make = 7", "must be a function of a quantization_config, and is of the type int"),
+        ("make = 7", "must be a function of a quantization_config, not of the type int"),
         ("def make(quantization): return quantization['group_size']", "failed: KeyError: 'group_size'"),
     ],
     ids=["value", "raises"],
 )
-def test_a_format_that_cannot_be_made_is_refused_by_its_package(source: str, told: str, tmp_path: Path) -> None:
+def test_a_format_that_cannot_be_made_is_refused_by_its_package(source: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "site" / "nibble_format.py").write_text(source)
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "nibbles"}}))
-    with pytest.raises(StartupFailed, match=f"^quire.weight_formats: nibbles of the package nibbles {told}$"):
+    with pytest.raises(StartupFailed, match=f"^quire.weight_formats: nibbles of the package nibbles {message}$"):
         format_of(tmp_path)
+
+
+@pytest.mark.usefixtures("nibbles")
+def test_the_fingerprint_changes_with_the_package_of_a_format(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "nibbles", "bits": 4}}))
+    save_file({}, tmp_path / "model.safetensors")
+    fingerprints = [model_fingerprint(tmp_path, torch.float32) for _ in range(2)]
+    set_version(tmp_path / "site", "nibbles", "1.1")
+    fingerprints.append(model_fingerprint(tmp_path, torch.float32))
+    (tmp_path / "site" / "nibble_format.py").write_text(_NIBBLES.replace("- 8", "- 7"))
+    fingerprints.append(model_fingerprint(tmp_path, torch.float32))
+    assert fingerprints[0] == fingerprints[1]
+    assert len(set(fingerprints)) == 3
 
 
 @pytest.mark.usefixtures("nibbles")
@@ -206,7 +214,7 @@ def test_a_config_that_names_no_format_is_dense(save_model: Save) -> None:
 
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ([], "{key} must be an object, not []"),
         ("gptq", "{key} must be an object, not 'gptq'"),
@@ -218,9 +226,9 @@ def test_a_config_that_names_no_format_is_dense(save_model: Save) -> None:
     ],
     ids=str,
 )
-def test_a_config_that_names_no_known_format_is_refused(value: object, told: str, key: str, tmp_path: Path) -> None:
+def test_a_config_that_names_no_known_format_is_refused(value: object, message: str, key: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({key: value}))
-    with pytest.raises(UnsupportedModel, match=re.escape(told.format(key=key))):
+    with pytest.raises(UnsupportedModel, match=re.escape(message.format(key=key))):
         format_of(tmp_path)
 
 

@@ -17,7 +17,7 @@ def record(at: float, priority: int, admission: int | None, tenant: str = "a") -
     return RequestRecord(0, arrival, Script(0, None), 1, TenantUsage(), admission=admission)
 
 
-def test_in_order_of_arrival_nobody_is_overtaken() -> None:
+def test_in_order_of_arrival_no_request_is_overtaken() -> None:
     assert worst_overtaking([record(1.0, 0, 0), record(2.0, 0, 1), record(4.0, 0, 2)], 10.0) == -1.0
 
 
@@ -63,7 +63,7 @@ def test_priorities_matter_to_the_policies_that_know_them(result: dict[str, Any]
     assert max(waits["fcfs"]) < 1.5 * min(waits["fcfs"])
 
 
-def test_it_is_told_by_policy_and_priority(result: dict[str, Any]) -> None:
+def test_the_table_is_by_policy_and_priority(result: dict[str, Any]) -> None:
     table = ageing.table(result)
     assert [row[0] for row in table.rows] == ["fcfs", "priority", "fair"]
     assert all(len(row) == len(table.columns) == 8 for row in table.rows)

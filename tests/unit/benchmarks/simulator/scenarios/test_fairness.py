@@ -28,7 +28,7 @@ def test_alike_they_are_served_alike(result: dict[str, Any]) -> None:
             assert row["least_share"] == 1
 
 
-def test_it_is_told_by_policy(result: dict[str, Any]) -> None:
+def test_the_table_is_by_policy(result: dict[str, Any]) -> None:
     table = fairness.table(result)
     assert [row[0] for row in table.rows] == ["fcfs", "priority", "fair"]
     assert all(len(row) == len(table.columns) for row in table.rows)

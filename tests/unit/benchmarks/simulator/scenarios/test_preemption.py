@@ -37,7 +37,7 @@ def test_behind_is_beside_the_better_of_both(result: dict[str, Any]) -> None:
         assert row["behind"] == seconds["auto"] / min(seconds["swap"], seconds["recompute"]) - 1
 
 
-def test_it_is_told_by_machine_and_regime_and_over_the_bus(result: dict[str, Any]) -> None:
+def test_the_table_is_by_machine_and_regime_and_the_chart_over_the_bus(result: dict[str, Any]) -> None:
     table = preemption.table(result)
     assert [row[:2] for row in table.rows] == [[machine, "short prompts"] for machine in ("gpu-8b", "crawling")]
     assert all(len(row) == len(table.columns) for row in table.rows)

@@ -25,7 +25,7 @@ def test_requests_end_and_others_come_in_while_it_is_measured(result: dict[str, 
     assert all(row["num_ended"] > 0 for row in result["rows"])
 
 
-def test_it_is_told_by_policy_and_length(result: dict[str, Any]) -> None:
+def test_the_table_is_by_policy_and_length(result: dict[str, Any]) -> None:
     table = queue.table(result)
     assert all(len(row) == len(table.columns) for row in table.rows)
     (chart,) = queue.charts(result)

@@ -21,7 +21,7 @@ def test_every_size_is_run(result: dict[str, Any]) -> None:
     assert rows[0]["generated_tokens"] == rows[1]["generated_tokens"]
 
 
-def test_it_is_told_by_size(result: dict[str, Any]) -> None:
+def test_the_table_is_by_size(result: dict[str, Any]) -> None:
     table = scale.table(result)
     assert [row[:2] for row in table.rows] == [["60", "1"], ["60", "3"], ["120", "1"], ["120", "3"]]
     (chart,) = scale.charts(result)

@@ -1,1 +1,0 @@
-"""What deterministic mode costs."""

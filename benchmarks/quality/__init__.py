@@ -1,1 +1,0 @@
-"""What formats of weights cost in quality."""

@@ -1,1 +1,0 @@
-"""Measures how long streams stand still when a process dies."""

@@ -1,0 +1,90 @@
+"""What every result is reported with: its provenance, its targets, and tables in Markdown and for the terminal."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+_DIRTY = "-dirty"
+
+
+class Sense(Enum):
+    """Which side of its bound a figure must be on."""
+
+    AT_LEAST = "at least"
+    AT_MOST = "at most"
+    BELOW = "below"
+
+    @property
+    def sign(self) -> str:
+        return {Sense.AT_LEAST: "≥", Sense.AT_MOST: "≤", Sense.BELOW: "<"}[self]
+
+    def holds(self, value: float, bound: float) -> bool:
+        if self is Sense.AT_LEAST:
+            return value >= bound
+        return value <= bound if self is Sense.AT_MOST else value < bound
+
+
+def target(what: str, value: float, sense: Sense, bound: float) -> dict[str, Any]:
+    """A figure and its bound, as a result holds them."""
+    return {"what": what, "value": value, "sense": sense.value, "bound": bound, "holds": sense.holds(value, bound)}
+
+
+def target_lines(result: dict[str, Any]) -> list[str]:
+    """A line of Markdown for each target of a result."""
+    return [mark_missed(one.get("text") or _target_text(one), holds=one["holds"]) for one in result.get("targets", ())]
+
+
+def target_list(result: dict[str, Any]) -> str:
+    """The targets of a result as a list in Markdown."""
+    return "\n".join(f"- {line}" for line in target_lines(result))
+
+
+def mark_missed(text: str, *, holds: bool) -> str:
+    """A target in Markdown; one that is missed in bold."""
+    return text if holds else f"**{text}: missed**"
+
+
+def version(result: dict[str, Any]) -> str:
+    """The day and the measured commit, and whether the files differed from it; Markdown."""
+    commit = result["commit"] or "unknown"
+    dirty = " with uncommitted changes" if commit.endswith(_DIRTY) else ""
+    return f"{result['date'][:10]}, commit `{commit.removesuffix(_DIRTY)[:12]}`{dirty}"
+
+
+def origin(result: dict[str, Any]) -> str:
+    """The version and the processor that was measured."""
+    machine = result["machine"]
+    return f"{version(result)}, {machine['cores']} cores of {machine['processor']}"
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A table. The first `num_labels` columns are words, the others figures."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    num_labels: int = 1
+
+    def markdown(self) -> str:
+        """Without a line end behind it."""
+        rule = ["---" if place < self.num_labels else "---:" for place in range(len(self.columns))]
+        return "\n".join(f"| {' | '.join(row)} |" for row in (self.columns, rule, *self.rows))
+
+    def print(self, title: str) -> None:
+        """Prints it to the terminal."""
+        # Not at the top: `make gpu-check` runs where rich is not installed.
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(title=title, title_justify="left")
+        for place, column in enumerate(self.columns):
+            table.add_column(column, justify="left" if place < self.num_labels else "right")
+        for row in self.rows:
+            table.add_row(*row)
+        Console(width=150).print(table)
+
+
+def _target_text(one: dict[str, Any]) -> str:
+    value = f"{one['value']:,.0f}" if one["value"] >= 100 else f"{one['value']:.3g}"
+    return f"{one['what']}: {value}, target {Sense(one['sense']).sign} {one['bound']:,g}"

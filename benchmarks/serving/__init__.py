@@ -1,1 +1,0 @@
-"""Quire beside other servers on the same machine, model and load."""

@@ -1,1 +1,0 @@
-"""Drives the real scheduler core with modelled workers, so that a policy is judged without a model."""

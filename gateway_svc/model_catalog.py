@@ -1,0 +1,92 @@
+"""The models of this gateway by name and alias. The session knows which of them are ready."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway_svc.field_paths import Field, FieldPath
+from gateway_svc.generation_config import load_generation_defaults
+from gateway_svc.settings import BadSetting
+from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer
+from gateway_svc.unvalidated_request import GenerationDefaults
+from gateway_svc.validation import Validator
+from svc_common.errors import QuireError, Reason
+from svc_common.model_settings import ModelSettings
+from svc_common.models import tokenizer_fingerprint
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CatalogModel:
+    """A model's tokenizer, defaults and validator. Workers and schedulers have only its `name`."""
+
+    name: str
+    aliases: tuple[str, ...]
+    tokenizer_fingerprint: bytes
+    tokenizer: ModelTokenizer
+    defaults: GenerationDefaults
+    validator: Validator
+
+    @classmethod
+    def load(cls, settings: ModelSettings) -> "CatalogModel":
+        """Reads the model's files. Raises ModelNotFound, InvalidModelFiles and BadSetting."""
+        served = settings.resolve()
+        try:
+            defaults = load_generation_defaults(
+                settings.generation_config, settings.override_generation_config, served.path
+            )
+            template = settings.chat_template or None
+            tokenizer = ModelTokenizer.load(served.path, served.other_tokenizer, template)
+        except (BadSetting, InvalidModelFiles) as error:
+            raise type(error)(settings.locate(error)) from error
+        fingerprint = tokenizer_fingerprint(served.tokenizer_path)
+        validator = Validator(tokenizer, defaults)
+        return cls(served.name, served.aliases, fingerprint, tokenizer, defaults, validator)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its name, then its aliases."""
+        return (self.name, *self.aliases)
+
+    @property
+    def given_defaults(self) -> dict[str, float]:
+        """The operator's defaults."""
+        max_tokens = self.defaults.max_tokens
+        return {**self.defaults.sampling, **({} if max_tokens is None else {"max_tokens": max_tokens})}
+
+
+class ModelCatalog:
+    """All models of this gateway. The first one is the default."""
+
+    def __init__(self, models: Sequence[CatalogModel]) -> None:
+        """Takes at least one model. Names and aliases are unique."""
+        self._models = tuple(models)
+        self._by_name = {name: model for model in models for name in model.names}
+
+    @classmethod
+    def load(cls, settings: Sequence[ModelSettings]) -> "ModelCatalog":
+        """Reads the files of all models. Raises ModelNotFound, InvalidModelFiles and BadSetting."""
+        return cls([CatalogModel.load(each) for each in settings])
+
+    def __iter__(self) -> Iterator[CatalogModel]:
+        return iter(self._models)
+
+    @property
+    def fingerprints(self) -> Mapping[str, bytes]:
+        """The fingerprint of each model's tokenizer, by the model's name."""
+        return {model.name: model.tokenizer_fingerprint for model in self._models}
+
+    def get(self, name: str) -> CatalogModel | None:
+        return self._by_name.get(name)
+
+    def find(self, name: str | None, field_path: FieldPath) -> CatalogModel:
+        """The model that a client names; None: the default. Raises QuireError MODEL_NOT_FOUND."""
+        if name is None:
+            return self._models[0]
+        if (model := self._by_name.get(name)) is None:
+            served = ", ".join(model.name for model in self._models)
+            message = f"no such model is served; there is {served}"
+            raise QuireError(Reason.MODEL_NOT_FOUND, message, field=field_path(Field.MODEL))
+        return model
+
+    def close(self) -> None:
+        for model in self._models:
+            model.tokenizer.close()

@@ -1,0 +1,110 @@
+"""Finds the scheduler that leads: dials all of them, and returns the first one that accepts a session."""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import grpc
+
+from quire.scheduler.v1 import scheduler_pb2
+from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from svc_common.channels import end_if_cancelled, internal_channel
+from svc_common.protocols import SESSION_PROTOCOLS
+
+logger = logging.getLogger("quire.gateway")
+
+_DIAL_SECONDS = 2.0
+_FIRST_BACKOFF_SECONDS = 0.05
+_MAX_BACKOFF_SECONDS = 0.5
+
+SessionCall: TypeAlias = "grpc.aio.StreamStreamCall[scheduler_pb2.SessionRequest, scheduler_pb2.SessionResponse]"
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConnection:
+    """An open session stream, its first message, and the protocol that both sides use."""
+
+    address: str
+    channel: grpc.aio.Channel
+    call: SessionCall
+    first: scheduler_pb2.SessionResponse
+    protocol: int
+
+
+class SchedulerDialer:
+    """Dials the schedulers at `addresses`."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
+        self._epoch = 0
+        self._logged_ranges: dict[str, tuple[int, int]] = {}
+
+    async def connect(self, epoch: int) -> SchedulerConnection:
+        """The first scheduler that accepts a session, of this epoch or a later one.
+
+        All are dialled at once: a scheduler that is stopped does not answer at all, and would delay the search for the
+        one that took over.
+        """
+        self._epoch = epoch
+        dials = [asyncio.create_task(self._connect(address)) for address in self._addresses]
+        connection = None
+        try:
+            done, _ = await asyncio.wait(dials, return_when=asyncio.FIRST_COMPLETED)
+            connection = done.pop().result()
+            return connection
+        finally:
+            for dial in dials:
+                dial.cancel()
+            for other in await asyncio.gather(*dials, return_exceptions=True):
+                if isinstance(other, SchedulerConnection) and other is not connection:
+                    await other.channel.close()
+
+    async def _connect(self, address: str) -> SchedulerConnection:
+        """Dials one scheduler until it accepts a session."""
+        backoff = _FIRST_BACKOFF_SECONDS
+        while True:
+            async with contextlib.AsyncExitStack() as stack:
+                channel = await stack.enter_async_context(internal_channel(address))
+                call: SessionCall = SchedulerServiceStub(channel).Session()
+                try:
+                    async with asyncio.timeout(_DIAL_SECONDS):
+                        first = await call.read()
+                except (grpc.aio.AioRpcError, TimeoutError) as error:
+                    code = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "TIMEOUT"
+                    logger.debug("a scheduler did not accept a session", extra={"scheduler": address, "code": code})
+                else:
+                    if isinstance(first, scheduler_pb2.SessionResponse) and self._is_current(address, first):
+                        protocol = self._common_protocol(address, first.status)
+                        if protocol is not None:
+                            stack.pop_all()
+                            return SchedulerConnection(address, channel, call, first, protocol)
+            end_if_cancelled()
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
+            backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
+
+    def _is_current(self, address: str, first: scheduler_pb2.SessionResponse) -> bool:
+        if first.epoch < self._epoch:
+            extra = {"scheduler": address, "epoch": first.epoch, "known_epoch": self._epoch}
+            logger.warning("rejected a scheduler of an older epoch", extra=extra)
+            return False
+        return True
+
+    def _common_protocol(self, address: str, status: scheduler_pb2.Status) -> int | None:
+        """The protocol to use with a scheduler; None where there is none, which is logged once."""
+        accepted = (status.oldest_protocol, status.newest_protocol)
+        protocol = SESSION_PROTOCOLS.newest_common(*accepted)
+        if protocol is not None:
+            self._logged_ranges.pop(address, None)
+        elif self._logged_ranges.get(address) != accepted:
+            self._logged_ranges[address] = accepted
+            extra = {
+                "scheduler": address,
+                "scheduler_protocols": "{} to {}".format(*accepted),
+                "protocols": str(SESSION_PROTOCOLS),
+            }
+            logger.error("rejected a scheduler that has no session protocol in common", extra=extra)
+        return protocol

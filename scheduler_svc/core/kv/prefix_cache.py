@@ -1,0 +1,100 @@
+"""The prefix cache of one replica: what its blocks, on the device and on the host, hold of a sequence."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.costs import CostModel
+from scheduler_svc.core.kv.block_tier import BlockTier
+from scheduler_svc.core.kv.computing import ComputingBlocks
+from scheduler_svc.core.kv.prefix_index import BlockContent, extend_hashes, pack_block, root_hash
+from scheduler_svc.core.replica_shape import ReplicaShape
+from scheduler_svc.core.request import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What the prefix cache holds of a sequence: device blocks, then host blocks.
+
+    `partial_id` is a sibling's block that begins with the rest of the prompt. `leader` is the sequence that is about to
+    compute the block behind the hit, and the number of leading tokens that both share.
+    """
+
+    device_ids: list[int]
+    host_ids: list[int] = field(default_factory=list)
+    partial_id: int | None = None
+    leader: tuple[Sequence, int] | None = None
+
+    @property
+    def num_full(self) -> int:
+        """Full blocks."""
+        return len(self.device_ids) + len(self.host_ids)
+
+
+class PrefixCache:
+    """Finds blocks by the hashes of sequences, and sequences that are about to compute such blocks."""
+
+    def __init__(self, shape: ReplicaShape, costs: CostModel, device: BlockTier, host: BlockTier) -> None:
+        self._shape = shape
+        self._costs = costs
+        self._device = device
+        self._host = host
+        self._computing = ComputingBlocks()
+
+    def match(self, sequence: Sequence) -> Hit:
+        """What is cached of a sequence. Host blocks are left out if computing them costs less than copying them in."""
+        if self._shape.is_without_kv(sequence.request):
+            return Hit([])
+        size = self._shape.block_size
+        self.extend_hashes(sequence, len(sequence.tokens) // size)
+        hashes = self._reusable_hashes(sequence)
+        device_ids = self._device.index.match(hashes, sequence.tokens)
+        host_ids = self._host.index.match(hashes, sequence.tokens, len(device_ids))
+        if host_ids:
+            recompute_seconds = self._costs.recompute_seconds(len(host_ids) * size, len(device_ids) * size)
+            if recompute_seconds < self._costs.swap_seconds(0, len(host_ids)):
+                host_ids = []
+        num_found = len(device_ids) + len(host_ids)
+        leader = self._computing.find(hashes, num_found)
+        return Hit(device_ids, host_ids, leader=None if leader is None else (leader[0], leader[1] * size))
+
+    def _reusable_hashes(self, sequence: Sequence) -> list[bytes]:
+        """Hashes of the leading blocks that may come from the cache: not those whose computation returns something."""
+        if self._shape.is_indivisible(sequence.request):
+            return []
+        if sequence.needs_prompt_logprobs:
+            return sequence.block_hashes[: sequence.num_prompt_logprobs // self._shape.block_size]
+        return sequence.block_hashes
+
+    def start_computing(self, sequence: Sequence, first: int) -> None:
+        """A sequence is about to compute its blocks from number `first` on, as far as its tokens are known."""
+        self._computing.add(sequence, first)
+
+    def stop_computing(self, sequence: Sequence, blocks: Iterable[int]) -> None:
+        """A sequence has computed these of its blocks, or will not."""
+        self._computing.discard(sequence, blocks)
+
+    def match_cached(self, sequence: Sequence, first: int, num_blocks: int) -> list[int]:
+        """The device blocks that hold a sequence's blocks from number `first` on, up to `num_blocks` in all."""
+        self.extend_hashes(sequence, num_blocks)
+        return self._device.index.match(sequence.block_hashes[:num_blocks], sequence.tokens, first)
+
+    def content(self, sequence: Sequence, block: int) -> BlockContent | None:
+        """What a block of a sequence holds; None unless its committed tokens fill it."""
+        if (block + 1) * self._shape.block_size > min(sequence.num_committed, len(sequence.tokens)):
+            return None
+        self.extend_hashes(sequence, block + 1)
+        return self.full_content(sequence, block)
+
+    def full_content(self, sequence: Sequence, block: int) -> BlockContent:
+        """The same of a block that is known to be full and hashed."""
+        return BlockContent(sequence.block_hashes[block], pack_block(sequence.tokens, block, self._shape.block_size))
+
+    def extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
+        """Hash a sequence's first `num_blocks` blocks, as far as they are not yet."""
+        if num_blocks > len(sequence.block_hashes):
+            root = root_hash(self._shape.fingerprint, sequence.request.salt)
+            extend_hashes(sequence.block_hashes, root, sequence.tokens, self._shape.block_size, num_blocks)
+
+    def check_integrity(self, present: set[int]) -> None:
+        """Raise AssertionError if a sequence is to compute blocks whose id is not among those present."""
+        self._computing.check_integrity(present)

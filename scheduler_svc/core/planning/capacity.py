@@ -1,0 +1,102 @@
+"""What replicas can take, and how fast they are."""
+
+from collections.abc import Iterable
+
+from scheduler_svc.core.admission import Rates
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.policy.placement import Placement
+from scheduler_svc.core.policy.preemption import PreemptionPolicy
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.request import Sequence
+
+_RATES_SECONDS = 1.0  # for which rates hold
+
+
+class Capacity:
+    """Room on replicas, and the rates of all of them."""
+
+    def __init__(self, limits: SchedulerLimits, placement: Placement, preemption: PreemptionPolicy) -> None:
+        self._limits = limits
+        self._placement = placement
+        self._preemption = preemption
+        self._rates = Rates(0.0, 0.0, 0.0)
+        self._rates_until = 0.0
+
+    # Room.
+
+    def max_sequences(self, replica: Replica) -> int:
+        """How many sequences a step of a replica may hold."""
+        return min(self._limits.max_sequences, replica.shape.max_sequences)
+
+    def has_place(self, replica: Replica) -> bool:
+        """Whether a replica may run another sequence."""
+        return replica.num_running < self.max_sequences(replica)
+
+    def has_room(self, replica: Replica, sequence: Sequence, num_needed: int) -> bool:
+        """Whether a sequence that needs so many blocks leaves enough to those that run."""
+        if replica.shape.is_without_kv(sequence.request):
+            return True
+        return num_needed + self.reserve(replica, sequence) <= replica.kv.num_available
+
+    def reserve(self, replica: Replica, sequence: Sequence | None = None) -> int:
+        """Blocks that a sequence must leave to those that run: for known tokens and the next few tokens.
+
+        One of several beams leaves none, since the others wait for it.
+        """
+        if not replica.running or (sequence is not None and sequence.is_one_of_beams):
+            return 0
+        low = self._preemption.low_watermark(replica, len(replica.running) + 1)
+        return self._placement.load(replica).num_blocks + max(low, replica.shape.num_blocks // 100)
+
+    def may_fork(self, replica: Replica) -> bool:
+        """Whether a replica has room for a fork of one of its sequences."""
+        self._placement.measure(replica)
+        return self.has_place(replica) and replica.kv.num_available > self.reserve(replica)
+
+    def wants_backups(self, replica: Replica) -> bool:
+        """Whether blocks that will soon be evicted should be copied to the host."""
+        if not self._preemption.may_swap(replica) or not replica.kv.is_short_of_free_blocks:
+            return False
+        return replica.costs.swap_seconds(1, 1) < replica.costs.recompute_seconds(replica.shape.block_size)
+
+    # Rates.
+
+    def forget_rates(self) -> None:
+        """Replicas came or went."""
+        self._rates_until = 0.0
+
+    def rates(self, replicas: Iterable[Replica], now: float) -> Rates:
+        """What these replicas do together, as measured within the last second."""
+        if now >= self._rates_until:
+            working = [replica for replica in replicas if not replica.is_retired]
+            costs = [replica.costs for replica in working]
+            self._rates = Rates(
+                tokens_per_second=sum(self._tokens_per_second(replica) for replica in working),
+                prefill_seconds_per_token=min((cost.recompute_seconds(1) for cost in costs), default=0.0),
+                decode_seconds_per_token=min((cost.step_seconds(0, 1) for cost in costs), default=0.0),
+                first_place_seconds=min((self._first_place_seconds(replica) for replica in working), default=0.0),
+            )
+            self._rates_until = now + _RATES_SECONDS
+        return self._rates
+
+    def _tokens_per_second(self, replica: Replica) -> float:
+        """What a replica computes when it is busy; 0 before the first measurement.
+
+        What was measured last says little after a quiet time. Then it is taken to decode as many sequences as have a
+        place, and as fit beside each other if they are like those that run.
+        """
+        measured = replica.costs.tokens_per_second
+        if not measured:
+            return 0.0
+        num_held = sum(len(s.block_ids) for s in replica.running)
+        most = self.max_sequences(replica)
+        fitting = replica.shape.num_blocks * len(replica.running) // num_held if num_held else most
+        width = max(1, min(most, fitting))
+        return max(measured, width / replica.costs.step_seconds(0, width))
+
+    def _first_place_seconds(self, replica: Replica) -> float:
+        """Seconds until the first running sequence ends if there is no place before, else 0."""
+        if self.has_place(replica) and not replica.swapped:
+            return 0.0
+        num_left = min((s.request.max_tokens - s.num_output for s in replica.running), default=0)
+        return num_left * replica.costs.step_seconds(0, len(replica.running))

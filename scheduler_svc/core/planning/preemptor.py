@@ -1,0 +1,119 @@
+"""Preempts sequences, and queues again what lost its blocks."""
+
+from dataclasses import replace
+
+from scheduler_svc.core.limits import Totals
+from scheduler_svc.core.policy.preemption import PreemptionPolicy
+from scheduler_svc.core.policy.waiting import WaitingSequences
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.request import Phase, PreemptionMethod, Sequence
+
+
+class Preemptor:
+    """Carries out what the preemption policy decides."""
+
+    def __init__(self, policy: PreemptionPolicy, waiting: WaitingSequences, totals: Totals) -> None:
+        self._policy = policy
+        self._waiting = waiting
+        self._totals = totals
+        self._preempted: list[Sequence] = []
+        self.num_freed = 0  # sequences whose blocks were freed for others
+
+    def take_preempted(self) -> list[Sequence]:
+        """The sequences preempted since the last call."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
+
+    def make_room(self, replica: Replica, sequence: Sequence, count: int, protected_ids: set[int]) -> None:
+        """Preempt others until `count` blocks are or will be available for a sequence, or else the sequence itself."""
+        while sequence.phase is Phase.RUNNING and count > replica.kv.num_available + replica.num_pending_free:
+            if not self.preempt_victim(replica, protected_ids):
+                self._preempt(replica, sequence)
+
+    def preempt_victim(self, replica: Replica, protected_ids: set[int]) -> bool:
+        """Have one sequence give up its blocks; False if there is none.
+
+        The last running sequence is preempted only if no sequence is swapped out: swapped KV keeps shared blocks on the
+        device, and is dropped before.
+        """
+        victim = self._policy.pick_victim(replica, protected_ids)
+        if victim is None or len(replica.running) == 1:
+            if replica.swapped:
+                self.drop_swapped(replica, replica.swapped[-1])
+                return True
+            if victim is None:
+                return False
+        self._preempt(replica, victim)
+        return True
+
+    def _preempt(self, replica: Replica, victim: Sequence) -> None:
+        preemption = self._policy.compare_costs(replica, victim)
+        if preemption.choice is PreemptionMethod.SWAP and not replica.kv.swap_out(victim):
+            preemption = replace(preemption, choice=PreemptionMethod.RECOMPUTE)
+        self.num_freed += 1
+        victim.num_preemptions += 1
+        victim.last_preemption = preemption
+        self._preempted.append(victim)
+        self._policy.record_choice(replica, preemption.choice)
+        self._totals.preemptions += 1
+        self._totals.swaps += preemption.choice is PreemptionMethod.SWAP
+        self._leave(replica, victim)
+
+    def _leave(self, replica: Replica, sequence: Sequence) -> None:
+        self._waiting.release_all(sequence)
+        replica.leave(sequence, Phase.PREEMPTED)
+        if not sequence.num_in_flight:
+            self.finish(replica, sequence)
+
+    def finish(self, replica: Replica, sequence: Sequence) -> None:
+        """No step names a preempted sequence any more: it waits on the replica if it is swapped, else in the queue."""
+        if sequence.swapped_kv is not None:
+            replica.keep_swapped(sequence)
+        else:
+            self._waiting.add(sequence)
+
+    def drop_swapped(self, replica: Replica, sequence: Sequence) -> None:
+        """Free the KV of a swapped sequence, and queue it."""
+        self.num_freed += 1
+        replica.drop_swapped(sequence)
+        self._waiting.add(sequence)
+
+    def recompute(self, replica: Replica, sequence: Sequence) -> None:
+        """Queue a sequence that lost its KV, since a copy failed."""
+        if sequence.phase is Phase.SWAPPING_IN:
+            self._waiting.release_all(sequence)
+            replica.leave(sequence, Phase.PREEMPTED)
+        self._waiting.add(sequence)
+
+    def drain(self, replica: Replica) -> None:
+        """Queue all sequences of a replica for other ones."""
+        for sequence in list(replica.swapped):
+            self.drop_swapped(replica, sequence)
+        for sequence in replica.pending_free.values():
+            if sequence.swapped_kv is not None:
+                replica.drop_swapped(sequence)
+        for sequence in [*replica.running, *replica.indivisible, *replica.isolated]:
+            self._leave(replica, sequence)
+
+    def clear_deadlock(self, replica: Replica, head: Sequence) -> bool:
+        """Make room for the head of the queue if nothing else will; False if something can still go on.
+
+        What may be in its way: device blocks that swapped sequences keep, and beams that wait for beams in the queue.
+        A swapped beam may need more blocks than there are beside its siblings; recomputed it shares theirs.
+        """
+        if (
+            replica.in_flight
+            or replica.num_pending_free
+            or replica.indivisible
+            or any(s.is_plannable for s in (*replica.running, *replica.isolated))
+        ):
+            return False
+        if others := [s for s in replica.swapped if s is not head]:
+            self.drop_swapped(replica, others[-1])
+        elif beams := [s for s in replica.running if s.request.beam is not None and s.request is not head.request]:
+            self._preempt(replica, beams[-1])
+        elif head.swapped_kv is not None and head.request.beam is not None:
+            self.drop_swapped(replica, head)
+        else:
+            return False
+        return True

@@ -1,0 +1,91 @@
+"""Plans the sequences that run on a replica: decodes first, then chunks of prompts."""
+
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.planning.preemptor import Preemptor
+from scheduler_svc.core.planning.step_builder import StepBuilder
+from scheduler_svc.core.policy.preemption import PreemptionPolicy
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.request import Phase, Sequence
+
+
+class RunningPlanner:
+    """Adds running sequences to steps, and preempts some of them when blocks run out."""
+
+    def __init__(self, limits: SchedulerLimits, policy: PreemptionPolicy, preemptor: Preemptor) -> None:
+        self._limits = limits
+        self._policy = policy
+        self._preemptor = preemptor
+
+    def add_decodes(self, step: StepBuilder) -> None:
+        """Add the sequences with one token to compute; if they exceed the budget, they take turns.
+
+        Long prompts get no more of the step's time than makes it about `gap_factor` times as long as its decodes.
+        """
+        replica = step.replica
+        decodes, step.is_closed = self._pick_decodes(replica)
+        if len(decodes) > step.budget:
+            decodes.sort(key=lambda sequence: sequence.num_steps)
+            del decodes[step.budget :]
+        for sequence in decodes:
+            step.add(sequence, 1)
+        if decodes:
+            step.limit_long_prompts((self._limits.gap_factor - 1) * replica.costs.step_seconds(0, len(decodes)))
+
+    def add_prompt_chunks(self, step: StepBuilder) -> None:
+        """Add the sequences with several tokens to compute, as far as the budget and the blocks go."""
+        if step.is_closed:
+            return
+        kv = step.replica.kv
+        for sequence in [s for s in step.replica.running if s.is_prefill]:
+            if step.budget == 0:
+                break
+            if not sequence.is_plannable:
+                continue
+            num_tokens = step.num_prefill_tokens(sequence)
+            if num_tokens == 0:
+                continue
+            num_missing = kv.num_missing_blocks(sequence, num_tokens)
+            if num_missing > kv.num_available:
+                step.is_closed = True  # those behind it take no block before it has its own
+                scheduled_ids = {part.sequence.id for part in step.scheduled}
+                self._preemptor.make_room(step.replica, sequence, num_missing, scheduled_ids)
+                break
+            step.add(sequence, num_tokens)
+
+    def _pick_decodes(self, replica: Replica) -> tuple[list[Sequence], bool]:
+        """The sequences that decode in this step, and whether blocks are short. Preempts sequences for their blocks.
+
+        A sequence that would be swapped is preempted while some blocks are still free, so that no decode waits for
+        the copy.
+        """
+        kv, size = replica.kv, replica.shape.block_size
+        decodes = [s for s in replica.running if s.is_decode and s.is_plannable]
+        need = sum(_needs_block(sequence, size) for sequence in decodes)
+        low = self._policy.low_watermark(replica, len(decodes))
+        if need + low <= kv.num_available:
+            return decodes, False
+        has_begun = False
+        while (spare := kv.num_available + replica.num_pending_free - need) < low:
+            if spare >= 0 and (has_begun or not self._policy.should_swap_early(replica)):
+                break
+            has_begun = True
+            if not self._preemptor.preempt_victim(replica, protected_ids=set()):
+                break
+            decodes = [s for s in decodes if s.phase is Phase.RUNNING]
+            need = sum(_needs_block(sequence, size) for sequence in decodes)
+        if need <= kv.num_available:
+            return decodes, False
+        # Enough blocks will be free soon. Sequences that need one now wait.
+        room = kv.num_available
+        able = []
+        for sequence in decodes:
+            needs_block = _needs_block(sequence, size)
+            if not needs_block or room:
+                room -= needs_block
+                able.append(sequence)
+        return able, True
+
+
+def _needs_block(sequence: Sequence, block_size: int) -> bool:
+    """Whether the next token of a sequence does not fit into its blocks."""
+    return len(sequence.block_ids) * block_size <= sequence.num_computed + sequence.num_extra

@@ -1,0 +1,114 @@
+"""A step under construction."""
+
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.request import Sequence
+from scheduler_svc.core.step import NewSequence, ScheduledSequence
+
+LONG_PROMPT = 1024  # a prompt with at least so many tokens to compute is limited for the sake of decodes
+
+
+class StepBuilder:
+    """What a step computes so far, and how much more it may take: tokens, and seconds of long prompts."""
+
+    def __init__(self, replica: Replica, limits: SchedulerLimits) -> None:
+        self.replica = replica
+        self.num_tokens = 0
+        self.budget = min(limits.max_step_tokens, replica.shape.max_step_tokens)
+        self.scheduled: list[ScheduledSequence] = []
+        self.new_sequences: list[NewSequence] = []
+        self.is_closed = False  # nothing is admitted: blocks are short, or an indivisible prompt did not fit
+        self.begins_with_due = False  # with an indivisible prompt that did not fit into the step before
+        self._long_prompt_seconds: float | None = None  # left for long prompts; None: unlimited
+        self._due_seconds = 0.0  # that the due prompt takes
+
+    # What a step may take.
+
+    def limit_long_prompts(self, seconds: float) -> None:
+        """Give long prompts at most so much of the step's time, a due indivisible prompt included."""
+        self._long_prompt_seconds = seconds - self._due_seconds
+
+    def num_prefill_tokens(self, sequence: Sequence) -> int:
+        """How many of a prompt's tokens fit; they are taken from the time for long prompts."""
+        num_tokens = min(sequence.num_uncomputed, self.budget)
+        if len(sequence.tokens) - sequence.num_stored < LONG_PROMPT or self._long_prompt_seconds is None:
+            return num_tokens
+        num_before, costs = sequence.num_computed, self.replica.costs
+        # At least one token, however many are before it.
+        fitting = max(costs.prefill_within(self._long_prompt_seconds, num_before), int(self._long_prompt_seconds > 0))
+        num_tokens = min(num_tokens, fitting)
+        self._long_prompt_seconds -= costs.recompute_seconds(num_tokens, num_before)
+        return num_tokens
+
+    def takes_whole(self, sequence: Sequence) -> bool:
+        """Whether an indivisible prompt fits. The first of a step fits however long it is."""
+        num_tokens = len(sequence.tokens)
+        if not self.scheduled:
+            return True
+        if num_tokens > self.budget:
+            return False
+        if num_tokens < LONG_PROMPT or self._long_prompt_seconds is None:
+            return True
+        seconds = self.replica.costs.recompute_seconds(num_tokens)
+        if seconds > self._long_prompt_seconds:
+            return False
+        self._long_prompt_seconds -= seconds
+        return True
+
+    # What it takes.
+
+    def add(self, sequence: Sequence, num_tokens: int) -> None:
+        """Compute the next `num_tokens` tokens of a sequence. There is room for their blocks."""
+        start = sequence.num_computed
+        num_missing = self.replica.kv.num_missing_blocks(sequence, num_tokens)
+        if num_missing > 0:
+            self.replica.kv.allocate(sequence, num_missing)
+        samples = start + num_tokens == sequence.num_known
+        num_extra = 0
+        if samples and self.replica.shape.max_new_tokens > 1:
+            num_extra = self._num_extra_tokens(sequence, num_tokens)
+            sequence.num_extra += num_extra
+        sequence.num_computed += num_tokens
+        sequence.num_promised += samples
+        sequence.num_in_flight += 1
+        sequence.num_steps += 1
+        if sequence.num_sent_blocks is None:
+            self.new_sequences.append(NewSequence(sequence, list(sequence.tokens), sequence.needs_prompt_logprobs))
+        new_block_ids = sequence.block_ids[sequence.num_sent_blocks or 0 :]
+        sequence.num_sent_blocks = len(sequence.block_ids)
+        num_cached_tokens = max(start, sequence.num_stored)
+        self.scheduled.append(
+            ScheduledSequence(sequence, start, num_tokens, new_block_ids, num_cached_tokens, samples, num_extra)
+        )
+        self.num_tokens += num_tokens
+        self.budget -= num_tokens
+
+    def _num_extra_tokens(self, sequence: Sequence, num_tokens: int) -> int:
+        """How many tokens a step that samples may return beyond the first: none that would take another block."""
+        request, shape = sequence.request, self.replica.shape
+        if request.beam is not None or num_tokens > 1:  # a worker drafts behind decodes only
+            return 0
+        num_output = sequence.num_known - len(request.prompt) + sequence.num_extra + 1
+        end = sequence.num_computed + sequence.num_extra + num_tokens
+        num_slots = shape.num_blocks_for(end) * shape.block_size - end
+        return min(shape.max_new_tokens - 1, request.max_tokens - num_output, num_slots)
+
+    def add_indivisible(self, sequence: Sequence) -> None:
+        """Compute all of a prompt. Its sequence ends with that."""
+        num_tokens = len(sequence.tokens)
+        if not self.replica.shape.is_without_kv(sequence.request):
+            sequence.num_computed = num_tokens
+        sequence.num_promised = 1
+        sequence.num_in_flight = 1
+        sequence.num_steps = 1
+        sequence.num_sent_blocks = len(sequence.block_ids)
+        self.new_sequences.append(NewSequence(sequence, list(sequence.tokens)))
+        self.scheduled.append(ScheduledSequence(sequence, 0, num_tokens, list(sequence.block_ids), 0, True))
+        self.num_tokens += num_tokens
+        self.budget = max(0, self.budget - num_tokens)
+
+    def add_due(self, sequence: Sequence) -> None:
+        """Begin with an indivisible prompt that did not fit into the step before."""
+        self.begins_with_due = True
+        self._due_seconds = self.replica.costs.recompute_seconds(len(sequence.tokens))
+        self.add_indivisible(sequence)

@@ -1,0 +1,244 @@
+"""Fair shares by the token: classes of priority, tenants in turn, earliest deadline first within a tenant."""
+
+from bisect import bisect_left, bisect_right, insort
+from operator import attrgetter
+
+from scheduler_svc.core.policy.fair_class import FairClass, Turn
+from scheduler_svc.core.policy.order import OrderKey, PolicySettings, arrival_order
+from scheduler_svc.core.policy.tenants import TenantQueues, Urgency
+from scheduler_svc.core.request import Sequence
+
+MAX_CLASSES = 16  # classes in use; beyond that a new priority counts as the next lower class in use, or the lowest
+_IDLE_AGEINGS = 8  # times ageing_seconds without a new request, after which a class is no longer in use
+_MIN_WEIGHT = 1e-6
+_PRIORITY = attrgetter("priority")
+
+
+class FairPolicy:
+    """The highest class with queued requests is first; in it, the tenant that has received least; then deadlines.
+
+    *Classes.* A request rises by one class in use for each ageing_seconds that it waits, up to the highest class with
+    queued requests, and counts there as one of that class. So after at most (MAX_CLASSES - 1) × ageing_seconds it is in
+    the highest class.
+
+    *Tenants.* Each has a virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024):
+    tokens received, over the weight of the request. The tenant with the smallest counter in the class is first. A
+    tenant that enters a class starts at the smallest counter there, or at its own if that is larger. So a long queue of
+    one tenant delays no other tenant of its class: a single request waits for one turn of each of them.
+
+    *Within a tenant* the earliest deadline is first. A request is due deadline_horizon after its arrival at the latest,
+    so in the highest class no request of its tenant that arrived more than deadline_horizon later is admitted before
+    it. Of the requests that have risen from one class, the oldest is first.
+
+    All methods but `position` take O(log n) amortized for each class in use.
+    """
+
+    def __init__(self, settings: PolicySettings | None = None) -> None:
+        settings = settings or PolicySettings()
+        self._ageing_seconds = settings.ageing_seconds
+        self._horizon = settings.deadline_horizon
+        self._waiting: dict[Sequence, FairClass] = {}  # with the class of its own priority
+        self._classes: list[FairClass] = []  # in use, from the lowest
+        self._tenants: dict[str, TenantQueues] = {}
+        self._max_tenants = 64  # above which idle tenants without debt are forgotten
+        self._now = 0.0
+        self._swept_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        if sequence in self._waiting:
+            raise AssertionError(f"sequence {sequence.id} is queued already")
+        self._now = max(self._now, now)
+        self._retire_classes()
+        own = self._class_for(sequence.request.priority)
+        own.num_waiting += 1
+        own.used_at = self._now
+        tenant = self._tenant(sequence.request.tenant)
+        self._waiting[sequence] = own
+        tenant.add(own.priority, sequence, self._urgency(sequence))
+        for other in self._classes[own.rank :]:
+            if tenant not in other:
+                self._place(tenant, other)
+
+    def remove(self, sequence: Sequence) -> None:
+        own = self._waiting.pop(sequence, None)
+        if own is None:
+            return
+        own.num_waiting -= 1
+        tenant = self._tenants[sequence.request.tenant]
+        tenant.remove(own.priority, sequence)
+        for other in self._classes[own.rank :]:
+            self._place(tenant, other)
+
+    def first(self, now: float) -> Sequence | None:
+        self._now = max(self._now, now)
+        top = self._top()
+        if top is None:
+            return None
+        while (ripe := top.unripe.first()) is not None and ripe[0] <= self._now:
+            self._place(ripe[1], top)
+        tenant = top.next()
+        assert tenant is not None, "a class in which sequences wait has no turn to give"
+        return self._candidate(tenant, top)
+
+    def charge(self, sequence: Sequence, num_tokens: int) -> None:
+        request = sequence.request
+        tenant = self._tenant(request.tenant)
+        tenant.served += num_tokens / max(request.weight, _MIN_WEIGHT)
+
+    def preemption_key(self, sequence: Sequence) -> OrderKey:
+        """A sequence counts in the class that it has risen to, also while it runs."""
+        own = self._risen(sequence)
+        if own is None:
+            return (-sequence.request.priority, 0.0, *arrival_order(sequence))
+        return (-own.priority, own.debt(self._tenant(sequence.request.tenant)), *arrival_order(sequence))
+
+    def effective_priority(self, sequence: Sequence, now: float) -> int:
+        self._now = max(self._now, now)
+        risen = self._risen(sequence)
+        return risen.priority if risen is not None else sequence.request.priority
+
+    def debt(self, tenant: str, priority: int | None = None) -> float:
+        known = self._tenants.get(tenant)
+        if known is None:
+            return 0.0
+        return max((each.debt(known) for each in self._classes if priority in (None, each.priority)), default=0.0)
+
+    def position(self, sequence: Sequence, now: float) -> int:
+        """Assumes that each sequence is charged its uncomputed tokens when it is admitted."""
+        if sequence not in self._waiting:
+            raise KeyError(sequence.id)
+        self._now = max(self._now, now)
+        risen = {other: self._risen(other) for other in self._waiting}
+        mine = risen[sequence]
+        assert mine is not None
+        num_ahead = 0
+        peers: dict[str, list[Sequence]] = {}
+        for other, level in risen.items():
+            if level is mine:
+                peers.setdefault(other.request.tenant, []).append(other)
+            elif level is not None and level.rank > mine.rank:
+                num_ahead += 1
+        turns: dict[Sequence, Turn] = {}
+        for name, queue in peers.items():
+            turns.update(self._turns(self._tenants[name], mine, queue))
+        return num_ahead + sum(turn < turns[sequence] for turn in turns.values())
+
+    # Order.
+
+    def _urgency(self, sequence: Sequence) -> Urgency:
+        request = sequence.request
+        due = request.arrived_at + self._horizon
+        if request.deadline is not None:
+            due = min(due, request.deadline)
+        return (due, *arrival_order(sequence))
+
+    def _rises_at(self, sequence: Sequence, num_classes: int) -> float:
+        return sequence.request.arrived_at + num_classes * self._ageing_seconds
+
+    def _candidate(self, tenant: TenantQueues, top: FairClass) -> Sequence:
+        """The sequence of a tenant with a turn: the most urgent of the class and of those that have risen to it."""
+        best = tenant.most_urgent(top.priority)
+        for priority, oldest in tenant.oldest_below(top.priority):
+            if self._rises_at(oldest, top.rank - self._rank(priority)) <= self._now and (
+                best is None or self._urgency(oldest) < self._urgency(best)
+            ):
+                best = oldest
+        assert best is not None, "a tenant has a turn but no sequence"
+        return best
+
+    def _place(self, tenant: TenantQueues, at: FairClass) -> None:
+        """Give a tenant a turn in a class, or note when it will have one, or neither, by its queued sequences."""
+        ripe_at = self._ripe_at(tenant, at)
+        if ripe_at is None or ripe_at <= self._now:
+            at.unripe.discard(tenant)
+        else:
+            at.unripe.put(tenant, ripe_at)
+        if ripe_at is not None and ripe_at <= self._now:
+            at.enter(tenant)
+        else:
+            at.leave(tenant)
+
+    def _ripe_at(self, tenant: TenantQueues, at: FairClass) -> float | None:
+        if tenant.waits_in(at.priority):
+            return self._now
+        below = tenant.oldest_below(at.priority)
+        return min((self._rises_at(oldest, at.rank - self._rank(priority)) for priority, oldest in below), default=None)
+
+    def _risen(self, sequence: Sequence) -> FairClass | None:
+        """The class that a sequence has risen to; None if no class is in use."""
+        top = self._top() or (self._classes[-1] if self._classes else None)
+        if top is None:
+            return None
+        own = self._waiting.get(sequence) or self._nearest(sequence.request.priority)
+        num_risen = max(0, int((self._now - sequence.request.arrived_at) / self._ageing_seconds))
+        return self._classes[max(own.rank, min(own.rank + num_risen, top.rank))]
+
+    def _turns(self, tenant: TenantQueues, at: FairClass, queue: list[Sequence]) -> list[tuple[Sequence, Turn]]:
+        counter, entered = at.turn(tenant)
+        turns = []
+        for sequence in sorted(queue, key=self._urgency):
+            turns.append((sequence, (counter, entered)))
+            counter += max(1, sequence.num_uncomputed) / max(sequence.request.weight, _MIN_WEIGHT)
+        return turns
+
+    # Classes and tenants.
+
+    def _top(self) -> FairClass | None:
+        return next((each for each in reversed(self._classes) if each.num_waiting), None)
+
+    def _rank(self, priority: int) -> int:
+        return bisect_left(self._classes, priority, key=_PRIORITY)
+
+    def _nearest(self, priority: int) -> FairClass:
+        return self._classes[max(0, bisect_right(self._classes, priority, key=_PRIORITY) - 1)]
+
+    def _class_for(self, priority: int) -> FairClass:
+        rank = self._rank(priority)
+        if rank < len(self._classes) and self._classes[rank].priority == priority:
+            return self._classes[rank]
+        if len(self._classes) == MAX_CLASSES:
+            return self._nearest(priority)
+        new = FairClass(priority)
+        insort(self._classes, new, key=_PRIORITY)
+        self._renumber_classes()
+        return new
+
+    def _retire_classes(self) -> None:
+        """Forget classes without requests, so that no request has to rise through them."""
+        if self._now < self._swept_at + self._ageing_seconds:
+            return
+        self._swept_at = self._now
+        oldest = self._now - _IDLE_AGEINGS * self._ageing_seconds
+        kept = [each for each in self._classes if each.num_waiting or each.used_at >= oldest]
+        if len(kept) < len(self._classes):
+            self._classes = kept
+            self._renumber_classes()
+
+    def _renumber_classes(self) -> None:
+        """The classes have changed, and with them when requests rise. O(tenants × classes), and rare."""
+        for rank, each in enumerate(self._classes):
+            each.rank = rank
+        for tenant in self._tenants.values():
+            if tenant.waits:
+                for each in self._classes:
+                    self._place(tenant, each)
+
+    def _tenant(self, name: str) -> TenantQueues:
+        known = self._tenants.get(name)
+        if known is not None:
+            return known
+        if len(self._tenants) >= self._max_tenants:
+            self._forget_tenants()
+        tenant = self._tenants[name] = TenantQueues(name)
+        return tenant
+
+    def _forget_tenants(self) -> None:
+        for tenant in list(self._tenants.values()):
+            if not tenant.waits and all(each.owes_nothing(tenant) for each in self._classes):
+                for each in self._classes:
+                    each.forget(tenant)
+                del self._tenants[tenant.name]
+        self._max_tenants = max(64, 2 * len(self._tenants))

@@ -1,0 +1,91 @@
+"""One class of priority under fair shares: which tenant's turn it is, by the tokens that each has received."""
+
+from scheduler_svc.core.lazy_heap import LazyHeap
+from scheduler_svc.core.policy.tenants import TenantQueues
+
+Turn = tuple[float, int]  # a tenant's counter in a class, and which of equals came first
+
+
+class FairClass:
+    """Tenants with a sequence to admit in this class, by their counters in it.
+
+    A tenant's counter in a class is all that it has received, plus an offset of this class. A tenant that enters the
+    class is lifted to the smallest counter in it: an idle tenant saves up no turns, and tokens received in another
+    class do not count here. Counters only grow; a tenant that has received tokens since it was sorted is sorted again
+    when it comes to the front.
+    """
+
+    def __init__(self, priority: int) -> None:
+        self.priority = priority
+        self.rank = 0  # place among the classes, from the lowest
+        self.num_waiting = 0  # sequences whose own class this is
+        self.used_at = 0.0  # when the last one of them was queued, in seconds
+        self.unripe: LazyHeap[TenantQueues, float] = (
+            LazyHeap()
+        )  # by the time at which their first sequence of a lower class rises to this one
+        self._ready: LazyHeap[TenantQueues, Turn] = LazyHeap()
+        self._offsets: dict[TenantQueues, float] = {}
+        self._floor = 0.0  # the smallest counter, as last known
+        self._num_entered = 0
+
+    def __contains__(self, tenant: TenantQueues) -> bool:
+        """Whether a tenant has a turn here."""
+        return tenant in self._ready
+
+    def counter(self, tenant: TenantQueues) -> float:
+        """A tenant's counter here, were it to enter the class now."""
+        if tenant in self._ready:
+            return tenant.served + self._offsets[tenant]
+        offset = self._offsets.get(tenant)
+        # A tenant that was never here starts at the smallest counter, whatever it received elsewhere.
+        return self.floor() if offset is None else max(tenant.served + offset, self.floor())
+
+    def debt(self, tenant: TenantQueues) -> float:
+        """How far a tenant's counter is above the smallest one."""
+        return max(0.0, self.counter(tenant) - self.floor())
+
+    def turn(self, tenant: TenantQueues) -> Turn:
+        """Sort key of a tenant's turn. The smallest is first."""
+        entered = self._ready.key(tenant)[1] if tenant in self._ready else self._num_entered
+        return (self.counter(tenant), entered)
+
+    def floor(self) -> float:
+        """The smallest counter of the tenants with a turn; if there are none, the last known one."""
+        if self.next() is None:
+            return self._floor
+        first = self._ready.first()
+        assert first is not None
+        self._floor = first[0][0]
+        return self._floor
+
+    def enter(self, tenant: TenantQueues) -> None:
+        """Give a tenant a turn, unless it has one."""
+        if tenant in self._ready:
+            return
+        self._offsets[tenant] = self.counter(tenant) - tenant.served
+        self._ready.put(tenant, (tenant.served + self._offsets[tenant], self._num_entered))
+        self._num_entered += 1
+
+    def leave(self, tenant: TenantQueues) -> None:
+        """A tenant has nothing to admit here any more."""
+        if tenant in self._ready:
+            self.floor()
+            self._ready.discard(tenant)
+
+    def next(self) -> TenantQueues | None:
+        """The tenant whose turn it is: of equal counters, the one that entered the class first."""
+        while (first := self._ready.first()) is not None:
+            (known, entered), tenant = first
+            counter = tenant.served + self._offsets[tenant]
+            if counter == known:
+                return tenant
+            self._ready.put(tenant, (counter, entered))
+        return None
+
+    def owes_nothing(self, tenant: TenantQueues) -> bool:
+        """Whether a tenant can be forgotten: it has no turn, and would be lifted if it entered."""
+        return tenant not in self._ready and self.counter(tenant) <= self.floor()
+
+    def forget(self, tenant: TenantQueues) -> None:
+        """Drop a tenant's offset."""
+        self._offsets.pop(tenant, None)

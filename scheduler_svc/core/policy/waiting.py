@@ -1,0 +1,85 @@
+"""The sequences that wait for a replica: in the policy's queue, or for a prefix that another sequence computes."""
+
+from scheduler_svc.core.admission import Admission
+from scheduler_svc.core.policy.order import Policy
+from scheduler_svc.core.policy.prefix_waiters import PrefixWaiters
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.request import Phase, Sequence
+
+
+class WaitingSequences:
+    """Sequences that hold no blocks. Swapped sequences wait on their replica instead."""
+
+    def __init__(self, policy: Policy, admission: Admission) -> None:
+        self.policy = policy
+        self.admission = admission
+        self.prefix_waiters = PrefixWaiters()
+        self.now = 0.0  # the driver's clock, as of its last call
+        self._awaited_beams: dict[int, Sequence] = {}  # by id; their siblings hold blocks and wait for them
+
+    def __len__(self) -> int:
+        return len(self.policy) + len(self.prefix_waiters) + len(self._awaited_beams)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence with all its known tokens."""
+        if sequence.phase is not Phase.QUEUED:
+            sequence.set_phase(Phase.QUEUED)
+        self.admission.enter(sequence.request)
+        if sequence.is_one_of_beams:
+            self._awaited_beams[sequence.id] = sequence
+        else:
+            self.policy.add(sequence, self.now)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out of the queue."""
+        if self._awaited_beams.pop(sequence.id, None) is None:
+            self.policy.remove(sequence)
+
+    def num_ahead(self, sequence: Sequence, num_swapped: int, now: float) -> int | None:
+        """How many sequences are admitted or resumed before a queued one; None for a beam that others wait for.
+
+        `num_swapped` sequences of its class or a higher one are swapped out.
+        """
+        return None if sequence.is_one_of_beams else self.policy.position(sequence, now) + num_swapped
+
+    def head(self, replica: Replica) -> Sequence | None:
+        """The sequence that a replica admits or resumes next.
+
+        First beams that others wait for. Then the sequence that the policy names, or a sequence swapped out here if
+        its class is not lower. A retired replica takes only the latter, and beams whose siblings are there.
+        """
+        return self.awaited_beam(replica) or self._first_of_class(replica)
+
+    def awaited_beam(self, replica: Replica) -> Sequence | None:
+        """The first beam that others wait for.
+
+        A retired replica takes only beams whose siblings run on it.
+        """
+        for beam in self._awaited_beams.values():
+            if not replica.is_retired or any(replica.holds(sibling) for sibling in beam.siblings):
+                return beam
+        return None
+
+    def _first_of_class(self, replica: Replica) -> Sequence | None:
+        queued = self.policy.first(self.now) if not replica.is_retired else None
+        if not replica.swapped:
+            return queued
+        rank, now = self.policy.effective_priority, self.now
+        swapped = max(replica.swapped, key=lambda s: (rank(s, now), -s.arrival, -s.index))
+        return queued if queued is not None and rank(queued, now) > rank(swapped, now) else swapped
+
+    def wait_for_prefix(self, leader: Sequence, num_tokens: int, sequence: Sequence) -> None:
+        """Have a sequence wait until the first `num_tokens` tokens of another one, which it shares, are computed."""
+        sequence.set_phase(Phase.WAITING_FOR_PREFIX)
+        self.prefix_waiters.add(leader, num_tokens, sequence)
+
+    def release_ready(self, leader: Sequence) -> None:
+        """Queue the sequences for which this one has computed enough."""
+        if self.prefix_waiters.has_waiters(leader):
+            for sequence in self.prefix_waiters.take_ready(leader):
+                self.add(sequence)
+
+    def release_all(self, leader: Sequence) -> None:
+        """Queue all sequences that wait for this one, since it computes no more for now."""
+        for sequence in self.prefix_waiters.take_all(leader):
+            self.add(sequence)

@@ -1,0 +1,271 @@
+"""Requests and their sequences: what is known of each, and its phase."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from scheduler_svc.core.results import TOKENS, ResultForm, ResultKind
+
+STOP_STRING_LEAD = 64  # tokens that a sequence with stop strings may run ahead of the gateway's search
+
+
+class Phase(Enum):
+    """A sequence's phase. `_TRANSITIONS` has the legal transitions."""
+
+    QUEUED = auto()  # holds no blocks
+    WAITING_FOR_PREFIX = auto()  # holds no blocks; another sequence computes a prefix that it will reuse
+    SWAPPING_IN = auto()  # holds blocks on a replica, some of which are being copied from the host
+    RUNNING = auto()  # holds blocks on a replica
+    PREEMPTED = auto()  # waits until no step in flight names its blocks; then they are freed or swapped
+    SWAPPED = auto()  # its unshared KV is in host memory, shared blocks stay; waits for room on its replica
+    ENDED = auto()
+
+
+_TRANSITIONS = {
+    Phase.QUEUED: {Phase.WAITING_FOR_PREFIX, Phase.SWAPPING_IN, Phase.RUNNING, Phase.ENDED},
+    Phase.WAITING_FOR_PREFIX: {Phase.QUEUED, Phase.ENDED},
+    Phase.SWAPPING_IN: {Phase.RUNNING, Phase.QUEUED, Phase.PREEMPTED, Phase.ENDED},
+    Phase.RUNNING: {Phase.QUEUED, Phase.PREEMPTED, Phase.ENDED},
+    Phase.PREEMPTED: {Phase.QUEUED, Phase.SWAPPED, Phase.ENDED},
+    Phase.SWAPPED: {Phase.SWAPPING_IN, Phase.RUNNING, Phase.QUEUED, Phase.ENDED},
+    Phase.ENDED: set[Phase](),
+}
+
+
+class PreemptionMethod(Enum):
+    """What happens to the KV of a preempted sequence."""
+
+    SWAP = auto()
+    RECOMPUTE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionRecord:
+    """A sequence's last preemption: the method, and the estimated cost of both in seconds."""
+
+    choice: PreemptionMethod
+    swap_seconds: float
+    recompute_seconds: float
+
+
+@dataclass(slots=True)
+class SwappedKV:
+    """The KV of a swapped sequence: device blocks that it shares with others and keeps, then host blocks.
+
+    They hold its first `num_tokens` tokens; the shared ones may hold up to the first `num_stored`.
+    """
+
+    kept_block_ids: list[int]
+    host_ids: list[int]
+    num_tokens: int
+    num_stored: int
+    num_swapping: int = 0  # host blocks whose copy is not confirmed
+
+
+class EarlyStopping(Enum):
+    """When a search ends that has `width` finished sequences."""
+
+    HEURISTIC = auto()  # if no beam, ended now, would score better than the worst of them
+    AT_WIDTH = auto()  # immediately
+    NEVER = auto()  # if no beam can score better than the worst of them at any length
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Parameters of a beam search.
+
+    A finished sequence's score is its log-probability over its length to the power of `length_penalty`. `logprobs` is
+    how many top tokens to return per token; None if no log-probabilities were requested.
+    """
+
+    width: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request. `sampling` and `result_params` are for the worker and not read here.
+
+    With `beam`, its result is the `n` best sequences of a beam search. If its result is one value for the prompt, the
+    value takes the place of the only token: `max_tokens` is 1. `arrived_at` and `deadline` are on the driver's clock,
+    in seconds.
+    """
+
+    key: str
+    prompt: list[int]
+    n: int
+    max_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    sampling: object = None
+    has_stop_strings: bool = False
+    priority: int = 0
+    tenant: str = "default"
+    weight: float = 1.0
+    salt: bytes = b""
+    arrived_at: float = 0.0
+    deadline: float | None = None
+    traceparent: str = ""
+    protocol: int = 1  # the oldest version of the step stream that has all of its parameters
+    beam: BeamParams | None = None
+    result: ResultKind = TOKENS
+    result_params: object = None
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether its result is one value for the whole prompt."""
+        return self.result.form is ResultForm.VALUE
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens that one of its sequences may have."""
+        return len(self.prompt) + (0 if self.is_pooled else self.max_tokens)
+
+    def num_until_end(self, num_output: int, token_ids: Seq[int]) -> int:
+        """How many of these tokens count, behind `num_output` others: up to the first stop token."""
+        for place, token in enumerate(token_ids, 1):
+            if token in self.stop_token_ids and num_output + place > self.min_tokens:
+                return place
+        return len(token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredSequence:
+    """A sequence of a request that an earlier scheduler had accepted.
+
+    Its output tokens; whether it has ended with them, or with its value; and for how many tokens of the prompt
+    log-probabilities were returned.
+    """
+
+    token_ids: list[int]
+    ended: bool
+    num_prompt_logprobs: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One of a request's continuations.
+
+    Its known tokens are `tokens` and `num_promised` more that steps in flight will sample. `num_computed` of them have
+    KV once all steps in flight are done; `num_committed` have KV now.
+    """
+
+    id: int
+    request: Request
+    index: int
+    arrival: int
+    tokens: list[int]
+    phase: Phase = Phase.QUEUED
+    siblings: "list[Sequence]" = field(default_factory=list)  # all of its request, itself included
+    num_promised: int = 0
+    num_extra: int = 0  # the most tokens that steps in flight may return beyond those promised
+    num_computed: int = 0
+    num_committed: int = 0
+    num_in_flight: int = 0  # steps in flight that name it
+    num_acknowledged: int = 0  # output tokens that the gateway has searched for stop strings
+    num_cached: int | None = None  # prompt tokens found in the prefix cache when it was first admitted
+    num_preemptions: int = 0
+    num_steps: int = 0  # since it was last admitted
+    num_prompt_logprobs: int = 0  # returned so far; the first token of the prompt has none
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were needed
+    num_published: int = 0  # leading blocks that are in the prefix index
+    num_stored: int = 0  # leading tokens whose KV was in its blocks when it was admitted
+    num_sent_blocks: int | None = None  # blocks of its table that the worker knows; None: it does not know the sequence
+    swapped_kv: SwappedKV | None = None
+    last_preemption: PreemptionRecord | None = None
+
+    def set_phase(self, phase: Phase) -> None:
+        """Change the phase. Raises AssertionError if that is not a legal transition."""
+        if phase not in _TRANSITIONS[self.phase]:
+            raise AssertionError(f"sequence {self.id} cannot go from {self.phase} to {phase}")
+        self.phase = phase
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Sort key on a replica: higher priority first, then earlier arrival."""
+        return (-self.request.priority, self.arrival, self.index)
+
+    @property
+    def is_one_of_beams(self) -> bool:
+        """Whether it is one of several beams. They hold blocks while they wait for each other."""
+        return self.request.beam is not None and self.num_output > 0
+
+    @property
+    def num_known(self) -> int:
+        """Tokens that exist, promised ones included."""
+        return len(self.tokens) + self.num_promised
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens whose values are known here."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Known tokens that are not computed yet."""
+        return self.num_known - self.num_computed
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it runs and has one token to compute."""
+        return self.phase is Phase.RUNNING and len(self.tokens) + self.num_promised - self.num_computed == 1
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether it runs and has several tokens to compute."""
+        return self.phase is Phase.RUNNING and len(self.tokens) + self.num_promised - self.num_computed > 1
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether it still has to return log-probabilities of the prompt. A request's first sequence returns them."""
+        if self.index or self.request.result.form is not ResultForm.TOKENS_AND_PROMPT_LOGPROBS:
+            return False
+        return self.num_prompt_logprobs < len(self.request.prompt) - 1
+
+    @property
+    def is_plannable(self) -> bool:
+        """Whether another step makes sense.
+
+        Not if the promised tokens end it, nor if it is STOP_STRING_LEAD tokens ahead of the gateway's search.
+        """
+        request, num_known = self.request, len(self.tokens) + self.num_promised
+        num_output, num_uncomputed = num_known - len(request.prompt), num_known - self.num_computed
+        # With speculation the tokens in flight may be more: what is planned must fit behind the most.
+        num_output += self.num_extra
+        if num_output >= request.max_tokens or num_uncomputed == 0:
+            return False
+        if request.beam is not None:
+            return not self.num_promised  # its next token is chosen among all beams
+        # After a preemption it is computed again however far ahead it is: others may wait for its prefix.
+        return (
+            not request.has_stop_strings or num_uncomputed > 1 or num_output < self.num_acknowledged + STOP_STRING_LEAD
+        )
+
+    def restore(self, known: RestoredSequence) -> None:
+        """Start behind tokens that are known, or ended."""
+        request, num_output = self.request, len(known.token_ids)
+        self.num_prompt_logprobs = known.num_prompt_logprobs
+        if known.ended:
+            self.set_phase(Phase.ENDED)
+        else:
+            assert request.beam is None or not known.token_ids, "a beam search starts over"
+            assert num_output < request.max_tokens, "a sequence that has all its tokens has ended"
+            is_stop = num_output > request.min_tokens and known.token_ids[-1] in request.stop_token_ids
+            assert not is_stop, "a sequence that has its stop token has ended"
+        if known.token_ids:
+            self.append(known.token_ids)
+        self.num_acknowledged = num_output
+
+    def append(self, token_ids: Seq[int]) -> None:
+        """Add sampled tokens."""
+        if self.tokens is self.request.prompt:
+            self.tokens = list(self.tokens)  # shared by all sequences of the request until they differ
+        self.tokens.extend(token_ids)
+
+    def forget_blocks(self) -> None:
+        """Reset to nothing computed. Its blocks are released already."""
+        self.block_ids = []
+        self.num_computed = self.num_committed = self.num_published = self.num_stored = 0

@@ -1,0 +1,135 @@
+"""The live requests of one model, and how they end."""
+
+from collections.abc import Iterable, KeysView
+from collections.abc import Sequence as Seq
+from itertools import chain
+
+from scheduler_svc.core.beam_search import BeamGroup
+from scheduler_svc.core.events import FailedEvent, Failure
+from scheduler_svc.core.lazy_heap import LazyHeap
+from scheduler_svc.core.planning.isolated_runs import IsolatedRuns
+from scheduler_svc.core.policy.waiting import WaitingSequences
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.request import Phase, Request, RestoredSequence, Sequence
+
+
+class RequestTable:
+    """Requests with sequences that have not ended, by key."""
+
+    def __init__(self, replicas: Iterable[Replica], waiting: WaitingSequences, isolated_runs: IsolatedRuns) -> None:
+        """`replicas` is the owner's own list, which grows and shrinks."""
+        self.searches: dict[str, BeamGroup] = {}  # of requests with beam search
+        self._replicas = replicas
+        self._waiting = waiting
+        self._isolated_runs = isolated_runs
+        self._requests: dict[str, list[Sequence]] = {}
+        self._deadlines: LazyHeap[str, float] = LazyHeap()
+        self._num_requests = 0
+        self._num_sequences = 0
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._requests
+
+    @property
+    def keys(self) -> KeysView[str]:
+        """Keys of the live requests."""
+        return self._requests.keys()
+
+    def sequences(self, key: str) -> list[Sequence]:
+        """The sequences of a live request; none if there is no such request."""
+        return self._requests.get(key, [])
+
+    def find(self, key: str, index: int) -> Sequence | None:
+        """A sequence that has not ended."""
+        sequences = self._requests.get(key, [])
+        if index >= len(sequences) or sequences[index].phase is Phase.ENDED:
+            return None
+        return sequences[index]
+
+    def replica_of(self, sequence: Sequence) -> Replica | None:
+        """The replica that a sequence is on."""
+        return next((replica for replica in self._replicas if replica.holds(sequence)), None)
+
+    def add(self, request: Request, restored: Seq[RestoredSequence] = ()) -> list[Sequence]:
+        """Make a request's sequences; returns those that have not ended. If all have, the request is not live."""
+        sequences = [
+            Sequence(self.new_id(), request, index, self._num_requests, request.prompt)
+            for index in range(request.n if request.beam is None else 1)
+        ]
+        self._num_requests += 1
+        for sequence, known in zip(sequences, restored, strict=True) if restored else ():
+            sequence.restore(known)
+        for sequence in sequences:
+            sequence.siblings = sequences
+        live = [sequence for sequence in sequences if sequence.phase is not Phase.ENDED]
+        if not live:
+            return []
+        self._requests[request.key] = sequences
+        if request.beam is not None:
+            self.searches[request.key] = BeamGroup(request, request.beam, live[0])
+        if request.deadline is not None:
+            self._deadlines.put(request.key, request.deadline)
+        return live
+
+    def new_id(self) -> int:
+        """The id of a new sequence."""
+        self._num_sequences += 1
+        return self._num_sequences - 1
+
+    def forget_hashes(self) -> None:
+        """The block size has changed."""
+        for sequence in chain.from_iterable(self._requests.values()):
+            sequence.block_hashes.clear()
+
+    # The end of requests.
+
+    def cancel(self, key: str, reason: Failure, message: str) -> FailedEvent | None:
+        """End all of a request's sequences; None if the key is not live."""
+        sequences = self._requests.get(key)
+        if sequences is None:
+            return None
+        for sequence in reversed(sequences):  # the first one last: the others may wait for it
+            self.end(sequence)
+        return FailedEvent(sequences[0].request, reason, message)
+
+    def cancel_all(self, keys: Iterable[str], reason: Failure, message: str) -> list[FailedEvent]:
+        """End several requests."""
+        return [event for key in keys if (event := self.cancel(key, reason, message)) is not None]
+
+    def take_late(self, now: float) -> list[str]:
+        """Keys of the requests whose deadline has passed; each is returned once."""
+        late = []
+        while (first := self._deadlines.first()) is not None and first[0] < now:
+            late.append(first[1])
+            self._deadlines.discard(first[1])
+        return late
+
+    def end(self, sequence: Sequence, replica: Replica | None = None) -> None:
+        """End a sequence, wherever it is; on `replica`, if the caller knows."""
+        if sequence.phase is Phase.ENDED:
+            return
+        self._leave(sequence, replica)
+        self._waiting.release_all(sequence)
+        self._isolated_runs.clear(sequence, None)
+        if all(sibling.phase is Phase.ENDED for sibling in sequence.siblings):
+            key = sequence.request.key
+            self._waiting.admission.leave(sequence.request)
+            self._deadlines.discard(key)
+            self.searches.pop(key, None)
+            del self._requests[key]
+
+    def _leave(self, sequence: Sequence, replica: Replica | None) -> None:
+        if sequence.phase in (Phase.RUNNING, Phase.SWAPPING_IN):
+            replica = replica or self.replica_of(sequence)
+            assert replica is not None
+            replica.leave(sequence, Phase.ENDED)
+            return
+        if sequence.phase is Phase.QUEUED:
+            self._waiting.remove(sequence)
+        elif sequence.phase is Phase.WAITING_FOR_PREFIX:
+            self._waiting.prefix_waiters.remove(sequence)
+        elif sequence.swapped_kv is not None:
+            replica = replica or self.replica_of(sequence)
+            assert replica is not None
+            replica.drop_swapped(sequence)
+        sequence.set_phase(Phase.ENDED)

@@ -1,0 +1,159 @@
+"""A step: what is sent to a worker, and what it returns, as frozen values."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple, Protocol
+
+from scheduler_svc.core.request import Sequence
+
+
+class ScheduledSequence(NamedTuple):
+    """A sequence's part of a step: compute tokens `start` to `start + num_tokens - 1`.
+
+    The KV of tokens before `num_cached_tokens` is in the sequence's blocks already and is not written again. If it
+    `samples`, the step computes the last known token, and the worker samples the next one, or returns the prompt's
+    value; with speculation it may return up to `max_extra_tokens` tokens more.
+    """
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    new_block_ids: list[int]
+    num_cached_tokens: int
+    samples: bool
+    max_extra_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """A sequence that the worker does not know, with its known tokens.
+
+    With `needs_prompt_logprobs`, each step that computes tokens of the prompt returns the log-probabilities of the
+    tokens behind them.
+    """
+
+    sequence: Sequence
+    tokens: list[int]
+    needs_prompt_logprobs: bool = False
+
+    @property
+    def has_other_results(self) -> bool:
+        """Whether its result is not tokens only."""
+        return self.needs_prompt_logprobs or self.sequence.request.is_pooled
+
+
+class Direction(Enum):
+    """The direction of a swap."""
+
+    OUT = auto()  # from the device to the host
+    IN = auto()  # from the host to the device
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPair:
+    """A block on the device and one on the host."""
+
+    device: int
+    host: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """A copy of a block within the device."""
+
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTableUpdate:
+    """Entry `index` of a sequence's block table becomes another block, which holds the same."""
+
+    sequence_id: int
+    index: int
+    block_id: int
+
+
+BlockHash = tuple[int, bytes]
+"""A block id, and the hash of the block's tokens and of all tokens before."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step of one replica, executed in this order: finished sequences, swaps and copies, new sequences, forward
+    pass.
+
+    `block_hashes` and `host_block_hashes` are the contents of device and host blocks before the step writes any of
+    them. `held_block_ids` are released when the step commits. `preempted` are the sequences preempted since the last
+    step.
+    """
+
+    step_id: int
+    finished_ids: list[int]
+    new_sequences: list[NewSequence]
+    scheduled: list[ScheduledSequence]
+    swap_out: list[BlockPair] = field(default_factory=list)
+    swap_in: list[BlockPair] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    block_table_updates: list[BlockTableUpdate] = field(default_factory=list)
+    block_hashes: list[BlockHash] = field(default_factory=list)
+    host_block_hashes: list[BlockHash] = field(default_factory=list)
+    held_block_ids: list[int] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the step computes."""
+        return sum(part.num_tokens for part in self.scheduled)
+
+
+class SampledSequence(Protocol):
+    """A worker's result for one scheduled sequence."""
+
+    @property
+    def token_ids(self) -> Seq[int]:
+        """The sampled tokens."""
+
+    @property
+    def logprobs(self) -> Seq[object]:
+        """One for each token, if requested. Not read here."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why this sequence failed, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class PooledResult:
+    """A worker's result for a sequence whose prompt is computed to its end: its value, which is not read here."""
+
+    value: object
+    token_ids: Seq[int] = ()
+    logprobs: Seq[object] = ()
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SwapDone:
+    """All swaps of one step in one direction are done, or failed."""
+
+    step_id: int
+    direction: Direction
+    seconds: float
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a worker returns for a step: results in the order of `StepPlan.scheduled`, and transfers that are done.
+
+    `busy_seconds` is the time that the device took, if the worker reports it. `prompt_logprobs` are by index in
+    `StepPlan.scheduled`: one for each token of the prompt behind one that the step computed.
+    """
+
+    results: Seq[SampledSequence]
+    swaps: Seq[SwapDone] = ()
+    busy_seconds: float | None = None
+    prompt_logprobs: Mapping[int, Seq[object]] = field(default_factory=dict)

@@ -1,0 +1,191 @@
+"""The models that are served. Each version of a model has its own core: queue, replicas and prefix index."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import astuple
+
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
+from scheduler_svc.core.limits import Totals
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.scheduler import Scheduler
+
+
+class ModelVersion:
+    """One version of a model, and the workers that have it.
+
+    `name` is the name under which it is served. `fingerprint` distinguishes versions of one name: it changes with
+    anything that changes keys and values. It is empty where requests without tokens wait for any version of the name.
+    `description` is that of the latest worker, or None. Requests can be submitted while it `is_listed`: from its first
+    worker on, until it has been without workers for too long.
+    """
+
+    def __init__(self, name: str, fingerprint: bytes, core: Scheduler, created_at: float) -> None:
+        self.name = name
+        self.fingerprint = fingerprint
+        self.core = core
+        self.description: worker_v1.DescribeResponse | None = None
+        self.is_listed = False
+        self.without_workers_since: float | None = created_at
+        self.lost_at: set[str] = set()
+        """Addresses of lost workers, which may come back with this version."""
+        self._wakes: dict[Replica, asyncio.Event] = {}
+
+    @property
+    def num_workers(self) -> int:
+        """Its workers, including those that drain."""
+        return len(self._wakes)
+
+    @property
+    def num_taking(self) -> int:
+        """Its workers that accept new requests."""
+        return sum(not replica.is_retired for replica in self._wakes)
+
+    def add_worker(self, replica: Replica, wake: asyncio.Event, description: worker_v1.DescribeResponse) -> None:
+        """A worker is ready; `wake` is set whenever there may be work for it."""
+        self._wakes[replica] = wake
+        self.description = description
+        self.is_listed = True
+        self.without_workers_since = None
+
+    def remove_worker(self, replica: Replica, now: float) -> None:
+        """A worker is lost, or has drained: a drained one is not expected back."""
+        del self._wakes[replica]
+        if not replica.is_retired:
+            self.lost_at.add(replica.name)
+        if not self._wakes:
+            self.without_workers_since = now
+
+    def wake(self) -> None:
+        """Let all of its workers make a step."""
+        for wake in self._wakes.values():
+            wake.set()
+
+    def wake_placed(self) -> None:
+        """Let workers make a step that were given sequences while another one's step was planned."""
+        for replica in self.core.take_placed():
+            self._wakes[replica].set()
+
+    def to_proto(self) -> scheduler_v1.Model:
+        """The model for gateways. It must have had a worker."""
+        assert self.description is not None
+        return scheduler_v1.Model(
+            name=self.name,
+            tokenizer_fingerprint=self.description.tokenizer_fingerprint,
+            context_length=self.core.context_length,
+            vocab_size=self.description.vocab_size,
+        )
+
+
+class ModelVersions:
+    """All versions, in order of arrival.
+
+    While workers are being replaced, a model may have two versions. A request with tokens continues on workers of the
+    version that computed them. All others go to the version that has the most workers.
+    """
+
+    def __init__(self, make_core: Callable[[], Scheduler], worker_timeout: float) -> None:
+        """`worker_timeout` is how many seconds a version without workers is expected to come back."""
+        self.all_connected = False
+        """Whether every worker that is known by address accepts steps."""
+        self._make_core = make_core
+        self._worker_timeout = worker_timeout
+        self._versions: list[ModelVersion] = []
+        self._discarded_totals: dict[str, Totals] = {}  # by name
+        self._names: dict[str, None] = {}  # of models that workers have had, in order of arrival
+
+    def __iter__(self) -> Iterator[ModelVersion]:
+        return iter(self._versions)
+
+    @property
+    def listed(self) -> list[ModelVersion]:
+        """The version for new requests of each name that requests can be submitted for."""
+        return [version for name in self._names if (version := self.serving(name)) is not None]
+
+    def serving(self, name: str) -> ModelVersion | None:
+        """The version for new requests of a name: the one with the most workers, of equal ones the latest.
+
+        None: no worker has it, or has had it for too long. The empty name, which gateways of protocol 1 may send, is
+        the first model's.
+        """
+        name = name or next(iter(self._names), "")
+        versions = [version for version in reversed(self._versions) if version.name == name and version.is_listed]
+        return max(versions, key=lambda version: (version.num_taking, version.num_workers), default=None)
+
+    def find(self, name: str, fingerprint: bytes) -> ModelVersion | None:
+        """The version of a model with this fingerprint."""
+        versions = (version for version in self._versions if version.name == name)
+        return next((version for version in versions if version.fingerprint == fingerprint), None)
+
+    def for_request(self, name: str, fingerprint: bytes, now: float) -> ModelVersion:
+        """The version that a request runs on; `fingerprint` is of the one that computed its tokens, or empty.
+
+        If no worker has the version, the request waits for one.
+        """
+        found = None if fingerprint else self.serving(name)
+        return found or self._find_or_add(name, fingerprint, now)
+
+    def for_worker(self, description: worker_v1.DescribeResponse, address: str, now: float) -> ModelVersion:
+        """The version of a worker at this address."""
+        for version in self._versions:
+            version.lost_at.discard(address)
+        self._names.setdefault(description.model)
+        return self._find_or_add(description.model, description.fingerprint, now)
+
+    def expire(self, now: float) -> bool:
+        """Unlist versions that have been without workers for too long; returns whether there were any."""
+        expired = [version for version in self._versions if version.is_listed and self._is_late(version, now)]
+        for version in expired:
+            version.is_listed = False
+        return bool(expired)
+
+    def replacement(self, version: ModelVersion) -> ModelVersion | None:
+        """The version to which requests without tokens move from one that accepts none; None: there is none."""
+        serving = self.serving(version.name)
+        if version.num_taking or serving is None or serving is version or not serving.num_taking:
+            return None
+        return serving
+
+    def is_gone(self, version: ModelVersion, now: float) -> bool:
+        """Whether no worker has a version, and none is expected to have it again.
+
+        While another version serves, a version is expected for `worker_timeout`: at the addresses of its lost workers
+        or, if it had none in this term, at addresses that are not connected. While none serves, it is expected without
+        limit, unless every worker is connected and none has had the name in this term for `worker_timeout`.
+        """
+        if version.num_workers:
+            return False
+        never_came = version.description is None
+        if self.serving(version.name) in (None, version):
+            return never_came and self.all_connected and self._is_late(version, now)
+        if not version.fingerprint:
+            return False  # its requests move
+        is_replaced = self.all_connected if never_came else not version.lost_at
+        return is_replaced or self._is_late(version, now)
+
+    def discard(self, version: ModelVersion) -> None:
+        """Drop a version. Its counters stay in the totals of its name."""
+        self._versions.remove(version)
+        if version.description is not None:
+            self._discarded_totals[version.name] = _add(self._discarded_totals.get(version.name), version.core.totals)
+
+    def discarded_totals(self, name: str) -> Totals:
+        """The counters of dropped versions of a name."""
+        return self._discarded_totals.get(name, Totals())
+
+    def _find_or_add(self, name: str, fingerprint: bytes, now: float) -> ModelVersion:
+        found = self.find(name, fingerprint)
+        if found is None:
+            found = ModelVersion(name, fingerprint, self._make_core(), now)
+            self._versions.append(found)
+        return found
+
+    def _is_late(self, version: ModelVersion, now: float) -> bool:
+        since = version.without_workers_since
+        return since is not None and now - since >= self._worker_timeout
+
+
+def _add(one: Totals | None, other: Totals) -> Totals:
+    if one is None:
+        return other
+    return Totals(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))

@@ -1,0 +1,249 @@
+"""Between the core's values, a request's log, and the messages of the session stream."""
+
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from typing import cast
+
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
+from scheduler_svc.core.beam_search import Choice, num_candidates
+from scheduler_svc.core.events import (
+    End,
+    Event,
+    FailedEvent,
+    Failure,
+    PromptLogprobsEvent,
+    StopToken,
+    TokensEvent,
+    ValueComputed,
+)
+from scheduler_svc.core.request import BeamParams, EarlyStopping, Request
+from scheduler_svc.core.results import TOKENS, ResultForm
+from scheduler_svc.request_log import RequestLog
+from scheduler_svc.result_kinds import kind_from_proto
+from svc_common.durations import to_duration
+
+_FAILURES = {
+    Failure.KEY_IN_USE: scheduler_v1.FAILURE_REASON_KEY_IN_USE,
+    Failure.DEADLINE_EXCEEDED: scheduler_v1.FAILURE_REASON_DEADLINE_EXCEEDED,
+    Failure.CANCELLED: scheduler_v1.FAILURE_REASON_CANCELLED,
+    Failure.INVALID: scheduler_v1.FAILURE_REASON_INVALID,
+    Failure.SEARCH_TOO_WIDE: scheduler_v1.FAILURE_REASON_SEARCH_TOO_WIDE,
+    Failure.TOO_MANY_TOKENS: scheduler_v1.FAILURE_REASON_TOO_MANY_TOKENS,
+    Failure.CONTEXT_LENGTH_EXCEEDED: scheduler_v1.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED,
+    Failure.UNAVAILABLE: scheduler_v1.FAILURE_REASON_UNAVAILABLE,
+    Failure.TENANT_OVER_QUOTA: scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA,
+    Failure.DEADLINE_INFEASIBLE: scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE,
+    Failure.INTERNAL: scheduler_v1.FAILURE_REASON_INTERNAL,
+    Failure.QUARANTINED: scheduler_v1.FAILURE_REASON_QUARANTINED,
+    Failure.UNKNOWN_REQUEST: scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST,
+    Failure.STORE_DEGRADED: scheduler_v1.FAILURE_REASON_STORE_DEGRADED,
+    Failure.DIVERGED: scheduler_v1.FAILURE_REASON_DIVERGED,
+    Failure.UNSUPPORTED_RESULT: scheduler_v1.FAILURE_REASON_UNSUPPORTED_RESULT,
+}
+_REASONS = {reason: failure for failure, reason in _FAILURES.items()}
+
+_EARLY_STOPPINGS = {
+    scheduler_v1.EARLY_STOPPING_HEURISTIC: EarlyStopping.HEURISTIC,
+    scheduler_v1.EARLY_STOPPING_AT_WIDTH: EarlyStopping.AT_WIDTH,
+    scheduler_v1.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
+}
+
+
+def request_from_log(log: RequestLog, now: float) -> Request:
+    """A request for the core; `now` is the monotonic clock, in seconds."""
+    deadline = None if log.deadline is None else now + max(0.0, log.deadline - time.time())
+    return request_from_proto(log.submit, now, deadline)
+
+
+def request_from_proto(submit: scheduler_v1.Submit, now: float, deadline: float | None = None) -> Request:
+    """A request for the core; `now` and `deadline` are on the monotonic clock, in seconds."""
+    result = kind_from_proto(submit.result) if submit.HasField("result") else TOKENS
+    return Request(
+        key=submit.key,
+        prompt=list(submit.prompt_token_ids),
+        n=submit.n,
+        max_tokens=submit.max_tokens + (result.form is ResultForm.VALUE),  # the value counts as a token
+        stop_token_ids=frozenset(submit.stop_token_ids),
+        min_tokens=submit.sampling.min_tokens,
+        sampling=_sampling_from_proto(submit),
+        has_stop_strings=submit.has_stop_strings,
+        priority=submit.priority,
+        tenant=submit.tenant,
+        weight=submit.weight or 1.0,
+        salt=submit.cache_salt,
+        arrived_at=now,
+        deadline=deadline,
+        traceparent=submit.traceparent,
+        protocol=2 if submit.sampling.typical_p else 1,
+        beam=_beam_from_proto(submit) if submit.HasField("beam_search") else None,
+        result=result,
+        result_params=submit.result,
+    )
+
+
+def _sampling_from_proto(submit: scheduler_v1.Submit) -> worker_v1.SamplingParams:
+    if not submit.HasField("beam_search"):
+        return submit.sampling
+    sampling = worker_v1.SamplingParams()
+    sampling.CopyFrom(submit.sampling)
+    needed = num_candidates(submit.beam_search.width, len(submit.stop_token_ids))
+    sampling.logprobs = max(needed, sampling.logprobs)
+    return sampling
+
+
+def _beam_from_proto(submit: scheduler_v1.Submit) -> BeamParams:
+    search = submit.beam_search
+    return BeamParams(
+        width=search.width,
+        length_penalty=search.length_penalty,
+        early_stopping=_EARLY_STOPPINGS.get(search.early_stopping, EarlyStopping.HEURISTIC),
+        logprobs=submit.sampling.logprobs if submit.sampling.HasField("logprobs") else None,
+    )
+
+
+def message_of(epoch: int, *events: scheduler_v1.Event) -> scheduler_v1.SessionResponse:
+    """A message to a gateway."""
+    return scheduler_v1.SessionResponse(epoch=epoch, events=events)
+
+
+def event_to_proto(event: Event) -> scheduler_v1.Event:
+    message = scheduler_v1.Event()
+    fill_event(message, event)
+    return message
+
+
+def fill_event(message: scheduler_v1.Event, event: Event, fingerprint: bytes = b"") -> None:
+    """Fill an empty event that is part of a message already: a separate one would be copied into it.
+
+    `fingerprint` is of the version of the model that computed the tokens.
+    """
+    if not isinstance(event, TokensEvent):
+        _fill_rare_event(message, event)
+        return
+    sequence = event.sequence
+    message.key = sequence.request.key
+    tokens = message.tokens
+    # Hundreds in each step: fields are set one by one, and only those that differ from the default.
+    tokens.token_ids.extend(event.token_ids)
+    if sequence.index:
+        tokens.index = sequence.index
+    if event.offset:
+        tokens.offset = event.offset
+    else:
+        tokens.model_fingerprint = fingerprint
+        if sequence.num_cached is not None:
+            tokens.cached_tokens = sequence.num_cached
+    if event.logprobs:
+        tokens.logprobs.extend(logprobs_to_proto(event.logprobs))
+    if event.end is not None:
+        tokens.end.CopyFrom(end_to_proto(event.end))
+    if event.score is not None:
+        tokens.score = event.score
+
+
+def _fill_rare_event(message: scheduler_v1.Event, event: PromptLogprobsEvent | FailedEvent) -> None:
+    if isinstance(event, FailedEvent):
+        message.CopyFrom(failed_to_proto(event.request.key, event.reason, event.message, event.retry_after))
+        return
+    message.key = event.request.key
+    message.prompt_logprobs.offset = event.offset
+    message.prompt_logprobs.tokens.extend(cast("Seq[worker_v1.TokenLogprobs]", event.logprobs))
+
+
+def reason_to_proto(failure: Failure) -> scheduler_v1.FailureReason:
+    return _FAILURES[failure]
+
+
+def reason_from_proto(reason: scheduler_v1.FailureReason | None) -> Failure:
+    """Why a recorded request failed; an internal error where the record has no reason."""
+    return Failure.INTERNAL if reason is None else _REASONS.get(reason, Failure.INTERNAL)
+
+
+def failed_to_proto(
+    key: str,
+    reason: Failure,
+    message: str,
+    retry_after: float | None = None,
+    attachment_id: int | None = None,
+) -> scheduler_v1.Event:
+    """The event that a request has failed, or does not exist; `retry_after` is in seconds.
+
+    With an `attachment_id` it refuses that Submit or Attach, and does not concern the request itself.
+    """
+    failed = scheduler_v1.Failed(reason=reason_to_proto(reason), message=message)
+    if retry_after is not None:
+        failed.retry_after.CopyFrom(to_duration(retry_after))
+    return scheduler_v1.Event(key=key, failed=failed, attachment_id=attachment_id)
+
+
+def accepted_to_proto(log: RequestLog, attachment_id: int) -> scheduler_v1.Event:
+    """The event that a request is queued."""
+    accepted = scheduler_v1.Accepted(is_durable=log.is_recorded)
+    return scheduler_v1.Event(key=log.key, accepted=accepted, attachment_id=attachment_id)
+
+
+def attached_to_proto(log: RequestLog, attachment_id: int) -> scheduler_v1.Event:
+    """The event with all that a gateway needs to continue a request."""
+    submit = log.submit
+    attached = scheduler_v1.Attached(
+        render_options=submit.render_options,
+        prompt_length=len(submit.prompt_token_ids),
+        sequences=[_tokens_of(log, index, 0) for index in range(len(log.sequences))],
+        submission_id=submit.submission_id,
+        detachable=submit.detachable,
+        seed=submit.sampling.seed,
+        num_sequences=submit.n,
+        tokenizer_fingerprint=submit.tokenizer_fingerprint,
+        prompt_logprobs=_prompt_logprobs_of(log, 0),
+    )
+    return scheduler_v1.Event(key=log.key, attached=attached, attachment_id=attachment_id)
+
+
+def tokens_to_proto(log: RequestLog, index: int, offset: int) -> scheduler_v1.Event:
+    """The tokens of a sequence from `offset` on."""
+    return scheduler_v1.Event(key=log.key, tokens=_tokens_of(log, index, offset))
+
+
+def prompt_logprobs_to_proto(log: RequestLog, first: int) -> scheduler_v1.Event:
+    """The log-probabilities of the prompt, without the first so many."""
+    return scheduler_v1.Event(key=log.key, prompt_logprobs=_prompt_logprobs_of(log, first))
+
+
+def _prompt_logprobs_of(log: RequestLog, first: int) -> scheduler_v1.PromptLogprobs | None:
+    if not log.prompt_logprobs:
+        return None
+    return scheduler_v1.PromptLogprobs(offset=first + 1, tokens=log.prompt_logprobs[first:])
+
+
+def _tokens_of(log: RequestLog, index: int, offset: int) -> scheduler_v1.Tokens:
+    sequence = log.sequences[index]
+    return scheduler_v1.Tokens(
+        index=index,
+        offset=offset,
+        token_ids=sequence.token_ids[offset:],
+        logprobs=sequence.logprobs[offset:],
+        cached_tokens=sequence.cached_tokens if offset == 0 and (sequence.token_ids or sequence.end) else None,
+        end=sequence.end,
+        score=sequence.score,
+        model_fingerprint=log.fingerprint if offset == 0 and sequence.token_ids else b"",
+    )
+
+
+def logprobs_to_proto(logprobs: Seq[object]) -> Iterable[worker_v1.TokenLogprobs]:
+    """A worker's own messages unchanged, or the choices of a search as such messages."""
+    if not logprobs or not isinstance(logprobs[0], Choice):
+        return cast("Iterable[worker_v1.TokenLogprobs]", logprobs)
+    return [
+        worker_v1.TokenLogprobs(logprob=choice.logprob, top=cast("Iterable[worker_v1.Logprob]", choice.top))
+        for choice in cast("Iterable[Choice]", logprobs)
+    ]
+
+
+def end_to_proto(end: End) -> scheduler_v1.SequenceEnd:
+    if isinstance(end, StopToken):
+        return scheduler_v1.SequenceEnd(stop_token_id=end.token_id)
+    if isinstance(end, ValueComputed):
+        return scheduler_v1.SequenceEnd(value=cast(worker_v1.PooledValue, end.value))
+    return scheduler_v1.SequenceEnd(length=scheduler_v1.Length())

@@ -1,0 +1,29 @@
+"""The client of one worker's service."""
+
+import grpc
+
+from quire.worker.v1 import worker_pb2 as worker_v1
+from quire.worker.v1.worker_pb2_grpc import WorkerServiceStub
+
+StepCall = grpc.aio.StreamStreamCall[worker_v1.StepRequest, worker_v1.StepResponse]
+
+
+class WorkerClient:
+    """Calls over one channel, with timeouts in seconds. Every call may raise AioRpcError."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = WorkerServiceStub(channel)
+
+    async def describe(self, timeout: float) -> worker_v1.DescribeResponse:
+        """The worker's description now."""
+        return await self._stub.Describe(worker_v1.DescribeRequest(), timeout=timeout)
+
+    def step(self) -> StepCall:
+        """A new step stream."""
+        call: StepCall = self._stub.Step()
+        return call
+
+    async def block_hashes(self, epoch: int, generation: int, timeout: float) -> worker_v1.ReportBlockHashesResponse:
+        """The hashes of the worker's blocks, for the scheduler that opened the stream of this generation."""
+        request = worker_v1.ReportBlockHashesRequest(epoch=epoch, generation=generation)
+        return await self._stub.ReportBlockHashes(request, timeout=timeout)

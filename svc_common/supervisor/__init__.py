@@ -1,1 +1,0 @@
-"""Runs every role of Quire on one machine: `python -m svc_common.supervisor`, which is what `make run` does."""

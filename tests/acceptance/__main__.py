@@ -1,0 +1,82 @@
+"""Runs the large checks and writes what they found (`make acceptance`).
+
+    python -m tests.acceptance [--parts chaos,tests_under_load] [--output FILE]
+
+Each part is a program of its own. Its last line is its summary; a summary in JSON is kept as such. Exits with 1 where a
+part failed; the other parts run nevertheless.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import RESULTS, ROOT, provenance, read_result, write_result
+
+PARTS: dict[str, tuple[str, ...]] = {
+    "core_worlds": ("tests.acceptance.core_worlds", "--worlds", "5000"),
+    "core_mutants": ("tests.acceptance.core_mutants",),
+    "chaos": ("tests.chaos", "--faults", "200", "--clients", "32"),
+    "tests_under_load": ("tests.acceptance.tests_under_load", "--runs", "3", "--busy", "2"),
+}
+"""Module and arguments of each part, in the order in which they run."""
+
+
+def run_part(command: tuple[str, ...]) -> dict[str, Any]:
+    """One part's result. What it prints is passed on as it comes."""
+    started = time.monotonic()
+    paths = os.pathsep.join(str(ROOT / part) for part in ("", "protos", "kernels", "client", "tests/support"))
+    last = ""
+    with subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            last = line.strip() or last
+    return {
+        "command": "python -m " + " ".join(command),
+        **provenance(),
+        "passed": process.returncode == 0,
+        "seconds": round(time.monotonic() - started),
+        "summary": read_summary(last),
+    }
+
+
+def read_summary(line: str) -> Any:
+    """A part's last line: an object where it is JSON, else the text."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return line
+
+
+def main() -> None:
+    """Reads flags, runs the parts, writes after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help="default all: %(default)s")
+    parser.add_argument("--output", type=Path, default=RESULTS / "acceptance.json", help="file for the result")
+    options = parser.parse_args()
+    names = options.parts.split(",")
+    if unknown := [name for name in names if name not in PARTS]:
+        parser.error(f"argument --parts: no part named {unknown[0]!r}")
+    results = read_result(options.output) or {}
+    for name in names:
+        print(f"acceptance: {name}", flush=True)
+        results[name] = run_part(PARTS[name])
+        write_result(options.output, results)
+    for name in names:
+        print(f"{name}: {'passed' if results[name]['passed'] else 'FAILED'} in {results[name]['seconds']} s")
+    sys.exit(0 if all(results[name]["passed"] for name in names) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""The chart as helm renders it with some values, and what its objects say."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway_svc.settings import GatewaySettings
+from scheduler_svc.settings import SchedulerSettings
+from svc_common.settings import ServiceSettings, read_settings
+from worker_svc.settings import WorkerSettings
+
+CHART = Path(__file__).parents[2] / "deploy" / "helm" / "quire"
+HELM = str(Path(sys.executable).with_name("helm"))
+
+Object = dict[str, Any]
+
+CHAT_TEMPLATE = """{%- for message in messages %}
+  {{- "$(" + message.role + ") '" + message['content'] }}\\n
+{%- endfor %}
+"""
+
+VALUES: dict[str, Object] = {
+    "default": {},
+    "gpu": {
+        "worker": {"gpus": 2, "replicas": 3, "runtimeClassName": "nvidia", "tolerations": [{"operator": "Exists"}]}
+    },
+    "external_redis": {"redis": {"enabled": False, "externalUrl": "redis://redis.example.com:6379/0"}},
+    "external_redis_secret": {"redis": {"enabled": False, "externalUrlSecret": {"name": "store"}}},
+    "open": {"networkPolicy": {"enabled": False}, "serviceAccount": {"create": False}},
+    "models": {
+        "fullnameOverride": "a-name-that-is-too-long-for-what-is-put-behind-it",
+        "model": {"dtype": "bfloat16", "volume": {"existingClaim": "models"}},
+        "models": [
+            {"servedModelName": ["chat", "default"]},
+            {
+                "name": "org/Model_7B",
+                "revision": "v1.2",
+                "tokenizer": "org/tokenizer",
+                "tokenizerRevision": "1234567",
+                "chatTemplate": CHAT_TEMPLATE,
+                "generationConfig": "auto",
+                "overrideGenerationConfig": {"temperature": 0.5, "top_k": 0, "max_new_tokens": 4_000_000},
+                "dtype": "float16",
+                "maxModelLen": 131_072,
+                "workers": 2,
+                "gpus": 4,
+                "resources": {"requests": {"cpu": 8}, "limits": {"memory": "64Gi"}},
+            },
+            {"name": "/models/small", "servedModelName": ["small"], "workers": 0, "gpus": 0},
+        ],
+        "worker": {"gpus": 1},
+        "gateway": {"podAnnotations": {"a": "b"}},
+    },
+    "everything": {
+        "fullnameOverride": "llm",
+        "commonLabels": {"team": "ml"},
+        "image": {"registry": "registry.example.com/ml", "tag": "1.2.3"},
+        "imagePullSecrets": [{"name": "pull"}],
+        "model": {
+            "name": "org/model",
+            "revision": "v1.2",
+            "tokenizer": "org/tokenizer",
+            "tokenizerRevision": "1234567",
+            "servedModelName": ["one", "two/three"],
+            "chatTemplate": CHAT_TEMPLATE,
+            "generationConfig": "auto",
+            "overrideGenerationConfig": {"temperature": 0.5, "top_k": 0, "max_new_tokens": 4_000_000},
+            "dtype": "bfloat16",
+            "maxModelLen": 131_072,
+            "hubToken": {"existingSecret": "hub"},
+            "volume": {"existingClaim": "models"},
+        },
+        "budgets": {
+            "blockSize": 16,
+            "numBlocks": 2_000_000,
+            "maxStepTokens": 2048,
+            "maxSequences": 128,
+            "swapSpace": 0,
+        },
+        "auth": {"existingSecret": "keys"},
+        "otel": {"endpoint": "http://collector:4317"},
+        "gateway": {
+            "service": {"type": "LoadBalancer", "httpPort": 80, "annotations": {"a": "b"}},
+            "podAnnotations": {"a": "b"},
+            "nodeSelector": {"disk": "fast"},
+            "topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+            ],
+            "extraEnv": [{"name": "OTEL_TRACES_SAMPLER", "value": "always_on"}],
+        },
+        "scheduler": {
+            "policy": "priority",
+            "ageingSeconds": 2.5,
+            "preemption": "recompute",
+            "gapFactor": 3,
+            "queue": {
+                "maxRequests": 9,
+                "maxTokens": 3_000_000_000,
+                "maxTenantRequests": 3,
+                "maxTenantTokens": 10**9,
+            },
+        },
+        "worker": {"affinity": {"nodeAffinity": {}}, "startupSeconds": 61},
+        "redis": {"existingSecret": "redis", "storage": {"storageClassName": "ssd"}},
+        "networkPolicy": {
+            "gatewayFrom": [{"namespaceSelector": {"matchLabels": {"name": "apps"}}}],
+            "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+        },
+    },
+}
+everywhere = pytest.mark.parametrize("values", VALUES)
+
+
+class StrictLoader(yaml.SafeLoader):
+    """Rejects a duplicate key, of which YAML readers otherwise take the last in silence."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [key.value for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"duplicate key in {keys}"
+        return super().construct_mapping(node, deep)
+
+
+def helm(*arguments: str, values: Object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [HELM, *arguments, "--values", "-"], input=json.dumps(values), capture_output=True, text=True, check=False
+    )
+
+
+@cache
+def render(values: str) -> tuple[Object, ...]:
+    done = helm("template", "test", str(CHART), values=VALUES[values])
+    assert done.returncode == 0, done.stderr
+    return tuple(document for document in yaml.load_all(done.stdout, StrictLoader) if document)
+
+
+def of_kind(values: str, *kinds: str) -> dict[str, Object]:
+    return {component(thing): thing for thing in render(values) if thing["kind"] in kinds}
+
+
+def component(thing: Object) -> str:
+    return str(thing["metadata"]["labels"]["app.kubernetes.io/component"])
+
+
+def workloads(values: str) -> dict[str, Object]:
+    return of_kind(values, "Deployment", "StatefulSet")
+
+
+def pod_specs(values: str) -> dict[str, Object]:
+    specs = {name: workload["spec"]["template"]["spec"] for name, workload in workloads(values).items()}
+    return specs | {name: pod["spec"] for name, pod in of_kind(values, "Pod").items()}
+
+
+def container(values: str, name: str) -> Object:
+    (only,) = workloads(values)[name]["spec"]["template"]["spec"]["containers"]
+    return dict(only)
+
+
+def of_service(values: str, service: str) -> list[str]:
+    """Components of a service: one, or of workers one for each model."""
+    return [name for name in workloads(values) if name == service or name.startswith(f"{service}-")]
+
+
+def environment(values: str, name: str) -> dict[str, str]:
+    return {item["name"]: item.get("value", "") for item in container(values, name)["env"]}
+
+
+SETTINGS: dict[str, type[ServiceSettings]] = {
+    "gateway": GatewaySettings,
+    "scheduler": SchedulerSettings,
+    "worker": WorkerSettings,
+}
+
+
+def settings_of(values: str, service: str, monkeypatch: pytest.MonkeyPatch) -> ServiceSettings:
+    """The settings that a service reads from its variables."""
+    for name, value in environment(values, service).items():
+        if name.startswith("QUIRE_") and value:
+            monkeypatch.setenv(name, value)
+    return read_settings(SETTINGS[service], [])

@@ -1,0 +1,53 @@
+"""Tables, targets and the version of a result as text."""
+
+import pytest
+
+from benchmarks.report import Cells, Sense, target, target_lines, version
+
+TABLE = Cells(("name", "kind", "figure"), [("a", "x", "1.0"), ("b", "y", "2.0")], num_labels=2)
+
+
+def test_figures_stand_right_in_markdown() -> None:
+    lines = ("| name | kind | figure |", "| --- | --- | ---: |", "| a | x | 1.0 |", "| b | y | 2.0 |")
+    assert TABLE.markdown() == "\n".join(lines)
+
+
+def test_the_terminal_shows_title_and_cells(capsys: pytest.CaptureFixture[str]) -> None:
+    TABLE.print("A title")
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in ("A title", "figure", "2.0"))
+
+
+@pytest.mark.parametrize(
+    ("sense", "value", "holds"),
+    [
+        (Sense.AT_LEAST, 1.5, True),
+        (Sense.AT_LEAST, 1.49, False),
+        (Sense.AT_MOST, 1.5, True),
+        (Sense.AT_MOST, 1.51, False),
+        (Sense.BELOW, 1.49, True),
+        (Sense.BELOW, 1.5, False),
+    ],
+)
+def test_a_target_holds_on_its_side_of_the_bound(sense: Sense, value: float, holds: bool) -> None:
+    assert target("a figure", value, sense, 1.5)["holds"] is holds
+
+
+def test_a_missed_target_is_marked() -> None:
+    targets = [target("bytes", 5812.4, Sense.AT_MOST, 16384), target("share", 0.05, Sense.BELOW, 0.03)]
+    assert target_lines({"targets": targets}) == [
+        "bytes: 5,812, target ≤ 16,384",
+        "**share: 0.05, target < 0.03: missed**",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("commit", "text"),
+    [
+        ("0123456789abcdef", "`0123456789ab`"),
+        ("0123456789abcdef-dirty", "`0123456789ab` with uncommitted changes"),
+        (None, "`unknown`"),
+    ],
+)
+def test_the_version_says_whether_files_differed_from_the_commit(commit: str | None, text: str) -> None:
+    assert version({"date": "2026-01-02T03:04:05", "commit": commit}) == f"2026-01-02, commit {text}"

@@ -1,0 +1,122 @@
+"""Several models in the chart: each is prepared where it is read, and has workers of its own."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import yaml
+
+from gateway_svc.generation_config import load_generation_defaults
+from helm_chart import (
+    CHART,
+    CHAT_TEMPLATE,
+    VALUES,
+    Object,
+    StrictLoader,
+    container,
+    environment,
+    everywhere,
+    helm,
+    of_service,
+    pod_specs,
+    render,
+    workloads,
+)
+from svc_common.model_settings import ModelSettings, read_models_file
+
+CACHES = {"QUIRE_CACHE_DIR", "HF_HOME"}
+NAMING = {"QUIRE_MODEL", "QUIRE_REVISION", "QUIRE_TOKENIZER", "QUIRE_TOKENIZER_REVISION", "QUIRE_SERVED_MODEL_NAME"}
+"""Variables that name a model."""
+
+
+def prepared(values: str, name: str) -> list[dict[str, str]]:
+    """Variables of each init container of a workload, less the token of the hub."""
+    containers = workloads(values)[name]["spec"]["template"]["spec"]["initContainers"]
+    assert len({item["name"] for item in containers}) == len(containers)
+    image = container(values, of_service(values, "worker")[0])["image"]
+    assert {item["image"] for item in containers} == {image}
+    variables = [{variable["name"]: variable.get("value", "") for variable in item["env"]} for item in containers]
+    return [{key: value for key, value in one.items() if key != "HF_TOKEN"} for one in variables]
+
+
+def read_by(values: str, name: str) -> dict[str, str]:
+    """The same variables of the service itself."""
+    return {key: value for key, value in environment(values, name).items() if key in CACHES | NAMING}
+
+
+@everywhere
+def test_every_model_is_prepared_where_it_is_read(values: str) -> None:
+    workers = of_service(values, "worker")
+    for name in workers:
+        assert prepared(values, name) == [read_by(values, name)]
+    assert prepared(values, "gateway") == [read_by(values, name) for name in workers]
+
+
+@everywhere
+def test_the_model_is_named_by_the_values(values: str) -> None:
+    first, *_ = (read_by(values, name) for name in of_service(values, "worker"))
+    named = {"everything": NAMING, "models": {"QUIRE_SERVED_MODEL_NAME"}}.get(values, set())
+    assert first.keys() == CACHES | named
+    # Of several models it is the file that names them to gateways.
+    expected = {key: value for key, value in first.items() if key in CACHES} if values == "models" else first
+    assert read_by(values, "gateway") == expected
+    assert ("QUIRE_MODELS" in environment(values, "gateway")) == (values == "models")
+
+
+def models_file() -> list[ModelSettings]:
+    """The models that gateways read."""
+    (config_map,) = [thing for thing in render("models") if thing["kind"] == "ConfigMap"]
+    (volume,) = [item for item in pod_specs("models")["gateway"]["volumes"] if item["name"] == "models-file"]
+    assert volume["configMap"]["name"] == config_map["metadata"]["name"]
+    (mount,) = [item for item in container("models", "gateway")["volumeMounts"] if item["name"] == "models-file"]
+    ((name, text),) = config_map["data"].items()
+    assert environment("models", "gateway")["QUIRE_MODELS"] == f"{mount['mountPath']}/{name}"
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / name
+        # What is at a path below /models is there in a pod alone.
+        path.write_text(text.replace('"/models/small"', '"org/small"'))
+        return read_models_file(path)
+
+
+def test_gateways_serve_what_workers_have() -> None:
+    chat, large, small = models_file()
+    assert (chat.model, chat.served_names) == (None, ("chat", "default"))
+    assert (large.model, large.revision) == ("org/Model_7B", "v1.2")
+    assert (large.tokenizer, large.tokenizer_revision) == ("org/tokenizer", "1234567")
+    assert (large.chat_template, large.generation_config) == (CHAT_TEMPLATE, "auto")
+    config = VALUES["models"]["models"][1]["overrideGenerationConfig"]
+    assert json.loads(large.override_generation_config or "") == config
+    assert load_generation_defaults("quire", large.override_generation_config, Path()).max_tokens == 4_000_000
+    assert small.names == ("small",)
+    for model, worker in zip((chat, large), of_service("models", "worker"), strict=False):
+        assert model.environment.items() <= environment("models", worker).items()
+
+
+def test_each_model_has_workers_of_its_own() -> None:
+    workers = {name: workloads("models")[name] for name in of_service("models", "worker")}
+    assert list(workers) == ["worker-chat", "worker-org-model-7b", "worker-small"]
+    assert [worker["spec"]["replicas"] for worker in workers.values()] == [1, 2, 0]
+    variables = [environment("models", name) for name in workers]
+    assert [one["QUIRE_DTYPE"] for one in variables] == ["bfloat16", "float16", "bfloat16"]
+    assert [one.get("QUIRE_MAX_MODEL_LEN") for one in variables] == [None, "131072", None]
+    limits = [container("models", name)["resources"]["limits"] for name in workers]
+    assert [limit["memory"] for limit in limits] == ["16Gi", "64Gi", "16Gi"]
+    assert [limit.get("nvidia.com/gpu") for limit in limits] == [1, 4, None]
+    for worker in workers.values():
+        # The label of a revision, which is the set's name and a hash of 10 characters, has 63 at most.
+        assert len(worker["metadata"]["name"]) <= 52
+
+
+def test_gateways_start_anew_where_their_models_change() -> None:
+    def checksum(values: Object) -> str:
+        done = helm("template", "test", str(CHART), "--show-only", "templates/gateway.yaml", values=values)
+        assert done.returncode == 0, done.stderr
+        (gateway,) = [one for one in yaml.load_all(done.stdout, StrictLoader) if one and one["kind"] == "Deployment"]
+        annotations = gateway["spec"]["template"]["metadata"]["annotations"]
+        assert annotations["a"] == "b"
+        return str(annotations["checksum/models"])
+
+    values = VALUES["models"]
+    more = values | {"models": [*values["models"], {"name": "org/other"}]}
+    assert checksum(values) == checksum(values) != checksum(more)
+    assert "annotations" not in workloads("default")["gateway"]["spec"]["template"]["metadata"]

@@ -1,0 +1,83 @@
+"""The models of a gateway: found by their names and aliases, and loaded as their settings say."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway_svc.field_paths import contract_field_path
+from gateway_svc.model_catalog import ModelCatalog
+from gateway_svc.settings import BadSetting
+from gateway_svc.tokenizer import InvalidModelFiles
+from svc_common.errors import QuireError, Reason
+from svc_common.model_settings import ModelSettings, read_models_file
+from svc_common.models import ModelNotFound, tokenizer_fingerprint
+from tiny_model import make_model_directory
+
+
+@pytest.fixture
+def several(model_directory: Path, tmp_path: Path) -> Path:
+    """A file of two models."""
+    make_model_directory(tmp_path / "second")
+    path = tmp_path / "models.toml"
+    path.write_text(
+        f"""
+        [[models]]
+        model = "{model_directory}"
+        served_model_name = "first, one"
+        [[models]]
+        model = "second"
+        override_generation_config = {{ top_k = 3 }}
+        """
+    )
+    return path
+
+
+def test_models_are_found_by_name_and_alias(several: Path) -> None:
+    catalog = ModelCatalog.load(read_models_file(several))
+    first, second = catalog
+    assert (first.names, second.names) == (("first", "one"), ("second",))
+    found = [catalog.find(name, contract_field_path) for name in (None, "first", "one", "second")]
+    assert found == [first, first, first, second]
+    assert (catalog.get("one"), catalog.get("gone")) == (first, None)
+    assert catalog.fingerprints == {
+        name: tokenizer_fingerprint(several.parent / "second") for name in ("first", "second")
+    }
+    assert (first.given_defaults, second.given_defaults) == ({}, {"top_k": 3})
+    catalog.close()
+
+
+def test_a_model_that_is_not_there_is_refused_with_those_that_are(several: Path) -> None:
+    catalog = ModelCatalog.load(read_models_file(several))
+    for name in ("gone", "", "First"):
+        with pytest.raises(QuireError, match="there is first, second") as raised:
+            catalog.find(name, contract_field_path)
+        assert (raised.value.reason, raised.value.field) == (Reason.MODEL_NOT_FOUND, "model")
+    catalog.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "told"),
+    [
+        ('chat_template = "{% if %}"', BadSetting, "QUIRE_CHAT_TEMPLATE does not parse"),
+        ('chat_template = "gone.jinja"', BadSetting, "QUIRE_CHAT_TEMPLATE: "),
+        ('generation_config = "gone"', BadSetting, "QUIRE_GENERATION_CONFIG is "),
+        ("override_generation_config = { top_p = 2 }", BadSetting, "QUIRE_OVERRIDE_GENERATION_CONFIG: top_p must be"),
+        ('tokenizer = "./gone"', ModelNotFound, "QUIRE_TOKENIZER: "),
+    ],
+)
+def test_the_error_of_a_model_names_its_entry(text: str, kind: type[Exception], told: str, several: Path) -> None:
+    several.write_text(f'[[models]]\nmodel = "second"\n[[models]]\nmodel = "second"\nserved_model_name = "a"\n{text}')
+    with pytest.raises(kind) as raised:
+        ModelCatalog.load(read_models_file(several))
+    assert str(raised.value).startswith(f"{several}: models[1]: {told}")
+
+
+def test_the_error_of_broken_files_names_their_entry(several: Path) -> None:
+    (several.parent / "second" / "tokenizer.json").write_text("{")
+    with pytest.raises(InvalidModelFiles, match=r"models\[1\]: .*second"):
+        ModelCatalog.load(read_models_file(several))
+
+
+def test_settings_of_one_model_need_no_place(model_directory: Path) -> None:
+    with pytest.raises(BadSetting, match=r"^QUIRE_CHAT_TEMPLATE"):
+        ModelCatalog.load([ModelSettings(str(model_directory), chat_template="{% if %}")])

@@ -1,0 +1,16 @@
+"""The errors of refusals by the scheduler."""
+
+from gateway_svc.request_errors import error_from_failed
+from quire.scheduler.v1 import scheduler_pb2
+from svc_common.errors import Reason
+
+
+def field_path(which: str, item_index: int | None = None) -> str:
+    return which
+
+
+def test_a_result_that_no_worker_computes_is_a_feature_that_is_not_supported() -> None:
+    reason = scheduler_pb2.FAILURE_REASON_UNSUPPORTED_RESULT
+    failed = scheduler_pb2.Failed(reason=reason, message="the workers of this model do not compute embedding")
+    error = error_from_failed(failed, field_path, "default")
+    assert (error.reason, error.message, error.field) == (Reason.FEATURE_UNSUPPORTED, failed.message, None)

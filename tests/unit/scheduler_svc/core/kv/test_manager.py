@@ -1,0 +1,57 @@
+"""Swaps and forks while steps in flight still name the blocks."""
+
+import pytest
+
+from core_bench import BLOCK, TOKEN, CoreBench, prompt
+from memory_worker import Drawn
+from scheduler_svc.core.request import Phase, Sequence
+from scheduler_svc.core.step import StepOutcome
+
+
+def running(bench: CoreBench, n: int = 1) -> list[Sequence]:
+    """Sequences that have sampled two tokens behind two full blocks."""
+    sequences = bench.submit("running", prompt(2 * BLOCK), 50, n=n)
+    while sequences[-1].num_output < 2:
+        bench.step()
+    return sequences
+
+
+def preempt_by_swap(bench: CoreBench, sequence: Sequence) -> None:
+    assert bench.replica.kv.swap_out(sequence)
+    bench.replica.leave(sequence, Phase.PREEMPTED)
+
+
+@pytest.mark.parametrize("num_returned", [0, 1, 2])
+def test_swapped_kv_has_the_tokens_that_the_last_step_returned(num_returned: int) -> None:
+    bench = CoreBench(max_new_tokens=4)
+    [sequence] = running(bench)
+    bench.plan()
+    preempt_by_swap(bench, sequence)
+    bench.scheduler.commit(bench.replica, StepOutcome([Drawn([TOKEN] * num_returned)]), bench.now)
+    assert sequence.phase is Phase.SWAPPED
+    assert sequence.swapped_kv is not None
+    assert sequence.swapped_kv.num_tokens == len(sequence.tokens) - 1
+
+
+def test_kept_blocks_of_a_dropped_swap_stay_until_the_steps_in_flight_are_done() -> None:
+    bench = CoreBench()
+    first, second = running(bench, n=2)
+    shared = first.block_ids[0]
+    assert second.block_ids[0] == shared
+    bench.plan()
+    preempt_by_swap(bench, second)
+    bench.scheduler.finish("running", 1, 2)
+    assert second.phase is Phase.ENDED
+    assert bench.replica.kv.device.pool.num_owners(shared) == 2
+    bench.commit()
+    assert bench.replica.kv.device.pool.num_owners(shared) == 1
+
+
+def test_block_that_is_still_to_be_copied_is_not_swapped_out() -> None:
+    bench = CoreBench()
+    [parent] = running(bench)
+    child = Sequence(1000, parent.request, 1, parent.arrival, list(parent.tokens))
+    bench.replica.fork(parent, child)
+    assert not bench.replica.kv.swap_out(child)
+    bench.step()
+    assert bench.replica.kv.swap_out(child)

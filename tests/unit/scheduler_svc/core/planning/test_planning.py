@@ -1,0 +1,240 @@
+"""How steps are made: limits on prompts, preemption, resumption, waiting for prefixes."""
+
+from itertools import pairwise
+
+from core_bench import BLOCK, CoreBench, keys, prompt, tokens_of
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.planning.step_builder import LONG_PROMPT
+from scheduler_svc.core.policy.preemption import PreemptionMode
+from scheduler_svc.core.request import Phase, Sequence
+from scheduler_svc.core.step import StepPlan
+
+TOLERANCE = 1.1  # learned costs are a little off
+
+
+def seconds_of(plan: StepPlan) -> float:
+    """What a step takes on a worker of these tests."""
+    num_decodes = sum(part.num_tokens == 1 for part in plan.scheduled)
+    return 0.02 + 1e-4 * (plan.num_tokens - num_decodes) + 5e-4 * num_decodes
+
+
+def timed_step(bench: CoreBench) -> StepPlan:
+    plan = bench.plan()
+    assert plan is not None
+    bench.commit(busy_seconds=seconds_of(plan))
+    return plan
+
+
+def with_decodes(count: int) -> CoreBench:
+    """A bench on which so many sequences decode, and which has learned what steps cost."""
+    bench = CoreBench(block_size=16, num_blocks=1500, max_step_tokens=2048)
+    for place in range(count):
+        bench.submit(f"decode {place}", prompt(100 + place, 1000 * place), 1000)
+        timed_step(bench)
+    for _ in range(40):
+        timed_step(bench)
+    return bench
+
+
+# Long prompts beside decodes.
+
+
+def test_long_prompt_is_limited_by_the_gap_factor_beside_decodes() -> None:
+    bench = with_decodes(8)
+    usual = seconds_of(timed_step(bench))
+    [long] = bench.submit("long", prompt(3000, 100_000), 4)
+    num_steps = 0
+    while long.num_output == 0:
+        costs = bench.replica.costs
+        most = TOLERANCE * SchedulerLimits().gap_factor * costs.step_seconds(0, 8)
+        plan = bench.plan()
+        assert plan is not None
+        assert costs.step_seconds(tokens_of(plan)["long"], 8) <= most
+        bench.commit(busy_seconds=seconds_of(plan))
+        num_steps += 1
+        assert seconds_of(plan) <= TOLERANCE * SchedulerLimits().gap_factor * usual
+        assert len(keys(plan)) == 9, "every decode is in each step"
+    assert 3000 / num_steps > 2 * bench.replica.shape.block_size, "it is not held back more than that asks for"
+
+
+def test_long_prompt_without_decodes_takes_whole_steps() -> None:
+    bench = CoreBench(num_blocks=4000, max_step_tokens=2048)
+    bench.submit("long", prompt(6000), 1)
+    assert [plan.num_tokens for plan in bench.steps(3)] == [2048, 2048, 6000 - 2 * 2048]
+
+
+def test_short_prompt_is_not_limited_beside_decodes() -> None:
+    bench = with_decodes(8)
+    bench.submit("short", prompt(LONG_PROMPT - 1, 100_000), 4)
+    assert tokens_of(timed_step(bench))["short"] == LONG_PROMPT - 1
+
+
+def test_several_long_prompts_share_one_limit() -> None:
+    bench = with_decodes(8)
+    usual = seconds_of(timed_step(bench))
+    for place in range(3):
+        bench.submit(f"long {place}", prompt(3000, 100_000 * (place + 1)), 4)
+    for _ in range(20):
+        assert seconds_of(timed_step(bench)) <= TOLERANCE * SchedulerLimits().gap_factor * usual
+
+
+# Budgets.
+
+
+def test_more_decodes_than_a_step_holds_take_turns() -> None:
+    bench = CoreBench(max_step_tokens=2)
+    names = "abcde"
+    sequences = [bench.submit(name, prompt(2, 100 * i), 200, has_stop_strings=True)[0] for i, name in enumerate(names)]
+    while bench.plan() is not None:
+        bench.commit()  # until all have come as far as their gateway lets them
+    before = [sequence.num_output for sequence in sequences]
+    assert min(before) > 0
+    for name in names:
+        bench.scheduler.acknowledge(name, 0, 100)
+    bench.steps(50)
+    grown = [sequence.num_output - start for sequence, start in zip(sequences, before, strict=True)]
+    assert sum(grown) == 100
+    assert max(grown) - min(grown) <= 2
+
+
+def test_sequences_with_the_same_first_block_are_neighbours() -> None:
+    bench = CoreBench(max_sequences=32)
+    for place in range(3):
+        for name in "abc":
+            first = 10_000 * ord(name)
+            bench.submit(f"{name}{place}", [*prompt(2 * BLOCK, first), *prompt(3, first + 100 * (place + 1))], 50)
+    groups = [key[0] for key in keys(bench.steps(4)[-1])]
+    assert len(groups) == 9
+    assert sum(left != right for left, right in pairwise(groups)) == 2
+
+
+# Pressure.
+
+
+def crowd(bench: CoreBench, count: int = 4) -> list[Sequence]:
+    """Sequences that will need more blocks than there are."""
+    return [bench.submit(f"{place}", prompt(8, 1000 * place), 60)[0] for place in range(count)]
+
+
+def test_swap_begins_before_blocks_run_out() -> None:
+    bench = CoreBench(num_blocks=30, preemption=PreemptionMode.SWAP)
+    crowd(bench)
+    while True:
+        num_running = len(bench.replica.running)
+        plan = bench.step()
+        if plan.preempted:
+            break
+    assert len(plan.scheduled) == num_running - 1, "only the victim waits"
+    assert bench.num_used < bench.replica.shape.num_blocks
+    assert len(plan.swap_out) > 0
+
+
+def test_recomputed_victim_leaves_only_when_blocks_have_run_out() -> None:
+    bench = CoreBench(num_blocks=30, preemption=PreemptionMode.RECOMPUTE)
+    crowd(bench)
+    while True:
+        num_available = bench.replica.kv.num_available
+        need = sum(len(s.block_ids) * BLOCK <= s.num_computed for s in bench.replica.running)
+        if bench.step().preempted:
+            break
+    assert need > num_available
+
+
+def test_nothing_is_computed_twice_if_victims_are_swapped() -> None:
+    bench = CoreBench(num_blocks=30, preemption=PreemptionMode.SWAP)
+    sequences = crowd(bench)
+    bench.run()
+    assert bench.scheduler.totals.swaps > 0
+    assert bench.scheduler.totals.swaps == bench.scheduler.totals.preemptions
+    assert [sequence.num_output for sequence in sequences] == [60] * 4
+    assert bench.num_computed == 4 * (8 + 60 - 1)
+
+
+def test_swapped_sequence_is_resumed_before_queued_ones_of_its_class() -> None:
+    bench = CoreBench(num_blocks=30, preemption=PreemptionMode.SWAP)
+    crowd(bench)
+    while not bench.replica.swapped:
+        bench.step()
+    [victim] = bench.replica.swapped
+    [queued] = bench.submit("queued", prompt(4, 50_000), 4)
+    while victim.phase is Phase.SWAPPED:
+        assert queued.phase is Phase.QUEUED
+        bench.step()
+    assert victim.num_output < 60
+
+
+def test_preempted_sequence_records_both_costs() -> None:
+    bench = CoreBench(num_blocks=30)
+    crowd(bench)
+    while not (preempted := bench.step().preempted):
+        pass
+    preemption = preempted[0].last_preemption
+    assert preemption is not None
+    assert 0 < preemption.swap_seconds < preemption.recompute_seconds
+    assert preempted[0].num_preemptions == 1
+
+
+def test_lone_sequence_that_fills_all_memory_is_never_preempted() -> None:
+    bench = CoreBench(num_blocks=8)
+    bench.submit("a", prompt(BLOCK), 7 * BLOCK)
+    bench.run()
+    assert bench.scheduler.totals.preemptions == 0
+
+
+def test_admitted_sequence_leaves_a_reserve_to_running_ones() -> None:
+    bench = CoreBench(num_blocks=12)
+    bench.submit("a", prompt(2 * BLOCK), 30)
+    bench.steps(2)
+    [queued] = bench.submit("b", prompt(9 * BLOCK, 500), 1)
+    assert bench.replica.kv.num_needed(queued, bench.replica.kv.match(queued)) == 9
+    assert bench.replica.kv.num_available == 9
+    while bench.scheduler.is_live("a"):
+        assert keys(bench.step()) == ["a"]
+    assert keys(bench.step()) == ["b"]
+    assert bench.scheduler.totals.preemptions == 0
+
+
+# What is shared.
+
+
+def test_queued_sequence_waits_for_the_prefix_that_another_one_computes() -> None:
+    bench = CoreBench()
+    shared = prompt(6 * BLOCK)
+    bench.submit("leader", [*shared, 1], 4)
+    [follower] = bench.submit("follower", [*shared, 2], 4)
+    plan = bench.plan()
+    assert plan is not None
+    assert keys(plan) == ["leader"]
+    assert follower.phase is Phase.WAITING_FOR_PREFIX
+    bench.run()
+    assert bench.num_computed == len(shared) + 2 * (1 + 4 - 1)
+
+
+def test_waiter_of_a_cancelled_leader_computes_the_prefix_itself() -> None:
+    bench = CoreBench()
+    shared = prompt(6 * BLOCK)
+    bench.submit("leader", [*shared, 1], 4)
+    [follower] = bench.submit("follower", [*shared, 2], 4)
+    bench.plan()
+    bench.scheduler.cancel("leader")
+    plan = bench.plan()
+    assert plan is not None
+    [part] = plan.scheduled
+    assert (part.sequence, part.start, part.num_tokens) == (follower, 0, len(shared) + 1)
+
+
+def test_waiter_of_a_preempted_leader_is_released() -> None:
+    bench = CoreBench(policy="priority", preemption=PreemptionMode.RECOMPUTE, num_blocks=290)
+    for place in range(3):
+        bench.submit(f"decode {place}", prompt(2 * BLOCK, 5000 + 100 * place), 400, priority=1)
+    bench.step()
+    shared = prompt(LONG_PROMPT, 50_000)  # held back, so that it is not done soon
+    [leader] = bench.submit("leader", [*shared, 1], 4)
+    [follower] = bench.submit("follower", [*shared, 2], 4)
+    bench.step()
+    while not leader.num_preemptions:
+        assert follower.phase is Phase.WAITING_FOR_PREFIX
+        bench.plan()
+        if not leader.num_preemptions:
+            bench.commit()
+    assert bench.scheduler.waiting.prefix_waiters.leader_of(follower) is not leader

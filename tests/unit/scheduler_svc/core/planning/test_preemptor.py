@@ -1,0 +1,40 @@
+"""Room that is made when nothing else would make it."""
+
+from dataclasses import replace
+
+from core_bench import BLOCK, CoreBench, prompt
+from scheduler_svc.core.request import BeamParams, EarlyStopping, Phase, Sequence
+
+
+def swapped_out(bench: CoreBench, key: str, start: int) -> Sequence:
+    """A sequence that waits on the replica with its KV on the host."""
+    [sequence] = bench.submit(key, prompt(4 * BLOCK, start), 50)
+    while sequence.num_output < 1:
+        bench.step()
+    assert bench.replica.kv.swap_out(sequence)
+    bench.replica.leave(sequence, Phase.PREEMPTED)
+    bench.replica.keep_swapped(sequence)
+    bench.plan()
+    bench.commit()
+    return sequence
+
+
+def test_swapped_beam_at_the_head_of_the_queue_is_recomputed_if_nothing_else_makes_room() -> None:
+    """Recomputed it shares the blocks of its siblings, swapped in it has its own."""
+    bench = CoreBench()
+    head = swapped_out(bench, "head", 0)
+    head.request = replace(head.request, beam=BeamParams(1, 1.0, EarlyStopping.NEVER))
+    assert bench.scheduler._preemptor.clear_deadlock(bench.replica, head)
+    assert head.phase is Phase.QUEUED
+    assert head.swapped_kv is None
+
+
+def test_swapped_head_of_the_queue_keeps_its_kv_while_others_are_paused() -> None:
+    """They go on, and end, once a gateway has searched their tokens for stop strings."""
+    bench = CoreBench()
+    head = swapped_out(bench, "head", 0)
+    assert bench.replica.swapped == [head]
+    assert not bench.scheduler._preemptor.clear_deadlock(bench.replica, head)
+    assert bench.replica.swapped == [head]
+    bench.run()
+    assert head.num_output == 50

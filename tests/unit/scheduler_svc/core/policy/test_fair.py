@@ -1,0 +1,253 @@
+"""What `fair` guarantees: shares by the token, bounds on waiting, the order of victims."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from scheduler_svc.core.policy import FairPolicy, PolicySettings
+from scheduler_svc.core.policy.fair import MAX_CLASSES
+from scheduler_svc.core.request import Request, Sequence
+
+AGEING, HORIZON = 10.0, 60.0
+
+
+class Bench:
+    """A policy, and one place to run: whoever goes first is served at once."""
+
+    def __init__(self) -> None:
+        self.policy = FairPolicy(PolicySettings(AGEING, HORIZON))
+        self.now = 0.0
+        self.num_sequences = 0
+
+    def come(self, tenant: str = "a", num_prompt: int = 10, **fields: Any) -> Sequence:
+        number = self.num_sequences
+        self.num_sequences += 1
+        fields.setdefault("arrived_at", self.now)
+        request = Request(str(number), [1] * num_prompt, 1, 1, tenant=tenant, **fields)
+        sequence = Sequence(number, request, 0, number, request.prompt)
+        self.policy.add(sequence, self.now)
+        return sequence
+
+    def take(self) -> Sequence:
+        first = self.policy.first(self.now)
+        assert first is not None
+        self.policy.remove(first)
+        self.policy.charge(first, len(first.request.prompt))
+        return first
+
+    def until(self, sequence: Sequence) -> int:
+        """How many go before it, each of which takes no time."""
+        return next(count for count in range(10**6) if self.take() is sequence)
+
+
+def served(loads: dict[str, float], seed: int, weights: dict[str, float] | None = None) -> Counter[str]:
+    """Tokens by tenant where one is served each tick, and tenants send requests of 5 to 50 tokens at these loads."""
+    bench, tokens = Bench(), Counter[str]()
+    rngs = {tenant: random.Random(f"{seed} {tenant}") for tenant in loads}
+    busy_until = 0
+    for tick in range(40_000):
+        bench.now = tick / 100
+        for tenant, load in loads.items():
+            if rngs[tenant].random() < load / 27.5:
+                bench.come(tenant, rngs[tenant].randint(5, 50), weight=(weights or {}).get(tenant, 1.0))
+        if tick >= busy_until and len(bench.policy):
+            sequence = bench.take()
+            tokens[sequence.request.tenant] += len(sequence.request.prompt)
+            busy_until = tick + len(sequence.request.prompt)
+    return tokens
+
+
+@pytest.mark.parametrize("load", [0.08, 0.15])
+def test_tenant_with_ten_times_the_load_takes_nothing_from_others(load: float) -> None:
+    tenants = [f"tenant {number}" for number in range(10)]
+    alike = served(dict.fromkeys(tenants, load), seed=1)
+    greedy = served({**dict.fromkeys(tenants, load), tenants[0]: 10 * load}, seed=1)
+    assert greedy[tenants[0]] > 0
+    if load > 0.1:
+        assert all(greedy[tenant] >= 0.95 * alike[tenant] for tenant in tenants[1:])
+    else:  # they get all that they ask for, but for what happened to come in the last moments
+        assert sum(greedy[tenant] for tenant in tenants[1:]) >= 0.95 * sum(alike[tenant] for tenant in tenants[1:])
+
+
+def test_tokens_are_shared_by_weight() -> None:
+    tokens = served({"a": 2.0, "b": 2.0}, seed=2, weights={"a": 3.0, "b": 1.0})
+    assert tokens["a"] / tokens["b"] == pytest.approx(3.0, rel=0.01)
+
+
+def test_new_request_waits_for_one_turn_of_each_tenant_however_long_their_queues() -> None:
+    bench = Bench()
+    for number in range(300):
+        bench.come(f"tenant {number % 3}", num_prompt=100)
+    for _ in range(50):
+        bench.take()
+    assert bench.until(bench.come("new")) <= 3
+
+
+def test_idle_tenant_saves_up_no_turns() -> None:
+    bench = Bench()
+    bench.come("idle")
+    bench.take()
+    for _ in range(100):
+        bench.come("busy")
+    for _ in range(50):
+        bench.take()
+    for _ in range(40):
+        bench.come("idle")
+    turns = Counter(bench.take().request.tenant for _ in range(40))
+    assert turns["busy"] >= 19
+
+
+def test_tenant_that_enters_an_empty_class_starts_at_the_last_counter() -> None:
+    bench = Bench()
+    last = bench.come("a")
+    bench.policy.charge(last, 500)
+    bench.policy.remove(last)
+    bench.come("b")
+    for _ in range(20):
+        bench.come("a")
+        bench.come("b")
+    turns = Counter(bench.take().request.tenant for _ in range(20))
+    assert turns["a"] >= 9
+
+
+def test_each_higher_class_delays_a_request_by_one_ageing_time() -> None:
+    bench = Bench()
+    low = bench.come("low")
+    for number in range(100):
+        bench.come("middle", priority=1, arrived_at=0.0)
+        bench.come("high", priority=2**31 - 1, arrived_at=0.0)
+        bench.now = number / 100
+    bench.now = 2 * AGEING - 0.01
+    assert all(bench.take() is not low for _ in range(20))
+    bench.now = 2 * AGEING
+    assert bench.until(low) <= 2, "one turn of each other tenant"
+
+
+def test_many_priorities_delay_a_request_by_no_more_than_the_bound() -> None:
+    bench = Bench()
+    low = bench.come("low", priority=-(2**31))
+    for number in range(1000):
+        bench.come("high", priority=number * 1000)
+    bench.now = (MAX_CLASSES - 1) * AGEING
+    assert bench.until(low) <= 1
+
+
+def test_unused_priorities_are_forgotten() -> None:
+    bench = Bench()
+    for priority in range(2, 10):
+        bench.come("other", priority=priority)
+        bench.take()
+    bench.now = 20 * AGEING
+    bench.come("high", priority=1)
+    low = bench.come("low")
+    for _ in range(10):
+        bench.come("high", priority=1)
+    bench.now += AGEING
+    assert bench.until(low) <= 1
+
+
+def test_no_request_of_a_tenant_precedes_one_that_arrived_a_horizon_earlier() -> None:
+    bench = Bench()
+    patient = bench.come("a")
+    bench.now = HORIZON + 0.01
+    for _ in range(10):
+        bench.come("a", deadline=bench.now + 0.001)
+    assert bench.take() is patient
+
+
+def test_earliest_deadline_is_first_within_a_tenant() -> None:
+    bench = Bench()
+    whenever, later, soon = bench.come("a"), bench.come("a", deadline=20.0), bench.come("a", deadline=10.0)
+    assert [bench.take() for _ in range(3)] == [soon, later, whenever]
+
+
+def test_deadlines_of_one_tenant_do_not_delay_another() -> None:
+    bench = Bench()
+    for _ in range(10):
+        bench.come("hasty", deadline=1.0)
+    assert bench.until(bench.come("calm")) <= 1
+
+
+def test_requeued_sequence_has_the_place_of_its_arrival() -> None:
+    bench = Bench()
+    first = bench.come("a")
+    bench.now = 5.0
+    bench.come("a")
+    bench.take()
+    bench.policy.add(first, 6.0)
+    assert bench.take() is first
+
+
+def test_victims_are_ordered_by_class_then_debt_then_arrival() -> None:
+    bench = Bench()
+    urgent = bench.come("b", priority=1, num_prompt=1000)
+    debtor = bench.come("a", num_prompt=500)
+    early, late = bench.come("b", num_prompt=1), bench.come("c", num_prompt=1)
+    for _ in range(4):
+        bench.take()
+    bench.policy.charge(debtor, 5000)
+    bench.come("d")
+    order = sorted([late, urgent, debtor, early], key=bench.policy.preemption_key, reverse=True)
+    assert order[0] is debtor
+    assert order[-1] is urgent
+
+
+def test_running_request_counts_in_the_class_that_it_rose_to() -> None:
+    bench = Bench()
+    low = bench.come("low")
+    bench.take()
+    bench.come("high", priority=5)
+    assert bench.policy.effective_priority(low, 1.0) == 0
+    assert bench.policy.effective_priority(low, AGEING) == 5
+    assert bench.policy.preemption_key(low)[0] == -5
+
+
+def test_debt_is_the_counter_less_the_smallest_one_that_waits() -> None:
+    bench = Bench()
+    for tenant in ("a", "b"):
+        for _ in range(2):
+            bench.come(tenant)
+    bench.policy.charge(bench.come("a", weight=2.0), 300)
+    assert bench.policy.debt("a") == 150.0
+    assert bench.policy.debt("b") == 0.0
+    assert bench.policy.debt("unknown") == 0.0
+
+
+def test_position_is_the_number_admitted_before() -> None:
+    bench, rng = Bench(), random.Random(3)
+    sequences = [
+        bench.come(rng.choice("abcdef"), rng.randint(1, 40), priority=rng.choice([0, 0, 3])) for _ in range(200)
+    ]
+    positions = {sequence: bench.policy.position(sequence, bench.now) for sequence in sequences}
+    order = [bench.take() for _ in sequences]
+    high = sum(sequence.request.priority == 3 for sequence in sequences)
+    assert [positions[sequence] for sequence in order[:high]] == list(range(high))
+    assert all(positions[sequence] >= high for sequence in order[high:])
+    with pytest.raises(KeyError):
+        bench.policy.position(sequences[0], bench.now)
+
+
+def test_idle_tenants_are_forgotten_unless_they_have_debt() -> None:
+    bench = Bench()
+    bench.come("steady")
+    bench.policy.charge(bench.come("debtor"), 10**6)
+    for number in range(2000):
+        bench.come(f"tenant {number}")
+        bench.come("steady")
+        bench.take()
+        bench.take()
+    assert len(bench.policy._tenants) < 1000
+    assert bench.policy.debt("debtor") > 0
+
+
+def test_100_000_queued_requests_are_admitted_in_fair_turns() -> None:
+    bench, rng = Bench(), random.Random(4)
+    tenants = [f"tenant {number}" for number in range(1000)]
+    for _ in range(100_000):
+        bench.come(rng.choice(tenants[: rng.choice([10, 1000])]))
+    turns = Counter[str]()
+    for _ in range(5_000):
+        turns[bench.take().request.tenant] += 1
+    assert max(turns.values()) - min(turns.values()) <= 1, "all prompts are equally long, and all have more to run"

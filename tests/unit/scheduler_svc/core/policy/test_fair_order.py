@@ -1,0 +1,156 @@
+"""`fair` against a plain account of its rule that looks at everything each time."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler_svc.core.policy import FairPolicy, PolicySettings
+from scheduler_svc.core.request import Request, Sequence
+
+AGEING, HORIZON = 10.0, 15.0
+LAST = 79.0  # classes are forgotten after eight times AGEING, which the account does not know
+
+
+@dataclass
+class Account:
+    """The rule of `fair`, without any structure that makes it fast."""
+
+    waiting: list[Sequence] = field(default_factory=list)
+    classes: set[int] = field(default_factory=set)
+    served: dict[str, float] = field(default_factory=dict)
+    offsets: dict[tuple[int, str], float] = field(default_factory=dict)
+    turns: dict[int, set[str]] = field(default_factory=dict)
+    floors: dict[int, float] = field(default_factory=dict)
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        priority, tenant = sequence.request.priority, sequence.request.tenant
+        if priority not in self.classes:
+            self.classes.add(priority)
+            for other in {s.request.tenant for s in self.waiting}:
+                self.place(other, now, min(self.classes))
+        self.waiting.append(sequence)
+        self.place(tenant, now, priority)
+
+    def remove(self, sequence: Sequence, now: float) -> None:
+        self.waiting.remove(sequence)
+        self.place(sequence.request.tenant, now, sequence.request.priority)
+
+    def charge(self, sequence: Sequence, num_tokens: int) -> None:
+        tenant = sequence.request.tenant
+        self.served[tenant] = self.served.get(tenant, 0.0) + num_tokens / sequence.request.weight
+
+    def first(self, now: float) -> list[Sequence]:
+        """The sequences that may be first: of tenants with the same counter, each."""
+        if not self.waiting:
+            return []
+        top = max(s.request.priority for s in self.waiting)
+        for tenant in {s.request.tenant for s in self.waiting}:
+            self.place(tenant, now, top, top)
+        least = self.floor(top)
+        return [self.candidate(t, top, now) for t in self.turns[top] if self.counter(t, top) == least]
+
+    def place(self, tenant: str, now: float, lowest: int, highest: int = 2**31) -> None:
+        for each in [c for c in self.classes if lowest <= c <= highest]:
+            turns = self.turns.setdefault(each, set())
+            floor = self.floor(each)
+            if not self.runnable(tenant, each, now):
+                turns.discard(tenant)
+            elif tenant not in turns:
+                lifted = max(self.counter(tenant, each), floor) if (each, tenant) in self.offsets else floor
+                self.offsets[each, tenant] = lifted - self.served.get(tenant, 0.0)
+                turns.add(tenant)
+
+    def floor(self, each: int) -> float:
+        counters = [self.counter(tenant, each) for tenant in self.turns.get(each, ())]
+        self.floors[each] = min(counters, default=self.floors.get(each, 0.0))
+        return self.floors[each]
+
+    def counter(self, tenant: str, each: int) -> float:
+        return self.served.get(tenant, 0.0) + self.offsets.get((each, tenant), 0.0)
+
+    def runnable(self, tenant: str, each: int, now: float) -> list[Sequence]:
+        """A tenant's own of a class, and of each class below the oldest, if it has risen this far."""
+        mine = [s for s in self.waiting if s.request.tenant == tenant]
+        found = [s for s in mine if s.request.priority == each]
+        for lower in {s.request.priority for s in mine if s.request.priority < each}:
+            oldest = min(
+                (s for s in mine if s.request.priority == lower), key=lambda s: (s.request.arrived_at, s.arrival)
+            )
+            steps = len([c for c in self.classes if lower < c <= each])
+            if oldest.request.arrived_at + steps * AGEING <= now:
+                found.append(oldest)
+        return found
+
+    def candidate(self, tenant: str, each: int, now: float) -> Sequence:
+        return min(self.runnable(tenant, each, now), key=urgency)
+
+
+def urgency(sequence: Sequence) -> tuple[float, float, int]:
+    request = sequence.request
+    due = request.arrived_at + HORIZON
+    return (min(due, due if request.deadline is None else request.deadline), request.arrived_at, sequence.arrival)
+
+
+REQUESTS = st.tuples(
+    st.sampled_from("abc"),
+    st.sampled_from([-7, 0, 1, 2**31 - 1]),
+    st.sampled_from([0.5, 1.0, 2.0]),
+    st.none() | st.integers(0, 40),
+)
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("come"), REQUESTS),
+        st.tuples(st.just("come"), REQUESTS),
+        st.tuples(st.just("take"), st.integers(0, 30)),
+        st.tuples(st.just("leave"), st.integers(0, 30)),
+        st.tuples(st.just("return"), st.integers(0, 30)),
+        st.tuples(st.just("serve"), st.integers(0, 30)),
+        st.tuples(st.just("pass"), st.integers(1, 12)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300)
+@given(OPERATIONS)
+def test_order_is_that_of_the_account(operations: list[tuple[str, object]]) -> None:
+    policy, account = FairPolicy(PolicySettings(AGEING, HORIZON)), Account()
+    sequences: list[Sequence] = []
+    now = 0.0
+    for operation, value in operations:
+        if isinstance(value, tuple):
+            tenant, priority, weight, time_left = value
+            deadline = None if time_left is None else now + time_left
+            request = Request(
+                "", [1], 1, 1, priority=priority, tenant=tenant, weight=weight, arrived_at=now, deadline=deadline
+            )
+            sequences.append(Sequence(len(sequences), request, 0, len(sequences), [1]))
+            policy.add(sequences[-1], now)
+            account.add(sequences[-1], now)
+        elif operation == "pass":
+            assert isinstance(value, int)
+            now = min(LAST, now + value)
+        elif sequences:
+            assert isinstance(value, int)
+            sequence = sequences[value % len(sequences)]
+            if operation == "serve":
+                policy.charge(sequence, value)
+                account.charge(sequence, value)
+            elif operation == "return" and sequence not in account.waiting:
+                policy.add(sequence, now)
+                account.add(sequence, now)
+            elif operation == "leave" and sequence in account.waiting:
+                policy.remove(sequence)
+                account.remove(sequence, now)
+        may_go = account.first(now)
+        first = policy.first(now)
+        assert first in may_go if may_go else first is None
+        assert policy.first(now) is first, "it goes first until something changes"
+        assert len(policy) == len(account.waiting)
+        if operation == "take" and first is not None:
+            assert isinstance(value, int)
+            policy.remove(first)
+            account.remove(first, now)
+            policy.charge(first, value)
+            account.charge(first, value)

@@ -1,0 +1,124 @@
+"""Explanations of live requests."""
+
+from core_bench import BLOCK, CoreBench, prompt
+from scheduler_svc.core.explain import Explanation, SequenceStatus, explain, summaries
+from scheduler_svc.core.policy.preemption import PreemptionMode
+from scheduler_svc.core.request import STOP_STRING_LEAD, PreemptionMethod
+
+
+def explanation_of(bench: CoreBench, key: str) -> Explanation:
+    answer = explain(bench.scheduler, key, bench.now)
+    assert answer is not None
+    return answer
+
+
+def under_pressure(mode: PreemptionMode) -> tuple[CoreBench, str]:
+    """And the key of the victim."""
+    bench = CoreBench(num_blocks=30, preemption=mode)
+    for place in range(4):
+        bench.submit(f"{place}", prompt(8, 1000 * place), 60)
+    while not (preempted := bench.step().preempted):
+        pass
+    return bench, preempted[0].request.key
+
+
+def test_request_that_is_not_live_has_no_explanation() -> None:
+    bench = CoreBench()
+    bench.submit("a", prompt(4), 1)
+    bench.run()
+    assert explain(bench.scheduler, "a", bench.now) is None
+
+
+def test_running_sequence_reports_its_blocks() -> None:
+    bench = CoreBench()
+    bench.submit("a", prompt(10), 20, tenant="t", deadline=60.0)
+    bench.steps(2)
+    bench.now = 5.0
+    answer = explanation_of(bench, "a")
+    [one] = answer.sequences
+    assert (answer.tenant, answer.age, answer.time_left, answer.num_prompt) == ("t", 5.0, 55.0, 10)
+    assert (one.status, one.num_known, one.num_computed, one.num_generated) == (SequenceStatus.RUNNING, 12, 11, 2)
+    assert (one.num_device_blocks, one.num_host_blocks, one.num_missing_blocks) == (3, 0, 0)
+    assert one.num_ahead is None
+    assert one.predicted_start is None
+
+
+def test_queued_sequence_reports_its_place_and_missing_blocks() -> None:
+    bench = CoreBench(num_blocks=8)
+    bench.submit("runs", prompt(6 * BLOCK), 8)
+    bench.step()
+    bench.submit("next", prompt(4 * BLOCK, 500), 4)
+    bench.submit("last", prompt(5 * BLOCK, 900), 4)
+    bench.step()
+    [one] = explanation_of(bench, "last").sequences
+    assert one.status is SequenceStatus.QUEUED
+    assert one.num_ahead == 1
+    kept = bench.scheduler.capacity.reserve(bench.replica)
+    assert kept > 0
+    assert one.num_missing_blocks == 5 + kept - bench.replica.kv.num_available
+    assert explanation_of(bench, "last").num_waiting == 2
+
+
+def test_queued_sequence_reports_its_predicted_start_once_rates_are_known() -> None:
+    bench = CoreBench(max_sequences=1)
+    bench.submit("runs", prompt(8), 20)
+    bench.submit("next", prompt(8, 500), 2)
+    bench.submit("last", prompt(8, 900), 2)
+    assert explanation_of(bench, "last").sequences[0].predicted_start is None
+    bench.step(busy_seconds=0.1)
+    bench.now += 2.0
+    start = explanation_of(bench, "last").sequences[0].predicted_start
+    assert start is not None
+    assert start > 0
+
+
+def test_prefix_waiter_names_the_request_that_it_waits_for() -> None:
+    bench = CoreBench()
+    bench.submit("leader", [*prompt(24), 1], 4)
+    bench.submit("follower", [*prompt(24), 2], 4)
+    bench.plan()
+    [one] = explanation_of(bench, "follower").sequences
+    assert (one.status, one.awaits_key) == (SequenceStatus.WAITING_FOR_PREFIX, "leader")
+
+
+def test_swapped_sequence_reports_its_host_blocks_and_both_costs() -> None:
+    bench, victim = under_pressure(PreemptionMode.SWAP)
+    [one] = explanation_of(bench, victim).sequences
+    assert one.status is SequenceStatus.SWAPPED
+    assert one.num_host_blocks == -(-one.num_computed // BLOCK)
+    assert one.num_device_blocks == 0
+    assert one.num_preemptions == 1
+    assert one.last_preemption is not None
+    assert one.last_preemption.choice is PreemptionMethod.SWAP
+
+
+def test_preempted_sequence_waits_in_the_queue() -> None:
+    bench, victim = under_pressure(PreemptionMode.RECOMPUTE)
+    [one] = explanation_of(bench, victim).sequences
+    assert (one.status, one.num_host_blocks, one.num_ahead) == (SequenceStatus.PREEMPTED, 0, 0)
+    assert one.last_preemption is not None
+    assert one.last_preemption.choice is PreemptionMethod.RECOMPUTE
+
+
+def test_sequence_that_waits_for_its_gateway_is_paused() -> None:
+    bench = CoreBench()
+    bench.submit("a", prompt(4), 200, has_stop_strings=True)
+    bench.steps(STOP_STRING_LEAD)
+    assert explanation_of(bench, "a").sequences[0].status is SequenceStatus.PAUSED
+    bench.scheduler.acknowledge("a", 0, 10)
+    assert explanation_of(bench, "a").sequences[0].status is SequenceStatus.RUNNING
+
+
+def test_list_is_of_all_or_one_tenant_with_the_furthest_status() -> None:
+    bench = CoreBench(max_sequences=2)
+    bench.submit("first", prompt(4), 9, n=2, tenant="x")
+    bench.steps(2)
+    bench.submit("second", prompt(4, 100), 9, tenant="y")
+    bench.step()
+    lines = list(summaries(bench.scheduler, None, bench.now))
+    assert [(line.key, line.status) for line in lines] == [
+        ("first", SequenceStatus.RUNNING),
+        ("second", SequenceStatus.QUEUED),
+    ]
+    assert lines[0].num_generated == sum(s.num_output for s in bench.scheduler.sequences("first"))
+    assert [line.key for line in summaries(bench.scheduler, "y", bench.now)] == ["second"]

@@ -1,0 +1,216 @@
+"""Models by variables and by a file of several: their settings, and errors with file, entry and key."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway_svc.settings import GatewaySettings
+from svc_common.model_settings import InvalidModelsFile, ModelSettings, read_models_file
+from svc_common.models import DEFAULT_MODEL, ModelNotFound, split_names
+from svc_common.settings import read_settings
+from svc_common.supervisor.settings import SupervisorSettings
+from worker_svc.settings import WorkerSettings
+
+
+def _file(directory: Path, text: str) -> Path:
+    path = directory / "models.toml"
+    path.write_text(text)
+    return path
+
+
+def test_an_entry_without_keys_is_the_default_model(tmp_path: Path) -> None:
+    path = _file(tmp_path, "[[models]]\n")
+    (model,) = read_models_file(path)
+    assert model == ModelSettings(origin=f"{path}: models[0]")
+    assert (model.names, model.environment) == ((DEFAULT_MODEL,), {})
+
+
+def test_every_key_is_the_setting_of_that_name(tmp_path: Path) -> None:
+    path = _file(
+        tmp_path,
+        """
+        [[models]]
+        model = "owner/name"
+        revision = "v1"
+        tokenizer = "owner/other"
+        tokenizer_revision = "v2"
+        served_model_name = ["one", "two"]
+        chat_template = "{{ messages[0].content }}"
+        generation_config = "auto"
+        override_generation_config = { temperature = 0.5, max_new_tokens = 4_000_000 }
+        workers = 3
+        [[models]]
+        served_model_name = "three, four"
+        """,
+    )
+    first, second = read_models_file(path)
+    assert first == ModelSettings(
+        model="owner/name",
+        revision="v1",
+        tokenizer="owner/other",
+        tokenizer_revision="v2",
+        served_names=("one", "two"),
+        chat_template="{{ messages[0].content }}",
+        generation_config="auto",
+        override_generation_config=first.override_generation_config,
+        workers=3,
+        origin=f"{path}: models[0]",
+    )
+    assert json.loads(first.override_generation_config or "") == {"temperature": 0.5, "max_new_tokens": 4_000_000}
+    assert first.environment == {
+        "QUIRE_MODEL": "owner/name",
+        "QUIRE_REVISION": "v1",
+        "QUIRE_TOKENIZER": "owner/other",
+        "QUIRE_TOKENIZER_REVISION": "v2",
+        "QUIRE_SERVED_MODEL_NAME": "one,two",
+    }
+    assert second.names == ("three", "four")
+
+
+def test_relative_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there" / "tiny").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    text = """
+    [[models]]
+    model = "tiny"
+    tokenizer = "./gone"
+    chat_template = "chat.jinja"
+    generation_config = "tiny"
+    [[models]]
+    model = "owner/name"
+    tokenizer = "/models/other"
+    chat_template = "/templates/chat.jinja"
+    generation_config = "/models/other"
+    [[models]]
+    served_model_name = "gone"
+    model = "gone.gguf"
+    tokenizer = "~/other"
+    """
+    relative, absolute, gone = read_models_file(_file(tmp_path / "there", text))
+    there = tmp_path / "there"
+    assert relative.names == ("tiny",)
+    assert (relative.model, relative.tokenizer) == (str(there / "tiny"), str(there / "gone"))
+    assert (relative.chat_template, relative.generation_config) == (str(there / "chat.jinja"), str(there / "tiny"))
+    assert (absolute.model, absolute.tokenizer) == ("owner/name", "/models/other")
+    assert (gone.model, gone.tokenizer) == (str(there / "gone.gguf"), str(Path.home() / "other"))
+    assert (absolute.chat_template, absolute.generation_config) == ("/templates/chat.jinja", "/models/other")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "there is no [[models]] table"),
+        ("models = []", "there is no [[models]] table"),
+        ("[[models]", "Expected"),
+        ("[[model]]", "model is not a key that is known here"),
+        ("[models]", "models: input should be a valid list, not {}"),
+        ('[[models]]\n[[models]]\nchat_templat = "a"', "models[1].chat_templat is not a key that is known here"),
+        ("[[models]]\nmodel = 3", "models[0].model: input should be a valid string, not 3"),
+        ("[[models]]\nworkers = 0", "models[0].workers: input should be greater than or equal to 1, not 0"),
+        ("[[models]]\nworkers = true", "models[0].workers: input should be a valid integer, not True"),
+        ("[[models]]\nserved_model_name = 3", "models[0].served_model_name: must be a string or a list of strings"),
+        ('[[models]]\nserved_model_name = "a b"', "models[0].served_model_name: 'a b' is not a name for a model"),
+        ('[[models]]\nserved_model_name = ["a", ""]', "models[0].served_model_name: '' is not a name for a model"),
+        ('[[models]]\nserved_model_name = ["a", "a"]', "models[0].served_model_name: a is a duplicate"),
+        ('[[models]]\noverride_generation_config = "{}"', "models[0].override_generation_config: "),
+        ("[[models]]\n[[models]]", f"models[1]: the name {DEFAULT_MODEL} is that of models[0] too"),
+        (
+            '[[models]]\nserved_model_name = "a,b"\n[[models]]\nserved_model_name = "c,b"',
+            "models[1]: the name b is that of models[0] too; set served_model_name",
+        ),
+        ('[[models]]\nmodel = "/no/model"', "models[0]: there is no model at /no/model"),
+    ],
+)
+def test_errors_in_a_file_name_their_place(text: str, message: str, tmp_path: Path) -> None:
+    path = _file(tmp_path, text)
+    with pytest.raises(InvalidModelsFile) as raised:
+        read_models_file(path)
+    assert str(raised.value).startswith(f"{path}: {message}")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModelsFile, match=r"gone\.toml"):
+        read_models_file(tmp_path / "gone.toml")
+
+
+def test_errors_of_a_model_name_its_entry(tmp_path: Path) -> None:
+    path = _file(tmp_path, f'[[models]]\nmodel = "{tmp_path}"\nrevision = "v1"\nserved_model_name = "a"')
+    (model,) = read_models_file(path)
+    with pytest.raises(ModelNotFound, match=rf"^{path}: models\[0\]: QUIRE_REVISION is v1"):
+        model.check()
+    with pytest.raises(ModelNotFound, match=rf"^{path}: models\[0\]: QUIRE_REVISION is v1"):
+        model.resolve()
+
+
+def test_names_are_separated_by_commas() -> None:
+    assert split_names("") == ()
+    assert split_names("owner/name , b.c-d_e") == ("owner/name", "b.c-d_e")
+
+
+@pytest.mark.parametrize("names", ["a,,b", " ", "a b", "a/b/c", "/a", "-a", "a,a", "ä"])
+@pytest.mark.parametrize("kind", [GatewaySettings, SupervisorSettings, WorkerSettings])
+def test_a_name_that_cannot_be_is_refused_by_its_setting(
+    names: str,
+    kind: type[GatewaySettings] | type[SupervisorSettings] | type[WorkerSettings],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(kind, [f"--served-model-name={names}"])
+    assert "QUIRE_SERVED_MODEL_NAME (--served-model-name): " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (GatewaySettings, "model", "tiny"),
+        (GatewaySettings, "served_model_name", "tiny"),
+        (GatewaySettings, "chat_template", "{{ messages }}"),
+        (GatewaySettings, "generation_config", "auto"),
+        (GatewaySettings, "override_generation_config", "{}"),
+        (SupervisorSettings, "model", "tiny"),
+        (SupervisorSettings, "revision", "v1"),
+        (SupervisorSettings, "tokenizer", "tiny"),
+        (SupervisorSettings, "tokenizer_revision", "v1"),
+        (SupervisorSettings, "served_model_name", "tiny"),
+        (SupervisorSettings, "workers", "2"),
+    ],
+)
+def test_a_file_of_models_excludes_settings_of_one_model(
+    kind: type[GatewaySettings] | type[SupervisorSettings],
+    name: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(f"QUIRE_{name.upper()}", value)
+    with pytest.raises(SystemExit):
+        read_settings(kind, ["--models", "models.toml"])
+    message = f"QUIRE_MODELS (--models): cannot be set together with QUIRE_{name.upper()}"
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [GatewaySettings, SupervisorSettings])
+def test_an_empty_setting_is_an_absent_one(
+    kind: type[GatewaySettings] | type[SupervisorSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _file(tmp_path, '[[models]]\nserved_model_name = "a"')
+    for name in ("QUIRE_MODEL", "QUIRE_SERVED_MODEL_NAME"):
+        monkeypatch.setenv(name, "")
+    (model,) = read_settings(kind, ["--models", str(path)]).model_settings()
+    assert model.names == ("a",)
+    monkeypatch.setenv("QUIRE_MODELS", "")
+    (model,) = read_settings(kind, ["--served-model-name", "b"]).model_settings()
+    assert model.names == ("b",)
+
+
+def test_one_model_has_its_settings() -> None:
+    named = ["--model", "owner/name", "--revision", "v1", "--tokenizer", "other", "--tokenizer-revision", "v2"]
+    more = ["--served-model-name", "a,b", "--chat-template", "t", "--generation-config", "auto"]
+    settings = read_settings(GatewaySettings, [*named, *more, "--override-generation-config", "{}"])
+    assert settings.model_settings() == [
+        ModelSettings("owner/name", "v1", "other", "v2", ("a", "b"), "t", "auto", "{}")
+    ]
+    (supervised,) = read_settings(SupervisorSettings, [*named, "--workers", "3"]).model_settings()
+    assert supervised == ModelSettings("owner/name", "v1", "other", "v2", workers=3)

@@ -1,0 +1,1 @@
+"""Drafters, one per module: the registry finds `DRAFTER` by the module's name."""

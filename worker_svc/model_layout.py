@@ -1,0 +1,28 @@
+"""What the rest of a worker needs to know of a model: its sizes, and how each layer attends."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """How one layer attends.
+
+    Scores are multiplied by `scale`, then capped: s becomes c * tanh(s / c) for a `soft_cap` c. With a `window` w a
+    query sees the last w keys up to its own. None: no cap, all keys.
+    """
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayout:
+    """Sizes of a model. Every layer with attention has the same number of KV heads and dimensions."""
+
+    vocab_size: int
+    context_length: int
+    num_kv_heads: int
+    head_dim: int
+    layers: tuple[LayerAttention, ...]
+    """How each layer attends, in the order of the cache's layers."""
