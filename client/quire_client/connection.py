@@ -2,6 +2,7 @@
 
 import json
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
@@ -39,12 +40,12 @@ _OPTIONS: tuple[tuple[str, str | int], ...] = (
 )
 
 
-class Closeable:
+class Closeable(ABC):
     """A client or a stream, usable in `with`."""
 
+    @abstractmethod
     def close(self) -> None:
         """Cancels its requests, and closes a client's connections."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self
@@ -55,12 +56,12 @@ class Closeable:
         self.close()
 
 
-class AsyncCloseable:
+class AsyncCloseable(ABC):
     """The same for asyncio."""
 
+    @abstractmethod
     async def aclose(self) -> None:
         """Cancels its requests, and closes a client's connections."""
-        raise NotImplementedError
 
     async def __aenter__(self) -> Self:
         return self
