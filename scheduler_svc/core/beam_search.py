@@ -29,7 +29,7 @@ class Candidate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The log-probability of a chosen token, and the top tokens at its position, likeliest first."""
+    """The log-probability of a chosen token, and the top tokens at its position, most probable first."""
 
     logprob: float
     top: Seq[Candidate]
@@ -68,7 +68,7 @@ class BeamSearch:
         self._stop_token_ids = stop_token_ids
 
     def advance(self, candidates: Seq[Seq[Candidate]]) -> None:
-        """Advance all beams by one token, from each one's candidates, likeliest first."""
+        """Advance all beams by one token, from each one's candidates, most probable first."""
         length = len(self.beams[0].tokens) + 1
         width = self.params.width
         ending_ids = self._stop_token_ids if length > self._min_tokens else frozenset[int]()
@@ -110,7 +110,7 @@ class _TokenLogprobs(Protocol):
 
     @property
     def top(self) -> Seq[Candidate]:
-        """The top tokens, likeliest first."""
+        """The top tokens, most probable first."""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,8 @@ from svc_common.supervisor.settings import SupervisorSettings
 
 
 class StartTier(IntEnum):
-    """Who depends on whom. Tiers are stopped from the top, each when the one above it has ended."""
+    """A role depends on roles of lower tiers only. Roles are stopped from the highest tier down, each tier when the one
+    above it has ended."""
 
     STORE = 1
     WORKER = 2

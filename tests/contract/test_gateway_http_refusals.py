@@ -129,13 +129,13 @@ async def test_bad_json_is_refused(data: bytes, code: str, param: str | None, qu
     assert (response.status_code, error["code"], error["param"]) == (400, code, param)
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["with its length", "in chunks"])
-async def test_a_body_that_is_too_large_leaves_the_next_alone(told: bool, quire: Harness) -> None:
+@pytest.mark.parametrize("has_length", [True, False], ids=["with its length", "in chunks"])
+async def test_a_body_that_is_too_large_leaves_the_next_alone(has_length: bool, quire: Harness) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(40):
             yield b" " * 2**20
 
-    content = b" " * (40 * 2**20) if told else chunks()
+    content = b" " * (40 * 2**20) if has_length else chunks()
     response = await quire.http.post("/v1/completions", content=content)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "message_too_large")
     assert (await quire.http.get("/v1/models")).status_code == 200

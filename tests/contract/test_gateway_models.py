@@ -356,4 +356,4 @@ async def test_gateways_with_other_defaults_take_a_request_for_the_same(model_di
             await quire.http.post("/v1/completions", json={"prompt": "a"}, headers={"Idempotency-Key": "other"})
             digests.append([submit.body_digest for submit in quire.scheduler.all("submit")])
     assert digests[0] == digests[1] == digests[2]
-    assert digests[0][0] != digests[0][1], "a completion has 16 tokens unless told otherwise"
+    assert digests[0][0] != digests[0][1], "a completion has 16 tokens by default"

@@ -189,7 +189,7 @@ async def test_a_failed_start_prints_one_line(model_directory: Path, tmp_path: P
             refused_start(models=models, **ports),
             refused_start(model=tmp_path / "nowhere.gguf", **ports),
         )
-    told = [
+    reasons = [
         f"127.0.0.1:{port} is already in use",
         f"127.0.0.1:{port} is already in use",
         "keys[0]",
@@ -201,7 +201,7 @@ async def test_a_failed_start_prints_one_line(model_directory: Path, tmp_path: P
         "QUIRE_REVISION",
         "models.toml: models[0].name is not a key",
     ]
-    for (status, stderr), text in zip(attempts, [*told, "nowhere.gguf"], strict=True):
+    for (status, stderr), text in zip(attempts, [*reasons, "nowhere.gguf"], strict=True):
         assert status == 1
         (line,) = stderr.splitlines()
         assert line.startswith("python -m gateway_svc: ")

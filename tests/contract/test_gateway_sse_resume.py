@@ -68,20 +68,20 @@ def data_of(event: str) -> Any:
 
 def flattened(events: list[str]) -> list[tuple[int, str, Any]]:
     """A stream as a client reads it: the text and the other fields of each choice, in order, and what followed."""
-    told: list[tuple[int, str, Any]] = []
+    received: list[tuple[int, str, Any]] = []
     for event in events:
         data = data_of(event)
         if data == "[DONE]" or not data["choices"]:
-            told.append((-1, "last", data if data == "[DONE]" else data["usage"]))
+            received.append((-1, "last", data if data == "[DONE]" else data["usage"]))
             continue
         (choice,) = data["choices"]
         delta = choice.get("delta", choice)
         if "role" in delta:
-            told.append((choice["index"], "role", delta["role"]))
-        told += [(choice["index"], "char", char) for char in delta.get("content", choice.get("text"))]
+            received.append((choice["index"], "role", delta["role"]))
+        received += [(choice["index"], "char", char) for char in delta.get("content", choice.get("text"))]
         if choice["finish_reason"]:
-            told.append((choice["index"], "finish", (choice["finish_reason"], choice["stop_reason"])))
-    return sorted(told, key=lambda one: one[0])  # choices may interleave in any order
+            received.append((choice["index"], "finish", (choice["finish_reason"], choice["stop_reason"])))
+    return sorted(received, key=lambda one: one[0])  # choices may interleave in any order
 
 
 @pytest.mark.parametrize(

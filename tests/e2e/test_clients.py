@@ -124,7 +124,7 @@ async def test_logprobs_come_with_each_token(running: Deployment) -> None:
     assert len(answer.logprobs) == len(answer.token_ids)
     for token in answer.logprobs:
         assert len(token.top) == 3
-        assert token.top[0].logprob == pytest.approx(token.logprob)  # greedy takes the likeliest
+        assert token.top[0].logprob == pytest.approx(token.logprob)  # greedy sampling takes the most probable token
     assert "".join(token.token for token in answer.logprobs[:-1]) == ANSWER
 
 

@@ -1,4 +1,4 @@
-"""64 clients at once, half of whom leave at random moments: the others get every token, and no block is lost."""
+"""64 clients, half of them disconnect at random moments. The others receive every token, and no block is lost."""
 
 import asyncio
 import random

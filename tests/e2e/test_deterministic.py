@@ -1,4 +1,5 @@
-"""Deterministic mode: tokens and log-probabilities come to the same bits, alone or in a crowd, whatever happens."""
+"""Deterministic mode: tokens and log-probabilities are bit-identical for a request alone and for one of many, also over
+a worker's death, chunked prefill, speculation and preemption."""
 
 import asyncio
 import random
@@ -15,22 +16,22 @@ from quire_client import AsyncClient
 NUM_REQUESTS, NUM_TOKENS = 200, 14
 MAX_PROMPT = 44
 BLOCK = 16
-MAX_SEQUENCES = 64  # of a step, on a processor
-# What a step's sequences would want at most, and a third of it
+MAX_SEQUENCES = 64  # of a step, on a CPU
+# Blocks for the longest sequences of a full step, and a third of them
 WANTED = MAX_SEQUENCES * -(-(MAX_PROMPT + NUM_TOKENS) // BLOCK)
 SCARCE = WANTED // 3
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt, and how it draws."""
+    """A prompt with its sampling parameters."""
 
     prompt: list[int]
     options: dict[str, Any]
 
 
 def requests() -> list[Request]:
-    """Prompts of all lengths, a third of which begin alike, with sampling of every kind and logprobs of 0 to 5."""
+    """Prompts of all lengths, with every sampling parameter and logprobs of 0 to 5. A third of them share a prefix."""
     rng = random.Random(4)
     shared = [rng.randrange(1000, 40000) for _ in range(2 * BLOCK)]
     made = []
@@ -46,21 +47,21 @@ def requests() -> list[Request]:
 
 REQUESTS = requests()
 
-Told = list[tuple[int, str, list[tuple[int, str]]]]
-"""Of each token its id and the bits of its log-probability, and the same of the likeliest in its place."""
+TokenBits = list[tuple[int, str, list[tuple[int, str]]]]
+"""For each token: its id, its log-probability as hex, and the same two for each of the top tokens at its position."""
 
 
 class Serving:
-    """Requests on their way, and how many tokens have come."""
+    """Sends requests and counts the tokens that have arrived."""
 
     def __init__(self, running: Deployment) -> None:
         self._running = running
         self.num_tokens = 0
 
-    async def ask(self, client: AsyncClient, request: Request) -> Told:
-        """One request, to its end."""
+    async def ask(self, client: AsyncClient, request: Request) -> TokenBits:
+        """Runs one request to its end."""
         stream = client.stream(request.prompt, max_tokens=NUM_TOKENS, ignore_eos=True, **request.options)
-        answer: Told = []
+        answer: TokenBits = []
         async for chunk in stream:
             self.num_tokens += len(chunk.token_ids)
             answer += [
@@ -70,13 +71,13 @@ class Serving:
         assert len(answer) == NUM_TOKENS
         return answer
 
-    async def alone(self) -> list[Told]:
-        """Each when the one before it has ended."""
+    async def alone(self) -> list[TokenBits]:
+        """Runs the requests one after another."""
         async with AsyncClient(self._running.grpc) as client:
             return [await self.ask(client, request) for request in REQUESTS]
 
-    async def crowd(self) -> list[Told]:
-        """All at once."""
+    async def crowd(self) -> list[TokenBits]:
+        """Runs all requests at once."""
         async with AsyncClient(self._running.grpc) as client:
             return await asyncio.gather(*(self.ask(client, request) for request in REQUESTS))
 
@@ -88,15 +89,15 @@ def running(model: Path) -> Iterator[Deployment]:
 
 
 @pytest.fixture(scope="module")
-def expected(running: Deployment) -> list[Told]:
+def expected(running: Deployment) -> list[TokenBits]:
     return asyncio.run(Serving(running).alone())
 
 
-async def test_in_a_crowd(running: Deployment, expected: list[Told]) -> None:
+async def test_in_a_crowd(running: Deployment, expected: list[TokenBits]) -> None:
     assert await Serving(running).crowd() == expected
 
 
-async def test_with_a_worker_killed_in_the_middle(running: Deployment, expected: list[Told]) -> None:
+async def test_with_a_worker_killed_in_the_middle(running: Deployment, expected: list[TokenBits]) -> None:
     serving = Serving(running)
     answers = asyncio.create_task(serving.crowd())
     while serving.num_tokens < NUM_REQUESTS * NUM_TOKENS // 3:
@@ -106,19 +107,19 @@ async def test_with_a_worker_killed_in_the_middle(running: Deployment, expected:
     assert await answers == expected
 
 
-async def test_in_chunks_of_32(expected: list[Told]) -> None:
+async def test_in_chunks_of_32(expected: list[TokenBits]) -> None:
     with deployment(deterministic=1, max_step_tokens=32) as chunked:
         assert await Serving(chunked).crowd() == expected
 
 
-async def test_with_a_drafter(expected: list[Told]) -> None:
+async def test_with_a_drafter(expected: list[TokenBits]) -> None:
     with deployment(deterministic=1, drafter="ngram", num_blocks=WANTED) as drafting:
         assert await Serving(drafting).crowd() == expected
         assert drafting.metrics("worker_metrics")["quire_worker_accepted_draft_tokens_total"] > 0
 
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
-async def test_with_a_third_of_the_blocks(preemption: str, expected: list[Told]) -> None:
+async def test_with_a_third_of_the_blocks(preemption: str, expected: list[TokenBits]) -> None:
     with deployment(deterministic=1, num_blocks=SCARCE, preemption=preemption) as scarce:
         assert await Serving(scarce).crowd() == expected
         assert scarce.metrics()[f'quire_preemptions_total{{choice="{preemption}"}}'] > 0

@@ -1,6 +1,7 @@
-"""float32, with so few blocks that every request gives way: every token equals transformers' own, however it returns.
+"""Too few blocks, in float32: every request is preempted, and every token equals that of transformers, after a swap and
+after recomputation.
 
-The core and the runner stand in one process here, so that what happens to each request can be counted.
+The core and the runner share one process, so the tests can count the preemptions of each request.
 """
 
 from pathlib import Path

@@ -77,12 +77,12 @@ def other_http(running: Deployment) -> str:
 
 @asynccontextmanager
 async def contended(running: Deployment, num_queued: int) -> AsyncIterator[AsyncClient]:
-    """Two requests that run until they do not fit beside each other and the second gives way; others queue.
+    """Two requests run until their blocks do not fit together and the second one is preempted; the others queue.
 
-    Their gateway is stopped then. A sequence with stop strings runs only so far ahead of its gateway, so nothing
-    changes until the block ends, however long it takes. Yields a client of the other gateway.
+    Then their gateway is stopped (SIGSTOP). A sequence with stop strings pauses when it is too far ahead of its
+    gateway, so the state does not change before the block ends. Yields a client of the other gateway.
     """
-    names = ["runs", "gives way", *(f"queues {i}" for i in range(num_queued))]
+    names = ["runs", "preempted", *(f"queues {i}" for i in range(num_queued))]
     names = [name.replace(" ", "-") for name in names]
     stopped, other = running.state["grpc"]
     async with AsyncClient(stopped) as client, AsyncClient(other) as asking:
@@ -90,7 +90,7 @@ async def contended(running: Deployment, num_queued: int) -> AsyncIterator[Async
         for place, name in enumerate(names):
             prompt = [1000 + place] * (PROMPT_BLOCKS * BLOCK)
             tasks.append(asyncio.create_task(client.generate(prompt, request_id=name, **LONG)))
-            # The second may have given way already when this looks.
+            # The second may have been preempted already at the first look.
             other_state = "quire_requests_swapped" if place < 2 else "quire_requests_waiting"
             await until(running, ("quire_requests_running", other_state), place + 1)
         running.kill("gateway-0", signal.SIGSTOP)
@@ -108,25 +108,25 @@ async def contended(running: Deployment, num_queued: int) -> AsyncIterator[Async
     await running.rest()
 
 
-async def test_explain_tells_who_runs_who_gave_way_and_who_waits(running: Deployment) -> None:
+async def test_explain_shows_which_request_runs_which_is_preempted_and_which_waits(running: Deployment) -> None:
     async with contended(running, num_queued=1):
-        names = ("runs", "gives-way", "queues-0")
+        names = ("runs", "preempted", "queues-0")
         explained = await asyncio.gather(*(explain(running, name) for name in names), explain(running))
-    runs, gives_way, queues = (one["sequences"][0] for one in explained[:3])
+    runs, preempted, queues = (one["sequences"][0] for one in explained[:3])
     assert runs["state"] == "paused"
     assert runs["num_device_blocks"] >= NUM_BLOCKS - PROMPT_BLOCKS
     assert (runs["num_host_blocks"], runs["num_missing_blocks"], runs["num_preemptions"]) == (0, 0, 0)
     assert runs["num_ahead"] is None
-    assert gives_way["state"] == "swapped"
-    assert gives_way["num_host_blocks"] > PROMPT_BLOCKS
-    assert gives_way["num_device_blocks"] == 0
-    assert gives_way["num_missing_blocks"] > 0
-    assert gives_way["num_preemptions"] == 1
-    assert gives_way["last_preemption"]["choice"] == "swap"
-    assert min(gives_way["last_preemption"][f"{way}_seconds"] for way in ("swap", "recompute")) > 0
+    assert preempted["state"] == "swapped"
+    assert preempted["num_host_blocks"] > PROMPT_BLOCKS
+    assert preempted["num_device_blocks"] == 0
+    assert preempted["num_missing_blocks"] > 0
+    assert preempted["num_preemptions"] == 1
+    assert preempted["last_preemption"]["choice"] == "swap"
+    assert min(preempted["last_preemption"][f"{way}_seconds"] for way in ("swap", "recompute")) > 0
     assert queues["state"] == "queued"
     assert (queues["num_device_blocks"], queues["num_host_blocks"], queues["num_generated_tokens"]) == (0, 0, 0)
-    assert queues["num_ahead"] == 1, "who gave way comes back first"
+    assert queues["num_ahead"] == 1, "the preempted request runs first"
     assert queues["predicted_start"] is not None
     assert {one["tenant"] for one in explained[:3]} == {"default"}
     assert explained[2]["num_waiting"] == 1

@@ -32,7 +32,7 @@ def judge(model: Path) -> BeamJudge:
 
 
 async def chat_prompt(running: Deployment) -> tuple[int, ...]:
-    """A question whose likeliest answers end by themselves."""
+    """A question. Its most probable answers end with a stop token."""
     async with AsyncClient(running.grpc) as client:
         return (await client.tokenize(CHAT)).token_ids
 

@@ -144,7 +144,7 @@ class ChecksumService(WorkerServiceServicer):
                 continue
             samples = schedule.starts[schedule_index] + num_tokens == len(tokens)
             if tokens[0] == self.failing_token:
-                result.failures.add(schedule_index=schedule_index, message="told to fail")
+                result.failures.add(schedule_index=schedule_index, message="scripted failure")
                 samples = False
             result.num_tokens.append(int(samples))
             if samples:
@@ -187,7 +187,7 @@ class ChecksumService(WorkerServiceServicer):
 
 
 def logprobs_at(prompt: list[int], position: int) -> worker_v1.TokenLogprobs:
-    """Of a token of a prompt; the likeliest is another one."""
+    """Log-probabilities for a prompt token; the top token is another one."""
     logprob = prompt_logprob(prompt, position)
     top = [worker_v1.Logprob(token_id=(prompt[position] + 1) % VOCAB, logprob=logprob + 1)]
     return worker_v1.TokenLogprobs(logprob=logprob, top=top)

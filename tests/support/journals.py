@@ -12,8 +12,8 @@ from scheduler_svc.store.redis import RedisStore
 EPOCH = 100
 
 
-class Told:
-    """Records the calls of a journal."""
+class JournalCallbacks:
+    """Records the callbacks of a journal."""
 
     def __init__(self) -> None:
         self.durable: list[tuple[RequestLog, int]] = []
@@ -35,8 +35,8 @@ async def store_at(server: RedisServer) -> AsyncIterator[RedisStore]:
         await store.close()
 
 
-def journal_of(store: RedisStore, told: Told) -> Journal:
-    return Journal(store, EPOCH, told.on_stale, told.on_durable)
+def journal_of(store: RedisStore, callbacks: JournalCallbacks) -> Journal:
+    return Journal(store, EPOCH, callbacks.on_stale, callbacks.on_durable)
 
 
 @asynccontextmanager

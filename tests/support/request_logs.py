@@ -37,7 +37,7 @@ def length_end() -> scheduler_v1.SequenceEnd:
 
 
 def logprobs(*values: float) -> list[worker_v1.TokenLogprobs]:
-    """Of one token each, with the likeliest beside it."""
+    """Log-probabilities of one token each, with the top token."""
     return [
         worker_v1.TokenLogprobs(logprob=value, top=[worker_v1.Logprob(token_id=5, logprob=value)]) for value in values
     ]

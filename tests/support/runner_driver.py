@@ -81,7 +81,7 @@ def make_runner(
 
 
 def make_instance(runner: Runner) -> ModelInstance:
-    """What a scheduler is told of a runner beside its limits means nothing."""
+    """A runner with a description. Only the limits in it are real; the other fields are placeholders."""
     return ModelInstance(WorkerDescription("tiny", b"model", b"tokenizer", 1, runner.limits, "float32", "cpu"), runner)
 
 

@@ -139,7 +139,7 @@ class Settings(SchedulerSettings):
 
     @property
     def engine(self) -> EngineSettings:
-        """What the engine is told."""
+        """The engine's settings."""
         return replace(super().engine, graces=replace(self.graces, detached=self.detach_grace))
 
 

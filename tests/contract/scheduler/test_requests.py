@@ -155,7 +155,7 @@ async def test_failed_row_fails_its_request_alone(running: Deployment, worker: W
         bad, good = await session.submit(prompt_token_ids=[999, *PROMPT]), await session.submit()
         event = await session.until(bad.key, "failed")
         assert event.failed.reason == scheduler_v1.FAILURE_REASON_INTERNAL
-        assert "told to fail" not in event.failed.message
+        assert "scripted failure" not in event.failed.message
         await session.until(good.key, "tokens")
 
 

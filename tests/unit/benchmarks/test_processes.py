@@ -24,8 +24,8 @@ def is_alive(process_id: int) -> bool:
 
 def test_what_a_probe_finds_is_returned(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    code = f"import os, time; open({str(mark)!r}, 'w').write(os.environ['TOLD']); time.sleep(60)"
-    with running("program", python(code), {"TOLD": "ready"}) as process:
+    code = f"import os, time; open({str(mark)!r}, 'w').write(os.environ['MARK']); time.sleep(60)"
+    with running("program", python(code), {"MARK": "ready"}) as process:
         assert process.wait_until(lambda: mark.read_text() or None if mark.exists() else None, 30) == "ready"
     assert process.popen.poll() is not None
 

@@ -27,7 +27,7 @@ def tokenizer(model_directory: Path) -> Iterator[ModelTokenizer]:
 
 @pytest.fixture
 async def scheduler() -> AsyncIterator[ScriptedScheduler]:
-    """It leads, and does what it is told."""
+    """A leader that follows its script."""
     async with serving(ScriptedScheduler(MODEL)) as scheduler:
         yield scheduler
 

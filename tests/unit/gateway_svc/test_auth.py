@@ -51,7 +51,7 @@ def test_without_a_file_everyone_is_the_default_tenant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "no [[keys]] table"),
         ("keys = 1", "no [[keys]] table"),
@@ -68,12 +68,12 @@ def test_without_a_file_everyone_is_the_default_tenant() -> None:
         ("[[keys", "keys.toml"),
     ],
 )
-def test_the_error_of_a_bad_file_does_not_contain_its_keys(text: str, told: str, tmp_path: Path) -> None:
+def test_the_error_of_a_bad_file_does_not_contain_its_keys(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(text)
     with pytest.raises(InvalidKeyFile) as error:
         Authenticator.from_file(path)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "secret" not in str(error.value)
 
 

@@ -122,10 +122,10 @@ async def test_the_deadline_of_a_call_that_joined_ends_that_call_alone(
     request = client.submit("k", deadline=time.monotonic() + 2)
     await scheduler.next("submit")
     scheduler.session.attached(there(), sequence(5))
-    what, told = await request.next()
+    what, failure = await request.next()
     while what != "failed":
-        what, told = await request.next()
-    assert told.reason is Reason.DEADLINE_EXCEEDED
+        what, failure = await request.next()
+    assert failure.reason is Reason.DEADLINE_EXCEEDED
     assert (await scheduler.next("detach")).key == "k"
     assert "there" not in {cancel.submission_id for cancel in scheduler.all("cancel")}
 
@@ -154,9 +154,9 @@ async def test_the_last_reader_is_reported_when_a_new_one_is_refused(
     first.disconnect(on_disconnect)
     scheduler.session.fail("k", scheduler_v1.FAILURE_REASON_KEY_IN_USE)
     assert (await second.failure()).reason is Reason.IDEMPOTENCY_KEY_REUSED
-    told = await scheduler.next(kind)
-    assert told.key == "k"
-    assert kind == "detach" or told.submission_id == submission_id
+    sent = await scheduler.next(kind)
+    assert sent.key == "k"
+    assert kind == "detach" or sent.submission_id == submission_id
 
 
 async def test_the_last_reader_is_not_reported_when_a_new_one_is_admitted(

@@ -166,14 +166,14 @@ async def test_a_new_reader_waits_until_the_request_is_attached_again(
     request = await client.running(scheduler)
     await take_over(scheduler, successor)
     await successor.next("attach")
-    newcomer = client.submit("k")
+    second = client.submit("k")
     successor.session.attached(there(), sequence(5))
     await request.next()
     await successor.next("submit")
     successor.session.attached(there(), sequence(5))
-    assert await newcomer.next() == ("attached", {0: [5]})
+    assert await second.next() == ("attached", {0: [5]})
     successor.session.tokens("k", [6], 1)
-    assert await newcomer.next() == await request.next() == ("tokens", [6])
+    assert await second.next() == await request.next() == ("tokens", [6])
 
 
 async def test_a_stop_match_is_sent_to_the_next_scheduler(

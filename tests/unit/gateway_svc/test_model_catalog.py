@@ -56,7 +56,7 @@ def test_a_model_that_is_not_there_is_refused_with_those_that_are(several: Path)
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "told"),
+    ("text", "kind", "message"),
     [
         ('chat_template = "{% if %}"', BadSetting, "QUIRE_CHAT_TEMPLATE does not parse"),
         ('chat_template = "gone.jinja"', BadSetting, "QUIRE_CHAT_TEMPLATE: "),
@@ -65,11 +65,11 @@ def test_a_model_that_is_not_there_is_refused_with_those_that_are(several: Path)
         ('tokenizer = "./gone"', ModelNotFound, "QUIRE_TOKENIZER: "),
     ],
 )
-def test_the_error_of_a_model_names_its_entry(text: str, kind: type[Exception], told: str, several: Path) -> None:
+def test_the_error_of_a_model_names_its_entry(text: str, kind: type[Exception], message: str, several: Path) -> None:
     several.write_text(f'[[models]]\nmodel = "second"\n[[models]]\nmodel = "second"\nserved_model_name = "a"\n{text}')
     with pytest.raises(kind) as raised:
         ModelCatalog.load(read_models_file(several))
-    assert str(raised.value).startswith(f"{several}: models[1]: {told}")
+    assert str(raised.value).startswith(f"{several}: models[1]: {message}")
 
 
 def test_the_error_of_broken_files_names_their_entry(several: Path) -> None:

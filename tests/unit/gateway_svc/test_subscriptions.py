@@ -114,7 +114,7 @@ async def test_every_reason_of_the_scheduler_is_known(client: SessionClient, sch
 
 
 @pytest.mark.parametrize(
-    ("reason", "untold"),
+    ("reason", "default"),
     [
         (scheduler_v1.FAILURE_REASON_UNAVAILABLE, 1.0),
         (scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA, 1.0),
@@ -122,12 +122,12 @@ async def test_every_reason_of_the_scheduler_is_known(client: SessionClient, sch
     ],
 )
 async def test_a_refusal_has_a_time_to_retry(
-    reason: scheduler_v1.FailureReason, untold: float | None, client: SessionClient, scheduler: ScriptedScheduler
+    reason: scheduler_v1.FailureReason, default: float | None, client: SessionClient, scheduler: ScriptedScheduler
 ) -> None:
-    for told, expected in ((Duration(seconds=7, nanos=250_000_000), 7.25), (None, untold)):
+    for sent, expected in ((Duration(seconds=7, nanos=250_000_000), 7.25), (None, default)):
         request = client.submit("k")
         await scheduler.next("submit")
-        scheduler.session.fail("k", reason, retry_after=told)
+        scheduler.session.fail("k", reason, retry_after=sent)
         assert (await request.failure()).retry_after == expected
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import redis
 
-from journals import Told, journal_of, store_at
+from journals import JournalCallbacks, journal_of, store_at
 from redis_server import RedisServer, running_server
 from scheduler_svc.journal import Journal
 from scheduler_svc.store.redis import RedisStore
@@ -40,12 +40,12 @@ async def store(lasting: RedisServer) -> AsyncIterator[RedisStore]:
 
 
 @pytest.fixture
-def told() -> Told:
-    """What the journal tells."""
-    return Told()
+def callbacks() -> JournalCallbacks:
+    """Records the callbacks of the journal."""
+    return JournalCallbacks()
 
 
 @pytest.fixture
-def journal(store: RedisStore, told: Told) -> Journal:
+def journal(store: RedisStore, callbacks: JournalCallbacks) -> Journal:
     """It writes once it is run or flushed."""
-    return journal_of(store, told)
+    return journal_of(store, callbacks)

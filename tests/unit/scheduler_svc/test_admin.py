@@ -121,11 +121,14 @@ async def test_a_request_is_found_by_name_or_key(
     request_: admin_v1.ExplainRequest, engine: Engine, channel: grpc.aio.Channel
 ) -> None:
     engine.known[KEY] = explanation(time_left=1.5)
-    told = await AdminServiceStub(channel).Explain(request_)
-    assert (told.key, told.tenant, told.policy) == (KEY, "default", "fair")
-    assert (told.priority, told.effective_priority, told.tenant_debt) == (-1, 2, 40.5)
-    assert (told.age.ToTimedelta(), told.time_left.ToTimedelta()) == (timedelta(seconds=61.25), timedelta(seconds=1.5))
-    assert (told.num_prompt_tokens, told.max_tokens, told.num_waiting) == (10, 20, 7)
+    explained = await AdminServiceStub(channel).Explain(request_)
+    assert (explained.key, explained.tenant, explained.policy) == (KEY, "default", "fair")
+    assert (explained.priority, explained.effective_priority, explained.tenant_debt) == (-1, 2, 40.5)
+    assert (explained.age.ToTimedelta(), explained.time_left.ToTimedelta()) == (
+        timedelta(seconds=61.25),
+        timedelta(seconds=1.5),
+    )
+    assert (explained.num_prompt_tokens, explained.max_tokens, explained.num_waiting) == (10, 20, 7)
 
 
 @pytest.mark.parametrize("other", [named("yours"), named(tenant="a"), named(prompt=1)], ids=["id", "tenant", "prompt"])
@@ -145,8 +148,8 @@ async def test_a_request_must_be_named(channel: grpc.aio.Channel) -> None:
 @pytest.mark.parametrize("status", SequenceStatus)
 async def test_every_state_is_explained(status: SequenceStatus, engine: Engine, channel: grpc.aio.Channel) -> None:
     engine.known[KEY] = explanation(sequence(status=status))
-    told = await AdminServiceStub(channel).Explain(named())
-    assert admin_v1.SequenceState.Name(told.sequences[0].state) == f"SEQUENCE_STATE_{status.name}"
+    explained = await AdminServiceStub(channel).Explain(named())
+    assert admin_v1.SequenceState.Name(explained.sequences[0].state) == f"SEQUENCE_STATE_{status.name}"
 
 
 async def test_what_a_sequence_holds_and_waits_for(engine: Engine, channel: grpc.aio.Channel) -> None:
@@ -167,19 +170,24 @@ async def test_what_a_sequence_holds_and_waits_for(engine: Engine, channel: grpc
         predicted_start=0.0,
     )
     engine.known[KEY] = explanation(sequence(0, SequenceStatus.RUNNING), waiting)
-    running, told = (await AdminServiceStub(channel).Explain(named())).sequences
-    assert (told.index, told.num_known_tokens, told.num_computed_tokens, told.num_generated_tokens) == (1, 30, 16, 5)
-    assert (told.num_device_blocks, told.num_host_blocks, told.num_missing_blocks) == (1, 2, 3)
-    assert (told.HasField("num_ahead"), told.num_ahead, told.awaits_key, told.num_preemptions) == (
+    running, explained = (await AdminServiceStub(channel).Explain(named())).sequences
+    assert (
+        explained.index,
+        explained.num_known_tokens,
+        explained.num_computed_tokens,
+        explained.num_generated_tokens,
+    ) == (1, 30, 16, 5)
+    assert (explained.num_device_blocks, explained.num_host_blocks, explained.num_missing_blocks) == (1, 2, 3)
+    assert (explained.HasField("num_ahead"), explained.num_ahead, explained.awaits_key, explained.num_preemptions) == (
         True,
         0,
         "another",
         4,
     )
-    assert told.last_preemption.choice == admin_v1.RETURN_RECOMPUTE
-    assert told.last_preemption.swap_estimate.ToTimedelta() == timedelta(seconds=0.25)
-    assert told.last_preemption.recompute_estimate.ToTimedelta() == timedelta(seconds=0.125)
-    assert told.HasField("predicted_start")
+    assert explained.last_preemption.choice == admin_v1.RETURN_RECOMPUTE
+    assert explained.last_preemption.swap_estimate.ToTimedelta() == timedelta(seconds=0.25)
+    assert explained.last_preemption.recompute_estimate.ToTimedelta() == timedelta(seconds=0.125)
+    assert explained.HasField("predicted_start")
     for absent in ("num_ahead", "awaits_key", "last_preemption", "predicted_start"):
         assert not running.HasField(absent)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from journals import EPOCH, Told, at_work, journal_of, read, store_at, whole
+from journals import EPOCH, JournalCallbacks, at_work, journal_of, read, store_at, whole
 from redis_server import RedisServer
 from request_logs import end, length_end, logprobs, request_log
 from scheduler_svc import journal as journal_module
@@ -16,7 +16,9 @@ from scheduler_svc.store.base import Gap, KeyTaken, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 
 
-async def test_changes_become_durable_and_are_reported(store: RedisStore, journal: Journal, told: Told) -> None:
+async def test_changes_become_durable_and_are_reported(
+    store: RedisStore, journal: Journal, callbacks: JournalCallbacks
+) -> None:
     log, other = request_log(n=2), request_log()
     assert await store.put(other, EPOCH) is None
     other.set_record(RecordState.RECORDED)
@@ -27,27 +29,27 @@ async def test_changes_become_durable_and_are_reported(store: RedisStore, journa
             journal.mark_changed(one)
         assert journal.lag > 0
         await whole(journal, log, other)
-    assert told.durable == [(log, 1)]
+    assert callbacks.durable == [(log, 1)]
     assert (log.sequences[1].num_durable, log.is_recorded) == (3, True)
     found = await read(store, log)
     assert [one.token_ids for one in found.sequences] == [[], [1, 2, 3]]
     assert found.sequences[1].cached_tokens == 16
 
 
-async def test_only_what_is_new_is_written(store: RedisStore, journal: Journal, told: Told) -> None:
+async def test_only_what_is_new_is_written(store: RedisStore, journal: Journal, callbacks: JournalCallbacks) -> None:
     log = request_log(n=2)
     for number in range(5):
         log.sequences[number % 2].token_ids.append(number)
         log.sequences[number % 2].logprobs += logprobs(-number)
         journal.mark_changed(log)
         assert await journal.flush(60)
-    assert told.durable == [(log, number % 2) for number in range(5)]
+    assert callbacks.durable == [(log, number % 2) for number in range(5)]
     found = await read(store, log)
     assert [one.token_ids for one in found.sequences] == [[0, 2, 4], [1, 3]]
     assert [one.logprobs for one in found.sequences] == [logprobs(0, -2, -4), logprobs(-1, -3)]
 
 
-async def test_ends_and_endings_are_written(store: RedisStore, journal: Journal, told: Told) -> None:
+async def test_ends_and_endings_are_written(store: RedisStore, journal: Journal, callbacks: JournalCallbacks) -> None:
     log, cancelled = request_log(), request_log()
     log.sequences[0].token_ids = [1]
     for one in (log, cancelled):
@@ -63,7 +65,7 @@ async def test_ends_and_endings_are_written(store: RedisStore, journal: Journal,
     found = await read(store, log)
     assert (found.state, found.ended_at, found.sequences[0].end) == (State.FINISHED, 2000.0, length_end())
     assert (await read(store, cancelled)).state is State.CANCELLED
-    assert told.durable == [(log, 0), (log, 0)]
+    assert callbacks.durable == [(log, 0), (log, 0)]
     assert await store.live() == []
 
 
@@ -114,10 +116,10 @@ class Slow(RedisStore):
         return await super().write(batch, epoch)
 
 
-async def test_a_cut_while_its_tokens_are_on_their_way_holds(lasting: RedisServer, told: Told) -> None:
+async def test_a_cut_while_its_tokens_are_on_their_way_holds(lasting: RedisServer, callbacks: JournalCallbacks) -> None:
     store = Slow(lasting.url)
     try:
-        journal, log = journal_of(store, told), request_log()
+        journal, log = journal_of(store, callbacks), request_log()
         (sequence,) = log.sequences
         journal.mark_changed(log)
         assert await journal.flush(60)
@@ -170,10 +172,12 @@ async def test_a_record_that_the_store_lost_is_written_again_with_all_its_tokens
     assert log.is_durable
 
 
-async def test_what_gathers_while_the_store_is_away_is_written_when_it_is_back(tmp_path: Path, told: Told) -> None:
+async def test_what_gathers_while_the_store_is_away_is_written_when_it_is_back(
+    tmp_path: Path, callbacks: JournalCallbacks
+) -> None:
     server = RedisServer(tmp_path)
     async with store_at(server) as store:
-        journal = journal_of(store, told)
+        journal = journal_of(store, callbacks)
         async with at_work(journal):
             logs = [request_log() for _ in range(600)]  # more than one call takes
             for log in logs:
@@ -182,7 +186,7 @@ async def test_what_gathers_while_the_store_is_away_is_written_when_it_is_back(t
             async with asyncio.timeout(60):
                 while not journal.is_degraded:
                     await asyncio.sleep(0.01)
-            assert not told.durable
+            assert not callbacks.durable
             for log in logs:
                 log.sequences[0].token_ids.append(2)
                 journal.mark_changed(log)
@@ -195,10 +199,10 @@ async def test_what_gathers_while_the_store_is_away_is_written_when_it_is_back(t
                 server.kill()
 
 
-async def test_what_a_restarted_store_lost_is_written_again(tmp_path: Path, told: Told) -> None:
+async def test_what_a_restarted_store_lost_is_written_again(tmp_path: Path, callbacks: JournalCallbacks) -> None:
     server = RedisServer(tmp_path)
     async with store_at(server) as store:
-        journal = journal_of(store, told)
+        journal = journal_of(store, callbacks)
         server.start()
         try:
             running, over = request_log(), request_log()
@@ -224,12 +228,12 @@ async def test_what_a_restarted_store_lost_is_written_again(tmp_path: Path, told
 
 
 async def test_of_what_is_over_and_cannot_be_written_the_latest_are_kept(
-    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, callbacks: JournalCallbacks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "_MAX_KEPT", 3)
     server = RedisServer(tmp_path)
     async with store_at(server) as store:
-        journal = journal_of(store, told)
+        journal = journal_of(store, callbacks)
         running, over = request_log(), [request_log() for _ in range(5)]
         for log in (running, *over):
             journal.mark_changed(log)
@@ -247,21 +251,21 @@ async def test_of_what_is_over_and_cannot_be_written_the_latest_are_kept(
             server.kill()
 
 
-async def test_a_later_term_ends_the_journal(store: RedisStore, journal: Journal, told: Told) -> None:
+async def test_a_later_term_ends_the_journal(store: RedisStore, journal: Journal, callbacks: JournalCallbacks) -> None:
     await store.write(WriteBatch(), EPOCH + 1)
     log = request_log()
     journal.mark_changed(log)
     async with asyncio.timeout(60):
         await journal.run()
-    assert told.num_stale == 1
+    assert callbacks.num_stale == 1
     assert await store.read(log.key) is None
     journal.mark_changed(log)
     assert not await journal.flush(60)
-    assert told.num_stale == 1
+    assert callbacks.num_stale == 1
 
 
 async def test_an_epoch_that_is_raised_between_two_calls_is_not_stale(
-    store: RedisStore, journal: Journal, told: Told
+    store: RedisStore, journal: Journal, callbacks: JournalCallbacks
 ) -> None:
     log = request_log()
     async with at_work(journal):
@@ -271,12 +275,12 @@ async def test_an_epoch_that_is_raised_between_two_calls_is_not_stale(
             await asyncio.sleep(0)
             journal.epoch = EPOCH + 1
         await whole(journal, log)
-    assert told.num_stale == 0
+    assert callbacks.num_stale == 0
 
 
-async def test_a_flush_times_out_and_the_next_one_continues(lasting: RedisServer, told: Told) -> None:
+async def test_a_flush_times_out_and_the_next_one_continues(lasting: RedisServer, callbacks: JournalCallbacks) -> None:
     async with store_at(lasting) as store:
-        journal, log = journal_of(store, told), request_log()
+        journal, log = journal_of(store, callbacks), request_log()
         log.sequences[0].token_ids = [1]
         journal.mark_changed(log)
         lasting.pause()
@@ -302,12 +306,14 @@ async def test_a_lag_of_seconds_is_degraded(
     assert not journal.is_degraded
 
 
-async def test_a_log_that_was_read_back_continues(store: RedisStore, journal: Journal, told: Told) -> None:
+async def test_a_log_that_was_read_back_continues(
+    store: RedisStore, journal: Journal, callbacks: JournalCallbacks
+) -> None:
     log = request_log()
     log.sequences[0].token_ids = [1, 2]
     journal.mark_changed(log)
     assert await journal.flush(60)
-    successor = journal_of(store, told)
+    successor = journal_of(store, callbacks)
     restored = await read(store, log)
     restored.sequences[0].token_ids.append(3)
     end(restored)

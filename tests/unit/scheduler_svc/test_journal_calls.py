@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 import redis
 
-from journals import Told, at_work, journal_of, read, whole
+from journals import JournalCallbacks, at_work, journal_of, read, whole
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from redis_server import RedisServer
 from request_logs import end, logprobs, request_log
@@ -30,7 +30,7 @@ class Batches(RedisStore):
         self.sizes.append((prompts, sum(len(write.token_ids) for write in batch.writes)))
         if self.num_failures:
             self.num_failures -= 1
-            raise StoreUnavailable("as it was told to")
+            raise StoreUnavailable("scripted failure")
         return await super().write(batch, epoch)
 
 
@@ -41,8 +41,8 @@ async def batches(lasting: RedisServer) -> AsyncIterator[Batches]:
     await store.close()
 
 
-async def test_what_gathered_is_written_in_calls_of_bounded_size(batches: Batches, told: Told) -> None:
-    journal = journal_of(batches, told)
+async def test_what_gathered_is_written_in_calls_of_bounded_size(batches: Batches, callbacks: JournalCallbacks) -> None:
+    journal = journal_of(batches, callbacks)
     plain, scored = request_log(), request_log(n=2)
     plain.sequences[0].token_ids = [*range(40_000)]
     for sequence in scored.sequences:
@@ -62,9 +62,11 @@ async def test_what_gathered_is_written_in_calls_of_bounded_size(batches: Batche
         assert log.is_durable
 
 
-async def test_log_probabilities_of_a_prompt_are_whole_before_its_first_token(batches: Batches, told: Told) -> None:
+async def test_log_probabilities_of_a_prompt_are_whole_before_its_first_token(
+    batches: Batches, callbacks: JournalCallbacks
+) -> None:
     """However many calls they take."""
-    journal, log = journal_of(batches, told), request_log()
+    journal, log = journal_of(batches, callbacks), request_log()
     log.prompt_logprobs = logprobs(*range(12_000))  # of two tokens each
     log.sequences[0].token_ids = [*range(100)]
     log.fingerprint = b"f"
@@ -84,8 +86,10 @@ async def test_log_probabilities_of_a_prompt_are_whole_before_its_first_token(ba
     assert log.is_durable
 
 
-async def test_log_probabilities_that_the_store_lost_are_written_anew(batches: Batches, told: Told) -> None:
-    journal, log = journal_of(batches, told), request_log()
+async def test_log_probabilities_that_the_store_lost_are_written_anew(
+    batches: Batches, callbacks: JournalCallbacks
+) -> None:
+    journal, log = journal_of(batches, callbacks), request_log()
     log.prompt_logprobs = logprobs(-1.0, -2.0)
     journal.mark_changed(log)
     assert await journal.flush(60)
@@ -111,8 +115,8 @@ def endless_pace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("endless_pace")
-async def test_steps_that_follow_each_other_quickly_share_a_call(batches: Batches, told: Told) -> None:
-    journal, log = journal_of(batches, told), request_log()
+async def test_steps_that_follow_each_other_quickly_share_a_call(batches: Batches, callbacks: JournalCallbacks) -> None:
+    journal, log = journal_of(batches, callbacks), request_log()
     async with at_work(journal):
         gain(journal, log)
         await whole(journal, log)  # what comes first does not wait
@@ -123,8 +127,10 @@ async def test_steps_that_follow_each_other_quickly_share_a_call(batches: Batche
     assert [size for _, size in batches.sizes] == [1, 5]
 
 
-async def test_what_waits_for_more_of_it_is_written_when_the_pace_is_over(batches: Batches, told: Told) -> None:
-    journal, log = journal_of(batches, told), request_log()
+async def test_what_waits_for_more_of_it_is_written_when_the_pace_is_over(
+    batches: Batches, callbacks: JournalCallbacks
+) -> None:
+    journal, log = journal_of(batches, callbacks), request_log()
     async with at_work(journal):
         for _ in range(3):
             gain(journal, log)
@@ -133,8 +139,8 @@ async def test_what_waits_for_more_of_it_is_written_when_the_pace_is_over(batche
 
 
 @pytest.mark.usefixtures("endless_pace")
-async def test_what_a_call_has_no_room_for_does_not_wait(batches: Batches, told: Told) -> None:
-    journal = journal_of(batches, told)
+async def test_what_a_call_has_no_room_for_does_not_wait(batches: Batches, callbacks: JournalCallbacks) -> None:
+    journal = journal_of(batches, callbacks)
     logs = [request_log() for _ in range(3)]
     async with at_work(journal):
         for log in logs:
@@ -144,8 +150,8 @@ async def test_what_a_call_has_no_room_for_does_not_wait(batches: Batches, told:
 
 
 @pytest.mark.usefixtures("endless_pace")
-async def test_the_end_of_a_request_does_not_wait(batches: Batches, told: Told) -> None:
-    journal, log = journal_of(batches, told), request_log()
+async def test_the_end_of_a_request_does_not_wait(batches: Batches, callbacks: JournalCallbacks) -> None:
+    journal, log = journal_of(batches, callbacks), request_log()
     async with at_work(journal):
         gain(journal, log)
         await whole(journal, log)
@@ -156,8 +162,8 @@ async def test_the_end_of_a_request_does_not_wait(batches: Batches, told: Told) 
 
 
 @pytest.mark.usefixtures("endless_pace")
-async def test_nothing_waits_for_the_next_call_at_the_end(batches: Batches, told: Told) -> None:
-    journal, log = journal_of(batches, told), request_log()
+async def test_nothing_waits_for_the_next_call_at_the_end(batches: Batches, callbacks: JournalCallbacks) -> None:
+    journal, log = journal_of(batches, callbacks), request_log()
     async with at_work(journal):
         for _ in range(2):
             gain(journal, log)
@@ -166,8 +172,8 @@ async def test_nothing_waits_for_the_next_call_at_the_end(batches: Batches, told
     assert log.is_durable
 
 
-async def test_prompts_of_records_count(batches: Batches, told: Told) -> None:
-    journal = journal_of(batches, told)
+async def test_prompts_of_records_count(batches: Batches, callbacks: JournalCallbacks) -> None:
+    journal = journal_of(batches, callbacks)
     logs = [request_log() for _ in range(10)]
     for log in logs:
         log.submit.prompt_token_ids.extend(range(9000))
@@ -178,9 +184,9 @@ async def test_prompts_of_records_count(batches: Batches, told: Told) -> None:
 
 
 async def test_a_call_that_failed_is_followed_by_smaller_ones_until_they_are_answered(
-    batches: Batches, told: Told
+    batches: Batches, callbacks: JournalCallbacks
 ) -> None:
-    journal, log = journal_of(batches, told), request_log()
+    journal, log = journal_of(batches, callbacks), request_log()
     log.sequences[0].token_ids = [*range(60_000)]
     journal.mark_changed(log)
     batches.num_failures = 2
@@ -193,21 +199,21 @@ async def test_a_call_that_failed_is_followed_by_smaller_ones_until_they_are_ans
 
 
 async def test_a_finished_record_is_not_overwritten_by_another_submission(
-    store: RedisStore, journal: Journal, told: Told
+    store: RedisStore, journal: Journal, callbacks: JournalCallbacks
 ) -> None:
     first, later = request_log("a", accepted_at=10), request_log("a", accepted_at=11)
     first.sequences[0].token_ids = [1]
     end(first)
     journal.mark_changed(first)
     assert await journal.flush(60)
-    told.durable.clear()
+    callbacks.durable.clear()
     for step in range(2):
         later.sequences[0].token_ids.append(step)
         journal.mark_changed(later)
         assert await journal.flush(60)
     assert journal.lag == 0
     assert (later.record, later.is_durable) == (RecordState.DISPLACED, False)
-    assert told.durable == []
+    assert callbacks.durable == []
     assert (await read(store, first)).submit == first.submit
 
 

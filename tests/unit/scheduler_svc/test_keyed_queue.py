@@ -26,7 +26,7 @@ class Script:
     def failing(self) -> Command:
         async def fail() -> None:
             await self.gate.wait()
-            raise ValueError("told to fail")
+            raise ValueError("scripted failure")
 
         return fail
 
@@ -66,4 +66,4 @@ async def test_a_command_that_fails_holds_up_nothing() -> None:
 
 
 def broken() -> Coroutine[None, None, None] | None:
-    raise ValueError("told to fail")
+    raise ValueError("scripted failure")

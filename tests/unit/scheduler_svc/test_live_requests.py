@@ -87,7 +87,7 @@ def test_log_probabilities_are_kept_with_their_tokens(core: Scheduler, requests:
         sequence = core.sequences("k")[1]
         requests.dispatch([TokensEvent(sequence, offset, [token], [worker_v1.TokenLogprobs(logprob=-token)])])
     assert [sequence.token_ids for sequence in live.log.sequences] == [[], [5, 6]]
-    assert [told.logprob for told in live.log.sequences[1].logprobs] == [-5, -6]
+    assert [one.logprob for one in live.log.sequences[1].logprobs] == [-5, -6]
     assert live.log.state is State.ACCEPTED
 
 
@@ -132,9 +132,9 @@ def test_a_value_ends_its_request_and_is_replayed(core: Scheduler, requests: Liv
     requests.truncate(live, 0, 0)  # a stop match, which is about tokens
     requests.dispatch([TokensEvent(sequence, 0, (), end=ValueComputed(value))])
     assert live.log.state is State.FINISHED
-    [told] = [event.tokens for event in gateway.events]
-    assert told.end.value == value
-    assert list(attached_to_proto(live.log, 1).attached.sequences) == [told]
+    [sent] = [event.tokens for event in gateway.events]
+    assert sent.end.value == value
+    assert list(attached_to_proto(live.log, 1).attached.sequences) == [sent]
 
 
 async def test_a_detached_request_that_moves_to_another_version_keeps_its_grace(core: Scheduler) -> None:

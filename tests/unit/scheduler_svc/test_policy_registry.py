@@ -74,9 +74,9 @@ def test_a_built_in_policy_comes_before_an_entry_point_of_its_name(install: Inst
 def test_an_unknown_name_is_refused_with_those_that_are_known(
     documented: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = refusal("lottery", capsys)
-    assert "QUIRE_POLICY (--policy): there is no policy 'lottery'" in told
-    assert told.endswith(f"known: fair, fcfs, priority, {documented}\n")
+    message = refusal("lottery", capsys)
+    assert "QUIRE_POLICY (--policy): there is no policy 'lottery'" in message
+    assert message.endswith(f"known: fair, fcfs, priority, {documented}\n")
 
 
 def test_a_name_that_two_packages_have_is_refused(install: Install) -> None:
@@ -129,7 +129,7 @@ def test_what_is_no_policy_is_refused_by_its_setting(
     source: str, why: str, install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install("broken", "broken_policy", source, lottery="broken_policy:Policy")
-    told = refusal("lottery", capsys)
-    assert told.startswith("python -m scheduler_svc: QUIRE_POLICY (--policy): the policy 'lottery'")
-    assert "entry point broken_policy:Policy of quire.policies" in told
-    assert why in told
+    message = refusal("lottery", capsys)
+    assert message.startswith("python -m scheduler_svc: QUIRE_POLICY (--policy): the policy 'lottery'")
+    assert "entry point broken_policy:Policy of quire.policies" in message
+    assert why in message

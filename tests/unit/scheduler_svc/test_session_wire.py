@@ -142,8 +142,8 @@ def test_attached_has_the_log_probabilities_of_the_prompt() -> None:
     recorded = log()
     assert not attached_to_proto(recorded, 7).attached.HasField("prompt_logprobs")
     recorded.prompt_logprobs = [worker_v1.TokenLogprobs(logprob=-place) for place in (1, 2)]
-    told = attached_to_proto(recorded, 7).attached.prompt_logprobs
-    assert (told.offset, list(told.tokens)) == (1, recorded.prompt_logprobs)
+    logprobs = attached_to_proto(recorded, 7).attached.prompt_logprobs
+    assert (logprobs.offset, list(logprobs.tokens)) == (1, recorded.prompt_logprobs)
     later = prompt_logprobs_to_proto(recorded, 1).prompt_logprobs
     assert (later.offset, list(later.tokens)) == (2, recorded.prompt_logprobs[1:])
 
@@ -197,17 +197,17 @@ def test_the_last_tokens_of_a_sequence_have_its_end() -> None:
 
 def test_an_event_is_the_same_in_a_message_of_others() -> None:
     sequence = Sequence(5, read(), 0, 0, [5, 6, 7])
-    told = [worker_v1.TokenLogprobs(logprob=-1.5, top=[worker_v1.Logprob(token_id=7, logprob=-1.5)])]
+    logprobs = [worker_v1.TokenLogprobs(logprob=-1.5, top=[worker_v1.Logprob(token_id=7, logprob=-1.5)])]
     events: list[Event] = [
-        TokensEvent(sequence, 2, [7], told, StopToken(7), 0.0),
-        PromptLogprobsEvent(sequence.request, 1, told),
+        TokensEvent(sequence, 2, [7], logprobs, StopToken(7), 0.0),
+        PromptLogprobsEvent(sequence.request, 1, logprobs),
         FailedEvent(sequence.request, Failure.CANCELLED, "cancelled", retry_after=1.0),
     ]
     message = scheduler_v1.SessionResponse()
     for event in events:
         fill_event(message.events.add(), event)
     assert list(message.events) == [event_to_proto(event) for event in events]
-    assert list(message.events[0].tokens.logprobs) == told
+    assert list(message.events[0].tokens.logprobs) == logprobs
     assert message.events[0].tokens.HasField("score")
 
 

@@ -35,7 +35,7 @@ def not_a_result(response: worker_v1.StepResponse) -> None:
     response.ready.SetInParent()
 
 
-def told(*tokens: worker_v1.TokenLogprobs) -> Change:
+def with_logprobs(*tokens: worker_v1.TokenLogprobs) -> Change:
     return of_result(logprobs=[worker_v1.SequenceLogprobs(schedule_index=0, tokens=tokens)])
 
 
@@ -60,17 +60,20 @@ BAD = {
         of_result(failures=[worker_v1.SequenceFailure(schedule_index=0, message="bad")]),
     ),
     "no log-probabilities": ("logprobs", of_result(logprobs=[])),
-    "a log-probability that is no number": ("logprobs", told(worker_v1.TokenLogprobs(logprob=math.nan, top=ONE))),
-    "likeliest tokens left out": ("logprobs", told(worker_v1.TokenLogprobs(logprob=-1))),
-    "a likeliest token that is none": (
+    "a log-probability that is no number": (
         "logprobs",
-        told(worker_v1.TokenLogprobs(logprob=-1, top=[worker_v1.Logprob(token_id=VOCAB, logprob=-1)])),
+        with_logprobs(worker_v1.TokenLogprobs(logprob=math.nan, top=ONE)),
     ),
-    "a likeliest token without a number": (
+    "no top tokens": ("logprobs", with_logprobs(worker_v1.TokenLogprobs(logprob=-1))),
+    "a top token outside the vocabulary": (
         "logprobs",
-        told(worker_v1.TokenLogprobs(logprob=-1, top=[worker_v1.Logprob(token_id=1, logprob=-math.inf)])),
+        with_logprobs(worker_v1.TokenLogprobs(logprob=-1, top=[worker_v1.Logprob(token_id=VOCAB, logprob=-1)])),
     ),
-    "log-probabilities of two tokens": ("logprobs", told(*[worker_v1.TokenLogprobs(logprob=-1, top=ONE)] * 2)),
+    "a top token without a finite log-probability": (
+        "logprobs",
+        with_logprobs(worker_v1.TokenLogprobs(logprob=-1, top=[worker_v1.Logprob(token_id=1, logprob=-math.inf)])),
+    ),
+    "log-probabilities of two tokens": ("logprobs", with_logprobs(*[worker_v1.TokenLogprobs(logprob=-1, top=ONE)] * 2)),
     "a value that nobody asked for": (
         "results",
         of_result(values=[worker_v1.SequenceValue(value=worker_v1.PooledValue(numbers=[1]))]),

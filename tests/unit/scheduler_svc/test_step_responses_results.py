@@ -63,8 +63,8 @@ def value(*numbers: float, place: int = 0) -> worker_v1.SequenceValue:
 
 
 def prompt_logprobs(*values: float, place: int = 0, top: int | None = 1) -> worker_v1.SequenceLogprobs:
-    likeliest = [] if top is None else [worker_v1.Logprob(token_id=top, logprob=-1)]
-    tokens = [worker_v1.TokenLogprobs(logprob=one, top=likeliest) for one in values]
+    top_tokens = [] if top is None else [worker_v1.Logprob(token_id=top, logprob=-1)]
+    tokens = [worker_v1.TokenLogprobs(logprob=one, top=top_tokens) for one in values]
     return worker_v1.SequenceLogprobs(schedule_index=place, tokens=tokens)
 
 
@@ -171,8 +171,8 @@ BAD_LOGPROBS: dict[str, list[worker_v1.SequenceLogprobs]] = {
     "too few": [prompt_logprobs(-1, -2)],
     "too many": [prompt_logprobs(-1, -2, -3, -4)],
     "no numbers": [prompt_logprobs(-1, -2, -math.inf)],
-    "likeliest left out": [prompt_logprobs(-1, -2, -3, top=None)],
-    "likeliest beyond the vocabulary": [prompt_logprobs(-1, -2, -3, top=VOCAB)],
+    "no top tokens": [prompt_logprobs(-1, -2, -3, top=None)],
+    "top token beyond the vocabulary": [prompt_logprobs(-1, -2, -3, top=VOCAB)],
 }
 
 

@@ -17,20 +17,22 @@ def log_of(*token_ids: list[int], logprobs: bool = False, num_durable: int = 0) 
         submit.sampling.logprobs = 0
     log = RequestLog(submit, accepted_at=1.0)
     log.sequences = [
-        SequenceLog(list(tokens), [told(token) for token in tokens] if logprobs else [], num_durable=num_durable)
+        SequenceLog(
+            list(tokens), [token_logprobs(token) for token in tokens] if logprobs else [], num_durable=num_durable
+        )
         for tokens in token_ids
     ]
     return log
 
 
-def told(token: int) -> worker_v1.TokenLogprobs:
+def token_logprobs(token: int) -> worker_v1.TokenLogprobs:
     return worker_v1.TokenLogprobs(logprob=-token)
 
 
 def unflushed(
     offset: int, *token_ids: int, index: int = 0, is_truncated: bool = False, logprobs: bool = False
 ) -> scheduler_v1.UnflushedTokens:
-    given = [told(token) for token in token_ids] if logprobs else []
+    given = [token_logprobs(token) for token in token_ids] if logprobs else []
     return scheduler_v1.UnflushedTokens(
         index=index, offset=offset, token_ids=token_ids, logprobs=given, is_truncated=is_truncated
     )
@@ -144,13 +146,13 @@ def prompt_log(*token_ids: int, num_given: int) -> RequestLog:
     log = log_of([*token_ids])
     log.submit.prompt_token_ids.extend(range(5))
     log.submit.result.prompt_logprobs.SetInParent()
-    log.prompt_logprobs = [told(place) for place in range(1, num_given + 1)]
+    log.prompt_logprobs = [token_logprobs(place) for place in range(1, num_given + 1)]
     return log
 
 
 def held_with_prompt(num_given: int, *token_ids: int) -> scheduler_v1.UnflushedTokens:
     held = unflushed(0, *token_ids)
-    held.prompt_logprobs.extend(told(place) for place in range(1, num_given + 1))
+    held.prompt_logprobs.extend(token_logprobs(place) for place in range(1, num_given + 1))
     return held
 
 

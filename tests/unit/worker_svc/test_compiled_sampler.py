@@ -26,7 +26,7 @@ def state(row: int) -> SamplingState:
 def test_a_row_has_the_same_bits_alone_and_in_a_batch() -> None:
     torch.manual_seed(0)
     logits = torch.randn(33, VOCAB) * 4
-    logits[:, 1000:1040] = logits[:, :1].clone() + 20  # ties among the likeliest
+    logits[:, 1000:1040] = logits[:, :1].clone() + 20  # ties among the largest logits
     sampler = CompiledSampler(compiled.thread_pool())
     crowd = sampler(logits.clone(), [state(row) for row in range(len(logits))])
     for row in range(len(logits)):

@@ -44,4 +44,4 @@ def test_a_step_is_held_against_the_bytes_it_reads(
 
 def test_bounds_are_not_to_be_passed() -> None:
     case = {"num_seqs": 1, "of_floor": 1.2, "idle_share": 0.05}
-    assert [verdict["holds"] for verdict in decode.judge([case])] == [True, False]
+    assert [target["holds"] for target in decode.judge([case])] == [True, False]

@@ -43,8 +43,8 @@ def test_decode_has_targets_of_bandwidth_and_of_the_best_peer() -> None:
 
 def test_the_target_of_prefill_is_the_fastest_sdpa() -> None:
     case = measured("prefill", 1.0, 0.5, SDPA=1.2, FlexAttention=0.1, SDPA_with_gather=0.1)
-    (verdict,) = result(case, gpu=GPU)["targets"]
-    assert (verdict["value"], verdict["holds"]) == (pytest.approx(1.2), True)
+    (target,) = result(case, gpu=GPU)["targets"]
+    assert (target["value"], target["holds"]) == (pytest.approx(1.2), True)
 
 
 def test_there_are_no_targets_on_a_processor() -> None:

@@ -44,8 +44,8 @@ def test_the_choice_is_compared_with_the_better_mode_by_medians() -> None:
 
 @pytest.mark.parametrize(("seconds", "holds"), [(11.0, True), (11.1, False)])
 def test_the_choice_may_take_a_tenth_longer(seconds: float, holds: bool) -> None:
-    verdicts = judge_regimes({"short": regime([seconds], swap=20.0, recompute=10.0)})
-    assert verdicts[0]["holds"] is holds
+    targets = judge_regimes({"short": regime([seconds], swap=20.0, recompute=10.0)})
+    assert targets[0]["holds"] is holds
 
 
 def test_choices_are_counted_over_all_regimes_in_the_run_with_the_fewest() -> None:
@@ -59,8 +59,8 @@ def test_growth_is_the_median_of_the_turns() -> None:
     figures = LongPromptFigures([long_prompt(0.02, 0.03), long_prompt(0.04, 0.08), long_prompt(0.01, 0.05)])
     assert figures.to_json()["growth"] == pytest.approx(2.0)
     assert figures.to_json()["median"]["beside_p99"] == pytest.approx(0.05)
-    verdict = judge_long_prompt(figures)[0]
-    assert not verdict["holds"]  # twice is not below twice
+    target = judge_long_prompt(figures)[0]
+    assert not target["holds"]  # twice is not below twice
 
 
 REGIME = RegimeFigures(

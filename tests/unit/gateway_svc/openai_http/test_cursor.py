@@ -48,17 +48,17 @@ def streamed(outputs: list[list[int]], order: list[int], cursor: Cursor, stop: t
 
 def deltas(events: list[bytes]) -> list[tuple[int, Any]]:
     """What a client makes of events: texts by the character."""
-    told: list[tuple[int, Any]] = []
+    received: list[tuple[int, Any]] = []
     for event in events:
         data = event.split(b"data: ")[1]
         choices = [] if b"[DONE]" in data else json.loads(data)["choices"]
         for choice in choices:
-            told += [(choice["index"], role) for role in [choice["delta"].get("role")] if role]
-            told += [(choice["index"], char) for char in choice["delta"]["content"]]
-            told += [(choice["index"], reason) for reason in [choice["finish_reason"]] if reason]
+            received += [(choice["index"], role) for role in [choice["delta"].get("role")] if role]
+            received += [(choice["index"], char) for char in choice["delta"]["content"]]
+            received += [(choice["index"], reason) for reason in [choice["finish_reason"]] if reason]
         if not choices:
-            told.append((2, data))
-    return sorted(told, key=lambda one: one[0])
+            received.append((2, data))
+    return sorted(received, key=lambda one: one[0])
 
 
 @given(

@@ -51,9 +51,9 @@ def test_a_body_names_the_field_and_the_reason() -> None:
 
 
 def test_seconds_to_wait_are_rounded_up() -> None:
-    for seconds, told in ((1.2, "2"), (0.0, "1")):
+    for seconds, header in ((1.2, "2"), (0.0, "1")):
         error = HttpError.of(QuireError(Reason.CAPACITY_EXHAUSTED, "soon", retry_after=seconds))
-        assert error.headers == {"retry-after": told}
+        assert error.headers == {"retry-after": header}
     assert NO_ROUTE.headers == {}
 
 

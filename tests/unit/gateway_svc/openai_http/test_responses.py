@@ -21,7 +21,7 @@ def answer(form: Format, num_prompts: int = 1, **fields: Any) -> ResponseBuilder
     )
 
 
-def told(event: bytes) -> Any:
+def decoded(event: bytes) -> Any:
     assert event.startswith(b"data: ")
     assert event.endswith(b"\n\n")
     return json.loads(event[6:])
@@ -71,7 +71,9 @@ def test_choices_of_several_prompts_are_numbered_prompt_by_prompt() -> None:
 
 def test_only_the_first_delta_of_a_choice_has_the_role() -> None:
     stream = answer(ChatFormat(), n=2)
-    events = [told(stream.event(0, Chunk(index, 0, text))) for index, text in [(0, "a"), (1, "b"), (0, "c"), (1, "d")]]
+    events = [
+        decoded(stream.event(0, Chunk(index, 0, text))) for index, text in [(0, "a"), (1, "b"), (0, "c"), (1, "d")]
+    ]
     assert [event["choices"][0]["delta"] for event in events] == [
         {"role": "assistant", "content": "a"},
         {"role": "assistant", "content": "b"},
@@ -88,7 +90,7 @@ def test_only_the_first_delta_of_a_choice_has_the_role() -> None:
 def test_every_event_of_text_has_the_same_shape(form: Format, text: str) -> None:
     stream = answer(form)
     stream.event(0, Chunk(0, 0, "first", [A]))
-    second, third = (told(stream.event(0, Chunk(0, place, piece, [B]))) for place, piece in [(1, "x"), (2, text)])
+    second, third = (decoded(stream.event(0, Chunk(0, place, piece, [B]))) for place, piece in [(1, "x"), (2, text)])
     choice = third["choices"][0]
     assert (choice["delta"]["content"] if isinstance(form, ChatFormat) else choice["text"]) == text
     assert json.dumps(third) == json.dumps(second).replace(json.dumps("x"), json.dumps(text))
@@ -97,25 +99,28 @@ def test_every_event_of_text_has_the_same_shape(form: Format, text: str) -> None
 def test_tokens_without_text_make_no_event() -> None:
     stream = answer(ChatFormat())
     assert stream.event(0, Chunk(0, 0, "", [A])) == b""
-    assert told(stream.event(0, Chunk(0, 1, "x", [B])))["choices"][0]["delta"] == {"role": "assistant", "content": "x"}
+    assert decoded(stream.event(0, Chunk(0, 1, "x", [B])))["choices"][0]["delta"] == {
+        "role": "assistant",
+        "content": "x",
+    }
     assert stream.event(0, Chunk(0, 2, "", [A])) == b""
 
 
 def test_the_end_is_an_event_even_without_text() -> None:
     stream = answer(ChatFormat())
-    assert told(stream.event(0, Chunk(0, 1, "", [2], finish=STOP)))["choices"][0]["finish_reason"] == "stop"
+    assert decoded(stream.event(0, Chunk(0, 1, "", [2], finish=STOP)))["choices"][0]["finish_reason"] == "stop"
 
 
 def test_an_end_after_text_is_sent() -> None:
     stream = answer(CompletionFormat())
     stream.event(0, Chunk(0, 0, "a", [A]))
-    (choice,) = told(stream.event(0, Chunk(0, 1, "b", [B], finish=Finish(FinishReason.LENGTH))))["choices"]
+    (choice,) = decoded(stream.event(0, Chunk(0, 1, "b", [B], finish=Finish(FinishReason.LENGTH))))["choices"]
     assert (choice["text"], choice["finish_reason"], choice["seed"]) == ("b", "length", 7)
 
 
 def test_the_last_event_has_the_usage_and_no_choice() -> None:
     events = answer(CompletionFormat()).last_events(Usage(1, 2, 0))
-    last = told(events.removesuffix(b"data: [DONE]\n\n"))
+    last = decoded(events.removesuffix(b"data: [DONE]\n\n"))
     assert last["choices"] == []
     assert last["usage"]["total_tokens"] == 3
 
@@ -147,7 +152,7 @@ def test_logprobs_of_a_completion() -> None:
     chunk = Chunk(0, 0, "ab", [A, B], LOGPROBS, STOP)
     stream = answer(CompletionFormat(), logprobs=2)
     stream.event(0, Chunk(0, 0, "a", [A], LOGPROBS[:1]))
-    assert told(stream.event(0, chunk))["choices"][0]["logprobs"] == {
+    assert decoded(stream.event(0, chunk))["choices"][0]["logprobs"] == {
         "tokens": ["a", "b"],
         "token_logprobs": [-0.5, -9999.0],
         "top_logprobs": [{"a": -0.5, "b": -1.5}, {"a": -0.1, "b": -9999.0}],

@@ -14,7 +14,7 @@ AGEING, HORIZON = 10.0, 60.0
 
 
 class Bench:
-    """A policy, and one place to run: whoever goes first is served at once."""
+    """A policy with one slot: the first sequence is served at once."""
 
     def __init__(self) -> None:
         self.policy = FairPolicy(PolicySettings(AGEING, HORIZON))
