@@ -38,7 +38,7 @@ test: $(STAMP)  ## Run all tests that need no GPU, in up to 4 processes; TEST_PR
 FAULTS ?= 200
 CLIENTS ?= 32
 SEED ?= 1
-chaos: $(STAMP)  ## Kill, stop and cut what runs under load, and check every token; FAULTS=200 CLIENTS=32 SEED=1
+chaos: $(STAMP)  ## Inject faults under load and check every token; FAULTS=200 CLIENTS=32 SEED=1
 	@PYTHONPATH=tests/support $(BIN)/python -m tests.chaos --faults $(FAULTS) --clients $(CLIENTS) --seed $(SEED)
 
 acceptance: $(STAMP)  ## Run the large checks, hours in all, and write benchmarks/results/acceptance.json; PARTS=chaos

@@ -27,7 +27,7 @@ from benchmarks.steps.processes import ProcessEndpoints, running_scheduler, runn
 from benchmarks.steps.report import WARM_UP_STEPS
 from svc_common.supervisor.addresses import free_port
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
-from tests.chaos.proxy import Link, Trouble
+from tests.chaos.proxy import Link, LinkFault
 
 RESULT = RESULTS / "journal.json"
 NUM_SEQUENCES = 64
@@ -49,7 +49,7 @@ def measure_gaps(mode: str, num_steps: int) -> JournalRun:
         stack.enter_context(running_scheduler(endpoints, reached_at, without_journal=mode == OFF))
 
         def start_worker() -> None:
-            link.trouble = Trouble(delay=SLOW_SECONDS / 2)
+            link.fault = LinkFault(delay=SLOW_SECONDS / 2)
             stack.enter_context(running_worker(endpoints, NUM_SEQUENCES, FORWARD_SECONDS))
 
         wanted = WARM_UP_STEPS + num_steps + 1

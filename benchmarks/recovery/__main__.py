@@ -95,9 +95,9 @@ async def _victim(running: Stack, case: FaultCase) -> str:
         leader = await running.leader()
         counts = {} if leader is None else {leader: NUM_STREAMS}
     elif case.role == "gateway":
-        counts = Counter(name for i in range(NUM_STREAMS) if (name := running.gateway_of(f"client-{i}")))
+        counts = Counter(name for i in range(NUM_STREAMS) if (name := running.last_gateway(f"client-{i}")))
     elif case.role == "worker":
-        counts = await running.running_at_workers()
+        counts = await running.num_decoding_by_worker()
     else:
         counts = dict.fromkeys(running.instances(case.role), NUM_STREAMS)
     return busiest(case.name, counts)

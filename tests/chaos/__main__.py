@@ -1,10 +1,11 @@
-"""Kills, stops and cuts what runs, and checks every token that clients get (`make chaos`).
+"""Injects faults into a deployment under load and checks every token that clients receive (`make chaos`).
 
     python -m tests.chaos [--faults 200] [--clients 32] [--seed 1]
 
-The real model in float32 under the supervisor, two of each role. The seed repeats the schedule of faults and what
-clients ask. Exits with 1 where a token was lost, given twice or changed, a request is incomplete, or, at rest, blocks
-are in use or a key has no TTL. The last line counts.
+Runs the real model in float32 under the supervisor, with two of each role. Faults are kill -9, SIGSTOP and SIGTERM of
+processes, and reset, stalled, delayed and throttled connections. The seed repeats the faults and the requests. The last
+line is the summary. Exits with 1 if a token is lost, duplicated or changed, if a request is incomplete, or if at the
+end blocks are in use or a key in Redis has no TTL.
 """
 
 import argparse
@@ -23,32 +24,34 @@ from tests.chaos.run import Outcome, Plan, run_chaos
 
 
 def main() -> None:
-    """Reads flags, runs, tells."""
+    """Parses the flags, runs, and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seed", type=int, default=1)
     for role in ("gateways", "schedulers", "workers"):
         parser.add_argument(f"--{role}", type=int, default=2)
-    parser.add_argument("--log", type=Path, help="file for what the roles write; else one in the temporary directory")
+    parser.add_argument(
+        "--log", type=Path, help="file for the output of the roles; default: a new file in the temporary directory"
+    )
     options = parser.parse_args()
     log = options.log or Path(tempfile.gettempdir(), f"quire-chaos-{os.getpid()}.log")
     asyncio.run(prepare_model({}))
     model = resolve_model(None).path
     references = kept_references(model)
-    print(f"roles write to {log}", flush=True)
+    print(f"the output of the roles is written to {log}", flush=True)
     plan = Plan(options.faults, options.clients, options.seed, options.gateways, options.schedulers, options.workers)
     outcome = asyncio.run(run_chaos(plan, references, model, log, lambda line: print(line, flush=True)))
     print(recoveries(outcome))
     print(outcome.summary())
-    sys.exit(0 if outcome.is_right else 1)
+    sys.exit(0 if outcome.passed else 1)
 
 
 def recoveries(outcome: Outcome) -> str:
-    """Seconds until all streams went on, by kind of fault."""
+    """A table of the seconds until all streams recovered, by kind of fault."""
     seconds = defaultdict[str, list[float]](list)
     for fault, took in outcome.recoveries:
-        seconds[f"{fault.action} {fault.place}"].append(took)
+        seconds[f"{fault.action} {fault.target}"].append(took)
     return "\n".join(
         f"{kind:28} {len(took):3d} times, p50 {statistics.median(took):6.2f} s, max {max(took):6.2f} s"
         for kind, took in sorted(seconds.items())

@@ -1,4 +1,4 @@
-"""Judges a client's history: each token once, in order, complete, and none other than expected."""
+"""Checks a client's history: it has each expected token once, in order, and no other token."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from tests.chaos.histories import Entry, Expected, History, Sequence
 LOGPROB_TOLERANCE = 1e-3
 
 
-class Wrong(StrEnum):
-    """What can be wrong. The values are the words of the last line."""
+class ViolationKind(StrEnum):
+    """The values are printed in the summary."""
 
     LOST = "lost"
     DUPLICATED = "duplicated"
@@ -22,48 +22,52 @@ class Wrong(StrEnum):
 
 @dataclass(frozen=True)
 class Violation:
-    """One thing that is wrong, `count` tokens of it. `place` is that of the history's entry where it shows."""
+    """A violation by `count` tokens. `position` is the index of the entry in the history."""
 
-    kind: Wrong
+    kind: ViolationKind
     count: int
-    place: int
+    position: int
     text: str
 
 
 def check(history: History, expected: Expected) -> list[Violation]:
-    """All that is wrong with a history that is over."""
-    found: list[Violation] = []
+    """The violations of a history whose request has ended."""
+    violations: list[Violation] = []
     end = len(history.entries) - 1
     for index, sequence in sorted(expected.sequences.items()):
-        found += _check_sequence(history, index, sequence)
-    for place, entry in enumerate(history.entries):
+        violations += _check_sequence(history, index, sequence)
+    for position, entry in enumerate(history.entries):
         if not entry.note and entry.index not in expected.sequences:
-            found.append(Violation(Wrong.CHANGED, len(entry.items), place, f"there is no sequence {entry.index}"))
+            violations.append(
+                Violation(ViolationKind.CHANGED, len(entry.items), position, f"there is no sequence {entry.index}")
+            )
     if history.error is not None:
-        found.append(Violation(Wrong.INCOMPLETE, 1, end, history.error))
+        violations.append(Violation(ViolationKind.INCOMPLETE, 1, end, history.error))
     elif history.usage is None:
-        found.append(Violation(Wrong.INCOMPLETE, 1, end, "the usage did not come"))
+        violations.append(Violation(ViolationKind.INCOMPLETE, 1, end, "there is no usage"))
     elif history.usage != expected.usage:
-        found.append(Violation(Wrong.CHANGED, 1, end, f"the usage is {history.usage}, not {expected.usage}"))
-    return found
+        violations.append(
+            Violation(ViolationKind.CHANGED, 1, end, f"the usage is {history.usage}, not {expected.usage}")
+        )
+    return violations
 
 
-def counts(violations: list[Violation]) -> Counter[Wrong]:
-    """Tokens, or for what is incomplete requests, by kind."""
-    totals = Counter[Wrong]()
+def counts(violations: list[Violation]) -> Counter[ViolationKind]:
+    """Tokens by kind; for INCOMPLETE, requests."""
+    totals = Counter[ViolationKind]()
     for violation in violations:
-        totals[violation.kind] += 1 if violation.kind is Wrong.INCOMPLETE else violation.count
-    totals[Wrong.INCOMPLETE] = min(totals[Wrong.INCOMPLETE], 1)
+        totals[violation.kind] += 1 if violation.kind is ViolationKind.INCOMPLETE else violation.count
+    totals[ViolationKind.INCOMPLETE] = min(totals[ViolationKind.INCOMPLETE], 1)
     return totals
 
 
-def excerpt(history: History, place: int, around: int = 6) -> str:
-    """The entries around a place, a line each."""
+def excerpt(history: History, position: int, around: int = 6) -> str:
+    """The entries around a position, one per line."""
     first = history.entries[0].at if history.entries else 0.0
     lines = []
-    for i in range(max(0, place - around), min(len(history.entries), place + around + 1)):
+    for i in range(max(0, position - around), min(len(history.entries), position + around + 1)):
         entry = history.entries[i]
-        mark = ">" if i == place else " "
+        mark = ">" if i == position else " "
         lines.append(f"  {mark} {entry.at - first:8.3f} s, fault {entry.fault}: {_describe(entry)}")
     return "\n".join(lines)
 
@@ -71,49 +75,56 @@ def excerpt(history: History, place: int, around: int = 6) -> str:
 def _check_sequence(history: History, index: int, expected: Sequence) -> Iterator[Violation]:
     next_offset, text, logprobs = 0, "", list[float]()
     ended_at: int | None = None
-    place = -1
-    for place, entry in enumerate(history.entries):
+    position = -1
+    for position, entry in enumerate(history.entries):
         if entry.note or entry.index != index:
             continue
         if ended_at is not None:
-            yield Violation(Wrong.DUPLICATED, max(1, len(entry.items)), place, f"sequence {index} had ended")
+            yield Violation(ViolationKind.DUPLICATED, max(1, len(entry.items)), position, f"sequence {index} had ended")
             continue
         offset = next_offset if entry.offset is None else entry.offset
         if offset > next_offset:
             gap = offset - next_offset
             yield Violation(
-                Wrong.LOST, gap, place, f"sequence {index}: {gap} tokens from {next_offset} on are not there"
+                ViolationKind.LOST, gap, position, f"sequence {index}: {gap} tokens from {next_offset} on are missing"
             )
         elif offset < next_offset and entry.items:
-            again = min(next_offset - offset, len(entry.items))
-            yield Violation(Wrong.DUPLICATED, again, place, f"sequence {index}: {again} tokens from {offset} on again")
+            num_repeated = min(next_offset - offset, len(entry.items))
+            yield Violation(
+                ViolationKind.DUPLICATED,
+                num_repeated,
+                position,
+                f"sequence {index}: {num_repeated} tokens from {offset} on repeated",
+            )
         for at, item in enumerate(entry.items, offset):
-            right = expected.items[at] if at < len(expected.items) else None
-            if item != right:
-                told = f"sequence {index}: token {at} is {item!r} instead of {right!r}"
-                yield Violation(Wrong.CHANGED, 1, place, told)
+            wanted = expected.items[at] if at < len(expected.items) else None
+            if item != wanted:
+                message = f"sequence {index}: token {at} is {item!r} instead of {wanted!r}"
+                yield Violation(ViolationKind.CHANGED, 1, position, message)
         next_offset = max(next_offset, offset + len(entry.items))
         text += entry.text
         logprobs += entry.logprobs
         if entry.finish:
-            ended_at = place
+            ended_at = position
             if entry.finish != expected.finish:
-                told = f"sequence {index} ended by {entry.finish}, not {expected.finish}"
-                yield Violation(Wrong.CHANGED, 1, place, told)
+                message = f"sequence {index} ended by {entry.finish}, not {expected.finish}"
+                yield Violation(ViolationKind.CHANGED, 1, position, message)
     if history.error is not None:
-        return  # what came is judged above; that not all came is said once
+        return  # check() reports the error; missing tokens are not reported again
     if ended_at is None:
-        yield Violation(Wrong.INCOMPLETE, 1, place, f"sequence {index} has no end")
+        yield Violation(ViolationKind.INCOMPLETE, 1, position, f"sequence {index} has no end")
     if missing := len(expected.items) - next_offset:
-        kind, much = (Wrong.LOST, missing) if missing > 0 else (Wrong.CHANGED, -missing)
-        yield Violation(kind, much, place, f"sequence {index} has {next_offset} tokens, not {len(expected.items)}")
+        kind, count = (ViolationKind.LOST, missing) if missing > 0 else (ViolationKind.CHANGED, -missing)
+        yield Violation(kind, count, position, f"sequence {index} has {next_offset} tokens, not {len(expected.items)}")
     else:
         if text != expected.text:
-            yield Violation(Wrong.CHANGED, 1, place, f"sequence {index}: the text is {text!r}, not {expected.text!r}")
-        for at, (ours, right) in enumerate(zip_longest(logprobs, expected.logprobs)):
-            if ours is None or right is None or abs(ours - right) > LOGPROB_TOLERANCE:
-                told = f"sequence {index}: the log-probability of token {at} is {ours}, not {right}"
-                yield Violation(Wrong.CHANGED, 1, place, told)
+            yield Violation(
+                ViolationKind.CHANGED, 1, position, f"sequence {index}: the text is {text!r}, not {expected.text!r}"
+            )
+        for at, (ours, wanted) in enumerate(zip_longest(logprobs, expected.logprobs)):
+            if ours is None or wanted is None or abs(ours - wanted) > LOGPROB_TOLERANCE:
+                message = f"sequence {index}: the log-probability of token {at} is {ours}, not {wanted}"
+                yield Violation(ViolationKind.CHANGED, 1, position, message)
                 break
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong, and when: a schedule that a seed repeats."""
+"""The schedule of faults. A seed repeats it."""
 
 import random
 from collections.abc import Iterator
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, count, repeat
 
-from tests.chaos.proxy import Trouble
+from tests.chaos.proxy import LinkFault
 
 
 class Action(StrEnum):
-    """What is done."""
+    """A signal to a process, or a fault of a link."""
 
     KILL = "kill -9"
     STOP = "SIGSTOP"
     TERM = "SIGTERM"
-    CUT = "cut"
-    HOLD = "hold"
+    RESET = "reset"
+    STALL = "stall"
     DELAY = "delay"
     THROTTLE = "throttle"
 
 
-class Place(StrEnum):
-    """To whom, or between whom."""
+class Target(StrEnum):
+    """A role, or the links between two roles."""
 
     GATEWAY = "gateway"
     SCHEDULER = "scheduler"
@@ -34,11 +34,11 @@ class Place(StrEnum):
     SCHEDULER_REDIS = "scheduler-redis"
 
 
-ROLES = (Place.GATEWAY, Place.SCHEDULER, Place.WORKER, Place.REDIS)
-LINKS = (Place.CLIENT_GATEWAY, Place.GATEWAY_SCHEDULER, Place.SCHEDULER_WORKER, Place.SCHEDULER_REDIS)
-TO_ROLES = (Action.KILL, Action.STOP, Action.TERM)
-TO_LINKS = (Action.CUT, Action.HOLD, Action.DELAY, Action.THROTTLE)
-EARLY_SHARE = 0.1
+ROLES = (Target.GATEWAY, Target.SCHEDULER, Target.WORKER, Target.REDIS)
+LINKS = (Target.CLIENT_GATEWAY, Target.GATEWAY_SCHEDULER, Target.SCHEDULER_WORKER, Target.SCHEDULER_REDIS)
+ROLE_ACTIONS = (Action.KILL, Action.STOP, Action.TERM)
+LINK_ACTIONS = (Action.RESET, Action.STALL, Action.DELAY, Action.THROTTLE)
+OVERLAP_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -47,71 +47,70 @@ class Fault:
 
     number: int
     action: Action
-    place: Place
+    target: Target
     seconds: float
-    """How long it lasts: how long a process is stopped or a link is in trouble; 0 for what happens at once."""
-    trouble: Trouble
-    """What is wrong with links meanwhile."""
+    """How long a process is stopped or a link is faulty; 0 for KILL and TERM."""
+    link_fault: LinkFault
+    """The fault that the links have for `seconds`."""
     pick: float
-    """In [0, 1): which one of several it hits."""
+    """In [0, 1): selects one of the instances that the fault can hit."""
     pause: float
-    """How long it waits once it may come."""
-    is_early: bool
-    """It comes while the one before it may still last, before all streams have gone on after that, and hits the same
-    role or pair."""
+    """Delay before the fault is injected."""
+    is_overlapping: bool
+    """The fault has the target of the previous fault, and is injected before all streams have recovered from that."""
 
     def __str__(self) -> str:
-        lasting = f" for {self.seconds:.2f} s" if self.seconds else ""
+        duration = f" for {self.seconds:.2f} s" if self.seconds else ""
         details = ""
         if self.action is Action.DELAY:
-            details = f" by {self.trouble.delay * 1e3:.0f} ms"
+            details = f" by {self.link_fault.delay * 1e3:.0f} ms"
         elif self.action is Action.THROTTLE:
-            details = f" to {self.trouble.bytes_per_second / 1e3:.1f} kB/s"
-        return f"{self.action} {self.place}{details}{lasting}{', early' if self.is_early else ''}"
+            details = f" to {self.link_fault.bytes_per_second / 1e3:.1f} kB/s"
+        return f"{self.action} {self.target}{details}{duration}{', overlapping' if self.is_overlapping else ''}"
 
 
 def schedule(seed: int) -> Iterator[Fault]:
-    """Faults without end, the same ones for the same seed: all kinds come before any comes again.
+    """An endless sequence of faults, the same for the same seed. Each kind occurs before any kind is repeated.
 
-    What happens to roles comes twice as often as what happens to links. Never are two early ones in a row: a request
-    that ran in two deaths of its worker without a token is tried alone, and a third one would fail it, as it should.
+    Each fault of a role occurs twice as often as each fault of a link. Two overlapping faults never follow each other:
+    after two lost workers without a token, a request is run in isolation, and a third lost worker fails the request.
     """
     rng = random.Random(seed)
     last: Fault | None = None
-    deck: list[tuple[Action, Place]] = []
+    remaining: list[tuple[Action, Target]] = []
     for number in count(1):
-        is_early = last is not None and not last.is_early and rng.random() < EARLY_SHARE
-        if last is not None and is_early:
-            place = last.place
-            action = rng.choice(TO_ROLES if place in ROLES else TO_LINKS)
+        is_overlapping = last is not None and not last.is_overlapping and rng.random() < OVERLAP_SHARE
+        if last is not None and is_overlapping:
+            target = last.target
+            action = rng.choice(ROLE_ACTIONS if target in ROLES else LINK_ACTIONS)
         else:
-            if not deck:
-                roles = [(action, place) for place in ROLES for action in TO_ROLES]
-                links = [(action, place) for place in LINKS for action in TO_LINKS]
-                deck = list(chain.from_iterable(repeat(roles, 2))) + links
-                rng.shuffle(deck)
-            action, place = deck.pop()
-        last = _draw(rng, number, action, place, is_early)
+            if not remaining:
+                roles = [(action, target) for target in ROLES for action in ROLE_ACTIONS]
+                links = [(action, target) for target in LINKS for action in LINK_ACTIONS]
+                remaining = list(chain.from_iterable(repeat(roles, 2))) + links
+                rng.shuffle(remaining)
+            action, target = remaining.pop()
+        last = _random_fault(rng, number, action, target, is_overlapping)
         yield last
 
 
-def _draw(rng: random.Random, number: int, action: Action, place: Place, is_early: bool) -> Fault:
+def _random_fault(rng: random.Random, number: int, action: Action, target: Target, is_overlapping: bool) -> Fault:
     def between(low: float, high: float) -> float:
-        """Short ones as likely as long ones."""
+        """A log-uniform value."""
         return low * float((high / low) ** rng.random())
 
-    seconds, trouble = 0.0, Trouble()
+    seconds, link_fault = 0.0, LinkFault()
     match action:
         case Action.STOP:
-            # Around what each service takes for the death of another: a lease of 2 s, 5 s for a worker.
+            # Shorter and longer than the timeouts that detect a dead process: 2 s for the lease, 5 s for a worker.
             seconds = between(0.2, 8.0)
-        case Action.CUT:
-            seconds, trouble = between(0.02, 5.0), Trouble(is_truncated=True)
-        case Action.HOLD:
-            seconds, trouble = between(0.1, 8.0), Trouble(is_held=True)
+        case Action.RESET:
+            seconds, link_fault = between(0.02, 5.0), LinkFault(is_reset=True)
+        case Action.STALL:
+            seconds, link_fault = between(0.1, 8.0), LinkFault(is_stalled=True)
         case Action.DELAY:
-            seconds, trouble = between(0.5, 4.0), Trouble(delay=between(0.02, 0.6))
+            seconds, link_fault = between(0.5, 4.0), LinkFault(delay=between(0.02, 0.6))
         case Action.THROTTLE:
-            seconds, trouble = between(0.5, 4.0), Trouble(bytes_per_second=between(4e3, 1e5))
-    pause = rng.uniform(0, 0.3 if is_early else 0.8)
-    return Fault(number, action, place, seconds, trouble, rng.random(), pause, is_early)
+            seconds, link_fault = between(0.5, 4.0), LinkFault(bytes_per_second=between(4e3, 1e5))
+    pause = rng.uniform(0, 0.3 if is_overlapping else 0.8)
+    return Fault(number, action, target, seconds, link_fault, rng.random(), pause, is_overlapping)

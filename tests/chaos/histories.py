@@ -1,4 +1,4 @@
-"""What a client saw of one request, entry by entry."""
+"""Histories: what a client received for one request, in order."""
 
 import math
 from collections import defaultdict
@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 Item = Hashable
-"""One token as a protocol shows it: its id, its text, or, where a protocol tells of text alone, a character."""
+"""One token as its id, or as its text. Where a protocol has neither, one character of the text."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Something that came, or, with a `note`, that happened to the connection. `at` is `monotonic`."""
+    """One chunk of a sequence, or, with a `note`, an event of the connection. `at` is in seconds, by `monotonic`."""
 
     at: float
     fault: int
-    """The number of faults that there were so far."""
+    """Number of the latest fault."""
     index: int = 0
     offset: int | None = None
-    """Place of the first item in its sequence; None where the protocol does not tell."""
+    """Target of the first item in its sequence; None where the protocol does not tell."""
     items: tuple[Item, ...] = ()
     text: str = ""
     logprobs: tuple[float, ...] = ()
@@ -29,24 +29,24 @@ class Entry:
 
 @dataclass
 class History:
-    """One request from its start to its end. `fault` is the number of faults so far, kept by whoever injects them."""
+    """One request from its start to its end. `faults` is shared with the code that injects faults."""
 
     name: str
     case: str
-    """Which of the requests that are asked again and again."""
+    """Name of the case."""
     faults: "FaultCount"
     entries: list[Entry] = field(default_factory=list)
     num_items: int = 0
-    fed_at: float = -math.inf
-    """When the last of them came, by `monotonic`."""
+    last_item_at: float = -math.inf
+    """When the last item arrived, by `monotonic`."""
     num_resumes: int = 0
     usage: "Usage | None" = None
-    """What is said at the end; None until it came."""
-    is_over: bool = False
-    """The request came to its end, by its last message or by an error."""
+    """None until it arrives, at the end of the stream."""
+    is_done: bool = False
+    """The request has ended, by its last message or by an error."""
     error: str | None = None
 
-    def came(
+    def add_chunk(
         self,
         index: int,
         offset: int | None,
@@ -55,33 +55,33 @@ class History:
         logprobs: tuple[float, ...] = (),
         finish: str | None = None,
     ) -> None:
-        """A piece of a sequence."""
+        """Adds a chunk of a sequence."""
         now = monotonic()
         if items:
             self.num_items += len(items)
-            self.fed_at = now
+            self.last_item_at = now
         self.entries.append(Entry(now, self.faults.count, index, offset, items, text, logprobs, finish))
 
     def note(self, note: str) -> None:
-        """Something about the connection."""
+        """Adds an event of the connection."""
         self.entries.append(Entry(monotonic(), self.faults.count, note=note))
 
-    def resumed(self, note: str) -> None:
-        """The client goes on over another connection."""
+    def add_resume(self, note: str) -> None:
+        """Adds a resumption over another connection."""
         self.num_resumes += 1
         self.note(note)
 
 
 @dataclass
 class FaultCount:
-    """How many faults there were."""
+    """Number of the latest fault, shared by its writer and the histories."""
 
     count: int = 0
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens that a request is told to have cost, the generated ones of all its sequences together."""
+    """The usage that the server reports. Completion tokens are the sum over all sequences."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -89,7 +89,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Sequence:
-    """All that one sequence should be."""
+    """The expected content of one sequence."""
 
     items: tuple[Item, ...]
     text: str
@@ -99,19 +99,19 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Expected:
-    """All that a request's answer should be, its sequences by index."""
+    """The expected response to a request, its sequences by index."""
 
     sequences: Mapping[int, Sequence]
     usage: Usage
 
 
-def fold(history: History) -> Expected:
-    """What an undisturbed history, which told its usage, says that every other one of its case should say."""
-    assert history.usage is not None, f"{history.name}: the usage did not come"
-    pieces = defaultdict[int, list[Entry]](list)
+def expected_from(history: History) -> Expected:
+    """The expected response of a case, taken from a history of a run without faults, which has a usage."""
+    assert history.usage is not None, f"{history.name}: there is no usage"
+    chunks = defaultdict[int, list[Entry]](list)
     for entry in history.entries:
         if not entry.note:
-            pieces[entry.index].append(entry)
+            chunks[entry.index].append(entry)
     sequences = {
         index: Sequence(
             items=tuple(item for entry in entries for item in entry.items),
@@ -119,6 +119,6 @@ def fold(history: History) -> Expected:
             logprobs=tuple(logprob for entry in entries for logprob in entry.logprobs),
             finish=next((entry.finish for entry in entries if entry.finish), None),
         )
-        for index, entries in pieces.items()
+        for index, entries in chunks.items()
     }
     return Expected(sequences, history.usage)

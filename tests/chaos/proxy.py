@@ -1,4 +1,4 @@
-"""A TCP proxy of our own: a link from one caller to one address, which can be cut, held, delayed and throttled."""
+"""A TCP proxy from one caller to one address. Its connections can be reset, stalled, delayed and throttled."""
 
 import asyncio
 import contextlib
@@ -12,66 +12,66 @@ from typing import Self
 
 _CHUNK = 2**16
 _QUEUED_CHUNKS = 64
-_SLICE_SECONDS = 0.05  # how long a throttled link sends at a time, so that it notices when it is whole again
+_SLICE_SECONDS = 0.05  # a throttled link sends this much at once, so it applies a new fault soon
 _RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """What is wrong with a link. `delay` is in seconds each way."""
+class LinkFault:
+    """The fault of a link. `delay` is in seconds, in each direction."""
 
-    is_truncated: bool = False
-    """Connections are reset, and new ones as soon as they are made."""
-    is_held: bool = False
-    """Nothing comes through, and nobody is told: a cable that was pulled."""
+    is_reset: bool = False
+    """Open connections are reset, and new ones as soon as they are accepted."""
+    is_stalled: bool = False
+    """No data is forwarded and no connection is closed, as with a pulled cable."""
     delay: float = 0.0
     bytes_per_second: float = math.inf
 
 
-WHOLE = Trouble()
+NO_FAULT = LinkFault()
 
 
 class Link:
-    """Listens on a free port of the loopback from the beginning, and serves from `start` to `close`."""
+    """Listens on a free port of the loopback from its creation, and serves from `start` to `close`."""
 
     def __init__(self, target: str) -> None:
-        """`target` is the `host:port` that connections are led to."""
+        """`target` is the `host:port` that connections are forwarded to."""
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.answered_at = -math.inf
-        """When the target last said something (`monotonic`)."""
-        self._trouble = WHOLE
+        self.last_response_at = -math.inf
+        """When the target last sent data, by `monotonic`."""
+        self._fault = NO_FAULT
         self._changed = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
     @property
     def num_connections(self) -> int:
-        """Connections that are open now."""
+        """Open connections."""
         return len(self._connections)
 
     @property
-    def trouble(self) -> Trouble:
-        """What is wrong with it now."""
-        return self._trouble
+    def fault(self) -> LinkFault:
+        """The present fault. Setting it affects open connections at once."""
+        return self._fault
 
-    @trouble.setter
-    def trouble(self, trouble: Trouble) -> None:
-        self._trouble = trouble
+    @fault.setter
+    def fault(self, fault: LinkFault) -> None:
+        self._fault = fault
         self._changed.set()
         self._changed = asyncio.Event()
-        if trouble.is_truncated:
+        if fault.is_reset:
             for connection in self._connections:
                 connection.cancel()
 
     async def start(self) -> None:
-        """Lets connections through."""
+        """Starts to accept connections."""
         self._server = await asyncio.start_server(self._connected, sock=self._listener)
 
     async def close(self) -> None:
-        """Ends all connections; none is taken any more."""
+        """Closes all connections and the listener."""
         if self._server is None:
             self._listener.close()
             return
@@ -97,31 +97,31 @@ class Link:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers = [writer]
         try:
-            if self._trouble.is_truncated:
+            if self._fault.is_reset:
                 return
-            far_reader, far_writer = await asyncio.open_connection(*self._target)
-            writers.append(far_writer)
-            async with asyncio.TaskGroup() as pumps:
-                pumps.create_task(self._pump(reader, far_writer, is_answer=False))
-                pumps.create_task(self._pump(far_reader, writer, is_answer=True))
+            target_reader, target_writer = await asyncio.open_connection(*self._target)
+            writers.append(target_writer)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(reader, target_writer, is_response=False))
+                group.create_task(self._pump(target_reader, writer, is_response=True))
             for each in writers:
-                each.close()  # both sides have ended in order
+                each.close()  # both sides have sent EOF
         except* OSError:
-            pass  # nobody there, or gone in the middle: the other side is told so by a reset
+            pass  # the target is not there, or a connection broke: the other side gets a reset
         finally:
             for each in writers:
                 _reset(each)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_answer: bool) -> None:
-        """One direction, to its end."""
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_response: bool) -> None:
+        """Forwards one direction until EOF."""
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_QUEUED_CHUNKS)
 
         async def receive() -> None:
             while data := await reader.read(_CHUNK):
-                if is_answer:
-                    self.answered_at = monotonic()
-                await queue.put((monotonic() + self._trouble.delay, data))
-            await queue.put((monotonic() + self._trouble.delay, b""))
+                if is_response:
+                    self.last_response_at = monotonic()
+                await queue.put((monotonic() + self._fault.delay, data))
+            await queue.put((monotonic() + self._fault.delay, b""))
 
         async def send() -> None:
             while True:
@@ -130,7 +130,7 @@ class Link:
                     await asyncio.sleep(wait)
                 if not data:
                     break
-                await self._pass_on(writer, data)
+                await self._forward(writer, data)
             with contextlib.suppress(OSError):
                 writer.write_eof()
 
@@ -138,21 +138,21 @@ class Link:
             both.create_task(receive())
             both.create_task(send())
 
-    async def _pass_on(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+    async def _forward(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         while data:
-            while self._trouble.is_held:
+            while self._fault.is_stalled:
                 await self._changed.wait()
-            rate = self._trouble.bytes_per_second
+            rate = self._fault.bytes_per_second
             size = len(data) if rate == math.inf else max(1, int(rate * _SLICE_SECONDS))
-            piece, data = data[:size], data[size:]
-            writer.write(piece)
+            part, data = data[:size], data[size:]
+            writer.write(part)
             await writer.drain()
             if rate != math.inf:
-                await asyncio.sleep(len(piece) / rate)
+                await asyncio.sleep(len(part) / rate)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Ends a connection so that the other side notices at once; does nothing where it has been closed."""
+    """Closes a connection with RST; does nothing if it is closed already."""
     if not writer.transport.is_closing():
         with contextlib.suppress(OSError):
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -1,4 +1,4 @@
-"""A whole Quire under the supervisor, in which every role reaches the others through links that can be troubled."""
+"""A complete deployment under the supervisor. Each role connects to the others through proxies that inject faults."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from svc_common.supervisor.probes import answers_grpc
 from svc_common.supervisor.roles import Role, redis_role, service_roles
 from svc_common.supervisor.runner import RestartPolicy
 from svc_common.supervisor.settings import SupervisorSettings
-from tests.chaos.proxy import WHOLE, Link, Trouble
+from tests.chaos.proxy import NO_FAULT, Link, LinkFault
 
 _START_SECONDS = 240.0
 _STOP_SECONDS = 20.0
@@ -33,7 +33,7 @@ _PORTS = ("http", "grpc", "scheduler", "scheduler_admin", "scheduler_metrics", "
 
 
 class Stack:
-    """What runs, by the names of roles. Signals go to processes of its own alone."""
+    """The running roles, by name. It sends signals only to processes that it started."""
 
     def __init__(
         self,
@@ -41,26 +41,26 @@ class Stack:
         environment: Mapping[str, str],
         log: Path,
         policy: RestartPolicy,
-        adapt: Callable[[Role], Role],
+        change_role: Callable[[Role], Role],
     ) -> None:
-        """`environment` is what roles are told beside their addresses; `log` takes what they write.
+        """`environment` is added to the environment of each role. Their output is written to `log`.
 
-        `adapt` changes a role before it starts.
+        `change_role` is applied to each role before it starts.
         """
         models = settings.model_settings()
         addresses = assign(settings, models)
         store = EmbeddedRedis.prepare(settings.run_dir, free_port())
         self.addresses: Addresses = addresses
         self.redis_url = store.url
-        """Redis itself, not through a link."""
+        """The direct URL, without a link."""
         self._links: dict[tuple[str, str], Link] = {}
         self._listening: dict[str, str] = {}
         self._name_listeners()
 
         def changed(role: Role) -> Role:
-            return adapt(dataclasses.replace(role, environment={**environment, **role.environment}))
+            return change_role(dataclasses.replace(role, environment={**environment, **role.environment}))
 
-        roles = [redis_role(store), *service_roles(settings, models, addresses, store.url, self._reach)]
+        roles = [redis_role(store), *service_roles(settings, models, addresses, store.url, self._link_address)]
         self._stopped: set[int] = set()
         self._output = log.open("w")
         self._group = RoleGroup(
@@ -72,7 +72,7 @@ class Stack:
         )
 
     async def run(self, ready: asyncio.Event) -> None:
-        """Runs it all until cancelled; sets `ready` once everything answers. Raises what the supervisor raises."""
+        """Runs all roles until cancelled; sets `ready` when all are ready. Raises the errors of the supervisor."""
         await asyncio.gather(*(link.start() for link in self._links.values()))
         try:
             await self._group.run(prepare=lambda: prepare_model({}), announce=ready.set)
@@ -81,34 +81,34 @@ class Stack:
             self._output.close()
 
     async def connect(self, client: str, address: str) -> str:
-        """The address at which a client reaches a gateway's `address` through a link of its own."""
+        """Starts a link from a client to a gateway's `address`; returns the address of the link."""
         link = self._link(client, self._listening[address], address)
         await link.start()
         return link.address
 
     def instances(self, role: str) -> list[str]:
-        """Names of all instances of a role: `gateway-0` and so on."""
+        """Names of all instances of a role, such as `gateway-0`."""
         return [name for name in self._group.snapshot()["roles"] if name.partition("-")[0] == role]
 
     def pid(self, name: str) -> int | None:
-        """The process of a role; None while it has none."""
+        """The process id of a role; None while it has no process."""
         pid: int | None = self._group.snapshot()["roles"][name]["pid"]
         return pid
 
     def is_running(self, name: str) -> bool:
-        """A role has a process, which is not stopped."""
+        """Whether a role has a process that is not stopped."""
         return self.pid(name) not in (None, *self._stopped)
 
     def is_ready(self) -> bool:
-        """Every role answers."""
+        """Whether every role is ready."""
         return all(role["state"] == "ready" for role in self._group.snapshot()["roles"].values())
 
     def num_restarts(self) -> int:
-        """How often any role was started again."""
+        """Restarts of all roles."""
         return sum(role["restarts"] for role in self._group.snapshot()["roles"].values())
 
     def send(self, name: str, number: signal.Signals) -> int | None:
-        """Sends a signal to a role's process and returns its id; None where it has none just now."""
+        """Sends a signal to a role's process. Returns the process id; None if the role has no process."""
         if (pid := self.pid(name)) is not None:
             os.kill(pid, number)
             if number is signal.SIGSTOP:
@@ -116,38 +116,40 @@ class Stack:
         return pid
 
     def resume(self, pid: int) -> None:
-        """Lets a process that was stopped go on, if it is still there."""
+        """Sends SIGCONT to a process, if it still exists."""
         self._stopped.discard(pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
-    def heal(self) -> None:
-        """No process is stopped any more, and all links are whole."""
+    def clear_faults(self) -> None:
+        """Continues all stopped processes and clears the faults of all links."""
         for pid in list(self._stopped):
             self.resume(pid)
-        self.trouble(self._links, WHOLE)
+        self.set_link_fault(self._links, NO_FAULT)
 
     def links(self, callers: Iterable[str], callees: Iterable[str]) -> list[tuple[str, str]]:
-        """The links from any of the first to any of the second, by names of roles or clients."""
+        """The links from `callers` to `callees`, both names of roles or clients."""
         callers, callees = set(callers), set(callees)
         return [(caller, callee) for caller, callee in self._links if caller in callers and callee in callees]
 
-    def trouble(self, links: Iterable[tuple[str, str]], trouble: Trouble) -> None:
-        """Sets what is wrong with links."""
+    def set_link_fault(self, links: Iterable[tuple[str, str]], fault: LinkFault) -> None:
+        """Sets the fault of links."""
         for ends in links:
-            self._links[ends].trouble = trouble
+            self._links[ends].fault = fault
 
-    def mend(self, links: Iterable[tuple[str, str]], trouble: Trouble) -> None:
-        """Makes those links whole that still have this very trouble, and no later one."""
-        self.trouble([ends for ends in links if self._links[ends].trouble is trouble], WHOLE)
+    def clear_link_fault(self, links: Iterable[tuple[str, str]], fault: LinkFault) -> None:
+        """Clears those links that still have this fault object, and no later one."""
+        self.set_link_fault([ends for ends in links if self._links[ends].fault is fault], NO_FAULT)
 
-    def gateway_of(self, client: str) -> str | None:
-        """The gateway that a client heard from last."""
-        heard = [(link.answered_at, callee) for (caller, callee), link in self._links.items() if caller == client]
-        return max(heard)[1] if heard else None
+    def last_gateway(self, client: str) -> str | None:
+        """The gateway from which a client received data last."""
+        responses = [
+            (link.last_response_at, callee) for (caller, callee), link in self._links.items() if caller == client
+        ]
+        return max(responses)[1] if responses else None
 
     async def leader(self) -> str | None:
-        """The scheduler that serves; None while there is none."""
+        """The scheduler that leads; None while there is none."""
         running = {
             name: each.dial_address
             for name, each in zip(self.instances("scheduler"), self.addresses.schedulers, strict=True)
@@ -156,8 +158,8 @@ class Stack:
         serving = await asyncio.gather(*(answers_grpc(address)() for address in running.values()))
         return next((name for name, serves in zip(running, serving, strict=True) if serves), None)
 
-    async def running_at_workers(self) -> dict[str, int]:
-        """Sequences in an average step of each worker, over a moment from now on."""
+    async def num_decoding_by_worker(self) -> dict[str, int]:
+        """Decoding sequences per step of each worker: the mean over the next 0.4 s."""
         names = [name for name in self.instances("worker") if self.is_running(name)]
         before = await asyncio.gather(*map(self.metrics, names))
         await asyncio.sleep(_SAMPLE_SECONDS)
@@ -165,16 +167,15 @@ class Stack:
         steps, decodes = "quire_worker_steps_total", 'quire_worker_tokens_total{kind="decode"}'
         found = {}
         for name, old, new in zip(names, before, after, strict=True):
-            # One that has no answer, or was started again meanwhile, runs nothing that could be told.
+            # A worker that did not answer, or restarted meanwhile, counts as 0.
             num_steps, num_decodes = (new.get(sample, 0) - old.get(sample, 0) for sample in (steps, decodes))
             found[name] = round(num_decodes / num_steps) if old and num_steps > 0 else 0
         return found
 
     async def metrics(self, name: str) -> dict[str, float]:
-        """All samples of a gateway, scheduler or worker, by name with labels as Prometheus writes them,
-        but summed over models.
+        """All samples of a gateway, scheduler or worker, by name and labels, summed over models.
 
-        Empty where it does not answer.
+        Empty if it does not answer.
         """
         role = name.partition("-")[0]
         listeners = {
@@ -194,7 +195,7 @@ class Stack:
         return await asyncio.to_thread(read)
 
     def keys_without_ttl(self) -> list[str]:
-        """What Redis would keep for ever."""
+        """Keys in Redis without a time to live."""
         with redis.Redis.from_url(self.redis_url, decode_responses=True) as store:
             return [key for key in store.scan_iter() if store.ttl(key) == -1]
 
@@ -211,8 +212,8 @@ class Stack:
                 self._listening[listener.dial_address] = name
         self._listening[urlsplit(self.redis_url).netloc.rpartition("@")[2]] = "redis"
 
-    def _reach(self, role: str, address: str) -> str:
-        """What a role is told: the address of its own link to whoever listens there."""
+    def _link_address(self, role: str, address: str) -> str:
+        """The address of a role's link to the listener at `address`."""
         if "://" not in address:
             return self._link(role, self._listening[address], address).address
         url = urlsplit(address)
@@ -233,23 +234,23 @@ async def stack(
     environment: Mapping[str, str],
     counts: Mapping[str, int],
     policy: RestartPolicy,
-    adapt: Callable[[Role], Role] = lambda role: role,
+    change_role: Callable[[Role], Role] = lambda role: role,
 ) -> AsyncIterator[Stack]:
-    """Starts everything on free ports, `counts` of each role ({"gateways": 2}), yields it ready, and takes it down.
+    """Starts a stack on free ports, with `counts` of each role ({"gateways": 2}), yields it when ready, and stops it.
 
-    `policy` says how soon what dies is started again, and `adapt` changes a role before it starts.
+    `policy` is the supervisor's policy for restarts. `change_role` is applied to each role before it starts.
 
-    Raises what the supervisor raises, or AssertionError, where it does not become ready. Where it ends later, by itself
-    or by Ctrl-C, its user is cancelled.
+    Raises the errors of the supervisor, or AssertionError if the stack does not become ready. If the supervisor ends
+    later, by itself or by Ctrl-C, the task that uses the stack is cancelled.
     """
     with tempfile.TemporaryDirectory(prefix="quire-chaos-") as directory:
         values = (
             {f"{port}_port": 0 for port in _PORTS} | dict(counts) | {"run_dir": Path(directory), "log_level": "info"}
         )
-        # Nothing of what the person who runs this has set for a Quire of their own.
+        # The settings of the environment must not reach the roles.
         inherited = {name for name in os.environ if name.startswith("QUIRE_") and name != "QUIRE_CACHE_DIR"}
         assert not inherited, f"unset {', '.join(sorted(inherited))} first"
-        running = Stack(SupervisorSettings.model_validate(values), environment, log, policy, adapt)
+        running = Stack(SupervisorSettings.model_validate(values), environment, log, policy, change_role)
         ready = asyncio.Event()
         supervising = asyncio.create_task(running.run(ready))
         waiting = asyncio.create_task(ready.wait())
@@ -258,9 +259,9 @@ async def stack(
         try:
             await asyncio.wait({supervising, waiting}, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if supervising.done():
-                supervising.result()  # raises why
+                supervising.result()  # raises its error
             assert ready.is_set(), f"not ready:\n{log.read_text()[-4000:]}"
-            # Ctrl-C ends the supervisor, and what stands on it has nothing more to do then.
+            # Ctrl-C ends the supervisor; the test cannot continue without it.
             supervising.add_done_callback(end := lambda _: user.cancel())
             try:
                 yield running
@@ -268,6 +269,6 @@ async def stack(
                 supervising.remove_done_callback(end)
         finally:
             waiting.cancel()
-            running.heal()
+            running.clear_faults()
             supervising.cancel()
             await asyncio.gather(supervising, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Cases have one right answer each, by what transformers says."""
+"""Each case has one correct response, that of transformers."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,13 @@ from tests.chaos.histories import Sequence as Answer
 TIED = frozenset({5})
 
 
-def reference(place: int) -> Reference:
-    """Every third one has a tie."""
-    tokens = tuple(100 * place + at for at in range(NEW_TOKENS))
-    return Reference((place,), tokens, frozenset() if place % 3 else TIED)
+def reference(index: int) -> Reference:
+    """A reference; every third one has a tie."""
+    tokens = tuple(100 * index + offset for offset in range(NEW_TOKENS))
+    return Reference((index,), tokens, frozenset() if index % 3 else TIED)
 
 
-REFERENCES = [reference(place) for place in range(40)]
+REFERENCES = [reference(index) for index in range(40)]
 
 
 def detokenize(token_ids: Sequence[int]) -> str:
@@ -44,7 +44,7 @@ def answer(num_tokens: int = NEW_TOKENS, text: str | None = None, prompt_tokens:
 
 
 @pytest.mark.parametrize("protocol", Protocol)
-def test_what_transformers_says_is_accepted_and_nothing_else(protocol: Protocol) -> None:
+def test_the_response_of_transformers_is_accepted_and_no_other(protocol: Protocol) -> None:
     verify(case(protocol), answer(), detokenize)
     wrong = [answer(text="else"), answer(NEW_TOKENS - 1), answer(prompt_tokens=2)]
     for other in wrong:

@@ -1,4 +1,4 @@
-"""The HTTP client goes on after the last whole event, at the next gateway, and records what it saw."""
+"""The HTTP client resumes after the last complete event, at the next gateway, and records what it receives."""
 
 import asyncio
 import json
@@ -24,13 +24,13 @@ DONE = b"data: [DONE]\n\n"
 
 
 @asynccontextmanager
-async def gateway(answers: Sequence[bytes], heads: list[str]) -> AsyncIterator[str]:
-    """Gives each call the next answer and closes the connection; notes what each call began with."""
-    left = list(answers)
+async def gateway(responses: Sequence[bytes], heads: list[str]) -> AsyncIterator[str]:
+    """Sends each call the next response and closes the connection. The heads of the calls are added to `heads`."""
+    remaining = list(responses)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heads.append((await reader.readuntil(b"\r\n\r\n")).decode().lower())
-        writer.write(left.pop(0))
+        writer.write(remaining.pop(0))
         await writer.drain()
         writer.close()
 
@@ -42,15 +42,15 @@ async def gateway(answers: Sequence[bytes], heads: list[str]) -> AsyncIterator[s
         server.close()
 
 
-async def ask(*answers: Sequence[bytes]) -> tuple[History, list[str]]:
-    """Asks gateways with such answers."""
+async def run(*responses: Sequence[bytes]) -> tuple[History, list[str]]:
+    """Runs the case with one gateway for each argument, a list of its responses."""
     heads: list[str] = []
     history = History("name", "case", FaultCount())
     async with AsyncExitStack() as gateways:
-        addresses = [await gateways.enter_async_context(gateway(each, heads)) for each in answers]
+        addresses = [await gateways.enter_async_context(gateway(each, heads)) for each in responses]
         client = HttpClient(addresses)
         async with asyncio.timeout(60):
-            await client.ask(CASE, history)
+            await client.run(CASE, history)
         await client.close()
     return history, heads
 
@@ -59,29 +59,29 @@ def text(history: History) -> str:
     return "".join(entry.text for entry in history.entries)
 
 
-async def test_a_stream_to_its_end() -> None:
-    history, heads = await ask([OK + event("1", "ab") + event("2", "c", "length") + USAGE + DONE])
+async def test_a_stream_is_read_to_its_end() -> None:
+    history, heads = await run([OK + event("1", "ab") + event("2", "c", "length") + USAGE + DONE])
     assert (text(history), history.usage, history.error, history.num_resumes) == ("abc", Usage(2, 3), None, 0)
     assert "idempotency-key: name" in heads[0]
     assert "last-event-id" not in heads[0]
 
 
-async def test_it_goes_on_elsewhere_after_the_last_whole_event() -> None:
+async def test_it_resumes_at_another_gateway_after_the_last_complete_event() -> None:
     broken = OK + event("1", "ab") + event("2", "c", "length")[:-5]
-    history, heads = await ask([broken], [OK + event("2", "c", "length") + USAGE + DONE])
+    history, heads = await run([broken], [OK + event("2", "c", "length") + USAGE + DONE])
     assert (text(history), history.usage, history.num_resumes) == ("abc", Usage(2, 3), 1)
     assert "last-event-id: 1\r\n" in heads[1]
     assert [entry.finish for entry in history.entries if entry.items] == [None, "length"]
 
 
-async def test_it_goes_on_after_an_error_in_the_stream_and_after_a_gateway_that_is_busy() -> None:
+async def test_it_resumes_after_an_error_event_and_after_an_unavailable_gateway() -> None:
     busy = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
     failed = OK + event("1", "ab") + b'data: {"error": {"message": "draining"}}\n\n'
-    history, _ = await ask([failed, OK + event("2", "c", "length") + USAGE + DONE], [busy])
+    history, _ = await run([failed, OK + event("2", "c", "length") + USAGE + DONE], [busy])
     assert (text(history), history.usage, history.num_resumes) == ("abc", Usage(2, 3), 2)
 
 
-async def test_a_refusal_is_the_end() -> None:
+async def test_a_rejection_is_final() -> None:
     refused = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 3\r\n\r\nno!"
-    history, _ = await ask([refused])
+    history, _ = await run([refused])
     assert history.error == "400: no!"

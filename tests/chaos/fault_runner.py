@@ -1,0 +1,147 @@
+"""Injects faults one after another. A fault waits until all streams have recovered from the previous one, unless it is
+an overlapping fault."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Protocol
+
+from tests.chaos.faults import Fault
+from tests.chaos.histories import FaultCount, History
+from tests.chaos.injector import Hit, LiveHistories
+
+RECOVERY_SECONDS = 90.0
+"""Timeout for every stream to recover from a fault, and for a fault to find an instance with running streams."""
+_RETRY_SECONDS = 0.1
+_IN_FLIGHT_SECONDS = 0.25
+
+
+class FaultInjector(Protocol):
+    """Applies a fault and removes it."""
+
+    async def begin(self, fault: Fault) -> Hit | None:
+        """Applies the fault to an instance with running streams. Returns None, with nothing done, if there is none."""
+        ...
+
+    async def end(self, fault: Fault, hit: Hit) -> None:
+        """Waits for the duration of the fault and removes it."""
+        ...
+
+
+@dataclass(frozen=True)
+class ActiveFault:
+    """A fault that was injected."""
+
+    fault: Fault
+    hit: Hit
+    at: float
+    """Seconds since the start of the run."""
+    num_live: int
+    """Streams that ran when the fault was injected."""
+    recovery: asyncio.Task[float | None]
+    """Seconds until each of those streams has recovered; None after a timeout."""
+    end: asyncio.Task[None]
+    """Done when the fault is removed."""
+
+
+class FaultRunner:
+    """Injects faults while streams run, and measures the recovery."""
+
+    def __init__(
+        self, injector: FaultInjector, live: LiveHistories, faults: FaultCount, print_line: Callable[[str], None]
+    ) -> None:
+        """`faults` is set to the number of each injected fault."""
+        self.num_faults = 0
+        """Injected faults."""
+        self.recoveries: list[tuple[Fault, float]] = []
+        """Faults that no other fault overlapped, each with the seconds until every stream had recovered."""
+        self._injector = injector
+        self._live = live
+        self._faults = faults
+        self._print_line = print_line
+        self._started = monotonic()
+
+    async def run(self, faults: Iterable[Fault], num_faults: int) -> bool:
+        """Injects `num_faults` faults. Returns False if streams do not recover, or a fault finds no running stream.
+
+        An overlapping fault that finds no running stream is skipped and not counted.
+        """
+        active: list[ActiveFault] = []
+        async with asyncio.TaskGroup() as group:
+            for fault in faults:
+                is_last = self.num_faults == num_faults
+                if is_last or not fault.is_overlapping:
+                    if not await self._all_recovered(active):
+                        return False
+                    active = []
+                if is_last:
+                    break
+                hit = await self._hit(fault, active[-1].recovery if active else None)
+                if hit is not None:
+                    active.append(self._follow(fault, hit, group))
+                elif active:
+                    self._print_line(f"fault {fault.number:3d}: {fault}: skipped, no running stream in time")
+                else:
+                    self._print_line(f"fault {fault.number:3d}: {fault}: no running stream in {RECOVERY_SECONDS:.0f} s")
+                    return False
+        return True
+
+    async def _hit(self, fault: Fault, previous: asyncio.Task[float | None] | None) -> Hit | None:
+        """Tries to inject a fault, at least once, until the timeout or until the recovery from the previous one."""
+        end = monotonic() + RECOVERY_SECONDS
+        await asyncio.sleep(fault.pause)
+        while (hit := await self._injector.begin(fault)) is None and monotonic() < end:
+            if previous is not None and previous.done():
+                break
+            await asyncio.sleep(_RETRY_SECONDS)
+        return hit
+
+    def _follow(self, fault: Fault, hit: Hit, group: asyncio.TaskGroup) -> ActiveFault:
+        """Counts an injected fault, and starts the tasks that wait for its recovery and its end."""
+        now = monotonic()
+        self.num_faults += 1
+        self._faults.count = fault.number
+        before = dict(self._live)
+        recovery = group.create_task(_recovery_time(before, now))
+        end = group.create_task(self._injector.end(fault, hit))
+        return ActiveFault(fault, hit, now - self._started, len(before), recovery, end)
+
+    async def _all_recovered(self, active: Sequence[ActiveFault]) -> bool:
+        """Waits for the recovery from these faults and prints it. Returns False after a timeout."""
+        all_recovered = True
+        for one in active:
+            seconds = await one.recovery
+            if seconds is None:
+                result = "not all streams recovered"
+                all_recovered = False
+                one.end.cancel()
+            else:
+                result = f"all recovered after {seconds:.2f} s"
+                if one is active[-1]:
+                    self.recoveries.append((one.fault, seconds))
+                else:
+                    result += ", overlapped by the next fault"
+                await one.end
+            self._print_line(
+                f"fault {one.fault.number:3d} at {one.at:7.1f} s: {one.fault}: {one.hit.description}, "
+                f"hit {one.hit.num_streams} of {one.num_live} streams, {result}"
+            )
+        return all_recovered
+
+
+async def _recovery_time(before: Mapping[str, History], began: float) -> float | None:
+    """Seconds until each of these streams has received a token or ended; None after a timeout.
+
+    Tokens of the first 0.25 s do not count: they may have been in flight at the time of the fault.
+    """
+    await asyncio.sleep(_IN_FLIGHT_SECONDS)
+    waiting = {name: (history, history.num_items) for name, history in before.items()}
+    while waiting and monotonic() - began < RECOVERY_SECONDS:
+        await asyncio.sleep(0.005)
+        waiting = {
+            name: (history, count)
+            for name, (history, count) in waiting.items()
+            if not history.is_done and history.num_items == count
+        }
+    return None if waiting else monotonic() - began
