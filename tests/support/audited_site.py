@@ -1,4 +1,4 @@
-"""A replica and its worker, with outcomes that lag behind their plans, and checks of every plan and publication."""
+"""A replica and its worker. Outcomes arrive later than their plans, and every plan and publication is checked."""
 
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -14,16 +14,17 @@ from scheduler_svc.core.step import BlockPair, Direction, StepOutcome, StepPlan
 
 @dataclass
 class Answer:
-    """A step that its worker has executed and the scheduler has not committed. `named` are blocks of the device."""
+    """A step that the worker has executed and the scheduler has not committed. `named` holds its device blocks."""
 
     outcome: StepOutcome
     named: set[int]
 
 
 class AuditedTier(BlockTier):
-    """A tier that checks what is allocated and published: no block that a step names, and only what is committed.
+    """A tier that checks its blocks: it allocates no block that a step in flight names, and publishes only committed
+    blocks.
 
-    It knows the salt of each hash, and counts hashes that are published again after their block was evicted.
+    It knows the salt of each hash, and counts hashes that are published again after an eviction.
     """
 
     def __init__(self, site: "Site", memory: Memory, num_blocks: int, block_size: int) -> None:
@@ -62,7 +63,7 @@ class AuditedTier(BlockTier):
 
 
 class Site:
-    """A replica, its worker, and the steps between them."""
+    """A replica, its worker, and the steps in flight."""
 
     def __init__(self, shape: ReplicaShape, worker: MemoryWorker) -> None:
         self.replica = Replica(shape)
@@ -75,14 +76,14 @@ class Site:
         self.replica.kv = KVManager(shape, self.replica.costs, device, host)
 
     def named(self, memory: Memory) -> set[int]:
-        """Blocks of a memory that steps in flight name, or copies in progress."""
+        """Blocks that are named by steps in flight or by copies in progress."""
         pairs = [pair for pairs in self._in_progress.values() for pair in pairs]
         if memory is self.worker.host:
             return {pair.host for pair in pairs}
         return {pair.device for pair in pairs}.union(*(answer.named for answer in self.answers))
 
     def execute(self, plan: StepPlan) -> StepOutcome:
-        """Have the worker execute a step. The caller passes the outcome to `expect`."""
+        """Executes a step on the worker. The caller passes the outcome to `expect`."""
         self._check_writes(plan)
         for direction, pairs in ((Direction.OUT, plan.swap_out), (Direction.IN, plan.swap_in)):
             if pairs:
@@ -99,7 +100,7 @@ class Site:
         self.answers.append(Answer(outcome, named))
 
     def take(self) -> StepOutcome:
-        """The oldest outcome, which the scheduler commits now."""
+        """Returns the oldest outcome, for the scheduler to commit."""
         outcome = self.answers.popleft().outcome
         self.num_committed += 1
         for done in outcome.swaps:
@@ -107,7 +108,7 @@ class Site:
         return outcome
 
     def check_salts(self) -> int:
-        """No block is shared by sequences of different salts; returns how many sequences share blocks."""
+        """Checks that sequences with different salts share no block. Returns how many sequences share blocks."""
         replica, num_shared = self.replica, 0
         owners = [*replica.running, *replica.indivisible, *replica.isolated, *replica.pending_free.values()]
         device: dict[int, bytes] = {}

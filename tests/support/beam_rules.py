@@ -1,6 +1,7 @@
-"""Beam search as transformers does it: tensors of fixed shape, over the whole vocabulary, finished beams by masks.
+"""The rules of beam search in transformers, with tensors of fixed shape over the whole vocabulary and masks for
+finished beams.
 
-After `GenerationMixin._beam_search` of transformers 5 and the functions that it calls, for a batch of one.
+Follows `GenerationMixin._beam_search` of transformers 5 and the functions that it calls, for a batch of one.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ _NEVER = -1e9  # added to a score, so that it is not chosen
 
 @dataclass(frozen=True)
 class Rules:
-    """As `GenerationConfig` names them."""
+    """Parameters, with the names of `GenerationConfig`."""
 
     num_beams: int
     length_penalty: float
@@ -25,7 +26,8 @@ class Rules:
 
 
 def search(log_probs: Callable[[Sequence[int]], torch.Tensor], rules: Rules) -> list[tuple[list[int], float]]:
-    """The finished sequences and their scores, best first. `log_probs` says what may follow: float64, [vocab]."""
+    """The finished sequences and their scores, best first. `log_probs` returns the log-probabilities of the next token:
+    float64, [vocab]."""
     width, longest = rules.num_beams, rules.max_new_tokens
     eos = torch.tensor(rules.eos_token_ids, dtype=torch.int64)
     beams_to_keep = max(2, 1 + len(eos)) * width
@@ -45,12 +47,12 @@ def search(log_probs: Callable[[Sequence[int]], torch.Tensor], rules: Rules) -> 
         tokens[:, length] = places % vocab_size
         ends = torch.isin(tokens[:, length], eos) | (length + 1 == longest)
 
-        # Who goes on.
+        # Running beams.
         going_on = scores + ends * _NEVER
         chosen = torch.topk(going_on, width).indices
         running, running_scores = tokens[chosen], going_on[chosen]
 
-        # Who is finished: only what is among the best `width` of all.
+        # Finished beams: only candidates among the best `width` of all.
         ends &= is_of_top
         ended_scores = scores / (length + 1) ** rules.length_penalty + ~ends * _NEVER
         all_scores = torch.cat([found_scores, ended_scores])
@@ -58,7 +60,7 @@ def search(log_probs: Callable[[Sequence[int]], torch.Tensor], rules: Rules) -> 
         found, found_scores = torch.cat([found, tokens])[best], all_scores[best]
         is_finished = torch.cat([is_finished, ends])[best]
 
-        # Whether to stop.
+        # Stop condition.
         is_patient = rules.early_stopping == "never" and rules.length_penalty > 0
         best_possible = running_scores[0] / float(longest if is_patient else length + 1) ** rules.length_penalty
         worst = torch.where(is_finished, found_scores.min(), _NEVER)

@@ -1,4 +1,4 @@
-"""What transformers' own beam search finds in float32: the judge of Quire's."""
+"""Beam search of transformers in float32: the reference for Quire's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 @dataclass(frozen=True)
 class Search:
-    """A prompt, and how to search for what follows it."""
+    """A prompt with the parameters of its beam search."""
 
     prompt: tuple[int, ...]
     width: int
@@ -23,7 +23,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Found:
-    """A sequence, up to and with its end-of-text if it has one, and its score."""
+    """A sequence up to and including its end-of-text token, if it has one, and its score."""
 
     token_ids: tuple[int, ...]
     score: float
@@ -55,6 +55,6 @@ class BeamJudge:
         return [Found(self._cut(tokens), score) for tokens, score in zip(outputs, scores, strict=True)]
 
     def _cut(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Without the padding behind the end."""
+        """Removes the padding after the end."""
         eos = self.eos_token_id
         return tuple(tokens[: tokens.index(eos) + 1] if eos in tokens else tokens)

@@ -1,4 +1,4 @@
-"""Gateways that break at given messages: real gRPC servers that share their requests, as Quire's do."""
+"""Gateways that fail at given messages: real gRPC servers that share their requests, as Quire's gateways do."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -30,11 +30,11 @@ class Fault(Enum):
     RESETS = auto()
     """INTERNAL, without details of the gateway."""
     STOPS = auto()
-    """The gateway ends: its listener closes and the connection goes away."""
+    """The gateway exits: its listener and the connection are closed."""
     HANGS = auto()
-    """The gateway sends nothing any more."""
+    """The gateway stops sending."""
     PAUSES = auto()
-    """The call is silent until the gateway was probed twice; then it drains."""
+    """The call sends nothing until the gateway was probed twice; then the gateway drains."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Break:
 
 
 def token(index: int, place: int) -> int:
-    """The token at a place of a sequence."""
+    """The token at a position of the sequence."""
     return 100 * (index + 1) + place
 
 
 def text_after(index: int, num_tokens: int, is_ended: bool) -> str:
-    """The text of so many tokens: the last one's is held back until the end."""
+    """The text of the first tokens. The text of the last one is held back until the end."""
     shown = num_tokens if is_ended else max(0, num_tokens - 1)
     return "".join(f"<{token(index, place)}>" for place in range(shown))
 
@@ -85,7 +85,7 @@ def messages(name: str, starts: Sequence[int], size: int) -> Iterator[dict[str, 
 
 @dataclass
 class BreakingGateway(pb_grpc.InferenceServiceServicer):
-    """One gateway. `known` are the names of requests, shared by all; `breaks` are used up one a call."""
+    """One gateway. `known` holds the names of the requests, shared by all gateways. Each call uses up one of `breaks`."""
 
     known: set[str]
     size: int
@@ -195,7 +195,7 @@ async def _refuse(context: Context, refusal: Refusal) -> None:
 
 @asynccontextmanager
 async def breaking_gateways(*sizes: int) -> AsyncIterator[list[BreakingGateway]]:
-    """As many gateways as there are sizes of chunks, over the same requests."""
+    """One gateway for each chunk size, over the same requests."""
     known: set[str] = set()
     gateways = [BreakingGateway(known, size) for size in sizes]
     for gateway in gateways:

@@ -1,4 +1,4 @@
-"""A worker process stand-in at the network's edge: the step stream, with a checksum for a model."""
+"""A worker without a model: the real step stream, with a checksum instead of a model."""
 
 import asyncio
 from collections import Counter
@@ -16,10 +16,10 @@ VOCAB = 1000
 
 
 class ChecksumService(WorkerServiceServicer):
-    """Samples `next_token` of all tokens, and confirms every swap; keeps block hashes, and what it was sent.
+    """Samples `next_token` of all tokens and confirms every swap. Keeps block hashes and the requests that it received.
 
-    With `max_new_tokens` above 1 its steps return 0 to as many tokens for a sequence, in turn. `results` are the kinds
-    that it computes beside tokens, by name, and how.
+    If `max_new_tokens` is above 1, its steps return 0 to `max_new_tokens` tokens for a sequence, in turn. `results`
+    maps each kind of result, other than tokens, to the way in which its prompts are computed.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class ChecksumService(WorkerServiceServicer):
             for name, computation in self._results.items():
                 computed = self.about.computed_results.add(computation=computation)
                 getattr(computed.result, name).SetInParent()
-        self._new: dict[int, worker_v1.NewSequence] = {}  # the sequences of the stream, as they came
-        self.num_returned: Counter[int] = Counter()  # how often a step returned so many tokens of a sequence
+        self._new: dict[int, worker_v1.NewSequence] = {}  # the sequences of the stream, in order of arrival
+        self.num_returned: Counter[int] = Counter()  # number of results by their number of tokens
         self.openings: list[worker_v1.StepRequest] = []
         self.steps: list[worker_v1.StepRequest] = []
-        self.gate = asyncio.Event()  # steps wait while it is clear
+        self.gate = asyncio.Event()  # steps wait while it is not set
         self.gate.set()
-        self.seconds = 0.0  # that a step takes
-        self.spoil: dict[str, list[int]] = {}  # fields of one result, and what they hold instead
-        self.failing_token: int | None = None  # rows fail of sequences that begin with it
+        self.seconds = 0.0  # seconds per step
+        self.spoil: dict[str, list[int]] = {}  # values that replace fields of the next result
+        self.failing_token: int | None = None  # sequences that start with this token fail
         self.block_hashes: dict[int, bytes] = {}  # of the device
         self.host_block_hashes: dict[int, bytes] = {}
 
@@ -103,7 +103,7 @@ class ChecksumService(WorkerServiceServicer):
             (self.host_block_hashes, request.host_block_hashes),
         ):
             block_hashes.update(zip(given.block_ids, given.hashes, strict=True))
-        # Blocks that a step adds count as written, though those of a prefix that is there are only read.
+        # All blocks that a step adds count as written, including those of a cached prefix.
         for block in (*request.scheduled.new_block_ids, *request.swap_in.destinations, *request.copies.destinations):
             self.block_hashes.pop(block, None)
         for block in request.swap_out.destinations:

@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector in the test's process: keeps the spans that services export over OTLP."""
+"""An OpenTelemetry collector in the test's process. It keeps the spans that services export over OTLP."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         self.spans: list[tuple[str, trace_pb2.Span]] = []
 
     async def Export(self, request: Any, context: object) -> Any:
-        """Keep what is exported."""
+        """Keeps the exported spans."""
         for resource_spans in request.resource_spans:
             attributes = {item.key: item.value.string_value for item in resource_spans.resource.attributes}
             for scope_spans in resource_spans.scope_spans:
@@ -27,7 +27,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
 @asynccontextmanager
 async def collecting() -> AsyncIterator[tuple[Collector, str]]:
-    """A collector that listens, and its endpoint."""
+    """A running collector and its endpoint."""
     servicer = Collector()
     server = create_server(max_message_bytes=2**20)
     add_servicer: Callable[..., None] = trace_service_pb2_grpc.add_TraceServiceServicer_to_server

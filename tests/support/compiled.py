@@ -1,4 +1,4 @@
-"""The compiled kernels for tests: built once, where a worker would keep them."""
+"""The compiled kernels for tests, built once, in the worker's own cache directory."""
 
 import functools
 
@@ -9,5 +9,5 @@ from svc_common.models import cache_root
 
 @functools.cache
 def thread_pool(size: int = 2) -> ThreadPool:
-    """Threads that share their work, though a test's is small: more than one, so that they meet."""
+    """Threads, more than one, so that small tests also run in parallel."""
     return ThreadPool(load_library(cache_root() / "kernels"), size)

@@ -1,22 +1,22 @@
-"""Whether copies between device and host succeed: decided by a test instead of a random number."""
+"""Makes copies between device and host succeed or fail as a test decides, instead of at random."""
 
 import random
 from enum import Enum
 
 
 class Fate(Enum):
-    """For all copies from now on. The value replaces a random number in `MemoryWorker`."""
+    """The outcome of all later copies. The value replaces a random number in `MemoryWorker`."""
 
-    FAILED = 0.0  # read at once, and answered in the step that carries them: they failed
-    DONE = 0.3  # read at once, and answered in the step that carries them
-    LATE = 0.9  # answered when a step has nothing else to do, and read only then
+    FAILED = 0.0  # read at once, confirmed by the same step, as failed
+    DONE = 0.3  # read at once, confirmed by the same step
+    LATE = 0.9  # read and confirmed late, by a step that has no other work
 
 
 class Fates(random.Random):
-    """The `rng` of a world with a given fate for copies."""
+    """An `rng` for a world, with this outcome for all copies."""
 
     fate = Fate.DONE
 
     def random(self) -> float:
-        """The value of `fate`."""
+        """The value of the outcome."""
         return self.fate.value

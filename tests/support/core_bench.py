@@ -1,4 +1,4 @@
-"""A scheduler and replicas without workers: a test decides when outcomes come and what they are."""
+"""A scheduler and replicas without workers. The test decides when outcomes arrive and what they contain."""
 
 from dataclasses import replace
 from enum import Enum, auto
@@ -41,11 +41,11 @@ SHAPE = ReplicaShape(
     prefill_tokens_per_second=1000.0,
     results=dict.fromkeys((TOKENS.name, PROMPT_LOGPROBS.name, EMBEDDING.name), PromptComputation.CHUNKED),
 )
-"""Swapping a block costs 0.01 ms each way, computing one 4 ms."""
+"""Costs: 0.01 ms to swap a block in or out, 4 ms to compute it."""
 
 
 class CopyMode(Enum):
-    """What an outcome reports about copies in progress."""
+    """The copies that an outcome reports as done or failed."""
 
     DONE = auto()
     FAILED = auto()
@@ -53,9 +53,9 @@ class CopyMode(Enum):
 
 
 class CoreBench:
-    """One replica of `SHAPE`, except for what is given, and those added by `join`. Methods default to the first.
+    """A scheduler with one replica of `SHAPE`, changed by the given fields, and replicas added by `join`.
 
-    The policy is first come, first served unless `limits` has another one.
+    Methods use the first replica by default. The policy is fcfs unless `limits` has another one.
     """
 
     def __init__(
@@ -74,29 +74,29 @@ class CoreBench:
         self.replica = self.join(**shape)
 
     def join(self, **shape: Any) -> Replica:
-        """Another replica."""
+        """Adds a replica."""
         replica = Replica(replace(SHAPE, **shape))
         assert self.scheduler.add_replica(replica) == []
         self._copies[replica] = []
         return replica
 
     def lose(self, replica: Replica) -> list[FailedEvent]:
-        """A replica's worker is lost, with its steps in flight."""
+        """Removes a replica whose worker is lost, with its steps in flight."""
         return self.scheduler.remove_replica(replica)
 
     def submit_for_value(self, key: str, prompt: list[int], **fields: Any) -> Sequence:
-        """The sequence of a request for an embedding."""
+        """Submits a request for an embedding; returns its sequence."""
         return self.submit(key, prompt, max_tokens=1, result=EMBEDDING, **fields)[0]
 
     def submit(self, key: str, prompt: list[int], max_tokens: int = 4, n: int = 1, **fields: Any) -> list[Sequence]:
-        """A request's sequences, which wait from now on."""
+        """Submits a request; returns its waiting sequences."""
         request = Request(key, prompt, n, max_tokens, arrived_at=self.now, **fields)
         refused = self.scheduler.submit(request, self.now)
         assert refused is None, refused
         return list(self.scheduler.sequences(key))
 
     def plan(self, at: Replica | None = None) -> StepPlan | None:
-        """Make a step; it is in flight from now on."""
+        """Plans a step, which is then in flight."""
         replica = at or self.replica
         plan = self.scheduler.schedule(replica, self.now)
         for each in self.scheduler.replicas:
@@ -112,7 +112,7 @@ class CoreBench:
     def commit(
         self, copies: CopyMode = CopyMode.DONE, busy_seconds: float | None = None, at: Replica | None = None
     ) -> list[Event]:
-        """Answer the oldest step in flight, and with it the copies of all steps up to it."""
+        """Commits the oldest step in flight, and the copies of all steps up to it."""
         replica = at or self.replica
         step = replica.in_flight[0]
         results = [_result_of(part) for part in step.scheduled]
@@ -133,18 +133,18 @@ class CoreBench:
     def step(
         self, copies: CopyMode = CopyMode.DONE, busy_seconds: float | None = None, at: Replica | None = None
     ) -> StepPlan:
-        """Make a step and answer it at once."""
+        """Plans a step and commits it at once."""
         plan = self.plan(at)
         assert plan is not None, "there is nothing to do"
         self.commit(copies, busy_seconds, at)
         return plan
 
     def steps(self, count: int) -> list[StepPlan]:
-        """Several, one after the other."""
+        """Runs several steps, one after the other."""
         return [self.step() for _ in range(count)]
 
     def run(self) -> list[Event]:
-        """Run until no request is live, with up to two steps in flight; the events."""
+        """Runs until no request is live, with up to two steps in flight; returns the events."""
         events: list[Event] = []
         while list(self.scheduler.keys) or self.replica.in_flight:
             while self.plan() is not None:
@@ -167,18 +167,18 @@ def _result_of(part: ScheduledSequence) -> SampledSequence:
 
 
 def _positions_of(part: ScheduledSequence) -> list[int]:
-    """Positions of the prompt's tokens behind those that a part computes, used as their log-probabilities."""
+    """Positions of the prompt tokens after those that a part computes; the bench uses them as log-probabilities."""
     end = min(part.start + part.num_tokens + 1, len(part.sequence.request.prompt))
     return list(range(part.start + 1, end))
 
 
 def prompt(length: int, start: int = 0) -> list[int]:
-    """Tokens that no other prompt with a distant `start` has."""
+    """Tokens that differ from those of any prompt with a distant `start`."""
     return list(range(1000 + start, 1000 + start + length))
 
 
 def crowded(mode: PreemptionMode) -> CoreBench:
-    """Three sequences that decode beside prompts of 40 tokens: a step has room for two tokens of these."""
+    """Three decoding sequences and prompts of 40 tokens. A step has room for two prompt tokens."""
     bench = CoreBench(num_blocks=19, max_step_tokens=5, preemption=mode)
     for number in range(3):
         bench.submit(f"{number}", prompt(3, 1000 * number), 60)
@@ -187,10 +187,10 @@ def crowded(mode: PreemptionMode) -> CoreBench:
 
 
 def keys(plan: StepPlan) -> list[str]:
-    """Whose sequences a step computes, in its order."""
+    """The requests of a step's sequences, in order."""
     return [part.sequence.request.key for part in plan.scheduled]
 
 
 def tokens_of(plan: StepPlan) -> dict[str, int]:
-    """How many tokens of each request a step computes."""
+    """The number of tokens that a step computes, by request."""
     return {key: sum(p.num_tokens for p in plan.scheduled if p.sequence.request.key == key) for key in keys(plan)}

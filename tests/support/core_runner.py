@@ -1,6 +1,7 @@
-"""The real core and the real runner in one process: plans and outcomes go through both sides' messages, no network.
+"""The real core and the real runner in one process. Plans and outcomes are converted to messages and back, without a
+network.
 
-So a test sees each sequence's preemptions, which a deployment only counts.
+So a test sees each sequence's preemptions, of which a deployment has only a count.
 """
 
 import math
@@ -34,7 +35,7 @@ TokenLogprob = tuple[float, tuple[tuple[int, float], ...]]
 
 
 class TurnTaking(FcfsPolicy):
-    """First come, first served; the sequence with the fewest preemptions is preempted first, then the earliest."""
+    """First come, first served. The victim is the sequence with the fewest preemptions, then the earliest one."""
 
     def add(self, sequence: Sequence, now: float) -> None:
         self._waiting.put(sequence, super().preemption_key(sequence))
@@ -45,7 +46,7 @@ class TurnTaking(FcfsPolicy):
 
 @dataclass
 class Served:
-    """One sequence of a request: what came of it, and what happened to it."""
+    """One sequence of a request: its result and its history."""
 
     sequence: Sequence
     token_ids: list[int] = field(default_factory=list)
@@ -61,19 +62,19 @@ class Served:
 
 @dataclass(frozen=True)
 class Durations:
-    """A machine's speed as the core sees it, instead of this one's."""
+    """The speed of a modelled machine, for the core's cost model."""
 
     token_seconds: float
-    """That each token of a step takes."""
+    """Seconds per token of a step."""
     block_seconds: float
-    """That each block of a swap takes."""
+    """Seconds per block of a swap."""
 
 
 class CoreRunner:
-    """Serves requests from beginning to end. One at a time may use a worker.
+    """Serves requests from beginning to end. Only one at a time may use a worker.
 
-    The core uses `num_blocks` of the worker's, and preempts as `preemption` says. With `durations` it learns from these
-    instead of the times of the worker's steps and swaps.
+    The core uses `num_blocks` blocks and the method `preemption`. With `durations`, it learns from these instead of
+    measured times.
     """
 
     def __init__(
@@ -121,9 +122,9 @@ class CoreRunner:
     def serve(
         self, submits: Iterable[scheduler_v1.Submit], indices: Mapping[str, int] | None = None
     ) -> dict[str, list[Served]]:
-        """Serve all requests together; the sequences of each, by key and in the order of their index.
+        """Serves all requests together. Returns the sequences of each, by key and in the order of their index.
 
-        `indices` are indices with which requests of one sequence sample, instead of 0. Raises AssertionError if a
+        `indices` are the sampling indices of requests with one sequence; the default is 0. Raises AssertionError if a
         request fails, if blocks and owners disagree, or if blocks are left at the end.
         """
         self._served = {}
@@ -146,7 +147,7 @@ class CoreRunner:
         return {key: [served for (owner, _), served in ordered if owner == key] for key in alive}
 
     def _step(self) -> None:
-        """Plan as many steps as may be in flight, and commit the oldest one."""
+        """Plans as many steps as may be in flight, and commits the oldest one."""
         while (plan := self._schedule()) is not None:
             self._count(plan)
             self._validator.expect(plan)
@@ -193,7 +194,7 @@ class CoreRunner:
         self._num_moved[plan.step_id, worker_v1.DIRECTION_IN] = len(plan.swap_in)
 
     def _note(self, event: TokensEvent) -> None:
-        """Keep what a gateway would receive."""
+        """Keeps the events that a gateway would receive."""
         sent = scheduler_v1.Event.FromString(event_to_proto(event).SerializeToString())
         served = self._served.setdefault((sent.key, sent.tokens.index), Served(event.sequence))
         assert sent.tokens.offset == len(served.token_ids), "a gap, or a token twice"
@@ -208,7 +209,8 @@ class CoreRunner:
 def submission(
     key: str, prompt: Seq[int], max_tokens: int, n: int = 1, logprobs: int | None = None, **sampling: float | int
 ) -> scheduler_v1.Submit:
-    """What a gateway submits; `sampling` has fields of quire.worker.v1.SamplingParams; greedy by default."""
+    """A submission as a gateway sends it. `sampling` has fields of quire.worker.v1.SamplingParams; the default is
+    greedy."""
     params = worker_v1.SamplingParams(logprobs=logprobs)
     for name, value in {"top_p": 1.0, "repetition_penalty": 1.0, **sampling}.items():
         setattr(params, name, value)
@@ -218,5 +220,5 @@ def submission(
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that so many tokens fill or begin."""
+    """The number of blocks for `num_tokens` tokens, the last one possibly partial."""
     return math.ceil(num_tokens / block_size)

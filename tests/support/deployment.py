@@ -1,4 +1,4 @@
-"""A whole Quire for a test: real processes under the supervisor, on free ports, stopped and checked at the end."""
+"""A complete deployment for a test: real processes under the supervisor, on free ports, stopped and checked at the end."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ START_SECONDS = 240  # the first start of all also prepares the model
 
 @dataclass(frozen=True)
 class Deployment:
-    """Where everything is, and what it says of itself."""
+    """Addresses, metrics and log of a running deployment."""
 
     state_file: Path
     log: Path
@@ -47,7 +47,7 @@ class Deployment:
         return str(self.state["grpc"][0])
 
     def metrics(self, role: str = "scheduler_metrics") -> dict[str, float]:
-        """All samples of a role, by name with labels as Prometheus writes them, but summed over models."""
+        """All samples of a role, by name and labels, summed over models."""
         address = self.state[role] if isinstance(self.state[role], str) else self.state[role][0]
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as response:
             return read_samples(response.read().decode())
@@ -75,9 +75,9 @@ class Deployment:
 
 @contextmanager
 def deployment(**settings: str | int) -> Iterator[Deployment]:
-    """Start everything with QUIRE_… settings (`max_step_tokens=32`), yield it ready, take it down.
+    """Starts all roles with QUIRE_… settings (`max_step_tokens=32`), yields when they are ready, and stops them.
 
-    Raises AssertionError where it does not become ready, or does not end cleanly.
+    Raises AssertionError if the deployment does not become ready, or does not end cleanly.
     """
     with tempfile.TemporaryDirectory(prefix="quire-test-") as directory:
         root = Path(directory)
@@ -85,7 +85,7 @@ def deployment(**settings: str | int) -> Iterator[Deployment]:
         ports = ("http", "grpc", "scheduler", "scheduler_admin", "scheduler_metrics", "worker", "worker_metrics")
         environment |= {f"QUIRE_{port.upper()}_PORT": "0" for port in ports}
         environment |= {"QUIRE_RUN_DIR": str(root / "run"), "QUIRE_STATE_FILE": str(root / "state.json")}
-        environment["QUIRE_CPU_KV_BYTES"] = str(2**29)  # each worker takes it, and there may be several
+        environment["QUIRE_CPU_KV_BYTES"] = str(2**29)  # each worker allocates it, and there may be several
         environment |= {
             name if name.startswith("OTEL_") else f"QUIRE_{name.upper()}": str(value)
             for name, value in settings.items()

@@ -1,4 +1,4 @@
-"""Installs a package of a test's own, with one entry point, for as long as the test runs."""
+"""Installs a package with one entry point for the duration of a test."""
 
 import sys
 from pathlib import Path
@@ -9,9 +9,10 @@ import pytest
 def install(
     monkeypatch: pytest.MonkeyPatch, site: Path, distribution: str, group: str, entry_point: str, source: str
 ) -> None:
-    """Puts a distribution into the new directory `site`: `entry_point` is "name = module:value", the module `source`.
+    """Installs a distribution, version 1.0, into the new directory `site`.
 
-    Its version is 1.0. A second one of the same name goes before the first.
+    `entry_point` is "name = module:value"; `module` is the source of the module. A later distribution of the same name
+    takes precedence.
     """
     metadata = site / f"{distribution}-1.0.dist-info"
     metadata.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Drafters that know what comes, or do not."""
+"""Drafters that draft from known texts."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -11,10 +11,8 @@ from worker_svc.drafting import Drafter
 
 
 class Oracle:
-    """Drafts what follows in one of the texts that begin with the known tokens: 0 to as many tokens as it may.
-
-    In a third of its drafts one token is a random one.
-    """
+    """Drafts the next tokens of a text that starts with the known tokens: 0 to the maximum, at random. A third of the
+    drafts have one random token."""
 
     def __init__(self, texts: Iterable[Items[int]], vocab_size: int, rng: random.Random) -> None:
         self._texts, self._vocab_size, self._rng = [list(text) for text in texts], vocab_size, rng
@@ -31,6 +29,6 @@ class Oracle:
 
 
 def knowing(texts: Iterable[Items[int]], vocab_size: int, seed: int = 0) -> Callable[[], Drafter]:
-    """Makes oracles that share one stream of random numbers."""
+    """Creates drafters that share one random number generator."""
     oracle = Oracle(texts, vocab_size, random.Random(seed))
     return lambda: oracle

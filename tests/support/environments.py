@@ -1,4 +1,4 @@
-"""Environments of processes that tests start: this process's own, without what it says of Quire."""
+"""Environments of processes that tests start: the test's own environment without Quire's settings."""
 
 import os
 from pathlib import Path
@@ -7,19 +7,19 @@ ROOT = Path(__file__).parents[2]
 
 
 def bare_environment(*kept: str) -> dict[str, str]:
-    """Without settings of Quire's and of telemetry's, but those that are named."""
+    """The environment without variables of Quire and of telemetry, except for the named ones."""
     return {
         name: value for name, value in os.environ.items() if name in kept or not name.startswith(("QUIRE_", "OTEL_"))
     }
 
 
 def service_environment() -> dict[str, str]:
-    """Of a service that is run from the tree."""
+    """The environment of a service that runs from the source tree."""
     return bare_environment() | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos")])}
 
 
 def scheduler_environment(redis_url: str, workers_at: str) -> dict[str, str]:
-    """Of a scheduler on free ports."""
+    """The environment of a scheduler on free ports."""
     return service_environment() | {
         "QUIRE_SCHEDULER_PORT": "0",
         "QUIRE_SCHEDULER_ADMIN_PORT": "0",

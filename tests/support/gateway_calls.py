@@ -14,7 +14,7 @@ def asking(text: str = "hello", **fields: Any) -> api.StreamGenerateRequest:
 
 
 async def refused(call: Any) -> grpc.aio.AioRpcError:
-    """The error that a call, unary or a stream, ends with."""
+    """The error with which a call, unary or streaming, ends."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await (consumed(call) if hasattr(call, "read") else call)
     return error.value
@@ -26,5 +26,5 @@ async def consumed(call: Any) -> list[Any]:
 
 
 def raw_call(quire: Harness, method: str) -> Any:
-    """A method that takes bytes for a message."""
+    """A method whose request is raw bytes."""
     return quire.channel.unary_stream(f"/quire.inference.v1.InferenceService/{method}")

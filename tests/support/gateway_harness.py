@@ -1,4 +1,4 @@
-"""A gateway for a test: the real one with both its listeners, in the test's process, before a scripted scheduler."""
+"""A gateway for tests: the real one with both listeners, in the test's process, connected to a scripted scheduler."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -100,7 +100,7 @@ async def gateway_at(
 
 
 async def rest_of(call: Any) -> list[Any]:
-    """All messages of a stream that were not read yet."""
+    """The remaining messages of a stream."""
     messages = []
     while (message := await call.read()) is not grpc.aio.EOF:
         messages.append(message)
@@ -108,7 +108,7 @@ async def rest_of(call: Any) -> list[Any]:
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> tuple[str, str]:
-    """ErrorInfo.reason of a gRPC error, and the field that it names."""
+    """ErrorInfo.reason and the field of a gRPC error."""
     details = dict(error.trailing_metadata() or ())["grpc-status-details-bin"]
     status = status_pb2.Status.FromString(details)
     info, violation = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()

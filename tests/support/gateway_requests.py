@@ -1,4 +1,4 @@
-"""Requests to generate as both protocols bring them, through the one validator."""
+"""Requests to generate from both protocols, validated by the one validator."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ async def over_grpc(
     defaults: GenerationDefaults | None = None,
     **fields: Any,
 ) -> ValidatedRequest:
-    """Resolves a Generation as it comes off the wire."""
+    """Validates a Generation from the wire."""
     sent = api.Generation(**fields).SerializeToString()
     unvalidated = UnvalidatedRequest.from_proto(api.Generation.FromString(sent), response_mode)
     model = catalog(tokenizer, defaults).find(unvalidated.model, generation_field_path)
@@ -47,7 +47,7 @@ async def over_http(
     defaults: GenerationDefaults | None = None,
     **fields: Any,
 ) -> ValidatedRequest:
-    """Resolves a body of /v1/chat/completions where it has messages, of /v1/completions otherwise."""
+    """Validates a body of /v1/chat/completions if it has messages, else of /v1/completions."""
     read = chat_body if "messages" in fields else completion_body
     (asked,) = read(parse_body(json.dumps(fields).encode()), request_id).prompts
     model = catalog(tokenizer, defaults).find(asked.unvalidated.model, asked.field_path)
@@ -60,7 +60,7 @@ def digest_of(request: ValidatedRequest, tokenizer: ModelTokenizer) -> bytes:
 
 
 async def refused(resolving: Any) -> tuple[Reason, str | None]:
-    """Reason and field of the error that is raised."""
+    """Reason and field of the error that validation raises."""
     with pytest.raises(QuireError) as error:
         await resolving
     return error.value.reason, error.value.field

@@ -1,4 +1,4 @@
-"""A gateway's session with schedulers, for a test: one that stays open, and readers that record their events."""
+"""A gateway's session with schedulers, and readers that record their events."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -67,13 +67,13 @@ class RecordingReader:
         ]
 
     def stop_at(self, index: int, num_tokens: int, *, is_last: bool = False) -> None:
-        """Finds a stop string in the sequence's next tokens that reach so far. With `is_last`, it has the whole request
-        then."""
+        """Reports a stop string after the first `num_tokens` tokens of a sequence. With `is_last`, the request has
+        ended."""
         self._stops_at[index] = num_tokens
         self._actions_at_stop = [Release(None)] if is_last else []
 
     def disconnect(self, on_disconnect: OnDisconnect) -> None:
-        """Has its client leave."""
+        """Disconnects the client."""
         assert self.attachment is not None
         self.attachment.release(on_disconnect)
 
@@ -102,7 +102,7 @@ class RecordingReader:
 
 
 class SessionClient:
-    """A session that stays open, and a way to wait for its models."""
+    """A session that stays open, with a way to wait for its models."""
 
     def __init__(self, addresses: Sequence[str], reconnect_timeout: float) -> None:
         self._changed = asyncio.Condition()
@@ -126,7 +126,7 @@ class SessionClient:
         return reader
 
     async def running(self, scheduler: ScriptedScheduler, key: str = "k") -> RecordingReader:
-        """A request that is accepted."""
+        """Submits a request and waits until it is accepted."""
         reader = self.submit(key)
         await scheduler.next("submit")
         scheduler.session.accept(key)
@@ -172,7 +172,7 @@ def sequence(*token_ids: int, index: int = 0, end: scheduler_v1.SequenceEnd | No
 
 
 async def grown(scheduler: ScriptedScheduler, request: RecordingReader, *token_ids: int, key: str = "k") -> None:
-    """Has a request draw tokens, one by one."""
+    """Sends tokens of a request, one by one."""
     for token_id in token_ids:
         scheduler.session.tokens(key, [token_id], len(request.sequences.get(0, [])))
         assert await request.next() == ("tokens", [token_id])

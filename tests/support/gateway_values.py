@@ -28,7 +28,7 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 
 
 def sentencepiece_tokenizer() -> Tokenizer:
-    """As in Llama 2: spaces as ▁, unknown characters as bytes, the first space of a text stripped."""
+    """A tokenizer as in Llama 2: spaces as ▁, unknown characters as bytes, the first space of a text stripped."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "▁b", "é"]
     tokenizer = Tokenizer(
         models.BPE(vocab={piece: place for place, piece in enumerate(pieces)}, merges=[("▁", "a"), ("▁", "b")])
@@ -41,7 +41,7 @@ def sentencepiece_tokenizer() -> Tokenizer:
 
 
 def metaspace_tokenizer() -> Tokenizer:
-    """As in T5."""
+    """A tokenizer as in T5."""
     pieces = ["<pad>", "▁", "a", "b", "▁a", "▁é", "é"]
     tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0))
     tokenizer.add_special_tokens([AddedToken("<pad>", special=True)])
@@ -51,7 +51,7 @@ def metaspace_tokenizer() -> Tokenizer:
 
 
 def wordpiece_tokenizer() -> Tokenizer:
-    """As in BERT."""
+    """A tokenizer as in BERT."""
     pieces = ["[UNK]", "[CLS]", "a", "##a", "b", "##b", ".", "é"]
     tokenizer = Tokenizer(models.WordPiece({piece: place for place, piece in enumerate(pieces)}, unk_token="[UNK]"))
     tokenizer.add_special_tokens([AddedToken("[CLS]", special=True)])
@@ -60,14 +60,14 @@ def wordpiece_tokenizer() -> Tokenizer:
 
 
 def added_tokens_tokenizer() -> Tokenizer:
-    """Byte level, with added tokens that are not special, one of them beyond the byte alphabet."""
+    """A byte-level tokenizer with added tokens that are not special, one of them outside the byte alphabet."""
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("｜tool｜", special=False)])
     return tokenizer
 
 
 def id_of(tokenizer: Tokenizer, token: str) -> int:
-    """The id of a token that is there."""
+    """The id of a token that exists."""
     token_id = tokenizer.token_to_id(token)
     assert token_id is not None
     return token_id
@@ -83,7 +83,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
 
 
 def make_rendering(vocabulary: Vocabulary | None = None, **fields: Any) -> Rendering:
-    """How the tokens of `make_generation(**fields)` become text."""
+    """The rendering options of `make_generation(**fields)`."""
     return Rendering.of(make_generation(**fields), vocabulary or vocabulary_of(tiny_tokenizer()))
 
 
@@ -103,7 +103,7 @@ def make_generation(
     stop_token_ids: tuple[int, ...] = (),
     request_id: str = "some-id",
 ) -> ValidatedRequest:
-    """A request, with what a test does not care about filled in."""
+    """A request with defaults for the fields that a test does not set."""
     sampling = Sampling({one.name: one.default for one in SAMPLING_FIELDS}, seed, {})
     stops = tuple(StopString.compile(text) for text in stop)
     stopping = Stopping(100, min_tokens, stops, stop_token_ids, (2,), stop_text)

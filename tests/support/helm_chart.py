@@ -1,4 +1,4 @@
-"""The chart as helm renders it with some values, and what its objects say."""
+"""The chart rendered by helm, and the contents of its objects."""
 
 import json
 import subprocess
@@ -118,7 +118,7 @@ everywhere = pytest.mark.parametrize("values", VALUES)
 
 
 class StrictLoader(yaml.SafeLoader):
-    """Rejects a duplicate key, of which YAML readers otherwise take the last in silence."""
+    """Rejects duplicate keys; other YAML readers silently use the last one."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         keys = [key.value for key, _ in node.value]
@@ -162,7 +162,7 @@ def container(values: str, name: str) -> Object:
 
 
 def of_service(values: str, service: str) -> list[str]:
-    """Components of a service: one, or of workers one for each model."""
+    """Components of a service: one, except for workers, which have one for each model."""
     return [name for name in workloads(values) if name == service or name.startswith(f"{service}-")]
 
 

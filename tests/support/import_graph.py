@@ -1,4 +1,4 @@
-"""The imports of all packages of the tree, found in their sources: inside functions and under TYPE_CHECKING, too."""
+"""The imports of all packages of the tree, from their sources, including imports in functions and under TYPE_CHECKING."""
 
 import ast
 from collections.abc import Container, Iterator, Mapping
@@ -17,7 +17,7 @@ PACKAGES = {
 """Packages, and the folders that hold them."""
 
 ImportGraph = Mapping[str, frozenset[str]]
-"""By module, what it imports: modules of the tree in full, others as they are named."""
+"""The imports of each module: modules of the tree by full name, others as written."""
 
 
 def read_imports() -> ImportGraph:
@@ -31,7 +31,7 @@ def read_imports() -> ImportGraph:
 
 
 def imports_of(module: str, source: str, known: Container[str]) -> Iterator[str]:
-    """What one module imports. `known` are the tree's modules: `from package import name` may name one."""
+    """The imports of one module. `known` are the tree's modules: `from package import name` may import one of them."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
