@@ -1,4 +1,4 @@
-"""What the gateway's contract tests share."""
+"""Fixtures of the gateway's contract tests."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a scheduler does not admit, over both protocols: the reason, and when to come back."""
+"""Requests that a scheduler rejects, over both protocols: the reason, and when to retry."""
 
 import grpc
 import pytest
@@ -14,7 +14,7 @@ GENERATION = api.Generation(text="hello")
 
 
 async def refused(quire: Harness) -> list[grpc.aio.AioRpcError]:
-    """The errors that both calls that generate end with."""
+    """The errors of both calls that generate."""
     errors = []
     for call in (
         quire.stub.StreamGenerate(api.StreamGenerateRequest(generation=GENERATION)).read(),
@@ -46,7 +46,7 @@ async def test_a_rejected_call_has_a_time_to_retry(
         retry = error_details_pb2.RetryInfo()
         assert any(detail.Unpack(retry) for detail in status.details)
         assert retry.retry_delay == wait
-        assert metadata["grpc-retry-pushback-ms"] == "-1"  # a channel would come back at once, and again
+        assert metadata["grpc-retry-pushback-ms"] == "-1"  # a channel would retry at once, and again
 
 
 async def test_a_deadline_that_is_too_short_by_itself_has_no_later(quire: Harness) -> None:

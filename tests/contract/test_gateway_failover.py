@@ -1,4 +1,4 @@
-"""Clients while a scheduler dies, and while the store is away."""
+"""What clients receive while a scheduler dies, and while the store is unavailable."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,7 +19,7 @@ HELLO = encoded("hello world and more")
 
 @pytest.fixture
 async def pair(model_directory: Path) -> AsyncIterator[tuple[Harness, ScriptedScheduler]]:
-    """A gateway that is ready, and a scheduler that stands by."""
+    """A ready gateway, and a standby scheduler."""
     model = scheduler_model(model_directory)
     async with serving(ScriptedScheduler(model)) as leader, serving(ScriptedScheduler(model, epoch=2)) as standby:
         standby.is_leader = False
@@ -175,7 +175,7 @@ async def test_health_has_whether_requests_are_durable(quire: Harness) -> None:
     quire.scheduler.session.status(quire.scheduler.model, is_store_degraded=True)
     quire.scheduler.script = lambda session, submit: session.accept(submit.key)
     call = quire.stub.StreamGenerate(asking())
-    await call.read()  # by now the status has come as well
+    await call.read()  # by now the status has arrived
     response = await quire.http.get("/health")
     assert (response.status_code, response.json()) == (200, {"status": "ready", "durable": False})
     call.cancel()

@@ -1,4 +1,4 @@
-"""quire.inference.v1.InferenceService over the wire, before a scripted scheduler."""
+"""quire.inference.v1.InferenceService over the wire, with a scripted scheduler."""
 
 import asyncio
 import hashlib
@@ -23,7 +23,7 @@ async def test_a_stream_is_acceptance_then_chunks_then_usage(quire: Harness) -> 
     assert "".join(event.chunk.text for event in chunks) == "hello world"
     assert [token_id for event in chunks for token_id in event.chunk.token_ids] == [*HELLO, EOS]
     num_before = 0
-    for event in chunks:  # steps that came while nothing was read are one chunk
+    for event in chunks:  # steps that arrived between two reads are one chunk
         assert event.chunk.offset == num_before
         num_before += len(event.chunk.token_ids)
     assert chunks[-1].chunk.finish == api.Finish(reason=api.FINISH_REASON_STOP, token_id=EOS)

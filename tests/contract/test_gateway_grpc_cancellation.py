@@ -1,4 +1,4 @@
-"""Clients of the gRPC service that leave or cancel: the scheduler is sent what ends their requests."""
+"""Clients of the gRPC service that disconnect or cancel: the scheduler receives the command to end them."""
 
 import grpc
 import pytest

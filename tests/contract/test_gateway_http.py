@@ -1,4 +1,4 @@
-"""The OpenAI-style API over the wire, before a scripted scheduler; also with a client that we did not write."""
+"""The OpenAI-style API over the wire, with a scripted scheduler; also with OpenAI's client."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 def events_of(text: str) -> list[Any]:
-    """The events of a stream, parsed; comments are left out."""
+    """The events of a stream, parsed, without comments."""
     rows = [row for row in text.split("\n\n") if row and not row.startswith(":")]
     return [row if row == "data: [DONE]" else json.loads(row.removeprefix("data: ")) for row in rows]
 

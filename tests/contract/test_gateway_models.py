@@ -1,4 +1,4 @@
-"""Several models at one gateway, each with its own tokenizer, template and defaults, before a scripted scheduler."""
+"""Several models at one gateway, each with its own tokenizer, template and defaults, with a scripted scheduler."""
 
 import asyncio
 import json
@@ -61,7 +61,7 @@ def other(models_file: Path) -> scheduler_v1.Model:
 
 @asynccontextmanager
 async def running(scheduler: ScriptedScheduler, models_file: Path, **settings: Any) -> AsyncIterator[Harness]:
-    """A gateway of both models, ready for one of them at least."""
+    """A gateway of both models, ready for at least one of them."""
     async with (
         serving(scheduler),
         gateway_at(scheduler, models_file.parent, [scheduler.address], models=models_file, **settings) as harness,
@@ -78,7 +78,7 @@ async def both(models_file: Path, tiny: scheduler_v1.Model, other: scheduler_v1.
 
 
 async def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
-    """Code, reason and field of the error that a call, unary or a stream, ends with."""
+    """Code, reason and field of the error with which a call, unary or streaming, ends."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await (rest_of(call) if hasattr(call, "read") else call)
     return (error.value.code(), *reason_of(error.value))
@@ -257,7 +257,7 @@ def resume(quire: Harness) -> Any:
 
 
 async def kept(quire: Harness, model: str) -> scheduler_v1.Submit:
-    """A request that ended, and is given to what attaches to it."""
+    """A request that has ended, and is returned to each later Attach."""
     quire.scheduler.script = answer_with(OTHER_HELLO)
     stopping = api.Stopping(max_tokens=len(OTHER_HELLO))
     await generate(quire, text="hello", model=model, request_id="mine", stopping=stopping)

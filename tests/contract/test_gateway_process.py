@@ -1,4 +1,4 @@
-"""The gateway as a process: how it starts, what it traces, how it stops."""
+"""The gateway as a process: start, tracing and shutdown."""
 
 import asyncio
 import json
@@ -69,7 +69,7 @@ async def gateway_process(
 
 
 async def ended(process: Process) -> tuple[int, str]:
-    """Exit status, and what stood on stderr and was not read."""
+    """Exit status, and the unread rest of stderr."""
     async with asyncio.timeout(60):
         _, stderr = await process.communicate()
     assert process.returncode is not None
@@ -141,7 +141,7 @@ async def test_calls_of_both_protocols_are_traced_in_the_callers_trace(model_dir
             metadata = (("traceparent", TRACEPARENT),)
             assert [message async for message in quire.stub.StreamGenerate(request, metadata=metadata)]
             await quire.http.post("/v1/completions", json={"prompt": "a"}, headers=dict(metadata))
-            # A stream that is left must not upset what keeps the current span.
+            # A stream that a client abandons must not break the context of the current span.
             quire.scheduler.script = lambda session, submit: session.accept(submit.key)
             left = quire.stub.StreamGenerate(request, metadata=metadata)
             await left.read()

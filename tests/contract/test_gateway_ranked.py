@@ -1,4 +1,4 @@
-"""best_of and beam search over the wire, before a scripted scheduler."""
+"""best_of and beam search over the wire, with a scripted scheduler."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ NUM_DRAWN = sum(len(encoded(text)) for text, _ in DRAWS)
 
 
 def draw(session: ScriptedSession, submit: scheduler_v1.Submit) -> None:
-    """Every token of a text has the log-probability that stands beside it."""
+    """Every token of a text has the log-probability beside it."""
     assert submit.sampling.HasField("logprobs")
     session.accept(submit.key)
     for index, (text, logprob) in enumerate(DRAWS):
@@ -24,7 +24,7 @@ def draw(session: ScriptedSession, submit: scheduler_v1.Submit) -> None:
 
 
 def search(session: ScriptedSession, submit: scheduler_v1.Submit) -> None:
-    """Finished beams, as many as asked for."""
+    """The requested number of finished beams."""
     assert submit.beam_search.width == 4
     session.accept(submit.key)
     for index in range(submit.n):

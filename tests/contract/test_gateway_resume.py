@@ -1,4 +1,4 @@
-"""Streams that are gone on with over gRPC: from any token, of what runs and of what has ended."""
+"""Resumed streams over gRPC: from any token, of requests that run or have ended."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ def resume(quire: Harness, *positions: tuple[int, int], request_id: str = "mine"
 
 
 async def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
-    """Code, reason and field of the error that a stream ends with."""
+    """Code, reason and field of the error with which a stream ends."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await rest_of(call)
     return (error.value.code(), *reason_of(error.value))
 
 
 async def kept(quire: Harness, *sequences: scheduler_v1.Tokens, **fields: Any) -> scheduler_v1.Submit:
-    """Has a request run by another call, and what attaches to it given these sequences."""
+    """A request of another call; each Attach receives these sequences."""
     generation = api.Generation(**({"text": "a", "request_id": "mine"} | fields))
     call = quire.stub.StreamGenerate(api.StreamGenerateRequest(generation=generation))
     submit = await quire.scheduler.next("submit")

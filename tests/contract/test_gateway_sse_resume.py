@@ -1,4 +1,4 @@
-"""Server-sent events that are gone on with: after any event, with the same body and name."""
+"""Resumed server-sent events: after any event, with the same body and name."""
 
 import json
 from typing import Any
@@ -15,12 +15,12 @@ CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 SEQUENCES = [
     (encoded("hello 😀 wor"), length_end()),
     ([*encoded("he"), EOS], stop_end(EOS)),
-    (encoded("lo 😀")[:-1], length_end()),  # ends within a character
+    (encoded("lo 😀")[:-1], length_end()),  # ends in the middle of a character
 ]
 
 
 class Record:
-    """A request that was submitted once, and is replayed to later submissions."""
+    """A request that is submitted once, and replayed to later submissions."""
 
     def __init__(self) -> None:
         self._submits: dict[str, scheduler_v1.Submit] = {}
@@ -67,7 +67,7 @@ def data_of(event: str) -> Any:
 
 
 def flattened(events: list[str]) -> list[tuple[int, str, Any]]:
-    """A stream as a client reads it: the text and the other fields of each choice, in order, and what followed."""
+    """A stream as a client reads it: the text and the other fields of each choice, in order, then the last event."""
     received: list[tuple[int, str, Any]] = []
     for event in events:
         data = data_of(event)

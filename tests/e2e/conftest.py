@@ -1,4 +1,4 @@
-"""What end-to-end tests share: the prepared default model, and what transformers makes of it."""
+"""Fixtures of the end-to-end tests: the prepared default model and its continuations by transformers."""
 
 import subprocess
 import sys
@@ -19,5 +19,5 @@ def model() -> Path:
 
 @pytest.fixture(scope="session")
 def judged(model: Path) -> list[Reference]:
-    """The forty prompts with their right continuations."""
+    """The forty prompts with their reference continuations."""
     return kept_references(model)

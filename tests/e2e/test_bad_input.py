@@ -1,4 +1,5 @@
-"""Nonsense of every kind, over both protocols: the documented status, the field by name, and the next request works."""
+"""Invalid requests of every kind, over both protocols: the documented status, the name of the field, and the next
+request works."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ METHOD = "/quire.inference.v1.InferenceService/Generate"
 LONG = [7] * 9000
 NAN = float("nan")
 
-# What is wrong; the generation over gRPC; the body over HTTP; the reason; the field's name over gRPC and over HTTP.
+# Description; generation over gRPC; body over HTTP; reason; field name over gRPC and over HTTP.
 Case = tuple[str, dict[str, Any], dict[str, Any], str, str, str]
 CASES: list[Case] = [
     ("empty prompt", {"text": ""}, {"prompt": ""}, "INVALID_FIELD", "text", "prompt"),
@@ -124,7 +125,7 @@ def details(error: grpc.aio.AioRpcError) -> tuple[str, list[str]]:
 
 
 async def call(stub: Any, rpc: str, generation: pb.Generation) -> None:
-    """Generate, or begin to."""
+    """Sends the request and reads the first response."""
     if rpc == "Generate":
         await stub.Generate(pb.GenerateRequest(generation=generation))
     else:

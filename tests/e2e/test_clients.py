@@ -1,4 +1,4 @@
-"""Quire as its users meet it: the default start, and clients that we did not write beside our own."""
+"""Quire as users run it: the default start, with Quire's own clients and clients of other projects."""
 
 import asyncio
 import json

@@ -12,26 +12,26 @@ from deployment import Deployment, deployment
 from quire_client import AsyncClient, QuireError
 from reference import MAX_TIES, NEW_TOKENS, Reference
 
-ENDLESS: dict[str, Any] = {"max_tokens": 4000, "temperature": 0, "ignore_eos": True}  # nobody waits for so many
+ENDLESS: dict[str, Any] = {"max_tokens": 4000, "temperature": 0, "ignore_eos": True}  # more than any client reads
 
 Leave = Callable[[Deployment, Reference, float], Coroutine[None, None, None]]
 
 
-async def break_stream(running: Deployment, reference: Reference, patience: float) -> None:
+async def break_stream(running: Deployment, reference: Reference, seconds: float) -> None:
     """A gRPC client that stops reading and cancels its call."""
     async with AsyncClient(running.grpc) as client:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(seconds):
                 await client.generate(reference.prompt, **ENDLESS)
 
 
-async def cancel_by_name(running: Deployment, reference: Reference, patience: float) -> None:
+async def cancel_by_name(running: Deployment, reference: Reference, seconds: float) -> None:
     """A client that ends its request by name, over another connection."""
     name = f"crowd-{random.getrandbits(64):x}"
     async with AsyncClient(running.grpc) as client, AsyncClient(running.grpc) as other:
         serving = asyncio.create_task(client.generate(reference.prompt, request_id=name, **ENDLESS))
-        await asyncio.sleep(patience)
-        while not serving.done():  # a cancel that comes before its request ends nothing
+        await asyncio.sleep(seconds)
+        while not serving.done():  # a cancel that arrives before its request has no effect
             await other.cancel(name)
             await asyncio.wait([serving], timeout=0.2)
         with pytest.raises(QuireError) as raised:
@@ -39,12 +39,12 @@ async def cancel_by_name(running: Deployment, reference: Reference, patience: fl
         assert raised.value.reason == "CANCELLED"
 
 
-async def drop_http(running: Deployment, reference: Reference, patience: float) -> None:
-    """An HTTP client that hangs up in mid-stream."""
+async def drop_http(running: Deployment, reference: Reference, seconds: float) -> None:
+    """An HTTP client that disconnects in mid-stream."""
     body = {"prompt": list(reference.prompt), "stream": True, **ENDLESS}
     async with httpx.AsyncClient(base_url=running.http, timeout=300) as client:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(read_events(client, body), patience)
+            await asyncio.wait_for(read_events(client, body), seconds)
 
 
 async def read_events(client: httpx.AsyncClient, body: dict[str, object]) -> None:
@@ -55,7 +55,7 @@ async def read_events(client: httpx.AsyncClient, body: dict[str, object]) -> Non
 
 
 async def stay_grpc(running: Deployment, reference: Reference) -> bool:
-    """A gRPC client that reads to the end; whether its comparison ended at a tie."""
+    """A gRPC client that reads to the end. Returns whether its comparison ended at a tie."""
     async with AsyncClient(running.grpc) as client:
         stream = client.stream(reference.prompt, max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
         tokens: list[int] = []
@@ -66,7 +66,7 @@ async def stay_grpc(running: Deployment, reference: Reference) -> bool:
 
 
 async def stay_http(running: Deployment, reference: Reference) -> bool:
-    """An HTTP client that waits for the whole text; whether it differs at a tie."""
+    """An HTTP client that waits for the whole text. Returns whether the text differs at a tie."""
     body = {"prompt": list(reference.prompt), "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True}
     async with httpx.AsyncClient(base_url=running.http, timeout=300) as client:
         answer = (await client.post("/v1/completions", json=body)).json()

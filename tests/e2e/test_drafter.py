@@ -1,4 +1,4 @@
-"""A worker with a drafter serves what it serves without one, to the last bit, in fewer steps."""
+"""A worker with a drafter returns bit-identical results in fewer steps."""
 
 import asyncio
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ async def _ask_all(running: Deployment) -> list[Answer]:
 
 @pytest.fixture(scope="module")
 def expected(model: object) -> list[Answer]:
-    """What is served without a drafter."""
+    """The results without a drafter."""
     with deployment(num_blocks=PLENTY) as plain:
         return asyncio.run(_ask_all(plain))
 
@@ -65,7 +65,7 @@ async def test_a_text_that_repeats_takes_fewer_steps_than_tokens(drafting: Deplo
         assert await _ask(client, DAYS * 4, logprobs=2) == expected[0]
         num_steps = drafting.metrics("worker_metrics")["quire_worker_steps_total"] - before
     assert len(expected[0][0].token_ids) == NUM_TOKENS
-    # A step of its own for the prompt, and one that finds nothing to do at the end.
+    # One step for the prompt, and a last one without work.
     assert num_steps < NUM_TOKENS * 0.7
 
 

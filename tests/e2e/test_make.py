@@ -1,4 +1,4 @@
-"""`make run` as a user types it: settings go along, one line says that it is ready, SIGTERM ends it cleanly."""
+"""`make run` as a user calls it: settings are passed on, one line reports that it is ready, SIGTERM ends it cleanly."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The default model beside two small random ones of other architectures, in one deployment."""
+"""The default model and two small random ones of other architectures, in one deployment."""
 
 import asyncio
 import json
@@ -17,12 +17,12 @@ from quire_client import AsyncClient, AsyncStream
 from svc_common.models import DEFAULT_MODEL
 from tiny_model import other_tokenizer, tiny_tokenizer
 
-PATIENCE = 120  # seconds until a test is taken to hang
+TIMEOUT = 120  # seconds
 NAMES = {DEFAULT_MODEL: "default", "qwen": "q", "mistral": "owner/m"}
 """Each model's name and alias."""
 NUM_TOKENS = 12
 LENGTHS = {DEFAULT_MODEL: 40, "qwen": 1000, "mistral": 2000}
-"""Tokens of long streams: the random models' take seconds too."""
+"""Number of tokens of long streams, so that those of the random models also take seconds."""
 (PROMPT,) = prompts(40)
 
 
@@ -54,7 +54,7 @@ def directories(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.fixture(scope="module")
 def running(directories: dict[str, Path]) -> Iterator[Deployment]:
-    """All three behind one gateway and one scheduler."""
+    """All three with one gateway and one scheduler."""
     file = directories["qwen"].parent / "models.toml"
     file.write_text(
         f"""
@@ -68,7 +68,7 @@ def running(directories: dict[str, Path]) -> Iterator[Deployment]:
         served_model_name = ["mistral", "{NAMES["mistral"]}"]
         """
     )
-    # Deterministic, so that long streams can be compared to the last token, whatever was computed again.
+    # Deterministic, so that long streams can be compared to the last token, also after recomputation.
     with deployment(models=str(file), num_blocks=150, num_threads=1, deterministic=1, dtype="float32") as running:
         yield running
 
@@ -77,7 +77,7 @@ def running(directories: dict[str, Path]) -> Iterator[Deployment]:
 async def client(running: Deployment) -> Any:
     """A client, once all models are ready."""
     async with AsyncClient(running.grpc) as client:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while {model.name for model in await client.models()} != set(NAMES):
                 await asyncio.sleep(0.05)
         yield client
@@ -89,7 +89,7 @@ async def test_each_model_answers_as_transformers_do_and_no_prefix_crosses(
     for name, alias in NAMES.items():
         (expected,) = generate(directories[name], [PROMPT], NUM_TOKENS)
         text = Tokenizer.from_file(str(directories[name] / "tokenizer.json")).decode(expected)
-        # The others were sent the same prompt before: only what this model computed is taken up.
+        # The other models have had the same prompt before: only blocks of this model are reused.
         for asked, has_prefix in ((name, False), (alias, True)):
             answer = await client.generate(PROMPT, model=asked, max_tokens=NUM_TOKENS, temperature=0)
             assert (answer.acceptance.model, list(answer.token_ids)) == (name, expected)
@@ -122,7 +122,7 @@ async def test_a_model_without_workers_leaves_the_others_alone_and_goes_on_when_
             received[name] += chunk.token_ids
             begun[name].set()
 
-    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as readers:
+    async with asyncio.timeout(TIMEOUT), asyncio.TaskGroup() as readers:
         reading = {name: readers.create_task(read(name)) for name in NAMES}
         await asyncio.gather(*(event.wait() for event in begun.values()))
         running.kill("worker-mistral-0")

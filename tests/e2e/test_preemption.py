@@ -23,7 +23,7 @@ from worker_svc.settings import WorkerSettings
 PLENTY, SCARCE = 512, 20  # blocks
 MAX_ROUNDS = 4
 BLOCK = 16
-# A block of 16 tokens is copied in an eighth of the time in which it is computed, or in eight times that.
+# To copy a block of 16 tokens takes an eighth of the time to compute it, or eight times as long.
 FAST_SWAPS, SLOW_SWAPS = Durations(0.01, 0.02), Durations(0.01, 1.28)
 DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 7}
 EARLY_STOPPINGS = {
@@ -39,41 +39,41 @@ def worker(model: Path) -> ModelInstance:
     return load_instance(read_settings(WorkerSettings, flags), lambda line: None)
 
 
-def serve_until_all_gave_way(
+def serve_until_all_preempted(
     worker: ModelInstance, judged: list[Reference], preemption: str, durations: Durations | None = None
 ) -> list[Served]:
-    """What became of each of eight prompts of 1 to 33 tokens as it gave way.
+    """Serves eight prompts of 1 to 33 tokens at once until each has been preempted; returns each in its preempted run.
 
-    They are served at once, over and over, until each has given way; those that have not come first, which makes them
-    the first victims. Raises AssertionError unless every token is right each time.
+    Prompts that were not preempted come first in the next round, which makes them the first victims. Raises
+    AssertionError for a wrong token.
     """
-    order, gave_way = judged[:16:2], dict[Reference, Served]()
+    order, preempted = judged[:16:2], dict[Reference, Served]()
     for _ in range(MAX_ROUNDS):
         runner = CoreRunner(worker, SCARCE, preemption, durations=durations)
         answers = runner.serve(submission(str(i), r.prompt, NEW_TOKENS) for i, r in enumerate(order))
         served = [answers[str(i)][0] for i in range(len(order))]
         assert sum(r.judge(one.token_ids) for r, one in zip(order, served, strict=True)) <= MAX_TIES
-        gave_way |= {r: one for r, one in zip(order, served, strict=True) if one.num_preemptions}
-        if len(gave_way) == len(order):
-            return list(gave_way.values())
-        order.sort(key=gave_way.__contains__)
-    raise AssertionError(f"{len(order) - len(gave_way)} requests never gave way")
+        preempted |= {r: one for r, one in zip(order, served, strict=True) if one.num_preemptions}
+        if len(preempted) == len(order):
+            return list(preempted.values())
+        order.sort(key=preempted.__contains__)
+    raise AssertionError(f"{len(order) - len(preempted)} requests were never preempted")
 
 
-def weighed(served: list[Served]) -> list[PreemptionRecord]:
-    """What was chosen for each as it gave way last, and why."""
+def last_preemptions(served: list[Served]) -> list[PreemptionRecord]:
+    """The last preemption of each sequence."""
     return [one.sequence.last_preemption for one in served if one.sequence.last_preemption is not None]
 
 
 def test_every_request_is_swapped(worker: ModelInstance, judged: list[Reference]) -> None:
-    served = serve_until_all_gave_way(worker, judged, "swap")
-    assert {one.choice for one in weighed(served)} == {PreemptionMethod.SWAP}
+    served = serve_until_all_preempted(worker, judged, "swap")
+    assert {one.choice for one in last_preemptions(served)} == {PreemptionMethod.SWAP}
     assert all(one.num_returns for one in served)
 
 
 def test_every_request_is_computed_again(worker: ModelInstance, judged: list[Reference]) -> None:
-    served = serve_until_all_gave_way(worker, judged, "recompute")
-    assert {one.choice for one in weighed(served)} == {PreemptionMethod.RECOMPUTE}
+    served = serve_until_all_preempted(worker, judged, "recompute")
+    assert {one.choice for one in last_preemptions(served)} == {PreemptionMethod.RECOMPUTE}
     assert not any(one.num_returns for one in served)
 
 
@@ -82,12 +82,12 @@ def test_every_request_is_computed_again(worker: ModelInstance, judged: list[Ref
     [(FAST_SWAPS, PreemptionMethod.SWAP), (SLOW_SWAPS, PreemptionMethod.RECOMPUTE)],
     ids=["fast", "slow"],
 )
-def test_every_request_comes_back_by_what_costs_less(
+def test_every_request_is_resumed_by_the_cheaper_method(
     worker: ModelInstance, judged: list[Reference], durations: Durations, choice: PreemptionMethod
 ) -> None:
-    served = serve_until_all_gave_way(worker, judged, "auto", durations)
-    assert len(weighed(served)) == len(served)
-    for one in weighed(served):
+    served = serve_until_all_preempted(worker, judged, "auto", durations)
+    assert len(last_preemptions(served)) == len(served)
+    for one in last_preemptions(served):
         assert one.choice is choice
         assert (one.swap_seconds <= one.recompute_seconds) == (choice is PreemptionMethod.SWAP)
 
@@ -96,7 +96,7 @@ def test_every_request_comes_back_by_what_costs_less(
 def test_sequences_of_one_request_are_those_of_lone_requests(
     worker: ModelInstance, judged: list[Reference], num_blocks: int
 ) -> None:
-    prompt = judged[14].prompt  # of 33 tokens: two full blocks, and the beginning of one
+    prompt = judged[14].prompt  # of 33 tokens: two full blocks and a partial one
     lone = []
     for index in range(4):
         alone = CoreRunner(worker, PLENTY)
@@ -148,7 +148,7 @@ def test_prefix_of_48_requests_is_computed_and_kept_once(worker: ModelInstance, 
     runner = CoreRunner(worker, PLENTY)
     runner.serve(submission(str(i), prompt, NEW_TOKENS) for i, prompt in enumerate(prompts))
     in_full_blocks = num_shared // BLOCK * BLOCK
-    # The token that is drawn last is not computed.
+    # The last sampled token is not computed.
     own = [len(prompt) - in_full_blocks + NEW_TOKENS - 1 for prompt in prompts]
     assert runner.core.totals.computed_tokens == in_full_blocks + sum(own)
     tails = [num_blocks_for(len(prompt) - num_shared + NEW_TOKENS, BLOCK) for prompt in prompts]
@@ -161,7 +161,7 @@ def test_prompt_of_four_sequences_is_computed_and_kept_once(worker: ModelInstanc
     assert rest == 1
     runner = CoreRunner(worker, PLENTY)
     runner.serve([submission("four", prompt, NEW_TOKENS - 1, n=4, **DRAWN)])
-    # The prompt's last token is computed by each, which draws from it.
+    # Each sequence computes the last prompt token itself and samples from it.
     assert runner.core.totals.computed_tokens == len(prompt) + 3 + 4 * (NEW_TOKENS - 2)
     tails = 4 * num_blocks_for(rest + NEW_TOKENS - 1, BLOCK)
     assert runner.peak_blocks == pytest.approx(num_full + tails, rel=0.05)

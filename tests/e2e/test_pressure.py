@@ -1,5 +1,5 @@
-"""A deployment short of blocks, of room in its queue, and of speed in its swaps: its metrics, its rejections, and
-that a worker which is killed in mid-swap costs no token."""
+"""A deployment with few blocks, a short queue and slow swaps: its metrics, its rejections, and a worker that is killed
+in the middle of a swap, which loses no token."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def running(model: object) -> Iterator[Deployment]:
 
 
 async def explain(running: Deployment, *arguments: str) -> Any:
-    """What `quire explain` says, read as JSON."""
+    """The output of `quire explain`, parsed as JSON."""
     admin = running.state["scheduler_admin"][0]
     call = await asyncio.create_subprocess_exec(QUIRE, "explain", *arguments, "--admin", admin, "--json", stdout=PIPE)
     said, _ = await call.communicate()
@@ -52,7 +52,7 @@ async def explain(running: Deployment, *arguments: str) -> Any:
 
 
 async def until_paused(running: Deployment, name: str) -> None:
-    """Wait until a request is as far ahead of its gateway as it may be."""
+    """Waits until a request is paused because its gateway is too far behind."""
     with AdminClient(running.state["scheduler_admin"][0]) as admin:
         async with asyncio.timeout(120):
             while admin.explain(name).sequences[0].state is not SequenceState.PAUSED:
@@ -60,7 +60,7 @@ async def until_paused(running: Deployment, name: str) -> None:
 
 
 async def until(running: Deployment, metrics: Sequence[str], value: float) -> None:
-    """Wait until metrics of the scheduler have this sum."""
+    """Waits until metrics of the scheduler have this sum."""
     end = time.monotonic() + 120
     while True:
         samples = running.metrics()
@@ -164,12 +164,12 @@ async def test_tenant_with_as_many_requests_in_the_queue_as_it_may_have_is_refus
 
 
 async def in_mid_swap(running: Deployment) -> None:
-    """Wait until blocks of a sequence that gave way are being copied."""
+    """Waits until blocks of a preempted sequence are being copied."""
     while True:
         before = running.metrics()[SWAPS]
         while running.metrics()[SWAPS] == before:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.15)  # the step that was running is done by then
+        await asyncio.sleep(0.15)  # the running step is done by then
         if running.blocks()["in_flight"]:
             return
 

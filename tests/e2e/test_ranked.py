@@ -1,4 +1,4 @@
-"""Beam search, best_of, n and a shared prefix as clients ask for them, on the real model in float32."""
+"""Beam search, best_of, n and a shared prefix as clients request them, on the real model in float32."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Settings of a model and a policy, handed to one deployment as `make run` takes them."""
+"""Settings of a model and a policy, passed to a deployment as by `make run`."""
 
 import json
 import os

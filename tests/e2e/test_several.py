@@ -1,4 +1,4 @@
-"""Two gateways over two workers: either gateway serves, and knows the other's requests by name."""
+"""Two gateways and two workers: each gateway serves, and finds requests of the other one by name."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""float32, greedy: every token equals transformers' own, whatever happens around its sequence."""
+"""Greedy sampling in float32: every token equals transformers, also under concurrency, faults and preemption."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,18 +11,18 @@ from reference import MAX_TIES, NEW_TOKENS, Reference
 
 
 async def serve(client: AsyncClient, reference: Reference, max_tokens: int = NEW_TOKENS) -> Generation:
-    """One prompt, continued greedily through end-of-text."""
+    """Continues one prompt greedily, ignoring end-of-text."""
     return await client.generate(reference.prompt, max_tokens=max_tokens, temperature=0, ignore_eos=True)
 
 
 async def serve_all(running: Deployment, judged: list[Reference], max_tokens: int = NEW_TOKENS) -> list[Generation]:
-    """All prompts at once."""
+    """Runs all prompts at once."""
     async with AsyncClient(running.grpc) as client:
         return await asyncio.gather(*(serve(client, reference, max_tokens) for reference in judged))
 
 
 def judge(judged: list[Reference], generations: list[Generation]) -> None:
-    """Raises AssertionError unless every continuation is right."""
+    """Raises AssertionError for a wrong continuation."""
     pairs = zip(judged, generations, strict=True)
     assert sum(reference.judge(generation.token_ids[:NEW_TOKENS]) for reference, generation in pairs) <= MAX_TIES
 
@@ -64,7 +64,7 @@ async def test_with_so_few_blocks_that_sequences_are_preempted(
     model: object, judged: list[Reference], preemption: str
 ) -> None:
     with deployment(dtype="float32", num_blocks=60, preemption=preemption) as started:
-        # Sequences that grow beyond what is compared take more blocks from each other.
+        # Sequences longer than the reference compete for more blocks.
         judge(judged, await serve_all(started, judged, max_tokens=160))
         metrics = started.metrics()
         swaps, recomputes = (metrics[f'quire_preemptions_total{{choice="{way}"}}'] for way in ("swap", "recompute"))

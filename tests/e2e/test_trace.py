@@ -1,4 +1,4 @@
-"""One causal trace per request: spans of all three processes under the client's own trace id."""
+"""One trace per request: spans of all three processes under the client's trace id."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ async def test_request_leaves_one_trace_over_all_hops(model: object) -> None:
                 assert {name for name, _ in spans} == {"quire-gateway", "quire-scheduler", "quire-worker"}
                 assert expected <= {(name, span.name) for name, span in spans}
                 assert len(spans) <= 10
-                # Each span hangs on one of the same trace, the outermost on the client's own.
+                # The parent of each span is in the same trace; that of the outermost span is the client's span.
                 known = {span.span_id.hex() for _, span in spans} | {PARENT}
                 assert all(span.parent_span_id.hex() in known for _, span in spans)
                 assert PARENT in {span.parent_span_id.hex() for _, span in spans}

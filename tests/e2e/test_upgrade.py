@@ -1,4 +1,4 @@
-"""Roles of the release before and of this one side by side, while an upgrade is made and rolled back."""
+"""Roles of the previous release and of this one together, during an upgrade and a rollback."""
 
 import asyncio
 import functools
@@ -21,7 +21,7 @@ BEFORE = "7d18df7fd0bf9b3cb0c9ae5eee1f34d5867ccf21"
 """The last commit of protocol 1 on both streams."""
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 120  # seconds until a test is taken to hang
+TIMEOUT = 120  # seconds
 _RUN = """
 import runpy, sys
 tree, module = sys.argv[1:3]
@@ -33,7 +33,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source tree of the release before."""
+    """The source tree of the previous release."""
     tree = tmp_path_factory.mktemp("before")
     archive = subprocess.run(["git", "archive", BEFORE], cwd=ROOT, capture_output=True)
     if archive.returncode:
@@ -44,7 +44,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def mixed(before: Path, log: Path) -> AsyncIterator[Stack]:
-    """Two of each role, the first of the release before."""
+    """Two of each role, the first of the previous release."""
 
     def adapt(role: Role) -> Role:
         if not role.name.endswith("-0"):
@@ -60,8 +60,8 @@ async def mixed(before: Path, log: Path) -> AsyncIterator[Stack]:
 
 
 async def settled(running: Stack) -> str:
-    """Wait until every role answers and both workers are in use; returns the leader."""
-    async with asyncio.timeout(PATIENCE):
+    """Waits until every role is ready and both workers are in use; returns the leader."""
+    async with asyncio.timeout(TIMEOUT):
         while True:
             leader = await running.leader() if running.is_ready() else None
             if leader is not None and (await running.metrics(leader)).get("quire_workers_ready") == 2:
@@ -74,7 +74,7 @@ async def kill(running: Stack, name: str) -> None:
 
 
 async def replace_leader(running: Stack, leader: str) -> None:
-    """Kill a scheduler once another one leads: it restarts at once and could take the lease itself otherwise."""
+    """Kills the leader when another scheduler leads; otherwise it could restart and take the lease itself."""
     running.send(leader, signal.SIGSTOP)
     while await running.leader() is None:
         await asyncio.sleep(0.1)
@@ -94,7 +94,7 @@ async def test_streams_go_on_while_roles_of_two_releases_take_over_from_each_oth
 ) -> None:
     async with mixed(before, tmp_path / "log") as running, AsyncExitStack() as entered:
         addresses = [address.dial_address for address in running.addresses.grpc]
-        orders = (addresses, addresses[::-1])  # who prefers which gateway
+        orders = (addresses, addresses[::-1])  # the order of preference of each client
         clients = [await entered.enter_async_context(AsyncClient(",".join(order))) for order in orders]
         quiet = [streamed(clients[number % 2], number, f"quiet-{number}") for number in range(4)]
         expected = [list(answer.token_ids) for answer in await asyncio.gather(*(stream.collect() for stream in quiet))]
@@ -115,7 +115,7 @@ async def test_streams_go_on_while_roles_of_two_releases_take_over_from_each_oth
                 asyncio.create_task(check(number, f"{name}-{number}", half_way))
                 for number, half_way in enumerate(half_ways)
             ]
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 await asyncio.gather(*(half_way.wait() for half_way in half_ways))
                 await fault()
                 await asyncio.gather(*checks)

@@ -1,4 +1,4 @@
-"""Settings that cannot be served stop the start, and are named: by each service, and by what starts them all."""
+"""Invalid settings stop the start with an error that names them, in each service and in the supervisor."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ PORTS = ("HTTP", "GRPC", "SCHEDULER", "SCHEDULER_ADMIN", "SCHEDULER_METRICS", "W
 
 
 def start(program: str, directory: Path, **settings: str) -> tuple[int, str]:
-    """The exit code of a program that does not start, and what it said."""
+    """The exit code and the output of a program that does not start."""
     environment = bare_environment("QUIRE_CACHE_DIR")
     environment |= {f"QUIRE_{port}_PORT": "0" for port in PORTS} | {"QUIRE_RUN_DIR": str(directory / "run")}
     call = [sys.executable, "-m", program]

@@ -85,7 +85,7 @@ def messages(name: str, starts: Sequence[int], size: int) -> Iterator[dict[str, 
 
 @dataclass
 class BreakingGateway(pb_grpc.InferenceServiceServicer):
-    """One gateway. `known` holds the names of the requests, shared by all gateways. Each call uses up one of `breaks`."""
+    """One gateway. All gateways share `known`, the names of the requests. Each call uses up one of `breaks`."""
 
     known: set[str]
     size: int

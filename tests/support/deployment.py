@@ -1,4 +1,4 @@
-"""A complete deployment for a test: real processes under the supervisor, on free ports, stopped and checked at the end."""
+"""A deployment for a test: real processes under the supervisor, on free ports, stopped and checked at the end."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The imports of all packages of the tree, from their sources, including imports in functions and under TYPE_CHECKING."""
+"""The imports of all packages of the tree, from their sources. Imports in functions and under TYPE_CHECKING count."""
 
 import ast
 from collections.abc import Container, Iterator, Mapping

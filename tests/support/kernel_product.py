@@ -1,6 +1,6 @@
-"""The product of shapes that the attention kernels are compared with their references at, on a GPU.
+"""The product of shapes for which the attention kernels are compared with their references on a GPU.
 
-Most of the time goes into compiling, so cases run in several processes at once, each of which owns its CUDA context.
+Most of the time is spent on compilation, so cases run in several processes, each with its own CUDA context.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ HEADS = [(1, 1), (1, 8), (3, 3), (8, 4), (32, 1)]
 HEAD_DIMS = [64, 80, 96, 128, 256]
 BLOCK_SIZES = [8, 16, 32, 128]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-# Around every border of a page, a tile and a split
+# Lengths around the borders of pages, tiles and splits
 CONTEXTS = sorted(
     {1, *(edge + step for edge in (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096) for step in (-1, 0, 1))}
 )
@@ -27,7 +27,7 @@ LONGEST_CHUNK = 140
 
 @dataclass(frozen=True)
 class Case:
-    """A shape, and what attention over it is to heed."""
+    """A shape, and the options of attention over it."""
 
     heads: tuple[int, int]
     head_dim: int
@@ -52,7 +52,7 @@ def all_shapes() -> list[Case]:
 
 
 def all_extras() -> list[Case]:
-    """Quantized caches, windows and caps, in pairs with each other and with every part of a shape."""
+    """Quantized caches, windows and caps, in all pairs with each other and with every dimension of a shape."""
     parameters: dict[str, Sequence[Any]] = {
         "cache_dtype": [None, torch.int8, torch.float8_e4m3fn],
         "window": [None, 1, 100, 1000],
@@ -66,7 +66,7 @@ def all_extras() -> list[Case]:
 
 
 def check(case: Case) -> None:
-    """Compare both kernels with their references, over all contexts in one batch each."""
+    """Compares both kernels with their references, over all contexts in one batch each."""
     # Here, so that a process that only lists the cases does not choose how kernels run
     from quire_kernels.paged_attention import paged_attention, paged_attention_reference
     from quire_kernels.paged_decode import paged_decode, paged_decode_reference

@@ -1,4 +1,4 @@
-"""Tiny random models of the Llama family on disk, and what transformers makes of them."""
+"""Tiny random models of the Llama family on disk, and their greedy continuations by transformers."""
 
 import random
 from collections.abc import Callable

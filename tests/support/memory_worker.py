@@ -1,9 +1,9 @@
-"""A worker whose model is a checksum: it stores token ids as KV, in the blocks that plans name.
+"""A worker whose model is a checksum. It stores token ids as KV, in the blocks that plans name.
 
-Before it samples, it reads a sequence's whole context through the block table and compares it with the sequence's
-tokens. So a block that was shared, published, released or overwritten wrongly shows as a wrong context. Swapped blocks
-are read at once or at the last moment, when the transfer is confirmed, and written only then; until then their
-destination is empty. Every slot records the step that filled it, and blocks keep their hashes until they are written.
+Before it samples, it reads a sequence's context through the block table and compares it with the sequence's tokens. A
+block that was shared, published, released or overwritten by mistake gives a wrong context. Swapped blocks are read at
+the start of the step, or when the transfer is confirmed, and are written at the confirmation; until then the
+destination is empty. Every slot records the step that wrote it. A block keeps its hash until it is written.
 """
 
 import math
@@ -30,7 +30,7 @@ from scheduler_svc.core.step import (
 )
 
 Slot = tuple[int, int] | None  # position and token
-Block = tuple[list[Slot], list[int]]  # what is in a block, and which steps put it there
+Block = tuple[list[Slot], list[int]]  # the content of a block, and the steps that wrote it
 
 
 @dataclass
@@ -44,9 +44,9 @@ class Drawn:
 class Known:
     tokens: list[int]
     table: list[int] = field(default_factory=list)
-    position: int | None = None  # of the first token that is not computed; its first step says
+    position: int | None = None  # position of the first uncomputed token; set by the first step
     num_cached_tokens: int = 0
-    num_prompt: int = 0  # of whose tokens log-probabilities are returned; 0: none are
+    num_prompt: int = 0  # number of prompt tokens whose log-probabilities are returned; 0 for none
 
 
 def next_token(tokens: list[int], vocab_size: int) -> int:
@@ -57,7 +57,7 @@ def next_token(tokens: list[int], vocab_size: int) -> int:
 def continuation(
     prompt: list[int], count: int, vocab_size: int, stop: frozenset[int] = frozenset(), min_tokens: int = 0
 ) -> list[int]:
-    """The tokens that a sequence must have, whatever happens around it."""
+    """The expected tokens of a sequence."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(next_token(tokens, vocab_size))
@@ -67,7 +67,7 @@ def continuation(
 
 
 def prompt_logprob(prompt: list[int], position: int) -> float:
-    """The log-probability of a prompt's token, a function of it and all tokens before; exact in 32 bits."""
+    """The log-probability of a prompt token, a function of the token and all tokens before it; exact in 32 bits."""
     return -(zlib.crc32(array("I", prompt[: position + 1]).tobytes()) % 2**20) / 2**10
 
 
@@ -97,7 +97,7 @@ def options(tokens: list[int], vocab_size: int, count: int) -> list[Option]:
 
 
 class Memory:
-    """Slots of one tier, and the step that filled each of them."""
+    """The slots of one tier, and the step that wrote each of them."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
@@ -126,15 +126,15 @@ class Transfer:
     step_id: int
     direction: Direction
     pairs: list[BlockPair]
-    read_early: list[list[Slot]] | None  # what was in the blocks to copy as the step began, if they are read then
+    read_early: list[list[Slot]] | None  # the blocks to copy, if they are read at the start of the step
 
 
 class MemoryWorker:
-    """Executes plans in order, and raises AssertionError if a plan is not executable.
+    """Executes plans in order. Raises AssertionError if a plan is not executable.
 
-    With an `rng` transfers take some steps, and fail now and then; without one they are done with their step. If it
-    `speculates` it returns a random number of tokens for a sequence, from 0 to as many as the plan allows. `results`
-    says how it computes prompts for values.
+    With an `rng`, transfers take several steps and sometimes fail; without one, they are done with their step. If it
+    `speculates`, it returns a random number of tokens for a sequence, from 0 to the maximum of the plan. `results` maps
+    each kind of value to the way in which its prompts are computed.
     """
 
     def __init__(
@@ -158,10 +158,10 @@ class MemoryWorker:
         self.in_progress: list[Transfer] = []
         self._rng = rng
         self.speculates = speculates
-        self.num_returned: Counter[int] = Counter()  # how often a speculation returned how many tokens
+        self.num_returned: Counter[int] = Counter()  # speculations, by their number of tokens
 
     def restart(self) -> BlockHashReport:
-        """A new scheduler connects: forget all sequences and transfers, and report the block hashes."""
+        """A new scheduler connects: drops all sequences and transfers, and reports the block hashes."""
         self.known.clear()
         self.in_progress.clear()
         for memory in (self.device, self.host):
@@ -191,7 +191,7 @@ class MemoryWorker:
             self.known[new.sequence.id] = Known(list(new.tokens), num_prompt=num_prompt)
         for part in plan.scheduled:
             self.known[part.sequence.id].table += part.new_block_ids
-        for part in plan.scheduled:  # all of a step's tokens are stored before any is attended to
+        for part in plan.scheduled:  # all tokens of a step are stored before attention is computed
             if self._is_without_kv(part.sequence.request):
                 self._compute_without_kv(part)
             else:
@@ -214,7 +214,7 @@ class MemoryWorker:
         self.num_computed += part.num_tokens
 
     def _prompt_logprobs(self, part: ScheduledSequence) -> list[float]:
-        """Of the tokens of the prompt behind those that a part computes."""
+        """Log-probabilities of the prompt tokens after those that a part computes."""
         known = self.known[part.sequence.id]
         assert known.position is not None
         first, end = known.position - part.num_tokens + 1, min(known.position + 1, known.num_prompt)
@@ -242,7 +242,7 @@ class MemoryWorker:
     def _store(self, part: ScheduledSequence, step_id: int) -> None:
         known = self.known[part.sequence.id]
         start = part.start if known.position is None else known.position
-        if part.num_cached_tokens > part.start:  # it holds too where a step that returns nothing is repeated
+        if part.num_cached_tokens > part.start:  # also true if a step that returned no token is repeated
             known.num_cached_tokens = part.num_cached_tokens
         first = max(start, known.num_cached_tokens)
         end = start + part.num_tokens
@@ -308,7 +308,7 @@ class MemoryWorker:
         return Drawn(known.tokens[-1:], logprobs)
 
     def _speculate(self, part: ScheduledSequence, known: Known, end: int, step_id: int) -> Drawn:
-        """Accept some of the drafts that the plan has room for. KV of a rejected one stays in its slot."""
+        """Accepts some of the drafts that the plan has room for. The KV of a rejected draft stays in its slot."""
         assert self._rng is not None
         num_tokens = self._rng.randint(0 if part.num_tokens == 1 else 1, 1 + part.max_extra_tokens)
         self.num_returned[num_tokens] += 1

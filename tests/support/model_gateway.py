@@ -1,4 +1,4 @@
-"""A gateway as a plain value, and a store that may be away, for tests of live requests."""
+"""A gateway as a plain value, and a store that may be unavailable, for tests of live requests."""
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_svc.gateway_session import GatewaySession
@@ -8,7 +8,7 @@ from scheduler_svc.store.redis import RedisStore
 
 
 class UnsteadyStore(RedisStore):
-    """A real Redis that may not be reached for a while."""
+    """A real Redis that may be unreachable for some time."""
 
     is_away = False
 
@@ -30,7 +30,7 @@ class UnsteadyStore(RedisStore):
 
 
 class ModelGateway(GatewaySession):
-    """A gateway whose clients have received the tokens of `known`: these never change, and none is missing."""
+    """A gateway whose clients have received the tokens of `known`. These never change, and have no gap."""
 
     def __init__(self, known: dict[str, tuple[str, list[int]]], errors: list[AssertionError]) -> None:
         super().__init__()

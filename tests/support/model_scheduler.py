@@ -1,4 +1,5 @@
-"""A scheduler as a plain value, for tests of a gateway's subscriptions: commands in, events out, both in order."""
+"""A scheduler as a plain value, for tests of a gateway's subscriptions: it takes commands and sends events, both in
+order."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -18,11 +19,11 @@ class ModelRequest:
     end: scheduler_v1.SequenceEnd | None = None
     is_attached: bool = False
     is_recovering: bool = False
-    """Taken over, and held until a gateway attaches."""
+    """The request was restored after a takeover and waits for a gateway to attach."""
 
 
 class ModelScheduler:
-    """The requests of one gateway. Every token is a new number, so that a token that changes is noticed."""
+    """The requests of one gateway. Every token is a new number, so a changed token is detected."""
 
     def __init__(self) -> None:
         self.requests: dict[str, ModelRequest] = {}
@@ -34,7 +35,8 @@ class ModelScheduler:
     # Faults.
 
     def restart(self, *, forgets: bool, loses_store: bool) -> None:
-        """Another scheduler takes over, from what is in the store: all of it, nothing, or less than was durable."""
+        """Another scheduler takes over with the requests of the store: all, none, or with fewer tokens than were
+        durable."""
         self.commands.clear()
         self.events.clear()
         if forgets:
@@ -47,7 +49,7 @@ class ModelScheduler:
                 del request.tokens[request.num_durable :]
 
     def fail(self, key: str, reason: scheduler_v1.FailureReason) -> None:
-        """A request ends without all its tokens."""
+        """Ends a request before its last token."""
         request = self.requests.pop(key)
         if request.is_attached:
             self._send(key, failed=scheduler_v1.Failed(reason=reason))
@@ -55,7 +57,7 @@ class ModelScheduler:
     # Steps.
 
     def grow(self, key: str) -> None:
-        """A request gets a token."""
+        """Adds a token to a request."""
         request = self.requests[key]
         self._num_tokens += 1
         request.tokens.append(self._num_tokens)
@@ -68,7 +70,7 @@ class ModelScheduler:
         request.is_attached &= request.end is None
 
     def flush(self, key: str) -> None:
-        """The store takes all tokens of a request."""
+        """Makes all tokens of a request durable."""
         request = self.requests[key]
         request.num_durable = len(request.tokens)
         if request.is_attached:

@@ -1,6 +1,6 @@
-"""Products of Triton's interpreter, summed in the order of their inputs, whatever rows are around a row.
+"""Matrix products of Triton's interpreter with a fixed order of summation, independent of the other rows.
 
-The interpreter itself leaves them to BLAS, where a row's bits depend on its place in the tile.
+The interpreter calls BLAS, where the bits of a row depend on its position in the tile.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 
 
 def order_dots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the test ends. Where there is a GPU, nothing is interpreted and nothing is changed."""
+    """Applies until the end of the test. With a GPU nothing is interpreted, and nothing is changed."""
     if torch.cuda.is_available():
         return
     from triton.runtime import interpreter

@@ -1,4 +1,4 @@
-"""Batches over a paged cache that is poisoned wherever no query may look."""
+"""Batches over a paged cache. Slots that no query may read are filled with invalid values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from quire_kernels.kv_quantization import quantize, scale_shape
 
-# In a byte these are NaN of float8_e4m3fn, and 127 and -1 of int8, whose scales are then NaN.
+# As bytes these are NaN of float8_e4m3fn, and 127 and -1 of int8. Scales made of them are NaN.
 POISON_BYTES = (0x7F, 0xFF)
 INVALID_BLOCKS = (2**31 - 1, -7)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Arguments of `paged_attention`; all that no query may see is NaN or infinite, or an invalid block."""
+    """Arguments of `paged_attention`. Everything that no query may read is NaN, infinite, or an invalid block."""
 
     query: Tensor
     key_cache: Tensor
@@ -32,11 +32,11 @@ class Batch:
     value_scales: Tensor | None
 
     def arguments(self) -> dict[str, Any]:
-        """Of `paged_attention`."""
+        """Arguments of `paged_attention`."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def decode_arguments(self) -> dict[str, Any]:
-        """Of `paged_decode`, where each sequence has one query."""
+        """Arguments of `paged_decode`: each sequence has one query."""
         arguments = self.arguments() | {"max_context_len": int(self.context_lens.max())}
         del arguments["query_starts"], arguments["max_query_len"]
         return arguments
@@ -70,7 +70,7 @@ def make_batch(
         block_tables[row, first:pages] = blocks[first:pages]
         blocks = blocks[pages:]
 
-    # As a worker makes it: keys and values of one layer are views of a cache of two
+    # As in a worker: the keys and values of a layer are views of a cache of two
     shape = (num_blocks, 2, 2, num_kv_heads, block_size, head_dim)
     cache, scales = _poisoned(shape, cache_dtype or dtype, device), None
     sequence = torch.repeat_interleave(torch.arange(len(contexts)), contexts - first_seen)
@@ -86,7 +86,7 @@ def make_batch(
         codes, scales[slot] = quantize(values, cache_dtype)
         cache.view(torch.int8)[slot] = codes.view(torch.int8)
 
-    # As a model makes them: the query is a part of a wider row
+    # As in a model: the query is a slice of a wider row
     qkv = torch.randn(int(queries.sum()), num_kv_heads * group + 3, head_dim, device=device).to(dtype)
     return Batch(
         query=qkv[:, : num_kv_heads * group],

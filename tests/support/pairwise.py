@@ -6,10 +6,10 @@ from typing import Any
 
 
 def pairwise(parameters: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Cases, each with a value for every parameter; the same ones each time, and few of them, though not the fewest.
+    """Cases with a value for every parameter. Deterministic and few, but not the minimum.
 
-    Greedy: a case starts from the first pair that is still to cover, and each further parameter takes the value that
-    covers most pairs with what the case already has.
+    Greedy: a case starts from the first uncovered pair. Each further parameter takes the value that covers the most
+    pairs with the values chosen so far.
     """
     names = list(parameters)
     # Values by their index, since not all can be hashed or compared

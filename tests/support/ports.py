@@ -1,4 +1,4 @@
-"""Ports for servers that leave theirs and come back to it."""
+"""Ports for servers that restart on the same port."""
 
 import random
 import socket
@@ -9,7 +9,7 @@ _FIRST = 10_000
 
 
 def lasting_port() -> int:
-    """A free port that the system gives to nobody who asks for any port, nor to outgoing connections."""
+    """A free port outside the range from which the system assigns ports."""
     first_of_system = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.SystemRandom().randrange(_FIRST, first_of_system)

@@ -1,4 +1,4 @@
-"""What stands on a service's Prometheus page."""
+"""The samples of a service's /metrics page."""
 
 import re
 
@@ -6,7 +6,7 @@ _MODEL = re.compile(r'model="(?:[^"\\]|\\.)*",?')
 
 
 def read_samples(page: str) -> dict[str, float]:
-    """Samples by name with labels, as Prometheus writes them, but summed over models."""
+    """Samples by name and labels, summed over models."""
     samples: dict[str, float] = {}
     for line in page.splitlines():
         if not line.startswith("#"):

@@ -32,12 +32,12 @@ class RandomWorld:
             swap_bytes_per_second=rng.choice([1e4, 1e6]),
             prefill_tokens_per_second=rng.choice([100.0, 1e4]),
         )
-        results_rng = self.rng_of_results = random.Random(seed + 1)  # worlds of tokens alone do not depend on it
+        results_rng = self.rng_of_results = random.Random(seed + 1)  # not used by worlds without other results
         self.share_of_other_results = results_rng.choice([0.0, 0.1, 0.5])
         chunked = {kind.name: PromptComputation.CHUNKED for kind in (TOKENS, PROMPT_LOGPROBS)}
         results = {kind.name: results_rng.choice(list(PromptComputation)) for kind in VALUES}
         self.shape = replace(self.shape, results=chunked | results)
-        if max_new_tokens > 1:  # only slots of blocks that are needed anyway hold speculated tokens
+        if max_new_tokens > 1:  # speculated tokens use only slots of blocks that are needed anyway
             self.shape = replace(self.shape, max_new_tokens=max_new_tokens, block_size=rng.choice([2, 4, 8]))
         self.beginnings = [[rng.randint(0, 1) for _ in range(200)] for _ in range(rng.choice([2, 8]))]
         self.share_of_common = rng.choice([0.1, 0.9])  # of the requests
@@ -56,7 +56,7 @@ class RandomWorld:
             self.add_worker()
 
     def add_worker(self) -> None:
-        """Add a worker. Workers of one model may differ in memory and in the kinds of results that they compute."""
+        """Adds a worker. Workers of one model may differ in memory and in the kinds of results that they compute."""
         num_blocks = self.shape.num_blocks + self.rng.choice([0, 0, 5])
         left_out = self.rng_of_results.choice([None, None, None, None, PROMPT_LOGPROBS.name, "embedding"])
         results = {name: how for name, how in self.shape.results.items() if name != left_out}
@@ -104,7 +104,7 @@ class RandomWorld:
         capacity = self.shape.num_blocks * self.shape.block_size
         length = rng.randint(1, capacity - 1 if rng.random() < 0.03 else capacity // 8)
         prompt = [rng.randint(0, 1) for _ in range(length)]
-        if rng.random() < self.share_of_common:  # one that others begin with too
+        if rng.random() < self.share_of_common:  # a prefix that other prompts share
             prompt = [*rng.choice(self.beginnings)[: capacity // rng.choice([3, 8])], *prompt][: capacity - 1]
         most_output = min(capacity - len(prompt), rng.choice([3, capacity // 3, capacity // 2, 90]))
         beam = None
@@ -129,7 +129,7 @@ class RandomWorld:
         return self._with_other_result(request)
 
     def _with_other_result(self, request: Request) -> Request:
-        """Now and then another kind of result, and a prompt that is longer than what a step computes."""
+        """Sometimes another kind of result, and a prompt longer than the limit of a step."""
         rng = self.rng_of_results
         if rng.random() >= self.share_of_other_results:
             return request
@@ -212,7 +212,7 @@ class CrowdedWorld(RandomWorld):
 
 
 def run_world(world: RandomWorld, num_actions: int) -> World:
-    """Perform actions, then let all requests end, and check what must hold at the end."""
+    """Performs actions, runs all requests to their end, and checks the invariants of the end."""
     for _ in range(num_actions):
         world.act()
     while len(world.world.working) < world.num_sites:

@@ -1,4 +1,4 @@
-"""A real Redis of the test's own, in a directory of its own: one that can die and come back with what it kept."""
+"""A real Redis in its own directory. It can be killed and restarted with the data that it kept."""
 
 import signal
 import subprocess
@@ -15,7 +15,7 @@ from svc_common.supervisor.embedded_redis import EmbeddedRedis
 
 
 class RedisServer:
-    """A server on a free port, by the embedded executable or by another one."""
+    """A server on a free port; it runs the embedded executable by default."""
 
     def __init__(self, directory: Path, executable: str | None = None) -> None:
         embedded = EmbeddedRedis.prepare(directory, lasting_port())
@@ -26,7 +26,7 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it answers and has read what it kept."""
+        """Starts it, and waits until it answers and has loaded its data."""
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
         with redis.Redis.from_url(self.url) as client:
             end = time.monotonic() + 60
@@ -39,25 +39,25 @@ class RedisServer:
         raise AssertionError("redis does not answer")
 
     def kill(self) -> None:
-        """Let it die without a word, and wait until it is gone."""
+        """Kills it (SIGKILL), and waits until the process has ended."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def pause(self) -> None:
-        """Stop it where it is: it keeps its connections and answers nothing."""
+        """Stops it (SIGSTOP): it keeps its connections and answers nothing."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continues it (SIGCONT)."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 
 
 @contextmanager
 def running_server(directory: Path, executable: str | None = None) -> Iterator[RedisServer]:
-    """A server that runs, until the end of the block."""
+    """A server that runs until the end of the block."""
     server = RedisServer(directory, executable)
     try:
         server.start()
@@ -68,6 +68,6 @@ def running_server(directory: Path, executable: str | None = None) -> Iterator[R
 
 @contextmanager
 def redis_server(directory: Path) -> Iterator[str]:
-    """The URL of an embedded server that runs, until the end of the block."""
+    """The URL of an embedded server that runs until the end of the block."""
     with running_server(directory) as server:
         yield server.url

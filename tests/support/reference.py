@@ -1,4 +1,4 @@
-"""What transformers' own greedy `generate` says in float32: the judge of every token that Quire serves."""
+"""Greedy continuations by transformers in float32: the reference for every token that Quire returns."""
 
 import fcntl
 import hashlib
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 KEPT = Path(__file__).parents[2] / ".pytest_cache" / "d" / "quire"
 
 NEW_TOKENS = 64
-TIE = 0.001  # where the two best logits are this close, either token is right
+TIE = 0.001  # if the two largest logits are this close, both tokens are correct
 MAX_TIES = 3
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 255, 256, 257, 700)
@@ -37,14 +37,14 @@ The two had been carried off by a student who left the city in debt, and the boo
 
 @dataclass(frozen=True)
 class Reference:
-    """A prompt, its greedy continuation, and at which of its tokens the choice was a tie."""
+    """A prompt, its greedy continuation, and the positions at which the choice was a tie."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     ties: frozenset[int]
 
     def judge(self, served: tuple[int, ...] | list[int]) -> bool:
-        """Whether the comparison ended at a tie. Raises AssertionError for a token that is wrong."""
+        """Returns whether the comparison ended at a tie. Raises AssertionError for a wrong token."""
         assert len(served) == len(self.tokens), f"{len(served)} tokens instead of {len(self.tokens)}"
         for place, (ours, theirs) in enumerate(zip(served, self.tokens, strict=True)):
             if ours != theirs:
@@ -54,7 +54,7 @@ class Reference:
 
 
 def prompts(model: Path) -> list[tuple[int, ...]]:
-    """40 prompts: of each length of LENGTHS, and of four more, one of real text and one of random tokens."""
+    """40 prompts: for each length of LENGTHS and for four more, one of real text and one of random tokens."""
     rng = random.Random(0)
     tokenizer = AutoTokenizer.from_pretrained(model)
     text = tokenizer(TEXT * 4)["input_ids"]
@@ -68,9 +68,9 @@ def prompts(model: Path) -> list[tuple[int, ...]]:
 
 
 def references(model: Path) -> list[Reference]:
-    """Continue each of `prompts` by NEW_TOKENS with transformers, in float32, end-of-text ignored.
+    """Continues each of `prompts` by NEW_TOKENS with transformers, in float32, ignoring end-of-text.
 
-    The two prompts of a length go together, so that no padding is needed.
+    The two prompts of a length form a batch, so no padding is needed.
     """
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     found = prompts(model)
@@ -78,9 +78,9 @@ def references(model: Path) -> list[Reference]:
 
 
 def kept_references(model: Path) -> list[Reference]:
-    """What `references` says, which takes minutes once and is then kept beside what pytest keeps.
+    """The result of `references`, kept in pytest's cache, because it takes minutes.
 
-    It is made anew where anything changes that it comes from: the model, the libraries, the way it is made.
+    It is recomputed when the model, the libraries or this module change.
     """
     weights = (model / "model.safetensors").stat()
     origin = (transformers.__version__, torch.__version__, weights.st_size, weights.st_mtime_ns)
@@ -88,7 +88,7 @@ def kept_references(model: Path) -> list[Reference]:
     kept = KEPT / f"references-{made_by}.json"
     KEPT.mkdir(parents=True, exist_ok=True)
     with (KEPT / "references.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one of several test processes computes them, and the others wait
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of several test processes computes them; the others wait
         if not kept.exists():
             found = references(model)
             draft = kept.with_suffix(".draft")

@@ -1,4 +1,4 @@
-"""Logs of requests, as a scheduler would have them."""
+"""Request logs for tests of the scheduler."""
 
 import itertools
 from hashlib import sha256
@@ -13,7 +13,7 @@ _numbers = itertools.count(1)
 def request_log(
     name: str | None = None, *, n: int = 1, accepted_at: float = 1000.0, deadline: float | None = None
 ) -> RequestLog:
-    """A request that was just accepted, of a submission of its own; without `name`, under a key of its own."""
+    """A request that was just accepted; without `name`, under a key of its own."""
     number = next(_numbers)
     submit = scheduler_v1.Submit(
         key=sha256((name or f"request {number}").encode()).hexdigest(),
@@ -44,7 +44,7 @@ def logprobs(*values: float) -> list[worker_v1.TokenLogprobs]:
 
 
 def end(log: RequestLog, state: State = State.FINISHED, at: float = 2000.0) -> None:
-    """The request is over; where it ended well, all its sequences have ended."""
+    """Ends the request; in state FINISHED all its sequences have ended."""
     log.state, log.ended_at = state, at
     if state is State.FINISHED:
         for sequence in log.sequences:

@@ -1,7 +1,8 @@
-"""Drives a runner as a scheduler would: scattered blocks, chunks of prompts beside decodes, deltas for what is known.
+"""Drives a runner like a scheduler: scattered blocks, chunked prompts together with decodes, deltas for known
+sequences.
 
-As a program it prints what a model generates:
-`python runner_driver.py MODEL_DIRECTORY KERNELS PROMPTS_AS_JSON NUM_TOKENS`.
+As a program it prints what a model generates: `python runner_driver.py MODEL_DIRECTORY KERNELS PROMPTS_AS_JSON
+NUM_TOKENS`.
 """
 
 import json
@@ -53,10 +54,10 @@ def make_runner(
     make_drafter: DrafterFactory | None = None,
     max_draft_tokens: int = 4,
 ) -> Runner:
-    """A runner of the model in a directory, over a cache that is full of garbage.
+    """A runner of the model in a directory, over a cache that is filled with garbage.
 
-    `kernels` as the settings have them, and "fused": the Triton kernels as a GPU runs them, draws included. The
-    `description` is that of its config, unless there is another one. `max_draft_tokens` are those of a drafter.
+    `kernels` has the values of the setting, and "fused": the Triton kernels as on a GPU, with sampling. The
+    `description` defaults to that of the model's config. `max_draft_tokens` is the limit of a drafter.
     """
     where = torch.device(device)
     described = description or describe(read_config(directory))
@@ -105,7 +106,7 @@ def _load(
     if kernels != "fused":
         chosen = CompiledKernels(compiled.thread_pool(), int8) if kernels == "compiled" else AttentionKind(kernels)
         return load(directory, description, dtype, device, chosen)
-    # Triton is for those who ask for it.
+    # Triton is imported only when it is used.
     from worker_svc.model.triton_model import load_triton_model
 
     assert description is not None
@@ -115,7 +116,7 @@ def _load(
 class Driver:
     """Runs prompts together, `chunk` prompt tokens of each at a time, until each has its tokens.
 
-    `ahead` is how many steps are launched before the one behind which they run is finished: 0 or 1.
+    `ahead` is the number of steps that are launched before the previous one is finished: 0 or 1.
     """
 
     def __init__(self, runner: Runner, chunk: int = 512, ahead: int = 0) -> None:
@@ -130,7 +131,7 @@ class Driver:
     def generate(
         self, prompts: list[list[int]], num_tokens: int, params: SamplingParams | list[SamplingParams] = GREEDY
     ) -> list[list[int]]:
-        """What each prompt continues with."""
+        """Returns the continuation of each prompt."""
         every = params if isinstance(params, list) else [params] * len(prompts)
         running = [
             _Running(NewSequence(sequence_id, prompt, len(prompt), 0, wanted), num_tokens)
@@ -169,7 +170,8 @@ class Driver:
 
 
 class _Running:
-    """What a scheduler knows of a sequence: tokens that are known, the last of them promised perhaps, and computed."""
+    """The state of a sequence as a scheduler keeps it: known tokens, the last one possibly promised, and computed
+    tokens."""
 
     def __init__(self, new: NewSequence, num_due: int) -> None:
         self.new, self.num_due = new, num_due

@@ -1,4 +1,4 @@
-"""Single steps of a runner, and what they are made of."""
+"""Helpers to run single steps of a runner."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Rows of logits with the parameters that each of them draws with, for the sampling kernels."""
+"""Rows of logits with sampling parameters, for the sampling kernels."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from worker_svc.step import SamplingParams
 
 
 def make_tensors(params: Sequence[SamplingParams], device: str, index: int = 0, position: int = 1) -> SamplingTensors:
-    """What a runner would keep on the device for these rows."""
+    """The state of these rows on the device, as a runner keeps it."""
     return SamplingTensors(
         temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
         top_k=torch.tensor([p.top_k for p in params], dtype=torch.int32, device=device),
@@ -24,5 +24,5 @@ def make_tensors(params: Sequence[SamplingParams], device: str, index: int = 0, 
 
 
 def make_states(params: Sequence[SamplingParams], index: int = 0, position: int = 1) -> list[SamplingState]:
-    """The same rows for the processor's sampler."""
+    """The same rows for the CPU sampler."""
     return [SamplingState(p, index, np.zeros(position, np.int32), position) for p in params]

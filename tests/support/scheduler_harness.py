@@ -1,4 +1,4 @@
-"""A scheduler in the test's process: what its own program starts, before real gRPC and a real Redis."""
+"""A scheduler in the test's process, with real gRPC and a real Redis, started as by its own program."""
 
 import asyncio
 import uuid
@@ -26,17 +26,17 @@ from svc_common.server import INTERNAL_MESSAGE_BYTES, bind, create_server
 
 PROMPT = list(range(10))
 Kind = Literal["accepted", "attached", "tokens", "failed"]
-PATIENCE = 60  # seconds until a test is taken to hang
+TIMEOUT = 60  # seconds
 
 
 class Worker(ChecksumService):
-    """A worker that listens."""
+    """A worker that accepts connections."""
 
     port: int
 
 
 class SessionClient:
-    """A gateway's end of a session."""
+    """The gateway's side of a session."""
 
     def __init__(self, call: grpc.aio.StreamStreamCall) -> None:  # type: ignore[type-arg]
         self.call = call
@@ -47,7 +47,7 @@ class SessionClient:
         self._attachments = 0
 
     async def read(self) -> None:
-        """Take in the next message."""
+        """Reads the next message."""
         message = await self.call.read()
         assert isinstance(message, scheduler_v1.SessionResponse)
         self.epochs.append(message.epoch)
@@ -57,8 +57,8 @@ class SessionClient:
         self.events += message.events
 
     async def ready(self) -> scheduler_v1.Model:
-        """The model, once there is one."""
-        async with asyncio.timeout(PATIENCE):
+        """Waits until a model is ready; returns it."""
+        async with asyncio.timeout(TIMEOUT):
             while self.status is None or not self.status.HasField("model"):
                 await self.read()
         return self.status.model
@@ -74,36 +74,36 @@ class SessionClient:
         return submit
 
     async def attach(self, key: str, *unflushed: scheduler_v1.UnflushedTokens) -> scheduler_v1.Event:
-        """Attach to a request; the answer, Attached or Failed."""
+        """Attaches to a request; returns the answer, Attached or Failed."""
         attachment_id = self._next()
         await self.send(attach=scheduler_v1.Attach(key=key, attachment_id=attachment_id, unflushed=unflushed))
         return await self.answer(attachment_id)
 
     async def answer(self, attachment_id: int) -> scheduler_v1.Event:
-        """What a Submit or an Attach was answered with."""
+        """The answer to a Submit or an Attach."""
         return await self._first(lambda e: e.HasField("attachment_id") and e.attachment_id == attachment_id)
 
     async def until(self, key: str, kind: Kind) -> scheduler_v1.Event:
-        """The next event of a kind; for tokens, the one that ends a sequence."""
+        """The next event of a kind; for "tokens", the one that ends a sequence."""
         return await self._first(
             lambda e: e.key == key and e.HasField(kind) and (kind != "tokens" or e.tokens.HasField("end"))
         )
 
     async def _first(self, fits: Callable[[scheduler_v1.Event], bool]) -> scheduler_v1.Event:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while (found := next(filter(fits, self.events), None)) is None:
                 await self.read()
         return found
 
     async def until_tokens(self, key: str, count: int, index: int = 0) -> list[int]:
-        """A sequence's tokens, once there are so many."""
-        async with asyncio.timeout(PATIENCE):
+        """Waits until a sequence has this many tokens; returns them."""
+        async with asyncio.timeout(TIMEOUT):
             while len(tokens := self.tokens(key, index)) < count:
                 await self.read()
         return tokens
 
     def tokens(self, key: str, index: int = 0) -> list[int]:
-        """A sequence's tokens so far: what was attached to, and what came then, each without a hole."""
+        """The tokens of a sequence so far, from Attached and later events. Asserts that there is no gap."""
         parts: list[scheduler_v1.Tokens] = []
         for event in self.events:
             if event.key == key and event.HasField("attached"):
@@ -114,14 +114,14 @@ class SessionClient:
         return [token for part in parts for token in part.token_ids]
 
     def kinds(self, key: str) -> list[str | None]:
-        """The kinds of a request's events, without tokens and durable ones."""
+        """The kinds of a request's events, except for tokens and durable."""
         kinds = (event.WhichOneof("kind") for event in self.events if event.key == key)
         return [kind for kind in kinds if kind not in ("tokens", "durable")]
 
     async def end(self) -> grpc.StatusCode:
         """Read to the end of the session; its status."""
         try:
-            while await asyncio.wait_for(self.call.read(), PATIENCE) is not grpc.aio.EOF:
+            while await asyncio.wait_for(self.call.read(), TIMEOUT) is not grpc.aio.EOF:
                 pass
         except grpc.aio.AioRpcError as error:
             return error.code()
@@ -144,7 +144,7 @@ class Settings(SchedulerSettings):
 
 
 class Deployment:
-    """One scheduler, which may not lead yet."""
+    """One scheduler, which may not be the leader yet."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.store = RedisStore(settings.redis_url, settings.record_ttl)
@@ -163,23 +163,23 @@ class Deployment:
         self.leads.set()
 
     async def start(self) -> None:
-        """Listen, and wait to lead."""
+        """Starts to listen and to wait for the lease."""
         await self.server.start()
         self.leading = asyncio.create_task(self.leader.run())
 
     async def until_leading(self) -> None:
-        """Wait until it leads."""
-        await asyncio.wait_for(self.leads.wait(), PATIENCE)
+        """Waits until it is the leader."""
+        await asyncio.wait_for(self.leads.wait(), TIMEOUT)
 
     async def crash(self) -> None:
-        """End it as a kill does: nothing is handed over, the lease runs out."""
+        """Ends it like SIGKILL: nothing is handed over, and the lease expires."""
         self.leading.cancel()
         await asyncio.gather(self.leading, return_exceptions=True)
         await self.server.stop(0)
         await self.store.close()
 
     async def hand_over(self) -> None:
-        """End it as SIGTERM does."""
+        """Ends it like SIGTERM."""
         await self.leader.hand_over()
         self.servicer.resign()
         self.leading.cancel()
@@ -187,7 +187,7 @@ class Deployment:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[SessionClient]:
-        """A session with it, which breaks at the end."""
+        """A session with it, which is broken at the end of the block."""
         async with grpc.aio.insecure_channel(f"127.0.0.1:{self.port}") as channel:
             client = SessionClient(SchedulerServiceStub(channel).Session())
             try:
@@ -198,14 +198,14 @@ class Deployment:
 
 @asynccontextmanager
 async def candidate(redis_url: str, ports: Sequence[int], **settings: object) -> AsyncIterator[Deployment]:
-    """A scheduler over the workers at these ports, which may have to wait until it leads."""
+    """A scheduler over the workers at these ports. It may have to wait for the lease."""
     workers_at = ",".join(f"127.0.0.1:{port}" for port in ports) or "127.0.0.1:1"
     known: dict[str, object] = {
         "workers_at": workers_at,
         "redis_url": redis_url,
         "max_step_tokens": 64,
         "max_sequences": 16,
-        "lease_seconds": 2.0,  # a busy machine may keep a process from its renewal for tenths of a second
+        "lease_seconds": 2.0,  # on a busy machine a renewal may be late by tenths of a second
     }
     deployment = Deployment(Settings(**(known | settings)))  # type: ignore[arg-type]
     await deployment.start()
@@ -217,7 +217,7 @@ async def candidate(redis_url: str, ports: Sequence[int], **settings: object) ->
 
 @asynccontextmanager
 async def scheduler(redis_url: str, ports: Sequence[int], **settings: object) -> AsyncIterator[Deployment]:
-    """A scheduler that leads; where another one did, that one's lease is taken to be over."""
+    """A scheduler that leads. The lease of an earlier leader has expired."""
     async with candidate(redis_url, ports, **settings) as deployment:
         await deployment.until_leading()
         yield deployment
@@ -249,7 +249,7 @@ def submit_of(**changes: object) -> scheduler_v1.Submit:
 async def left_behind(
     store: RedisStore, *known: list[int], fingerprint: bytes = b"", **changes: object
 ) -> scheduler_v1.Submit:
-    """A request that a scheduler before this one has recorded, with so many tokens of each sequence."""
+    """A request that an earlier scheduler has recorded, with this many tokens of each sequence."""
     submit = submit_of(**({"max_tokens": 20, "n": len(known)} | changes))
     epoch = await store.take_lease("before", 30)
     assert epoch is not None
@@ -265,28 +265,28 @@ async def left_behind(
 
 
 def expected(count: int, prompt: Sequence[int] = PROMPT) -> list[int]:
-    """The tokens that a sequence must have."""
+    """The expected tokens of a sequence."""
     return continuation(list(prompt), count, VOCAB)
 
 
 async def until_recorded(store: RedisStore, key: str, state: State) -> RequestLog:
-    """A request's record, once it is in a state."""
-    async with asyncio.timeout(PATIENCE):
+    """Waits until a request's record is in a state; returns the record."""
+    async with asyncio.timeout(TIMEOUT):
         while (log := await store.read(key)) is None or log.state is not state:
             await asyncio.sleep(0.01)
     return log
 
 
 async def until_over(engine: SchedulerEngine, key: str) -> None:
-    """Wait until a request is not live any more."""
-    async with asyncio.timeout(PATIENCE):
+    """Waits until a request is no longer live."""
+    async with asyncio.timeout(TIMEOUT):
         while engine.is_live(key):
             await asyncio.sleep(0.01)
 
 
 async def idle(engine: SchedulerEngine) -> None:
-    """Wait until no sequence runs, no step is in flight and no block is used."""
-    async with asyncio.timeout(PATIENCE):
+    """Waits until no sequence runs, no step is in flight and no block is used."""
+    async with asyncio.timeout(TIMEOUT):
         while any(model.core.num_queued for model in engine.models) or any(
             replica.running or replica.in_flight or replica.kv.device.counts.used for replica in engine.replicas
         ):

@@ -1,6 +1,6 @@
-"""A scheduler over several replicas, driven in any order, and what must hold whatever is done to it.
+"""A scheduler over several replicas, driven in any order, with checks of its invariants.
 
-Blocks and owners agree at all times, every sequence gets its right tokens, and no request is stuck.
+Blocks and owners always agree, every sequence gets its correct tokens, and no request is stuck.
 """
 
 import random
@@ -33,7 +33,7 @@ REFUSALS = {
 
 
 class World:
-    """A scheduler, its replicas, and everything that was returned for any request."""
+    """A scheduler, its replicas, and all events of each request."""
 
     def __init__(self, limits: SchedulerLimits, rng: random.Random) -> None:
         self.limits = limits
@@ -42,7 +42,7 @@ class World:
         self.rng = rng
         self.sites: list[Site] = []
         self.outputs: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-        self.ended: dict[tuple[str, int], int | None] = {}  # to where it was cut, if it was
+        self.ended: dict[tuple[str, int], int | None] = {}  # number of tokens of a truncated sequence, else None
         self.values: dict[str, object] = {}
         self.prompt_logprobs: defaultdict[str, list[object]] = defaultdict(list)
         self.failed: dict[str, Failure] = {}
@@ -70,25 +70,25 @@ class World:
 
     @property
     def counts(self) -> Counter[str]:
-        """How often what happened: the totals of all schedulers, and what this world counted."""
+        """Counts of what happened: the totals of all schedulers and of this world."""
         return self._counts + Counter(asdict(self.scheduler.totals))
 
     @property
     def working(self) -> list[Site]:
-        """Those that are not retired."""
+        """The replicas that are not retired."""
         return [site for site in self.sites if not site.replica.is_retired]
 
     def retire(self, site: Site) -> None:
         self.take(self.scheduler.retire(site.replica))
 
     def remove_drained(self) -> None:
-        """Remove the retired replicas that have nothing left."""
+        """Removes retired replicas without sequences."""
         for site in [site for site in self.sites if site.replica.is_retired and site.replica.is_idle]:
             self.lose(site)
             self._counts["replicas drained"] += 1
 
     def restart(self) -> None:
-        """The scheduler crashes. Another one continues, with what the workers' blocks still hold."""
+        """Replaces the scheduler by a new one, which restores the cached blocks of the workers."""
         live = list(self.scheduler.keys)
         chains = [
             TokenChain(request.salt, [*request.prompt, *self.outputs[key, index]])
@@ -116,7 +116,7 @@ class World:
             return [RestoredSequence([], False)]
         places = [(request.key, index) for index in range(request.n)]
         returned = self.prompt_logprobs[request.key]
-        if not any(self.outputs[place] for place in places):  # then those that were returned need not be recorded
+        if not any(self.outputs[place] for place in places):  # then the returned ones need not be recorded
             del returned[self.rng.randint(0, len(returned)) :]
         return [RestoredSequence(list(self.outputs[place]), place in self.ended, len(returned)) for place in places]
 
@@ -131,7 +131,8 @@ class World:
             self._counts["hashes published again"] += tier.num_published_again
 
     def plan(self, site: Site, *, is_spoilt: bool = False) -> bool:
-        """Plan a step and have it executed; False if there is nothing to do. With `is_spoilt` one of its rows fails."""
+        """Plans a step and executes it; returns False if there is nothing to do. With `is_spoilt` one of its rows
+        fails."""
         plan = self.scheduler.schedule(site.replica, self.now)
         if plan is None:
             return False
@@ -182,7 +183,7 @@ class World:
         self.take([failed] if failed is not None else [])
 
     def cancel_in_mid_swap(self) -> None:
-        """Cancel a request while blocks of one of its sequences are being copied, in either direction."""
+        """Cancels a request while blocks of one of its sequences are being copied, in either direction."""
         live = [sequence for key in self.scheduler.keys for sequence in self.scheduler.sequences(key)]
         swapping_in = [s for s in live if s.phase is Phase.SWAPPING_IN]
         swapping_out = [s for s in live if s.swapped_kv is not None and s.swapped_kv.num_swapping]
@@ -192,7 +193,7 @@ class World:
             self.cancel(self.rng.choice(sequences).request.key)
 
     def stop(self, key: str, index: int) -> None:
-        """The gateway finds a stop string at a random place, but not in a value or prompt."""
+        """Sends a stop match at a random position; never for a value, nor within the prompt."""
         returned, request = self.outputs[key, index], self.requests[key]
         if request.is_pooled or (request.result == PROMPT_LOGPROBS and not returned):
             return
@@ -202,7 +203,7 @@ class World:
             self.ended[key, index] = length
 
     def acknowledge(self, key: str, index: int) -> None:
-        """The gateway has searched all tokens that it has."""
+        """Acknowledges all tokens that the gateway has."""
         self.scheduler.acknowledge(key, index, len(self.outputs[key, index]))
 
     def wait(self, seconds: float) -> None:
@@ -249,7 +250,7 @@ class World:
         return not list(self.scheduler.keys) and not any(site.answers or site.worker.in_progress for site in self.sites)
 
     def drain(self) -> None:
-        """Run until there is nothing to do. Every request must have ended by then."""
+        """Runs until there is nothing to do. Every request must have ended by then."""
         assert self.working, "there is no replica"
         for _ in range(20_000):
             is_busy = False

@@ -21,7 +21,7 @@ _HEARTBEAT_SECONDS = 0.5
 
 
 class ScriptedSession:
-    """The scheduler's end of one session stream."""
+    """The scheduler's side of one session stream."""
 
     def __init__(self, scheduler: "ScriptedScheduler") -> None:
         self._scheduler = scheduler
@@ -31,7 +31,7 @@ class ScriptedSession:
         self.outbox: asyncio.Queue[scheduler_v1.SessionResponse | None] = asyncio.Queue()
 
     def status(self, *models: scheduler_v1.Model | None, is_store_degraded: bool = False) -> None:
-        """Sends which models are ready; None stands for none."""
+        """Sends the ready models; None stands for no model."""
         ready = [model for model in models if model is not None]
         status = scheduler_v1.Status(model=ready[0] if ready else None, is_store_degraded=is_store_degraded)
         protocols = self._scheduler.protocols
@@ -60,7 +60,7 @@ class ScriptedSession:
         self.send([scheduler_v1.Event(key=submit.key, attached=attached, attachment_id=self.asked.pop(submit.key))])
 
     def durable(self, key: str, num_tokens: int, index: int = 0) -> None:
-        """Sends how many tokens of a sequence are durable."""
+        """Sends the number of durable tokens of a sequence."""
         self.send([scheduler_v1.Event(key=key, durable=scheduler_v1.Durable(index=index, num_tokens=num_tokens))])
 
     def fail(
@@ -75,7 +75,7 @@ class ScriptedSession:
         self.send([scheduler_v1.Event(key=key, failed=failed, attachment_id=self.asked.pop(key, None))])
 
     def tokens(self, key: str, token_ids: Sequence[int], offset: int, index: int = 0, **more: Any) -> None:
-        """Grows a sequence; `more` holds further fields of Tokens."""
+        """Sends tokens of a sequence; `more` has further fields of Tokens."""
         tokens = scheduler_v1.Tokens(index=index, offset=offset, token_ids=token_ids, **more)
         self.send([scheduler_v1.Event(key=key, tokens=tokens)])
 
@@ -130,23 +130,23 @@ class ScriptedScheduler(SchedulerServiceServicer):
         return self.sessions[-1]
 
     async def next(self, kind: str) -> Any:
-        """Waits for the next command of a kind, in the order of their coming, and returns it."""
+        """Waits for the next command of a kind, in order of arrival, and returns it."""
         place = self._num_awaited[kind] = self._num_awaited.get(kind, 0) + 1
         async with asyncio.timeout(60), self._changed:
             await self._changed.wait_for(lambda: len(self.all(kind)) >= place)
         return self.all(kind)[place - 1]
 
     def all(self, kind: str) -> list[Any]:
-        """All commands of a kind that came."""
+        """All commands of a kind so far."""
         return [getattr(command, kind) for command in self.commands if command.WhichOneof("command") == kind]
 
     async def joined(self, num_sessions: int) -> None:
-        """Waits until so many sessions have begun."""
+        """Waits until this many sessions have begun."""
         async with asyncio.timeout(60), self._changed:
             await self._changed.wait_for(lambda: len(self.sessions) >= num_sessions)
 
     async def lost(self) -> None:
-        """Breaks its sessions, takes no more of them, and waits until their gateways have noticed."""
+        """Breaks its sessions, accepts no new ones, and waits until their gateways have noticed."""
         self.is_leader = False
         num_refused = self._num_refused
         for session in self.sessions:
@@ -224,12 +224,13 @@ def cut_end() -> scheduler_v1.SequenceEnd:
 
 
 def stop_end(token_id: int) -> scheduler_v1.SequenceEnd:
-    """The end of a sequence that drew a stop token."""
+    """The end of a sequence by a stop token."""
     return scheduler_v1.SequenceEnd(stop_token_id=token_id)
 
 
 def answer_with(*outputs: Sequence[int], stop_token_id: int | None = None, cached_tokens: int = 0) -> Script:
-    """Answers every submission: sequence i gets outputs[i], or the last of them, cut at max_tokens, a token a step.
+    """Answers every submission: sequence i gets outputs[i], or the last of them, truncated to max_tokens, one token per
+    step.
 
     With `stop_token_id` that token follows the output and ends it.
     """

@@ -1,10 +1,10 @@
-"""An event loop whose clock a test may set forward."""
+"""An event loop whose clock a test can advance."""
 
 import asyncio
 
 
 class ShiftedLoop(asyncio.SelectorEventLoop):
-    """Timers are due by the machine's clock and `shift`, in seconds, so that no test waits for them."""
+    """Timers use the machine's clock plus `shift` seconds, so no test waits for them."""
 
     shift = 0.0
 

@@ -1,4 +1,4 @@
-"""Writes to a store of records, and what it then holds."""
+"""Helpers to write records to a store and to read them."""
 
 from collections.abc import Sequence
 

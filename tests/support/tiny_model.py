@@ -1,4 +1,4 @@
-"""A model directory without a model: a small byte-level tokenizer with its chat template, made in a moment."""
+"""A model directory without weights: a small byte-level tokenizer and its chat template, created in milliseconds."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
 """
 
-# Beside words: a character in two halves, and a token that ends one character and begins the next.
+# Also a character in two halves, and a token that ends one character and starts the next.
 _MERGES = [
     ("h", "e"), ("l", "l"), ("ll", "o"), ("he", "llo"),
     ("Ġ", "w"), ("o", "r"), ("l", "d"), ("Ġw", "or"), ("Ġwor", "ld"),
@@ -31,7 +31,7 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 def other_tokenizer() -> Tokenizer:
-    """A token for each byte, in another order than the tiny tokenizer has them."""
+    """A token for each byte, in another order than in the tiny tokenizer."""
     return _byte_level(sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=True), [])
 
 

@@ -1,4 +1,4 @@
-"""Programs that tests run and that Python packages do not bring."""
+"""Programs that tests need and Python packages do not contain."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import pytest
 
 
 def tool(name: str) -> str:
-    """The path of a program. Where it is not installed the test is skipped, and fails in CI, which installs it."""
+    """The path of a program. If it is not installed, the test is skipped; in CI, which installs it, the test fails."""
     path = shutil.which(name)
     if path is not None:
         return path

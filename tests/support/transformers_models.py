@@ -1,4 +1,4 @@
-"""Tiny configs of architectures without a native module, each with what sets it apart switched on."""
+"""Tiny configs of architectures without a native module, with the special features of each enabled."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ from transformers import (
 VOCAB = 97
 WINDOW = 20
 CONTEXT = 128
-# Wide random weights, and no tied ones, which would repeat a token for ever: for clear and manifold choices.
+# Wide random weights that are not tied, for varied output without ties; tied weights would repeat a token.
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "max_position_embeddings": CONTEXT,

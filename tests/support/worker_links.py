@@ -1,4 +1,4 @@
-"""Real links of a real engine to scripted workers, over real gRPC; a gateway that keeps its requests' tokens."""
+"""Real links from a real engine to scripted workers, over real gRPC, and a gateway that keeps its requests' tokens."""
 
 import asyncio
 import time
@@ -24,12 +24,12 @@ Change = Callable[[worker_v1.StepResponse], None]
 
 
 class ScriptedWorker(ChecksumService):
-    """Returns log-probabilities of every token. Changes an answer, or stops answering, on demand."""
+    """Returns log-probabilities of every token. On request it changes a response, or stops responding."""
 
     def __init__(self, **about: Any) -> None:
         super().__init__()
         self.about.MergeFrom(worker_v1.DescribeResponse(**about))
-        self.change: Change | None = None  # of the fifth answer with a token
+        self.change: Change | None = None  # of the fifth response with a token
         self.repeats = False
         self.num_drawn = 0
         self.is_running = asyncio.Event()
@@ -38,8 +38,8 @@ class ScriptedWorker(ChecksumService):
         self.num_looks = 0  # calls of Describe
 
     async def looked_at(self) -> None:
-        """Wait until a watch that looks at this worker has looked once more, from now on."""
-        enough = self.num_looks + 2  # the first of them may have begun before
+        """Waits until the watchdog has checked this worker once more."""
+        enough = self.num_looks + 2  # the first check may have begun before
         await until(lambda: self.num_looks >= enough)
 
     async def Describe(self, request: worker_v1.DescribeRequest, context: Any) -> worker_v1.DescribeResponse:
@@ -108,7 +108,7 @@ class Gateway(GatewaySession):
         return key
 
     async def finish(self, key: str, max_tokens: int = 24) -> None:
-        """Wait for the end of a request, and hold its tokens to what they must be."""
+        """Waits for the end of a request, and compares its tokens with the expected ones."""
         await until(lambda: key in self.ended | self.failed)
         assert self.tokens[key] == continuation(PROMPT, max_tokens, VOCAB)
 
@@ -131,7 +131,7 @@ class Deployment:
         self.engine.join(self.gateway)
 
     async def workers(self, count: int) -> None:
-        """Wait until so many are at work."""
+        """Waits until this many workers are in use."""
         await until(lambda: len(self.engine.replicas) == count)
 
     async def _raise_epoch(self, floor: int) -> int:
@@ -145,7 +145,7 @@ class Deployment:
 
 @asynccontextmanager
 async def deployment(*addresses: str) -> AsyncIterator[Deployment]:
-    store = RedisStore("redis://127.0.0.1:1/0")  # nothing here is of the store, which is not there
+    store = RedisStore("redis://127.0.0.1:1/0")  # there is no store here
     running = Deployment(store)
     engine = running.engine
     tasks = [asyncio.create_task(work) for work in (engine.journal.run(), WorkerPool(engine, [*addresses]).run())]
@@ -160,7 +160,7 @@ async def deployment(*addresses: str) -> AsyncIterator[Deployment]:
 
 @asynccontextmanager
 async def served(*services: ScriptedWorker) -> AsyncIterator[list[str]]:
-    """The addresses at which these are served."""
+    """The addresses of these workers."""
     running = [await serve(service) for service in services]
     try:
         yield [f"127.0.0.1:{port}" for _, port in running]
@@ -176,7 +176,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def of_response(**fields: int) -> Change:
-    """Adds to fields of an answer."""
+    """Adds values to fields of a response."""
 
     def change(response: worker_v1.StepResponse) -> None:
         for name, more in fields.items():

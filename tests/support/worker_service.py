@@ -1,4 +1,4 @@
-"""A worker's service on a port of its own, and the scheduler's side of its step streams."""
+"""A worker's service on its own port, and the scheduler's side of its step streams."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,7 +23,7 @@ PROMPT = [3, 1, 4, 1, 5]
 
 
 class Worker:
-    """A channel to a worker, and its service where that is here."""
+    """A channel to a worker, and its service if it runs in this process."""
 
     def __init__(self, service: WorkerService | None, channel: grpc.aio.Channel) -> None:
         self._service = service
@@ -35,7 +35,7 @@ class Worker:
         return self._service
 
     async def open(self, epoch: int = 1, generation: int = 1) -> "Stream":
-        """A stream whose opening was answered."""
+        """A stream whose opening message was answered."""
         stream = Stream(self.stub.Step(), epoch, generation)
         await stream.send(step_id=0)
         assert (await stream.receive()).WhichOneof("outcome") == "ready"
@@ -70,7 +70,7 @@ class Stream:
 
 
 def new_sequence(sequence_id: int, tokens: list[int] | None = None, **fields: Any) -> pb.NewSequence:
-    """A sequence in full; the greedy one of PROMPT where nothing else is said."""
+    """A complete NewSequence; by default the greedy one of PROMPT."""
     known = PROMPT if tokens is None else tokens
     return pb.NewSequence(
         **{
@@ -111,7 +111,7 @@ async def serving() -> AsyncIterator[Worker]:
 
 
 def small_replica(directory: Path) -> ModelInstance:
-    """A replica of the model in a directory, with 32 blocks on the device and as many or more on its host."""
+    """A replica of the model in a directory, with 32 device blocks and at least as many host blocks."""
     args = ["--model", str(directory), "--dtype", "float32", "--num-blocks", "32", "--num-threads", "1"]
     args += ["--swap-space", "0.001"]
     return load_instance(read_settings(WorkerSettings, args), print)

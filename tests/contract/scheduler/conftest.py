@@ -1,4 +1,4 @@
-"""What the scheduler's contract tests share: real gRPC on both sides and a real Redis; only the model is a checksum."""
+"""Fixtures of the scheduler's contract tests: real gRPC on both sides and a real Redis, with a checksum as model."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -12,14 +12,14 @@ from scheduler_svc.store.redis import RedisStore
 
 @pytest.fixture(scope="module")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A Redis of the module's own."""
+    """A Redis for the module."""
     with running_server(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
 
 @pytest.fixture
 def redis_url(redis_server: RedisServer) -> str:
-    """Where it is."""
+    """The URL of the Redis."""
     return redis_server.url
 
 
@@ -33,7 +33,7 @@ async def store(redis_url: str) -> AsyncIterator[RedisStore]:
 
 @pytest.fixture
 async def worker() -> AsyncIterator[Worker]:
-    """A worker of the test's own."""
+    """A worker for the test."""
     service = Worker()
     server, service.port = await serve(service)
     yield service
@@ -43,6 +43,6 @@ async def worker() -> AsyncIterator[Worker]:
 
 @pytest.fixture
 async def running(redis_url: str, worker: Worker) -> AsyncIterator[Deployment]:
-    """A scheduler that leads, over that worker."""
+    """A scheduler that leads, with that worker."""
     async with scheduler(redis_url, [worker.port]) as deployment:
         yield deployment

@@ -1,4 +1,4 @@
-"""Sessions come and go, and several take part in one request."""
+"""Sessions begin and end, and several attach to one request."""
 
 import redis
 
@@ -100,7 +100,7 @@ async def test_a_resumption_takes_part_and_begins_nothing(
         assert await store.read(unknown.key) is None
         submit = await session.submit(max_tokens=100, detachable=True)
         await session.until_tokens(submit.key, 1)
-        for _ in range(2):  # while it runs, and from the store
+        for _ in range(2):  # once while it runs, once from the store
             asked = {"key": submit.key, "is_resumption": True}
             same = await session.submit(body_digest=submit.body_digest, **asked)
             assert (await session.answer(same.attachment_id)).attached.submission_id == submit.submission_id
@@ -119,7 +119,7 @@ async def test_a_request_is_detached_when_its_last_session_leaves(redis_url: str
             await first.until(submit.key, "accepted")
             await second.attach(submit.key)
             await first.send(detach=scheduler_v1.Detach(key=submit.key))
-            assert (await first.attach("nobody's")).HasField("failed")  # the detach was taken
+            assert (await first.attach("nobody's")).HasField("failed")  # the detach was handled
             live = running.engine.requests.get(submit.key)
             assert live is not None
             assert live.state is LiveState.ATTACHED

@@ -1,4 +1,4 @@
-"""One scheduler serves several models, and versions of one: each request runs at workers of its own."""
+"""One scheduler serves several models and several versions of one; a request runs on workers of its version."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -11,7 +11,7 @@ from checksum_service import ChecksumService, serve
 from ports import lasting_port
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_harness import (
-    PATIENCE,
+    TIMEOUT,
     Deployment,
     SessionClient,
     Worker,
@@ -29,7 +29,7 @@ PROMPT = list(range(100, 117))
 
 @asynccontextmanager
 async def serving(*services: ChecksumService) -> AsyncIterator[list[int]]:
-    """Their ports."""
+    """The ports of the workers."""
     running = [await serve(service) for service in services]
     try:
         yield [port for _, port in running]
@@ -39,20 +39,20 @@ async def serving(*services: ChecksumService) -> AsyncIterator[list[int]]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while not holds():
             await asyncio.sleep(0.01)
 
 
 async def listed(session: SessionClient, *names: str) -> None:
-    """Read until these models are ready."""
-    async with asyncio.timeout(PATIENCE):
+    """Reads until these models are ready."""
+    async with asyncio.timeout(TIMEOUT):
         while session.status is None or [model.name for model in session.status.models] != list(names):
             await session.read()
 
 
 def prompts(service: ChecksumService) -> set[tuple[int, ...]]:
-    """Prompts of the sequences that a worker was sent."""
+    """Prompts of the sequences that a worker received."""
     new = [new for step in service.steps for new in step.new_sequences]
     return {tuple(one.token_ids[: one.prompt_length]) for one in new}
 

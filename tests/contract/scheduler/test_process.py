@@ -16,7 +16,7 @@ from environments import scheduler_environment
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from redis_server import RedisServer, running_server
-from scheduler_harness import PATIENCE, SessionClient, Worker, expected
+from scheduler_harness import TIMEOUT, SessionClient, Worker, expected
 
 SERVICE = scheduler_v1.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -25,7 +25,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 @pytest.fixture
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A Redis of the test's own."""
+    """A Redis for the test."""
     with running_server(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
@@ -37,8 +37,8 @@ class SchedulerProcess:
         self._health = health_pb2_grpc.HealthStub(channel)
 
     async def until(self, name: str, status: int) -> None:
-        """Wait until a health service has this status."""
-        async with asyncio.timeout(PATIENCE):
+        """Waits until a health service has this status."""
+        async with asyncio.timeout(TIMEOUT):
             while True:
                 with suppress(grpc.aio.AioRpcError):
                     if (await self._health.Check(health_pb2.HealthCheckRequest(service=name))).status == status:
@@ -52,7 +52,7 @@ class SchedulerProcess:
         client.call.cancel()
 
     async def ended(self) -> int:
-        return await asyncio.wait_for(self.process.wait(), PATIENCE)
+        return await asyncio.wait_for(self.process.wait(), TIMEOUT)
 
 
 @asynccontextmanager

@@ -14,8 +14,8 @@ from google.protobuf.duration_pb2 import Duration
 from checksum_service import VOCAB
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_harness import (
-    PATIENCE,
     PROMPT,
+    TIMEOUT,
     Deployment,
     Worker,
     expected,
@@ -207,7 +207,7 @@ async def test_one_session_cannot_end_what_another_submitted(running: Deployment
         event = await other.answer(refused.attachment_id)
         assert event.failed.reason == scheduler_v1.FAILURE_REASON_KEY_IN_USE
         marker = await other.submit(max_tokens=1)
-        await other.until(marker.key, "accepted")  # the commands before it were taken
+        await other.until(marker.key, "accepted")  # the commands before it were handled
         worker.gate.set()
         await session.until(submit.key, "tokens")
         assert session.tokens(submit.key) == expected(20)
@@ -258,9 +258,9 @@ async def test_durable_tokens_are_reported_in_strides(running: Deployment) -> No
             await session.send(acknowledge=scheduler_v1.Acknowledge(key=submit.key, num_tokens=num_tokens - 64))
             await session.until_tokens(submit.key, num_tokens)
             if num_tokens == 200:
-                break  # it is over, and its end says the rest
-            assert await running.engine.journal.flush(PATIENCE)
-            await session.attach("nobody's")  # what was sent before the answer has come
+                break  # it has ended, which includes the rest
+            assert await running.engine.journal.flush(TIMEOUT)
+            await session.attach("nobody's")  # the earlier messages have arrived
             counts = [e.durable.num_tokens for e in session.events if e.HasField("durable")]
             assert num_tokens - 32 < counts[-1] <= num_tokens
             assert all(later - earlier >= 32 for earlier, later in pairwise([0, *counts]))

@@ -1,4 +1,4 @@
-"""Results other than tokens: computed, recorded, given again, and computed anew where they were lost."""
+"""Results other than tokens: computed, recorded, sent again, and recomputed after a loss."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -13,7 +13,7 @@ from ports import lasting_port
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_harness import (
-    PATIENCE,
+    TIMEOUT,
     Deployment,
     SessionClient,
     candidate,
@@ -33,7 +33,7 @@ INDIVISIBLE = worker_v1.PROMPT_COMPUTATION_INDIVISIBLE
 WITHOUT_KV = worker_v1.PROMPT_COMPUTATION_INDIVISIBLE_WITHOUT_KV
 EMBEDDING = worker_v1.ResultKind(embedding=worker_v1.EmbeddingResult())
 WITH_PROMPT = worker_v1.ResultKind(prompt_logprobs=worker_v1.PromptLogprobsResult(num_top_logprobs=1))
-LONG = list(range(100, 300))  # tokens, of which a step of the scheduler takes 64
+LONG = list(range(100, 300))  # tokens; a step of the scheduler takes 64
 ENDLESS = Graces(detached=3600, broken=3600, recovering=3600, unclaimed=7200)
 
 
@@ -45,7 +45,7 @@ def service() -> ChecksumService:
 
 @pytest.fixture
 async def port(service: ChecksumService) -> AsyncIterator[int]:
-    """Where it listens."""
+    """Its address."""
     server, port = await serve(service)
     yield port
     service.gate.set()
@@ -54,7 +54,7 @@ async def port(service: ChecksumService) -> AsyncIterator[int]:
 
 @pytest.fixture
 async def running(redis_url: str, port: int) -> AsyncIterator[Deployment]:
-    """A scheduler over it."""
+    """A scheduler with this worker."""
     async with scheduler(redis_url, [port]) as deployment:
         yield deployment
 
@@ -70,14 +70,14 @@ def value_of(end: scheduler_v1.SequenceEnd) -> list[float]:
 
 
 async def until_value(session: SessionClient, key: str) -> list[float]:
-    """A request's value, which is all that comes of it."""
+    """Waits for the value of a request, which is its only result."""
     [tokens] = [(await session.until(key, "tokens")).tokens]
     assert (tokens.index, tokens.offset, list(tokens.token_ids)) == (0, 0, [])
     return value_of(tokens.end)
 
 
 def prompt_parts(session: SessionClient, key: str) -> Iterator[scheduler_v1.PromptLogprobs]:
-    """Log-probabilities of a prompt, in the order in which they came."""
+    """Log-probabilities of a prompt, in order of arrival."""
     for event in session.events:
         if event.key == key and event.HasField("prompt_logprobs"):
             yield event.prompt_logprobs
@@ -86,7 +86,7 @@ def prompt_parts(session: SessionClient, key: str) -> Iterator[scheduler_v1.Prom
 
 
 def prompt_logprobs(session: SessionClient, key: str) -> list[worker_v1.TokenLogprobs]:
-    """All of them, each of which came once."""
+    """All log-probabilities; asserts that each arrives once."""
     found: list[worker_v1.TokenLogprobs] = []
     for part in prompt_parts(session, key):
         assert part.offset == len(found) + 1
@@ -164,7 +164,7 @@ async def test_a_value_that_is_not_on_record_is_computed_again(
             await session.ready()
             submit = await ask_for_value(session)
             await session.answer(submit.attachment_id)
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 while not service.steps:
                     await asyncio.sleep(0.01)
         await first.crash()
@@ -187,7 +187,7 @@ async def test_a_worker_that_dies_in_mid_prompt_costs_what_it_computed(
         max_tokens = 0 if result is EMBEDDING else 5
         service.seconds = 0.05
         submit = await session.submit(prompt_token_ids=LONG, max_tokens=max_tokens, result=result)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while len(service.steps) < 2:  # of four
                 await asyncio.sleep(0.01)
         await server.stop(0)
@@ -204,7 +204,7 @@ async def test_a_worker_that_dies_in_mid_prompt_costs_what_it_computed(
 
 @asynccontextmanager
 async def serving(redis_url: str, service: ChecksumService, **settings: object) -> AsyncIterator[SessionClient]:
-    """A session with a scheduler over this worker alone."""
+    """A session with a scheduler that has only this worker."""
     server, port = await serve(service)
     async with scheduler(redis_url, [port], **settings) as running, running.session() as session:
         await session.ready()
@@ -272,14 +272,14 @@ async def test_log_probabilities_of_a_prompt_come_once_before_its_tokens(
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 async def test_log_probabilities_come_once_although_prompts_are_preempted(preemption: str, redis_url: str) -> None:
     service = ChecksumService(num_blocks=30, num_host_blocks=64, results={"prompt_logprobs": CHUNKED})
-    # Three sequences decode, so that a step has room for one token of the prompt, and blocks run out before its end.
+    # Three sequences decode, so a step has room for one prompt token, and blocks run out before the prompt ends.
     settings = {"max_step_tokens": 4, "policy": "fcfs", "preemption": preemption}
     async with serving(redis_url, service, **settings) as session:
         service.gate.clear()
         decodes = []
         for number in range(3):
             decodes.append(await session.submit(prompt_token_ids=[number, 0, 0], max_tokens=60))
-            await session.answer(decodes[-1].attachment_id)  # so that they stand before the prompt
+            await session.answer(decodes[-1].attachment_id)  # so that they are before the prompt
         submit = await session.submit(prompt_token_ids=LONG[:60], max_tokens=3, result=WITH_PROMPT)
         await session.answer(submit.attachment_id)
         service.gate.set()
@@ -287,7 +287,7 @@ async def test_log_probabilities_come_once_although_prompts_are_preempted(preemp
         assert prompt_logprobs(session, submit.key) == expected_prompt(LONG[:60])
         for number, decode in enumerate(decodes):
             assert await session.until_tokens(decode.key, 60) == expected(60, [number, 0, 0])
-    assert sum(new.HasField("result") for step in service.steps for new in step.new_sequences) > 1, "it never gave way"
+    assert sum(new.HasField("result") for step in service.steps for new in step.new_sequences) > 1, "it was never preempted"
 
 
 async def test_after_a_takeover_only_what_is_missing_of_a_prompt_is_computed(

@@ -1,4 +1,4 @@
-"""The store cannot be reached, or does not answer."""
+"""The store is unreachable or does not respond."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,20 +7,20 @@ import pytest
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from redis_server import RedisServer, running_server
-from scheduler_harness import PATIENCE, Deployment, SessionClient, Worker, expected, scheduler, until_recorded
+from scheduler_harness import TIMEOUT, Deployment, SessionClient, Worker, expected, scheduler, until_recorded
 from scheduler_svc.request_log import State
 from scheduler_svc.store.redis import RedisStore
 
 
 @pytest.fixture
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A Redis of the test's own, since it dies."""
+    """A Redis for the test, because it is killed."""
     with running_server(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
 
 async def until_degraded(session: SessionClient, degraded: bool) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while session.status is None or session.status.is_store_degraded is not degraded:
             await session.read()
 

@@ -1,4 +1,4 @@
-"""A scheduler dies or leaves, and another one goes on with what the store has and what gateways hold."""
+"""A scheduler dies or stops, and another one continues with the records of the store and the tokens of gateways."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,8 +10,8 @@ import pytest
 from checksum_service import ChecksumService, serve
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_harness import (
-    PATIENCE,
     PROMPT,
+    TIMEOUT,
     Deployment,
     Worker,
     candidate,
@@ -109,7 +109,7 @@ async def test_a_request_that_runs_again_goes_back_to_what_a_late_gateway_holds(
     async with taken_over(redis_url, worker, graces=AT_ONCE) as running:
         live = running.engine.requests.get(submit.key)
         assert live is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while len(live.log.sequences[0].token_ids) < 50:
                 await asyncio.sleep(0.001)
         worker.gate.clear()
@@ -243,10 +243,10 @@ async def test_a_standby_takes_over_when_the_leader_hands_over(redis_url: str, w
 async def test_a_leader_that_was_replaced_ends(redis_url: str, worker: Worker, store: RedisStore) -> None:
     async with candidate(redis_url, [worker.port]) as first:
         await first.until_leading()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while await store.take_lease("another", 30) is None:  # the first one may renew its lease in between
                 await store.release_lease(first.leader._leadership._holder)
-        await asyncio.wait_for(first.leading, PATIENCE)
+        await asyncio.wait_for(first.leading, TIMEOUT)
         await store.release_lease("another")
 
 

@@ -1,4 +1,4 @@
-"""Workers come, go and answer wrongly, and requests go on."""
+"""Workers connect, disconnect and send invalid responses; requests continue."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ import pytest
 from checksum_service import ChecksumService, serve
 from ports import lasting_port
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scheduler_harness import PATIENCE, PROMPT, Deployment, Worker, expected, scheduler, until_recorded
+from scheduler_harness import PROMPT, TIMEOUT, Deployment, Worker, expected, scheduler, until_recorded
 from scheduler_svc.request_log import State
 from scheduler_svc.store.redis import RedisStore
 
@@ -18,7 +18,7 @@ async def test_worker_that_restarts_gets_its_sequences_anew(redis_url: str) -> N
     async with scheduler(redis_url, [port]) as running, running.session() as session:
         await session.ready()
         submit = await session.submit(max_tokens=150, has_stop_strings=True)
-        await session.until_tokens(submit.key, 64)  # it pauses so far ahead of its gateway
+        await session.until_tokens(submit.key, 64)  # it pauses when it is this far ahead of its gateway
         await server.stop(0)
         service = ChecksumService(epoch=running.engine.epoch + 10)
         server, _ = await serve(service, port)
@@ -39,12 +39,12 @@ async def test_two_workers_share_the_queue_and_one_of_another_version_gets_no_st
     await late.stop(0)
     async with scheduler(redis_url, [served[0][1], served[1][1], late_port]) as running, running.session() as session:
         await session.ready()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while len(running.engine.replicas) < 2:
                 await asyncio.sleep(0.01)
         stranger = ChecksumService(fingerprint=b"another")
         served.append(await serve(stranger, late_port))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while not stranger.openings:
                 await asyncio.sleep(0.01)
         keys = [(await session.submit(max_tokens=60)).key for _ in range(20)]
@@ -67,7 +67,7 @@ async def test_requests_are_taken_for_a_while_after_the_last_worker_left(redis_u
         assert (await session.answer(submit.attachment_id)).HasField("accepted")
         assert session.status is not None
         assert session.status.model == model
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while session.status.HasField("model"):
                 await session.read()
         server, _ = await serve(service, port)
@@ -81,7 +81,7 @@ async def test_what_a_draining_worker_has_goes_elsewhere(redis_url: str) -> None
     served = [await serve(service) for service in services]
     async with scheduler(redis_url, [port for _, port in served]) as running, running.session() as session:
         await session.ready()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while len(running.engine.replicas) < 2:
                 await asyncio.sleep(0.01)
         leaving = next(replica for replica in running.engine.replicas if replica.name.endswith(str(served[0][1])))
@@ -91,7 +91,7 @@ async def test_what_a_draining_worker_has_goes_elsewhere(redis_url: str) -> None
         running.engine.retire_worker(leaving)
         for submit in submits:
             assert await session.until_tokens(submit.key, 200) == expected(200)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while leaving in running.engine.replicas:
                 await asyncio.sleep(0.01)
     for server, _ in served:
