@@ -1,4 +1,4 @@
-"""Imports go one way: from higher layers to lower ones, without circles. Imports for types only count, too."""
+"""Imports go from higher layers to lower ones, without circles. Imports for types count, too."""
 
 import sys
 
@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "scheduler_svc": {"quire", "svc_common"},
     "worker_svc": {"quire", "svc_common", "quire_kernels"},
 }
-"""Packages, and which others they may import."""
+"""The packages that each package may import."""
 
 CORE = "scheduler_svc.core"
 CORE_LAYERS: list[set[str]] = [
@@ -35,12 +35,12 @@ CORE_LAYERS: list[set[str]] = [
     {"scheduler"},
     {"explain"},
 ]
-"""Modules and rooms of the scheduler's core, lowest layer first. Each imports only from lower layers and itself."""
+"""Modules and folders of the scheduler's core, lowest layer first. Each imports only from lower layers and itself."""
 
 MAY_NOT_IMPORT = [
     ("worker_svc.gpu", "worker_svc.model"),
     ("worker_svc.model", "grpc"),
-    # A running request and its subscription know each other only through the reader interface.
+    # A running request and its subscription depend on each other only through the reader interface.
     ("gateway_svc.running_request", "gateway_svc.subscriptions"),
     ("gateway_svc.subscriptions", "gateway_svc.running_request"),
     ("scheduler_svc.live_requests", "scheduler_svc.sessions"),

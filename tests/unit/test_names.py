@@ -1,4 +1,4 @@
-"""Names that a reader meets: one class name has one meaning in a service."""
+"""A class name has one meaning within a service."""
 
 import ast
 from collections import Counter

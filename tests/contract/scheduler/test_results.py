@@ -287,7 +287,9 @@ async def test_log_probabilities_come_once_although_prompts_are_preempted(preemp
         assert prompt_logprobs(session, submit.key) == expected_prompt(LONG[:60])
         for number, decode in enumerate(decodes):
             assert await session.until_tokens(decode.key, 60) == expected(60, [number, 0, 0])
-    assert sum(new.HasField("result") for step in service.steps for new in step.new_sequences) > 1, "it was never preempted"
+    assert sum(new.HasField("result") for step in service.steps for new in step.new_sequences) > 1, (
+        "it was never preempted"
+    )
 
 
 async def test_after_a_takeover_only_what_is_missing_of_a_prompt_is_computed(

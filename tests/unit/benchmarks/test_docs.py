@@ -1,4 +1,4 @@
-"""Pages and plots in docs/ say what the results say."""
+"""Pages and plots in docs/ match the results."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Programs under measurement: real ones, which print, wait, fail and leave children behind."""
+"""Programs under measurement: real processes that print, wait, fail and leave child processes."""
 
 import os
 import sys

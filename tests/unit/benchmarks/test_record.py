@@ -1,4 +1,4 @@
-"""Results are replaced as a whole, and read back as they were."""
+"""Result files are replaced atomically, and read back unchanged."""
 
 from pathlib import Path
 

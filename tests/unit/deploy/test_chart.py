@@ -1,4 +1,4 @@
-"""The chart as helm renders it: valid for Kubernetes, least privilege, and closed to all but callers."""
+"""The rendered chart: valid for Kubernetes, least privilege, and network access for callers only."""
 
 import json
 import re
@@ -83,7 +83,7 @@ def test_wrong_values_are_rejected(values: Object) -> None:
 def test_every_container_has_the_least_privileges(values: str) -> None:
     for spec in pod_specs(values).values():
         assert spec["automountServiceAccountToken"] is False
-        # Else Kubernetes sets QUIRE_SCHEDULER_PORT and the like after the Services of a release called quire.
+        # Otherwise Kubernetes sets QUIRE_SCHEDULER_PORT and the like for the Services of a release called quire.
         assert spec["enableServiceLinks"] is False
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -127,7 +127,7 @@ def test_a_service_leads_to_the_pods_of_its_component_alone(values: str) -> None
 def test_one_scheduler_is_a_standby() -> None:
     spec = workloads("default")["scheduler"]["spec"]
     assert (spec["replicas"], spec["podManagementPolicy"]) == (2, "Parallel")
-    # Their names are made of the set's and the service's.
+    # The names consist of the set's and the service's.
     assert spec["serviceName"] == of_kind("default", "Service")["scheduler"]["metadata"]["name"]
 
 
@@ -158,7 +158,7 @@ def test_no_secret_stands_outside_of_secrets(values: str) -> None:
         names = [item["name"] for item in container(values, name)["env"]]
         for item in container(values, name)["env"]:
             for used in re.findall(r"\$\((\w+)\)", item.get("value", "")):
-                # Kubernetes fills in only what stands above.
+                # Kubernetes substitutes only variables defined above.
                 assert names.index(used) < names.index(item["name"])
     if "redis" in workloads(values):
         assert "$(REDISCLI_AUTH)" in container(values, "redis")["args"]

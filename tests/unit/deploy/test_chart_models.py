@@ -1,4 +1,4 @@
-"""Several models in the chart: each is prepared where it is read, and has workers of its own."""
+"""Several models in the chart: each is prepared on the pods that read it, and has its own workers."""
 
 import json
 import tempfile
@@ -26,7 +26,7 @@ from svc_common.model_settings import ModelSettings, read_models_file
 
 CACHES = {"QUIRE_CACHE_DIR", "HF_HOME"}
 NAMING = {"QUIRE_MODEL", "QUIRE_REVISION", "QUIRE_TOKENIZER", "QUIRE_TOKENIZER_REVISION", "QUIRE_SERVED_MODEL_NAME"}
-"""Variables that name a model."""
+"""The variables that name a model."""
 
 
 def prepared(values: str, name: str) -> list[dict[str, str]]:
@@ -57,7 +57,7 @@ def test_the_model_is_named_by_the_values(values: str) -> None:
     first, *_ = (read_by(values, name) for name in of_service(values, "worker"))
     named = {"everything": NAMING, "models": {"QUIRE_SERVED_MODEL_NAME"}}.get(values, set())
     assert first.keys() == CACHES | named
-    # Of several models it is the file that names them to gateways.
+    # With several models, gateways get them from the file.
     expected = {key: value for key, value in first.items() if key in CACHES} if values == "models" else first
     assert read_by(values, "gateway") == expected
     assert ("QUIRE_MODELS" in environment(values, "gateway")) == (values == "models")
@@ -73,7 +73,7 @@ def models_file() -> list[ModelSettings]:
     assert environment("models", "gateway")["QUIRE_MODELS"] == f"{mount['mountPath']}/{name}"
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / name
-        # What is at a path below /models is there in a pod alone.
+        # A path below /models exists only inside a pod.
         path.write_text(text.replace('"/models/small"', '"org/small"'))
         return read_models_file(path)
 

@@ -43,7 +43,7 @@ def test_every_variable_is_a_setting_that_takes_its_value(
     values: str, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = SETTINGS[service]
-    elsewhere = {"QUIRE_CACHE_DIR"}  # read where models are found, by whatever process does that
+    elsewhere = {"QUIRE_CACHE_DIR"}  # read by every process that searches models
     assert of_service(values, service)
     for component in of_service(values, service):
         variables = environment(values, component)
@@ -54,7 +54,7 @@ def test_every_variable_is_a_setting_that_takes_its_value(
         for name in [name for name in os.environ if name.startswith("QUIRE_")]:
             monkeypatch.delenv(name)
         for name in ours:
-            if variables[name]:  # what a Secret holds is not known here
+            if variables[name]:  # the content of a Secret is not known here
                 monkeypatch.setenv(name, variables[name])
         settings = read_settings(kind, [])
         assert settings.host == "0.0.0.0"
@@ -91,7 +91,7 @@ def test_probes_ask_what_is_served(values: str) -> None:
         ports = {port["containerPort"] for port in item["ports"]}
         probes = {kind: item[kind]["grpc"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")}
         assert probes["livenessProbe"]["service"] == LIVENESS
-        # A scheduler that stands by leads nobody, and is as ready as it can be.
+        # A standby scheduler is ready although it does not lead.
         assert probes["readinessProbe"]["service"] in (served if name != "scheduler" else {LIVENESS})
         assert {probe["service"] for probe in probes.values()} <= served | {LIVENESS}
         assert {probe["port"] for probe in probes.values()} <= ports

@@ -1,4 +1,4 @@
-"""What the gateway's unit tests share."""
+"""Fixtures of the gateway's unit tests."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

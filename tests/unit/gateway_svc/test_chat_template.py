@@ -1,4 +1,4 @@
-"""Chat templates, as Hugging Face's are."""
+"""Chat templates in the format of Hugging Face."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,7 @@
-"""Readers that leave, and requests that are cancelled: which commands the scheduler receives. Real streams, to scripted
-schedulers."""
+"""Readers that disconnect and requests that are cancelled: the commands that the scheduler receives.
+
+Real streams, to scripted schedulers.
+"""
 
 import time
 
@@ -108,7 +110,7 @@ async def test_a_submission_that_is_answered_with_its_own_request_cancels_it(
 ) -> None:
     request = client.submit("k")
     submit = await scheduler.next("submit")
-    scheduler.session.close()  # its acceptance was lost on the way
+    scheduler.session.close()  # the Accepted event was lost
     await scheduler.next("submit")
     scheduler.session.attached(submit, sequence(5))
     await request.next()

@@ -1,4 +1,4 @@
-"""T(k): the text that is due after k tokens."""
+"""T(k): the text that is sent after k tokens."""
 
 import pytest
 from hypothesis import example, given
@@ -14,7 +14,7 @@ TOKENIZERS = {kind: make() for kind, make in KINDS.items()}
 VOCABULARIES = {kind: vocabulary_of(tokenizer) for kind, tokenizer in TOKENIZERS.items()}
 TINY, TINY_VOCABULARY = TOKENIZERS["byte level"], VOCABULARIES["byte level"]
 
-# Bytes that make and break characters of two, three and four bytes, and a few letters.
+# Bytes that form complete and incomplete characters of two, three and four bytes, and a few letters.
 FRAGMENTS = [
     *TINY.encode("aß你😀").ids,
     id_of(TINY, "hello"),
@@ -42,7 +42,7 @@ def decoded(tokenizer: Tokenizer, token_ids: list[int], special: SpecialTokens) 
 @given(data=st.data())
 def test_text_is_what_the_tokenizer_adds_to_the_prompt(kind: str, special: SpecialTokens, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[kind]
-    # Bytes of sentencepiece have a test of their own: where they make no character, its decoder rewrites the past.
+    # Byte tokens of sentencepiece have their own test: the decoder changes earlier text if they form no character.
     start = 259 if kind == "sentencepiece" else 0
     ids = st.one_of(st.integers(0, 2), st.integers(start, tokenizer.get_vocab_size() - 1))
     prompt = data.draw(st.lists(ids, max_size=6).filter(lambda ids: "\ufffd" not in decoded(tokenizer, ids, special)))
@@ -90,7 +90,7 @@ def sequence_text(*stop: str, min_tokens: int = 0, stop_text: StopText = StopTex
 
 
 def pushed(text: SequenceText, output: str) -> list[str]:
-    """What is due with each token, up to a stop string."""
+    """The text that is sent with each token, up to a stop string."""
     due = []
     for token_id in TINY.encode(output).ids:
         due.append(text.push(token_id))

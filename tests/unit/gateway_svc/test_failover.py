@@ -1,4 +1,4 @@
-"""A scheduler dies in mid-stream, and another one takes over: what the gateway sends, and what readers receive."""
+"""A scheduler dies in mid-stream and another one takes over: what the gateway sends, and what readers receive."""
 
 import time
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ DIVERGED = scheduler_v1.FAILURE_REASON_DIVERGED
 
 @pytest.fixture
 async def successor() -> AsyncIterator[ScriptedScheduler]:
-    """Stands by until `take_over`."""
+    """A standby scheduler, until `take_over`."""
     async with serving(ScriptedScheduler(MODEL, epoch=2)) as successor:
         successor.is_leader = False
         yield successor
@@ -31,7 +31,7 @@ async def client(scheduler: ScriptedScheduler, successor: ScriptedScheduler) -> 
 
 
 async def take_over(scheduler: ScriptedScheduler, successor: ScriptedScheduler) -> None:
-    """Ends the one and begins the other."""
+    """Stops the first scheduler and starts the second."""
     scheduler.is_leader, successor.is_leader = False, True
     scheduler.session.close()
     await successor.joined(1)
@@ -46,7 +46,7 @@ async def settled(scheduler: ScriptedScheduler, request: RecordingReader) -> Non
 async def taken_over(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler, num_durable: int
 ) -> RecordingReader:
-    """A request with the tokens 5 and 6, so many of them in the store, at its second scheduler."""
+    """A request with the tokens 5 and 6, `num_durable` of them in the store, at its second scheduler."""
     request = await client.running(scheduler)
     await grown(scheduler, request, 5, 6)
     scheduler.session.durable("k", num_durable)
@@ -155,7 +155,7 @@ async def test_events_of_the_scheduler_before_are_dropped(
     await successor.next("attach")
     old = scheduler_v1.Event(key="k", tokens=scheduler_v1.Tokens(token_ids=[9]))
     successor.session.send([old], epoch=1)
-    successor.session.send([old])  # and what is not an answer, before there was one
+    successor.session.send([old])  # and events before the answer
     successor.session.attached(there(), sequence(5))
     assert await request.next() == ("attached", {0: [5]})
 

@@ -1,4 +1,4 @@
-"""Defaults of sampling that the operator sets: where they come from, what they are checked for, when they apply."""
+"""Sampling defaults that the operator sets: their sources, their validation, and when they apply."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The models of a gateway: found by their names and aliases, and loaded as their settings say."""
+"""The models of a gateway: lookup by name and alias, and loading by their settings."""
 
 from pathlib import Path
 

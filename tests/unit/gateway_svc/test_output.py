@@ -1,4 +1,4 @@
-"""What a request yields."""
+"""The output of a request."""
 
 from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, Usage, merge_chunks
 from gateway_values import vocabulary_of

@@ -1,4 +1,4 @@
-"""Which sequences go out."""
+"""The sequences that are returned."""
 
 import math
 
@@ -15,7 +15,7 @@ END = Finish(FinishReason.STOP, 2)
 
 
 def sequence(index: int, *logprobs: float, score: float | None = None) -> Chunk:
-    """A whole sequence whose tokens had these log-probabilities, each with two others beside it."""
+    """A finished sequence with these log-probabilities, each with two other top tokens."""
     drawn = [TokenLogprob(5, logprob, ((5, logprob), (6, -3.0)), 0) for logprob in logprobs]
     return Chunk(index, 0, f"text {index}", [5] * len(logprobs), drawn, END, score)
 

@@ -1,4 +1,4 @@
-"""Renderings that gateways exchange through the scheduler."""
+"""Rendering options that gateways exchange through the scheduler."""
 
 from typing import Any
 

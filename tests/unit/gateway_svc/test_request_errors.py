@@ -1,4 +1,4 @@
-"""The errors of refusals by the scheduler."""
+"""Errors for rejections by the scheduler."""
 
 from gateway_svc.request_errors import error_from_failed
 from quire.scheduler.v1 import scheduler_pb2

@@ -20,7 +20,7 @@ TINY = tiny_tokenizer()
 VOCABULARY = vocabulary_of(TINY)
 HELLO = TINY.encode("hello").ids
 
-# Bytes that make and break characters of two, three and four bytes, a few letters, and special tokens.
+# Bytes that form complete and incomplete characters of two to four bytes, a few letters, and special tokens.
 FRAGMENTS = [*TINY.encode("aß你😀").ids, *HELLO, id_of(TINY, "łå"), 0, 1, EOS]
 
 renderings = st.builds(
@@ -41,7 +41,7 @@ renderings = st.builds(
 
 
 def steps(token_ids: list[int], sizes: list[int], end: scheduler_v1.SequenceEnd) -> list[scheduler_v1.Tokens]:
-    """A sequence's tokens as they come, several at a time, the end with the last."""
+    """The tokens of a sequence, several per message; the last message has the end."""
     tokens, offset = [], 0
     for size in [*sizes, len(token_ids)]:
         piece = token_ids[offset : offset + size]
@@ -99,7 +99,7 @@ def test_what_is_given_from_any_token_on_is_the_rest_of_the_whole(
         assert whole.text.endswith(rest.text)
         assert rest.finish == whole.finish
         assert rest == remainder(whole, start, VOCABULARY, rendering)
-        # What a client was given of a stream before that place, and what it is given now, are the whole.
+        # The text before the position and the text after it are the whole text.
         given_before = text_before(rendering, output, start.num_tokens, whole)
         assert given_before + rest.text == whole.text
     with pytest.raises(QuireError) as beyond:
@@ -108,7 +108,7 @@ def test_what_is_given_from_any_token_on_is_the_rest_of_the_whole(
 
 
 def text_before(rendering: Rendering, output: list[int], num_tokens: int, whole: Chunk) -> str:
-    """What a stream gives with so many tokens; with all of them, its end."""
+    """The output of a stream after this many tokens; with all of them, its end."""
     if num_tokens == len(whole.token_ids):
         return whole.text
     if num_tokens == 0:

@@ -34,7 +34,7 @@ async def test_the_first_scheduler_that_answers_is_used(scheduler: ScriptedSched
 
 
 def changed(**changes: Any) -> scheduler_v1.Model:
-    """The model with other values."""
+    """The model with some fields replaced."""
     other = scheduler_v1.Model()
     other.CopyFrom(MODEL)
     other.MergeFrom(scheduler_v1.Model(**changes))
@@ -170,7 +170,7 @@ async def test_a_scheduler_without_a_common_protocol_is_left_and_logged_once(
                     await client.running(fitting)
     logged = [vars(record) for record in caplog.records]
     assert {one["scheduler_protocols"] for one in logged} == {f"{newest + 1} to {newest + 2}"}
-    assert 1 <= len(logged) <= 2  # once by each of the sessions that met it
+    assert 1 <= len(logged) <= 2  # once by each session that found this scheduler
     assert not stranger.all("submit")
 
 
@@ -228,7 +228,7 @@ async def test_a_scheduler_that_does_not_answer_does_not_delay_the_search(
     scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_dialer, "_DIAL_SECONDS", 3600)
-    # The kernel takes its connections and nobody reads them, as where a process is stopped.
+    # The kernel accepts its connections and no process reads them, as for a stopped process.
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         port = stopped.getsockname()[1]
         async with dialling(f"127.0.0.1:{port}", scheduler.address) as client:

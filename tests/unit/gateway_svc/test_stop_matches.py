@@ -1,4 +1,4 @@
-"""Stop strings of requests that are over."""
+"""Stop strings of requests that have ended."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 
 
 class Clock:
-    """Stands still but where it is set."""
+    """A clock that advances only when it is set."""
 
     now = 1000.0
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from gateway_svc.stop_strings import StopMatch, StopSearch, StopString
 
-# So few letters that strings overlap with themselves and each other all the time.
+# So few letters that strings often overlap with themselves and each other.
 texts = st.text("ab", max_size=30)
 stop_lists = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4, unique=True)
 

@@ -1,5 +1,7 @@
-"""Subscriptions as a state machine: readers, sessions and a model scheduler in any order. Every row of the table of
-transitions is reached, and any other pair of state and event raises."""
+"""Subscriptions as a state machine: events of readers, sessions and a model scheduler in random order.
+
+Every row of the transition table is reached. Any other pair of state and event raises.
+"""
 
 import asyncio
 import itertools
@@ -37,9 +39,9 @@ from svc_common.transitions import IllegalTransition
 
 RECONNECT_SECONDS = 60.0
 KEYS = st.sampled_from("ab")
-PLACES = st.integers(0, 1000)  # of one among those that exist
+PLACES = st.integers(0, 1000)  # picks one of the existing ones
 REFUSALS = st.sampled_from([scheduler_v1.FAILURE_REASON_UNAVAILABLE, scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST])
-LULL = 4  # rules between two that end requests, so that there are requests to end
+LULL = 4  # number of rules between two that end requests, so that there are requests to end
 AWAITING = {
     SubscriptionState.OPENING,
     SubscriptionState.JOINING,
@@ -47,12 +49,12 @@ AWAITING = {
     SubscriptionState.RESUBMITTING,
 }
 WITHOUT_READERS = {SubscriptionState.IDLE, SubscriptionState.OPENING}
-# The same examples each time: a failure after a change is due to the change.
+# The same examples in each run, so a failure after a change is caused by the change.
 SETTINGS = settings(max_examples=400, stateful_step_count=60, derandomize=True, deadline=None)
 
 
 class ModelReader:
-    """Has the tokens that it received, which never change. A stop string is at `stops_at`, if that is reached."""
+    """Checks that received tokens never change. A stop string is at `stops_at`, if that is reached."""
 
     def __init__(self, stops_at: int | None) -> None:
         self.tokens: list[int] = []
@@ -113,7 +115,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         self.loop = ShiftedLoop()
         self.scheduler = ModelScheduler()
         self.is_open = False
-        self.num_quiet = 0  # rules since a request was ended last
+        self.num_quiet = 0  # rules since the last request ended
         self.subscriptions = Subscriptions(self._send, RECONNECT_SECONDS)
         self.readers: list[tuple[ModelReader, Attachment]] = []
 
@@ -122,7 +124,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
             self.scheduler.commands.append(command)
 
     def run(self, action: Callable[[], object]) -> None:
-        """Does something on the event loop, and whatever is due by its clock."""
+        """Runs a function on the event loop, and everything that is due by its clock."""
         self.num_quiet += 1
 
         async def act() -> None:
@@ -138,7 +140,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.readers) < 5)
     @rule(key=KEYS, submits=st.sampled_from([True, True, False]), has_deadline=st.booleans())
     def subscribe(self, key: str, submits: bool, has_deadline: bool) -> None:
-        # Submissions under one key have the same body, and so the same stop string.
+        # Submissions under one key have the same body, so the same stop string.
         reader = ModelReader(2 if key == "b" else None)
         submit = scheduler_v1.Submit(key=key, model="tiny") if submits else None
         deadline = time.monotonic() + 1000 if has_deadline else None
@@ -168,7 +170,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_open)
     @rule(whose=st.sampled_from(["submissions", "attaches", "all"]))
     def give_up(self, whose: str) -> None:
-        """The session's timeouts: no scheduler can be reached."""
+        """The session times out: no scheduler is reachable."""
         self.num_quiet = 0
         error = request_errors.unavailable("no scheduler")
         match whose:
@@ -221,7 +223,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         refusal: scheduler_v1.FailureReason | None,
         num_answers: int,
     ) -> None:
-        """The next scheduler is there at once, and gets as far as its first answers. It may refuse the last command."""
+        """The next scheduler connects at once and sends its first answers. It may reject the last command."""
         self.lose(forgets, loses_store)
         self.open(has_model, is_store_degraded=False)
         for number in range(num_answers):
@@ -234,7 +236,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.is_open and self.num_quiet > LULL and self._growing)
     @rule(forgets=st.booleans(), has_model=st.booleans())
     def fail_over_with_losses(self, forgets: bool, has_model: bool) -> None:
-        """The store has lost durable tokens, or the request, which the next scheduler then does not know twice."""
+        """The store has lost durable tokens or the request; then the next scheduler does not know them."""
         self.stream(0, is_flushed=True)
         self.lose(forgets, loses_store=True)
         self.open(has_model, is_store_degraded=False)
@@ -253,7 +255,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
 
     @rule()
     def exchange(self) -> None:
-        """Everything that was sent arrives."""
+        """Delivers all messages."""
         self._settle()
 
     @precondition(lambda self: self.scheduler.commands)
@@ -280,7 +282,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._growing)
     @rule(place=PLACES, is_flushed=st.sampled_from([True, True, False]))
     def stream(self, place: int, is_flushed: bool) -> None:
-        """As in a request's usual life: its readers receive a token, and that it is durable."""
+        """The usual case: readers receive a token, and then that it is durable."""
         self.grow(place, is_flushed)
         self._settle()
 
@@ -302,7 +304,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         requests = self.scheduler.requests
         return [key for key, request in requests.items() if request.end is None and not request.is_recovering]
 
-    # What always holds.
+    # Invariants.
 
     @invariant()
     def states_agree_with_readers(self) -> None:
@@ -313,7 +315,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
             assert subscription.subscribers or subscription.waiting
 
     def teardown(self) -> None:
-        """With a session and a model no reader waits for ever, and the scheduler knows which requests have readers."""
+        """With a session and a model no reader waits forever, and the scheduler knows which requests have readers."""
         try:
             self.scheduler.next_refusal = None
             if not self.is_open:

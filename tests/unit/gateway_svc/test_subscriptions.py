@@ -199,7 +199,7 @@ async def test_all_readers_of_a_request_receive_its_events(client: SessionClient
     await grown(scheduler, first, 5)
     second = client.submit("k")
     await scheduler.next("submit")
-    scheduler.session.tokens("k", [6], 1)  # it is not let in yet
+    scheduler.session.tokens("k", [6], 1)  # it is not admitted yet
     scheduler.session.attached(there(), sequence(5, 6))
     scheduler.session.tokens("k", [7], 2)
     assert [await first.next(), await first.next()] == [("tokens", [6]), ("tokens", [7])]

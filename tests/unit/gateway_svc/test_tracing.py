@@ -18,7 +18,7 @@ PARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """Takes the spans that are made."""
+    """Collects the finished spans."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

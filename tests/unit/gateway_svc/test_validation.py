@@ -1,4 +1,4 @@
-"""The validator, driven through both protocols: what is refused, by which name, and what the rest resolves to."""
+"""The validator, through both protocols: rejected fields and their names, and the values that valid requests get."""
 
 import math
 from collections.abc import Callable
@@ -309,7 +309,7 @@ async def test_a_random_seed_does_not_change_the_digest(tokenizer: ModelTokenize
 
 
 async def test_a_request_is_the_same_at_gateways_of_protocol_1(tokenizer: ModelTokenizer) -> None:
-    # As those wrote it, whose records and retries outlive an upgrade.
+    # The digest of earlier releases: their records and retries must still match after an upgrade.
     by_grpc = await over_grpc(tokenizer, text="hello world")
     by_http = await over_http(tokenizer, prompt="hello world", temperature=0.5, seed=3, stop=["x"], min_tokens=1)
     assert [digest_of(one, tokenizer).hex() for one in (by_grpc, by_http)] == [

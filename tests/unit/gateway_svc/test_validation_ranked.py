@@ -1,4 +1,4 @@
-"""The validator on which sequences go out: best_of and beam search, over both protocols."""
+"""Validation of best_of and beam search, over both protocols."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What tokens contribute to a text."""
+"""The text that tokens contribute."""
 
 import pytest
 

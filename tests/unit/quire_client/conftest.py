@@ -36,7 +36,7 @@ class ScriptedService(pb_grpc.InferenceServiceServicer):
     requests: list[Any] = field(default_factory=list)
     metadata: list[dict[str, str | bytes]] = field(default_factory=list)
     time_remaining: list[float | None] = field(default_factory=list)
-    # Failures of the next calls, used up one a call.
+    # Failures of the next calls, one per call.
     refusals: list[Failure] = field(default_factory=list)
     script: list[pb.StreamGenerateResponse | Failure | Hold] = field(default_factory=list)
     whole: pb.GenerateResponse = field(default_factory=pb.GenerateResponse)
@@ -58,7 +58,7 @@ class ScriptedService(pb_grpc.InferenceServiceServicer):
         logprobs: Sequence[pb.TokenLogprob] = (),
         finish: pb.Finish | None = None,
     ) -> None:
-        """Adds a chunk at the place where its sequence has got to."""
+        """Adds a chunk after the last one of its sequence."""
         offset = self.offsets.get(index, 0)
         self.offsets[index] = offset + len(token_ids)
         chunk = pb.Chunk(index=index, offset=offset, text=text, token_ids=token_ids, logprobs=logprobs, finish=finish)
@@ -98,7 +98,7 @@ class ScriptedService(pb_grpc.InferenceServiceServicer):
         retry_after: int | None = None,
         request_id: str | None = None,
     ) -> None:
-        """Fails the next call as Quire's gateway does."""
+        """Fails the next call with an error of Quire's gateway."""
         status = status_pb2.Status(code=code.value[0], message=message)
         status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain="quire"))
         if field_path is not None:
@@ -112,7 +112,7 @@ class ScriptedService(pb_grpc.InferenceServiceServicer):
         self.refuse(code, text, [("grpc-status-details-bin", status.SerializeToString())])
 
     def break_off(self, code: grpc.StatusCode, reason: str, message: str) -> None:
-        """Ends the stream, from where it is, with an error."""
+        """Ends the stream with an error at this point."""
         self.refuse_with_details(code, reason, message)
         self.script.append(self.refusals.pop())
 
@@ -135,7 +135,7 @@ class ScriptedService(pb_grpc.InferenceServiceServicer):
             if not at_end:
                 self.cancelled.set()
 
-        # Not by a CancelledError in here: there is none where the call is cancelled in the middle of a write.
+        # There is no CancelledError here if the call is cancelled during a write.
         context.add_done_callback(note_cancelled)  # type: ignore[arg-type]  # the stubs want a class
         await self._take(request, context)
         for step in self.script:
@@ -188,7 +188,7 @@ async def service() -> ScriptedService:
 
 @pytest.fixture
 async def address(service: ScriptedService, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
-    """Where `service` listens, which is also the default address of clients."""
+    """The address of `service`, which is also the default address of clients."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     pb_grpc.add_InferenceServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""The admin client's refusal of values that no message can hold, before any call."""
+"""The admin client rejects values that do not fit into a message, before any call."""
 
 from collections.abc import Callable
 from typing import Any

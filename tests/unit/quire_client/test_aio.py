@@ -20,7 +20,7 @@ async def client(address: str) -> Any:
 
 
 def soon(awaitable: Any) -> Any:
-    """Bounds a wait, so that a test fails instead of hanging."""
+    """A timeout for waits, so that a test fails instead of hanging."""
     return asyncio.wait_for(awaitable, 60)
 
 
@@ -277,7 +277,7 @@ async def test_details_that_do_not_parse_are_no_second_error(client: AsyncClient
 
 async def test_the_error_of_an_unreachable_address_names_it() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port
+        taken.bind(("127.0.0.1", 0))  # bound but not listening, so no other process gets the port
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         async with AsyncClient(address) as client:
             with pytest.raises(QuireError, match=address) as caught:

@@ -1,4 +1,4 @@
-"""Both clients against gateways that break at every message: each token comes once, or the error says why not."""
+"""Both clients against gateways that fail at every message: each token arrives once, or the error gives the reason."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -24,13 +24,13 @@ from quire_client import AsyncClient, AsyncStream, Chunk, Client, QuireError, St
 Kind = Literal["aio", "sync"]
 Open = Callable[[Any], Any]
 
-# Of the gateway that breaks, which gives two tokens at a time: acceptance, chunks, usage.
+# Messages of the failing gateway, which sends two tokens at a time: acceptance, chunks, usage.
 NUM_MESSAGES = 1 + sum(-(-length // 2) for length in LENGTHS) + 1
 
 
 @dataclass
 class Read:
-    """The chunks and breaks that a client received."""
+    """The chunks and failures that a client received."""
 
     stream: AsyncStream | Stream
     chunks: list[Chunk] = field(default_factory=list)
@@ -44,13 +44,13 @@ def kind(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 async def pair() -> AsyncIterator[list[BreakingGateway]]:
-    """Two gateways, whose chunks differ."""
+    """Two gateways with different chunk sizes."""
     async with breaking_gateways(2, 3) as gateways:
         yield gateways
 
 
 def soon(awaitable: Any) -> Any:
-    """Bounds a wait, so that a test fails instead of hanging."""
+    """A timeout for waits, so that a test fails instead of hanging."""
     return asyncio.wait_for(awaitable, 60)
 
 
@@ -59,7 +59,7 @@ def address(gateways: list[BreakingGateway]) -> str:
 
 
 async def use(kind: Kind, to: str, open_call: Open, patience: float = 20) -> Any:
-    """The result of `open_call`: a response, or a whole stream."""
+    """The result of `open_call`: a response, or a complete stream."""
     if kind == "aio":
         async with AsyncClient(to, resume_patience=patience) as client:
             opened = open_call(client)
@@ -90,7 +90,7 @@ async def read(kind: Kind, to: str, **options: Any) -> Read:
 
 
 def check_whole(chunks: list[Chunk]) -> None:
-    """Each token once, in order, with the text that belongs to it and one end."""
+    """Asserts each token once, in order, with its text and one end."""
     for index, length in enumerate(LENGTHS):
         mine = [chunk for chunk in chunks if chunk.index == index]
         place = 0
@@ -134,7 +134,7 @@ async def test_a_stream_is_resumed_at_the_same_gateway_after_each_break(
     received = await soon(read(kind, first.address))
 
     check_whole(received.chunks)
-    # What breaks again before anything new has come is the same break.
+    # A second failure without progress in between counts as the same failure.
     assert received.stream.num_resumes == len(received.broken_by) == 3
     assert len(first.asked) == 7
 
@@ -177,7 +177,7 @@ async def test_a_unary_request_to_a_gateway_that_hangs_is_sent_to_another(
     for module in ("aio_endpoints", "sync_endpoints"):
         monkeypatch.setattr(f"quire_client.{module}.KEEPALIVE_SECONDS", 0.2)
         monkeypatch.setattr(f"quire_client.{module}.PROBE_SECONDS", 0.3)
-    pair[1].breaks = [Break(0, Fault.DRAINS)]  # so that somebody has answered when the other one is silent
+    pair[1].breaks = [Break(0, Fault.DRAINS)]  # so that one gateway has answered before the other one is silent
     pair[0].breaks = [Break(0, Fault.HANGS)]
 
     answer = await use(kind, address(pair[::-1]), lambda client: client.generate("x"))

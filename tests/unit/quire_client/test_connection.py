@@ -1,4 +1,4 @@
-"""Where a client calls, and with what."""
+"""The addresses, credentials and metadata of a client's calls."""
 
 import pytest
 

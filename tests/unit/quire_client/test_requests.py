@@ -1,4 +1,4 @@
-"""How Python values become request messages."""
+"""Conversion of Python values to request messages."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""When a request is tried again, and where."""
+"""When and where a request is retried."""
 
 import grpc
 import pytest
@@ -21,7 +21,7 @@ def broken(code: grpc.StatusCode = CODE.UNAVAILABLE) -> QuireError:
 
 
 def reached(num_endpoints: int = 1) -> EndpointList:
-    """SyncEndpointPool of which one has answered before."""
+    """SyncEndpointPool in which one endpoint has answered before."""
     endpoint_list = EndpointList(num_endpoints)
     endpoint_list.has_answered = True
     return endpoint_list
@@ -39,7 +39,7 @@ def retry_policy(
 
 
 def num_tries(of: RetryPolicy, error: QuireError, now: float = 1.0) -> int:
-    """How many calls are made in all, where each ends with `error`, at once."""
+    """The number of calls if each ends at once with `error`."""
     for tries in range(1, 100):
         try:
             of.failed(error, 0, now)

@@ -1,4 +1,4 @@
-"""Lengths of time."""
+"""Parsing of durations."""
 
 import math
 

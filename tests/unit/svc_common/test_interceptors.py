@@ -1,4 +1,4 @@
-"""The errors that a client sees of a failed handler."""
+"""The errors that a client receives from a failed handler."""
 
 import asyncio
 import logging
@@ -57,7 +57,7 @@ async def serving(
 
 
 async def call(channel: grpc.aio.Channel, name: str, data: bytes, *, streams: tuple[bool, bool]) -> list[bytes]:
-    """Raw bytes in and out, for any kind of method."""
+    """Raw bytes as request and response, for any kind of method."""
     path = f"/test.Service/{name}"
 
     async def requests() -> AsyncIterator[bytes]:
@@ -252,12 +252,12 @@ async def test_a_client_that_leaves_ends_the_handler(leave: str, caplog: pytest.
     async def endless() -> AsyncIterator[pb.DetokenizeResponse]:
         try:
             started.set()
-            while True:  # more than the stream's flow control takes: it ends while it waits in a write
+            while True:  # more than the flow-control window, so it ends during a write
                 yield pb.DetokenizeResponse(text="x" * 10_000)
         finally:
             ended.set()
 
-    responses = endless()  # held here, so that it ends by the boundary and not as garbage
+    responses = endless()  # referenced here, so that the interceptor ends it and not the garbage collector
 
     async with serving({"Endless": method(lambda request, context: responses, streams=(False, True))}) as channel:
         stub: Any = channel.unary_stream("/test.Service/Endless")

@@ -1,4 +1,4 @@
-"""Log lines as operators and log collectors read them."""
+"""Log lines for operators and log collectors."""
 
 import json
 import logging

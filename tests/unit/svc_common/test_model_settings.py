@@ -1,4 +1,4 @@
-"""Models by variables and by a file of several: their settings, and errors with file, entry and key."""
+"""Settings of models by variables and by a file of several models. Errors name file, entry and key."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The version that two sides agree on."""
+"""Negotiation of a protocol version."""
 
 import pytest
 

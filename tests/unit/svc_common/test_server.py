@@ -1,4 +1,4 @@
-"""A server as it starts: its address, health, reflection, and the signals that end it."""
+"""The start of a server: its address, health, reflection, and the signals that end it."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Tracing: off unless an endpoint is named, else spans reach a real collector under one trace."""
+"""Tracing is off without an endpoint; with one, spans reach a real collector in one trace."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Decoding through the runner, on a model small enough for a processor."""
+"""Decoding through the runner, with a model small enough for a CPU."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = LLAMA_8B | {
 
 @pytest.fixture(scope="module", params=AttentionKind)
 def model(request: pytest.FixtureRequest) -> RandomModel:
-    """By torch, and by what runs on a GPU, interpreted."""
+    """Runs torch's operators, and the GPU kernels in the interpreter."""
     return RandomModel(SMALL, torch.float32, torch.device("cpu"), request.param)
 
 

@@ -1,4 +1,4 @@
-"""The section of a GPU where all went well, and where a part did not."""
+"""The section of a GPU's results, with and without a failed part."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Tests in several processes: what pytest prints is counted, whatever became of the rest."""
+"""Tests in several processes: the results that pytest prints are counted, also when a process fails."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ RATES = DeviceRates(memory=10.0, matrix=2.0, link=None)
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call takes as many milliseconds as the first number of what it returns."""
+    """A call takes the number of milliseconds that is the first number of its result."""
 
     def milliseconds(run: Callable[[], object], device: torch.device) -> float:
         result = run()

@@ -1,4 +1,4 @@
-"""Every case can be made and run, small and in Triton's interpreter, and agrees with its peers where it can there."""
+"""Every case runs at small sizes in Triton's interpreter, and agrees with its peers where possible."""
 
 from functools import partial
 
@@ -56,7 +56,7 @@ def test_a_case_runs_with_its_peers(make: partial[KernelCase]) -> None:
         ours = case.ours()
         for name, peer in case.peers.items():
             theirs = peer()
-            # Triton's interpreter rounds bfloat16 as no device does: there, running is all that is tried.
+            # Triton's interpreter rounds bfloat16 unlike any device, so results in it are not compared.
             if case.op in NATIVE and isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
                 torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.03, atol=0.03, msg=name)
 

@@ -1,4 +1,4 @@
-"""Counters and costs that are read from metrics, and rates from them."""
+"""Counters and costs from metrics, and rates computed from them."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Regimes: blocks for a quarter of the load, and prompts that no cache holds."""
+"""Regimes: blocks for a quarter of the load, and prompts that are not cached."""
 
 from itertools import combinations
 
@@ -31,7 +31,7 @@ def test_a_regime_is_short_of_blocks_and_each_of_its_requests_fits(regime: Regim
 
 
 def test_prefixes_are_counted_once() -> None:
-    # Two prefixes of two blocks; behind them 5 + 11 tokens, one block for each request.
+    # Two prefixes of two blocks, each followed by 5 + 11 tokens: one block for each request.
     assert SHARING.num_blocks_at_once == 2 * 2 + 6
     assert SHARING.num_blocks == 3
     assert len(starts(SHARING, 0)) == 2

@@ -1,4 +1,4 @@
-"""Streams that are closed when they were measured, over a target of the test's own."""
+"""Streams are closed after their measurement; the target is a scripted one."""
 
 import asyncio
 from time import perf_counter
@@ -13,11 +13,11 @@ from quire_client.bench.targets import OnTokens, TargetModel
 
 
 class Paced:
-    """A token for each request in each turn of the event loop, until `output_tokens`."""
+    """Sends a token for each request in each iteration of the event loop, up to `output_tokens`."""
 
     def __init__(self) -> None:
         self.open: list[MixRequest] = []
-        self.beside: list[int] = []  # how many were open when a prompt came
+        self.beside: list[int] = []  # number of open streams when a prompt arrived
         self.prompts: list[tuple[int, ...]] = []
 
     async def model(self) -> TargetModel:

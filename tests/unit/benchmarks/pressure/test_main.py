@@ -1,4 +1,4 @@
-"""Flags, and which result is kept."""
+"""Flags, and when the result file is replaced."""
 
 import sys
 from pathlib import Path

@@ -34,7 +34,7 @@ def test_a_stream_goes_on_at_the_end_of_its_longest_pause() -> None:
 
 
 def test_tokens_that_were_under_way_do_not_count() -> None:
-    stream = [0.0, 0.1, 0.2, 0.21, 0.22, 3.0, 3.1]  # two came after the fault, from before it
+    stream = [0.0, 0.1, 0.2, 0.21, 0.22, 3.0, 3.1]  # two arrived after the fault but were sent before it
     assert recovery([stream], 0.205).worst == pytest.approx(2.795)
 
 

@@ -1,4 +1,4 @@
-"""What is sent: no prompt begins as one that the server has answered, and everybody gets the same."""
+"""The load: no prompt has a prefix that the server has seen, and every system gets the same prompts."""
 
 from itertools import combinations
 

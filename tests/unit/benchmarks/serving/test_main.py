@@ -1,4 +1,4 @@
-"""Runs in turns, and the result that is written of them."""
+"""Alternating runs, and the result that is written."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A system under load: an HTTP server of the test's own, which counts as a scheduler does."""
+"""A system under load: a scripted HTTP server that counts like a scheduler."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Where requests come from: at their own times, or one after the other."""
+"""Arrival processes: at recorded times, or one request after another."""
 
 from benchmarks.simulator.arrivals import Arrival, ClosedLoop, OpenLoop, merged
 

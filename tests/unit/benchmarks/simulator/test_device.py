@@ -1,4 +1,4 @@
-"""A modelled worker's clock: steps one after the other, copies before or beside them."""
+"""The clock of a modelled worker: steps one after another; copies before the steps or concurrent with them."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""From lives to figures."""
+"""Figures computed from the events of requests."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The ledger finds plans that read or write what they should not."""
+"""The checker rejects plans that read or write wrong blocks."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ NEXT = Token((17,))
 
 
 def introduced(one: Sequence, block_ids: list[int], start: int = 0) -> StepPlan:
-    """A first step that computes all of a prompt from `start` on, and draws."""
+    """A first step that computes all of a prompt from `start` on, and samples."""
     num_tokens = len(one.tokens)
     part = ScheduledSequence(one, start, num_tokens - start, block_ids, start, samples=True)
     return StepPlan(1, [], [NewSequence(one, list(one.tokens))], [part])
@@ -44,7 +44,7 @@ def following(one: Sequence, start: int, block_ids: list[int] | None = None) -> 
 
 @pytest.fixture
 def ledger() -> PlanChecker:
-    """Sequence ONE stands in blocks 7 and 8, and has drawn a token."""
+    """Sequence ONE has blocks 7 and 8, and has sampled a token."""
     ledger = PlanChecker(SIZE)
     ledger.apply(introduced(ONE, [7, 8]), [NEXT])
     return ledger

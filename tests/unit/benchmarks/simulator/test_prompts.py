@@ -1,4 +1,4 @@
-"""Tokens: equal where prompts share, and nowhere else."""
+"""Tokens of prompts are equal in shared prefixes only."""
 
 from benchmarks.simulator.arrivals import Arrival, Prefix
 from benchmarks.simulator.prompts import STOP_TOKEN, Tokens

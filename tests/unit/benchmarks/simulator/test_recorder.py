@@ -1,4 +1,4 @@
-"""What is written down over time stays small."""
+"""Recorded time series stay small."""
 
 from benchmarks.simulator.driver import MemoryUsage
 from benchmarks.simulator.recorder import Sample, Timeline

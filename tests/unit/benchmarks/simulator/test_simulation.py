@@ -1,4 +1,4 @@
-"""Whole simulations of the real core: times that can be worked out by hand, and books that balance."""
+"""Simulations of the real core: times that can be computed by hand, and consistent totals."""
 
 from collections.abc import Iterable
 from dataclasses import replace

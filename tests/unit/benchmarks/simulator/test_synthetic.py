@@ -1,4 +1,4 @@
-"""Synthetic requests: as often, as long and as like each other as was asked, and the same for the same seed."""
+"""Synthetic requests have the requested rate, lengths and shared prefixes; a seed repeats them."""
 
 from collections import Counter
 from itertools import islice

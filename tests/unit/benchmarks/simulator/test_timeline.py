@@ -1,4 +1,4 @@
-"""A run's picture: well formed, with a line for each thing over all of the time."""
+"""The chart of a run: well-formed SVG, with a line for each series over the whole time."""
 
 from xml.etree import ElementTree
 

@@ -1,4 +1,4 @@
-"""A case from end to end: scheduler and worker in processes of their own, and a session between."""
+"""A case from end to end: scheduler and worker in processes of their own, and a session with the scheduler."""
 
 from benchmarks.steps import exchange
 from benchmarks.steps.__main__ import measure

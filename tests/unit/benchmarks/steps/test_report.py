@@ -1,4 +1,4 @@
-"""The cost of steps, from times of the test's own, and their table."""
+"""The cost of steps, computed from scripted times, and their table."""
 
 from dataclasses import asdict
 from typing import Any
@@ -21,7 +21,7 @@ NUM_STEPS = 10
 
 
 def steps(count: int) -> tuple[list[SchedulerTimes], list[DeviceTimes]]:
-    """Steps of 4 sequences, planned a second apart: there after 2 ms, run from 100 ms to 1 s, answered 3 ms later."""
+    """Steps of 4 sequences, planned every second: received after 2 ms, run from 100 ms to 1 s, answered 3 ms later."""
     scheduler, device = [], []
     for step_id in range(1, count + 1):
         at = float(step_id)

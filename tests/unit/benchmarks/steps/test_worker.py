@@ -1,4 +1,4 @@
-"""The runner that only sleeps draws when a real one would."""
+"""The runner that only sleeps samples when a real one would."""
 
 import pytest
 

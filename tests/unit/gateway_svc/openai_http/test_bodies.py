@@ -328,5 +328,5 @@ KNOWN = [
 def test_any_object_is_read_or_refused(fields: dict[str, Any]) -> None:
     body = parse_body(json.dumps(fields).encode())
     for read in (completion_body, chat_body):
-        with contextlib.suppress(QuireError):  # whatever else is raised is a fault
+        with contextlib.suppress(QuireError):  # any other exception is a defect
             assert read(body, None).prompts

@@ -1,4 +1,4 @@
-"""Ids of events, from which a stream is gone on with."""
+"""Event ids, from which a stream is resumed."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ sequences = st.lists(st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=6
 
 
 def streamed(outputs: list[list[int]], order: list[int], cursor: Cursor, stop: tuple[str, ...]) -> list[bytes]:
-    """The events of a stream of two choices, a token at a time, in this order of the choices, from a cursor on."""
+    """The events of a stream of two choices, one token per event, with the choices in this order, from a cursor on."""
     rendering = make_rendering(VOCABULARY, n=2, stop=stop)
     (resume_positions,) = cursor.resume_positions(2)
     answer = ResponseBuilder(ChatFormat(), [rendering], VOCABULARY, 0, cursor)
@@ -47,7 +47,7 @@ def streamed(outputs: list[list[int]], order: list[int], cursor: Cursor, stop: t
 
 
 def deltas(events: list[bytes]) -> list[tuple[int, Any]]:
-    """What a client makes of events: texts by the character."""
+    """The content of events, one item per character of text."""
     received: list[tuple[int, Any]] = []
     for event in events:
         data = event.split(b"data: ")[1]

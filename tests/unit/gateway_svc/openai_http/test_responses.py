@@ -1,4 +1,4 @@
-"""Answers in OpenAI's shapes."""
+"""Responses in OpenAI's format."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The definitions, on timestamps that can be worked out by hand."""
+"""The latency metrics, for timestamps with known results."""
 
 import random
 

@@ -24,7 +24,7 @@ class Turnstile:
         raise NotImplementedError
 
     async def run(self, request: MixRequest, on_tokens: OnTokens) -> RequestTimings:
-        """Ends when let through: with an error for a prompt that begins with 13, with one token too few for 14."""
+        """Ends when released: with an error for a prompt that starts with 13, with one token too few for 14."""
         name = request.prompt_token_ids[0]
         self.started.append(name)
         self.running += 1

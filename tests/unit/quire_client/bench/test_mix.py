@@ -1,4 +1,4 @@
-"""What a load consists of."""
+"""The composition of a load."""
 
 import math
 import random
@@ -88,4 +88,4 @@ def test_the_committed_mix_has_the_lengths_of_its_seed() -> None:
 def test_no_two_prompts_of_the_committed_mix_begin_alike() -> None:
     beginnings = {request.prompt_token_ids[:8] for request in read_mix(COMMITTED_MIX)}
 
-    assert len(beginnings) == 48  # else a prefix cache would do part of the work
+    assert len(beginnings) == 48  # otherwise a prefix cache would save part of the work

@@ -18,7 +18,7 @@ REQUEST = MixRequest((5, 6, 7), 4)
 
 @dataclass
 class HttpServer:
-    """Answers one request a connection with what it holds for the path."""
+    """Answers one request per connection with the response for its path."""
 
     answers: dict[str, tuple[str, str]] = field(default_factory=dict)
     bodies: list[Any] = field(default_factory=list)
@@ -40,7 +40,7 @@ class HttpServer:
 
 
 class Fate(Enum):
-    """What becomes of a stream after its last piece."""
+    """What happens to a stream after its last piece."""
 
     ENDS = "ends"
     BREAKS = "breaks"
@@ -48,7 +48,7 @@ class Fate(Enum):
 
 
 class Piecewise:
-    """Answers each request with the pieces, each of them a chunk that is sent by itself, and keeps its connections."""
+    """Answers each request with the pieces, each as a chunk of its own, and keeps its connections."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -75,10 +75,10 @@ class Piecewise:
                 if self.fate is Fate.STALLS:
                     await reader.read()
                     return
-                await asyncio.sleep(0.01)  # the client has read the last event by now, and the end comes by itself
+                await asyncio.sleep(0.01)  # the client has read the last event by now; the end follows separately
                 writer.write(b"0\r\n\r\n")
         except asyncio.IncompleteReadError:
-            pass  # the client left
+            pass  # the client disconnected
         finally:
             writer.close()
 
@@ -145,7 +145,7 @@ async def test_requests_to_quire_have_exact_lengths_and_count_token_ids(address:
     sent = service.requests[0].generation
     assert list(sent.token_ids.ids) == [5, 6, 7]
     assert (sent.stopping.max_tokens, sent.stopping.ignore_eos, sent.sampling.temperature) == (4, True, 0.0)
-    assert not sent.HasField("request_id")  # what is measured is not kept to be resumed
+    assert not sent.HasField("request_id")  # measured requests are not resumable
 
 
 async def test_quires_model_is_read(address: str, service: Any) -> None:

@@ -137,7 +137,7 @@ async def test_generate_resumes_where_a_gateway_ends_and_reports_it() -> None:
         ended = await quire("generate", "x", "--address", f"{first.address},{second.address}", "--n", "2")
 
     assert (ended.code, ended.out) == (0, "".join(f"[{i}] {text_after(i, n, True)}\n" for i, n in enumerate((7, 4))))
-    (line,) = [line for line in ended.err.splitlines() if line.startswith("quire: ")]  # grpc logs its goodbye, too
+    (line,) = [line for line in ended.err.splitlines() if line.startswith("quire: ")]  # grpc logs at its exit, too
     assert line.startswith("quire: no connection to ")
     assert line.endswith("; going on")
 
@@ -189,7 +189,7 @@ async def test_bench_as_json_takes_its_mix_from_the_vocabulary(address: str, ser
 
     ended = await quire("bench", "--requests", "3", "--warm-up", "0", "-o", "json")
 
-    assert ended.code == 1  # one token came, whatever was asked for
+    assert ended.code == 1  # one token arrived, regardless of the request
     assert "3 requests did not get as many tokens" in ended.err
     printed = json.loads(ended.out)
     assert (printed["model"], printed["num_short"], printed["summary"]["output_tokens"]) == ("tiny", 3, 3)
@@ -226,7 +226,7 @@ async def test_ctrl_c_ends_it_without_a_word(address: str, service: Any, args: l
 async def test_a_reader_that_has_enough_is_no_error(address: str, service: Any) -> None:
     service.accept()
     for _ in range(300):
-        service.say("more " * 200)  # in all, more than a pipe holds
+        service.say("more " * 200)  # in total more than a pipe's buffer
     service.hold()
     ours, theirs = os.pipe()
     process = await start("generate", "x", stdout=theirs)

@@ -1,4 +1,4 @@
-"""Chatting: line by line through a pipe, and at a terminal, with the keys that one presses there."""
+"""`quire chat`: line by line through a pipe, and interactively in a terminal."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ async def invoke(*args: str, given: str) -> Result:
 
 
 def asked(service: Any) -> list[list[tuple[str, str]]]:
-    """Roles and contents of each chat that was sent."""
+    """Roles and contents of each chat request."""
     return [
         [(m.role, m.content) for m in request.generation.chat.messages]
         for request in service.requests
@@ -55,7 +55,7 @@ async def test_an_error_in_a_pipe_ends_it(
     assert len(service.requests) == 1
 
 
-# Takes standard input as the terminal that Ctrl-C comes from: in the new process, since grpc does not bear a fork.
+# Makes standard input the controlling terminal, which Ctrl-C needs: in the new process, because grpc forbids fork.
 _CHAT = """
 import fcntl, runpy, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -73,13 +73,13 @@ class Terminal:
         self._unread = ""
 
     async def shows(self, text: str) -> str:
-        """Waits until the screen shows `text`, and returns all that came since, up to it."""
+        """Waits until the screen shows `text`; returns the new output up to it."""
         while text not in self._unread:
             try:
                 data = await asyncio.wait_for(asyncio.to_thread(os.read, self._device, 4096), 60)
             except TimeoutError:
                 raise AssertionError(f"the screen showed {self._unread!r} and no {text!r}") from None
-            except OSError:  # the other side is closed
+            except OSError:  # the other end is closed
                 data = b""
             assert data, f"the screen showed {self._unread!r} and no {text!r}"
             self._unread += data.decode()
@@ -148,7 +148,7 @@ async def test_ctrl_c_interrupts_an_answer_and_keeps_its_text(terminal: Terminal
     terminal.type("And?\n")
     await terminal.shows("Fine.")
     await terminal.shows("> ")
-    # A signal between the prompt and the wait for keys is not seen before the next key.
+    # A signal between the prompt and the read of a key is handled only at the next key.
     terminal.type(f"{CTRL_C}\n")
     await terminal.shows("> ")
     terminal.type(CTRL_D)

@@ -1,4 +1,4 @@
-"""`quire explain` before a real server with scripted answers: what a person reads."""
+"""`quire explain` with a real server and scripted responses: the output for a person."""
 
 import asyncio
 import json

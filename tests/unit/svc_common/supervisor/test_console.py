@@ -1,4 +1,4 @@
-"""What the supervisor shows, on a terminal and away from one."""
+"""The supervisor's output, on a terminal and elsewhere."""
 
 import errno
 import io
@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 
     @property
     def screen(self) -> list[str]:
-        """Its lines as they look after what was cleared is gone."""
+        """The visible lines, without those that were cleared."""
         return [line.rsplit("\x1b[K", 1)[-1] for line in self.getvalue().split("\n")]
 
 

@@ -21,7 +21,7 @@ from svc_common.supervisor.runner import RestartPolicy, RoleFailed
 
 POLICY = RestartPolicy(initial_backoff=0.05, max_backoff=0.1, probe_interval=0.02)
 
-# Answers by a file that holds its process id, and notes the order in which roles end.
+# The file with its process id means that it is ready. It also records the order in which roles end.
 SERVES = """
 trap 'echo {name} >> ended; exit 0' TERM
 echo $$ > {name}.up
@@ -53,7 +53,7 @@ class Run:
         return int(self.group.snapshot()["roles"][name]["pid"])
 
     async def kill(self, name: str) -> None:
-        """Kills a role and waits until another process of it answers."""
+        """Kills a role and waits until its next process is ready."""
         pid = self.pid(name)
         os.kill(pid, signal.SIGKILL)
         await self.until(lambda: self.state(name) == "ready" and self.pid(name) != pid)
@@ -121,7 +121,7 @@ async def test_a_signal_takes_roles_down_from_the_top(number: signal.Signals) ->
 
 
 async def test_services_start_when_the_store_answers() -> None:
-    # The worker dies unless the store answers already.
+    # The worker exits unless the store is ready.
     worker = role("worker", StartTier.WORKER, "test -f redis.up || exit 1\n" + SERVES)
     store = role("redis", StartTier.STORE, "sleep 0.3\n" + SERVES)
     async with running([worker, store]) as run:

@@ -1,4 +1,4 @@
-"""The program as a user starts it, with the real Redis and stand-ins for the three services."""
+"""The program as a user starts it, with the real Redis and placeholder programs for the three services."""
 
 import ast
 import asyncio
@@ -58,7 +58,7 @@ SERVICES = {
 
 @pytest.fixture
 def services(tmp_path: Path) -> Path:
-    """A directory from which `python -m worker_svc`, and so on, start the stand-ins."""
+    """A directory of placeholder programs for `python -m worker_svc` and the other services."""
     for name, code in SERVICES.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
@@ -123,7 +123,7 @@ async def test_everything_comes_up_and_goes_down(services: Path) -> None:
     async with started(services) as supervisor:
         ready = await supervisor.line()
         state = supervisor.state
-        assert supervisor.state_file.stat().st_mode & 0o077 == 0  # it holds the password of Redis
+        assert supervisor.state_file.stat().st_mode & 0o077 == 0  # it contains the password of Redis
         assert ready.startswith("quire is ready: smollm2-135m-instruct on ")
         assert f"http://{state['http'][0]}" in ready
         assert state["grpc"][0] in ready
@@ -209,7 +209,7 @@ async def test_a_revision_or_tokenizer_that_can_be_none_is_named(
 
 
 async def test_roles_get_the_settings_of_the_prepared_model(services: Path) -> None:
-    """Settings that are the supervisor's own go to prepare, and variables that it does not know to every role."""
+    """The supervisor's own settings are passed to prepare, and unknown variables to every role."""
     report = "import os, sys; print({k: v for k, v in os.environ.items() if k in NAMES}, file=sys.stderr, flush=True)"
     names = ("QUIRE_MODEL", "QUIRE_REVISION", "QUIRE_TOKENIZER", "QUIRE_MAX_MODEL_LEN", "QUIRE_GENERATION_CONFIG")
     (services / "worker_svc" / "prepare.py").write_text(f"NAMES = {names}; {report}")

@@ -1,4 +1,4 @@
-"""The real roles: each service gets its settings, by variables that it reads."""
+"""The real roles: each service gets its settings as variables that it reads."""
 
 import sys
 from pathlib import Path

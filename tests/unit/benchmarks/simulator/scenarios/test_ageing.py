@@ -1,4 +1,4 @@
-"""Ageing: who was overtaken by how much, and a small version of the experiment."""
+"""Ageing: how often requests are overtaken, and a small version of the experiment."""
 
 import math
 from typing import Any
