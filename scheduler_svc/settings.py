@@ -37,7 +37,7 @@ class SchedulerSettings(ServiceSettings):
         description="Redis that keeps the lease and the records",
     )
     standby: CliImplicitFlag[bool] = Field(
-        False, description="start as a standby: wait for one lease before taking a vacant lead"
+        False, description="start as a standby: take a free lease only after QUIRE_LEASE_SECONDS"
     )
     lease_seconds: float = Field(
         2.0, ge=0.5, le=60, description="seconds after which a leader that has not renewed its lease is replaced"

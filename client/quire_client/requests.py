@@ -44,7 +44,7 @@ class GenerationOptions(TypedDict, total=False):
     """Keyword arguments of every call that generates. None is the same as absent; the server checks ranges."""
 
     model: str | None
-    """A name from `models()`. Absent: the only served model."""
+    """A name or an alias from `models()`. Absent: the first model of the gateway."""
     temperature: float | None
     """0 to 2; 0 is greedy. Absent: 1."""
     top_p: float | None

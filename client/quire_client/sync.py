@@ -72,16 +72,16 @@ class Stream(BaseStream, Closeable):
 class Client(BaseClient[Stream], Closeable):
     """Calls Quire's gateways. Use it as a context manager; threads may share it.
 
-    `address` is QUIRE_ADDRESS or 127.0.0.1:50051 unless given, `api_key` QUIRE_API_KEY. Several addresses are separated
-    by commas: calls go to the first gateway, and to the next where one does not answer. `credentials` make the channels
-    secure. `timeout`, of the client or of one call, is the deadline in seconds that all services keep; absent, the
-    server's own. `interceptors` are grpc's, such as OpenTelemetry's; `traceparent` of a call puts it into a W3C
-    trace without them. Every call raises QuireError.
+    `address` defaults to QUIRE_ADDRESS, then 127.0.0.1:50051; `api_key` to QUIRE_API_KEY. Several addresses are
+    separated by commas: calls go to the first gateway, and to the next one if it does not answer. `credentials` make
+    the channels secure. `timeout`, of the client or of one call, is the deadline in seconds; without it, the server's
+    limits apply. `interceptors` are grpc's, such as OpenTelemetry's; `traceparent` of a call puts it into a W3C trace
+    without them. Every call raises QuireError.
 
-    A request is named, where you give no `request_id`, and resumed where its call breaks, with no token missing or
-    twice, until calls have failed for `resume_patience` seconds without progress. With `resume=False`, of the client or
-    of one call, it is neither. `on_resume` is called with the error of a broken call, once a break. A client that no
-    gateway has answered yet fails at once.
+    The client gives each request without a `request_id` a name, and resumes it after a broken call, with each token
+    once. It raises the error when calls have failed for `resume_patience` seconds without progress, or at once if no
+    gateway has answered this client yet. `resume=False`, of the client or of one call, turns both off. `on_resume` is
+    called with the error of a broken call, once per break.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ def system() -> str:
     d.text(750, 40, "Token ids, block ids and log-probabilities cross the inner streams.", size=12)
     d.box(530, 270, 178, "Redis", "lease of the leader", "records and tokens")
     d.line((619, 171), (619, 266), tips="start end")
-    d.text(630, 215, "journal, behind the steps;", size=12, at="start")
+    d.text(630, 215, "journal: writes after steps;", size=12, at="start")
     d.text(630, 232, "the lease", size=12, at="start")
     d.box(260, 270, 168, "OpenTelemetry", "collector: one trace", "for each request", dashed=True)
     d.line((344, 171), (344, 266), dashed=True, tips="end")
