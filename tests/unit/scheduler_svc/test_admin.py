@@ -54,7 +54,7 @@ def summary(place: int, tenant: str = "a") -> Summary:
 
 
 class Engine:
-    """Notes how many lines were made."""
+    """An engine that counts the summaries it has created."""
 
     def __init__(self) -> None:
         self.known: dict[str, Explanation] = {}

@@ -26,7 +26,7 @@ from scheduler_svc.store.redis import RedisStore
 
 
 class HeldUpStore(RedisStore):
-    """Takes nothing of what the journal writes while it is held up."""
+    """A store whose writes by the journal wait until `goes_on` is set."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)

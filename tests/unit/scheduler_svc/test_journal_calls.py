@@ -1,4 +1,4 @@
-"""What goes into one call of the journal, and whose record it is that a call meets."""
+"""The contents of one call of the journal, and conflicts with the record of another submission."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -103,14 +103,14 @@ async def test_log_probabilities_that_the_store_lost_are_written_anew(
 
 
 def gain(journal: Journal, log: RequestLog, num_tokens: int = 1) -> None:
-    """A step brings a request's first sequence tokens."""
+    """A step commits the first tokens of a request."""
     log.sequences[0].token_ids.extend(range(num_tokens))
     journal.mark_changed(log)
 
 
 @pytest.fixture
 def endless_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No second call is made for a step's sake."""
+    """Tokens of a step cause no second call."""
     monkeypatch.setattr("scheduler_svc.journal._MIN_INTERVAL", 3600.0)
 
 

@@ -1,4 +1,4 @@
-"""Whatever happens to logs and store on the way, in the end the store has what the logs have."""
+"""After random changes of logs and faults of the store, the store has the contents of the logs."""
 
 import asyncio
 import random
@@ -66,7 +66,7 @@ class Logs:
 
 
 def disturb(keys: "redis.Redis", server: RedisServer, rng: random.Random) -> None:
-    """What may happen to a store."""
+    """A random fault of the store."""
     match rng.randrange(5):
         case 0:
             keys.client_kill_filter(_type="normal", skipme=True)
@@ -86,7 +86,7 @@ def disturb(keys: "redis.Redis", server: RedisServer, rng: random.Random) -> Non
         case 4:
             server.kill()
             server.start()
-    keys.script_flush()  # as a server that was started anew
+    keys.script_flush()  # like a restarted server
 
 
 @pytest.mark.parametrize("seed", range(4))

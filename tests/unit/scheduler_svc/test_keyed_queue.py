@@ -1,4 +1,4 @@
-"""Commands that wait, and those behind them."""
+"""Commands that wait, and later ones of the same key."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -7,7 +7,7 @@ from scheduler_svc.keyed_queue import Command, KeyedQueue
 
 
 class Script:
-    """Notes what is done; what waits does so until the gate is open."""
+    """Records commands that are done. Waiting ones are done when the gate is open."""
 
     def __init__(self) -> None:
         self.done: list[str] = []

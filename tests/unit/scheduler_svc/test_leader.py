@@ -1,4 +1,4 @@
-"""A leader's end, on a real Redis."""
+"""The end of a leader's term, on a real Redis."""
 
 import asyncio
 import signal

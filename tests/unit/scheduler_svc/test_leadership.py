@@ -38,7 +38,7 @@ async def leading(candidate: Leadership, *, standby: bool = False) -> int:
 
 
 async def next_leader(store: RedisStore) -> str:
-    """Who leads, as soon as the store answers and somebody does."""
+    """Waits until the store answers and a leader exists; returns the leader."""
     async with asyncio.timeout(60):
         while True:
             with suppress(StoreUnavailable):

@@ -1,5 +1,7 @@
-"""Live requests as a state machine: gateways, takeovers and a real Redis in any order. Every row of the table of
-transitions is reached, and any other pair of state and event raises."""
+"""Live requests as a state machine: gateways, takeovers and a real Redis, in random order.
+
+Every row of the transition table is reached. Any other pair of state and event raises.
+"""
 
 import asyncio
 import itertools
@@ -42,7 +44,7 @@ KEYS = ["named", "unnamed"]
 PLACES = st.integers(0, 1000)  # of one among those that exist
 WITH_TIMEOUT = {LiveState.RECOVERING, LiveState.UNCLAIMED, LiveState.DETACHED, LiveState.BROKEN}
 RUNNING = {LiveState.STARTED, LiveState.ATTACHED, LiveState.DETACHED, LiveState.BROKEN}
-# The same examples each time: a failure after a change is due to the change.
+# The same examples in each run, so a failure after a change is caused by the change.
 SETTINGS = settings(max_examples=300, stateful_step_count=50, derandomize=True, deadline=None)
 
 
@@ -68,7 +70,7 @@ class LiveMachine(RuleBasedStateMachine):
         raise AssertionError("no other scheduler leads")
 
     def run(self, action: Callable[[], object]) -> None:
-        """Does something on the event loop, and what follows from it."""
+        """Runs a function on the event loop, and everything that follows from it."""
         self.num_quiet += 1
 
         async def act() -> None:
@@ -272,7 +274,7 @@ class LiveMachine(RuleBasedStateMachine):
     def _running(self) -> list[live_request_module.LiveRequest]:
         return [live for live in self.engine.requests.all if live.is_running]
 
-    # What always holds.
+    # Invariants.
 
     @invariant()
     def states_agree_with_gateways_and_core(self) -> None:
@@ -292,7 +294,7 @@ class LiveMachine(RuleBasedStateMachine):
             assert attached == gateway.attached
 
     def teardown(self) -> None:
-        """Without gateways nothing runs for ever, and the store has what there is to have."""
+        """Without gateways nothing runs forever, and the store has all tokens."""
         try:
             if hasattr(self, "engine"):
                 self.store.is_away = False

@@ -1,4 +1,4 @@
-"""Which version of a model a request goes to, and when a version is given up."""
+"""The version of a model on which a request runs, and when a version is removed."""
 
 import asyncio
 

@@ -48,7 +48,7 @@ def documented(install: Install) -> str:
 
 
 def refusal(name: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What stands on stderr where the scheduler is started with this policy."""
+    """The stderr of the scheduler when it is started with this policy."""
     with pytest.raises(SystemExit) as end:
         read_settings(SchedulerSettings, ["--policy", name])
     assert end.value.code == 2

@@ -1,4 +1,4 @@
-"""Answers of a worker that are not what is due, over real gRPC: refused, counted, and without effect on any request."""
+"""Invalid responses of a worker, over real gRPC: they are rejected and counted, and affect no request."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Values and log-probabilities of prompts are taken in where just those that are due came, and all are numbers."""
+"""Values and log-probabilities of prompts are accepted only if exactly the due ones arrive and all are finite."""
 
 import math
 from typing import Any
@@ -98,7 +98,7 @@ def test_value_is_due_once_the_prompt_is_computed() -> None:
 def test_log_probabilities_are_due_of_the_tokens_of_the_prompt_behind_those_computed(
     start: int, end: int, count: int
 ) -> None:
-    """Also where a part goes on beyond the prompt, as one that is computed again."""
+    """Also if a part extends beyond the prompt, like one that is recomputed."""
     stream = Stream()
     stream.plan((stream.prompted, start, end))
     tokens = {"num_tokens": [1], "token_ids": [3]} if end >= len(PROMPT) else {"num_tokens": [0]}

@@ -1,4 +1,4 @@
-"""What a gateway holds against what the log has: which of them stands, and when nothing may."""
+"""Merging a gateway's unflushed tokens with the log: which of them are kept, and when the request fails."""
 
 import pytest
 

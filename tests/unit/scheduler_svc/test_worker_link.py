@@ -1,4 +1,4 @@
-"""Links to workers over real gRPC: that a worker stops, that it does not fit, that it comes and goes."""
+"""Links to workers over real gRPC: workers that stop, that do not fit, that connect and disconnect."""
 
 import asyncio
 import logging
@@ -57,7 +57,7 @@ async def test_a_worker_that_is_gone_is_noticed_at_once(monkeypatch: pytest.Monk
 
 
 class Clock:
-    """What a link takes for the time."""
+    """The clock of a link."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -68,7 +68,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time of links, which stands still until the test moves it."""
+    """The clock of links, which advances only when the test moves it."""
     clock = Clock()
     monkeypatch.setattr("scheduler_svc.worker_link.time", clock)
     return clock
@@ -98,7 +98,7 @@ async def test_a_worker_with_nothing_to_do_is_not_taken_for_one_that_hangs(clock
             await until(lambda: not running.engine.replicas[0].in_flight)
             clock.now += 10 * _STEP_TIMEOUT
             await worker.looked_at()
-            # Its time begins with the next step, and the watch looks while that runs.
+            # Its timeout starts with the next step, and the watchdog checks while that step runs.
             num_steps = len(worker.steps)
             worker.gate.clear()
             key = running.gateway.submit()

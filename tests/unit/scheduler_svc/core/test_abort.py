@@ -1,4 +1,4 @@
-"""Whenever requests are cancelled, nothing of them is left and others are not harmed."""
+"""Cancellation at any point: nothing of the requests is left, and others are not affected."""
 
 import random
 from collections import Counter
@@ -51,7 +51,7 @@ class Story:
         return self.world.is_idle and not self.world.scheduler.num_running
 
     def act(self) -> None:
-        """Plan a step, or else commit one. Two are in flight whenever there is a second one to plan."""
+        """Plans a step, or else commits one. Two are in flight whenever a second one can be planned."""
         if self._plans_next and self.world.plan(self._site):
             self._plans_next = len(self._site.answers) < 2
         else:
@@ -60,7 +60,7 @@ class Story:
         self.world.check_integrity()
 
     def end(self) -> None:
-        """Run to the end, and check what is left."""
+        """Runs to the end, and checks the final state."""
         self.world.drain()
         self.world.check_texts()
         self.world.check_nothing_is_left()
@@ -74,7 +74,7 @@ def phases(story: Story) -> Counter[Phase]:
 
 
 def stories() -> Iterator[Story]:
-    """The story up to each of its points, except for the end."""
+    """The scenario up to each of its points, except for the end."""
     for point in range(10_000):
         story = Story()
         for _ in range(point):

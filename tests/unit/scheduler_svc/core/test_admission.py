@@ -146,7 +146,7 @@ def test_short_outputs_shorten_the_predicted_wait() -> None:
 
 
 def test_deadline_is_checked_against_outputs_of_the_usual_length() -> None:
-    """A request without max_tokens asks for the rest of the context, and rarely gets so long."""
+    """A request without max_tokens may use the rest of the context, and rarely does."""
     queue = admission()
     asked = request("a", 50, 900, deadline=10.0)
     assert refusal(queue, asked).failure is Failure.DEADLINE_INFEASIBLE

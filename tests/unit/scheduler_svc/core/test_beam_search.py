@@ -25,7 +25,7 @@ EARLY_STOPPING: dict[EarlyStopping, bool | Literal["never"]] = {
 
 @dataclass(frozen=True)
 class Model:
-    """What may follow is a function of all tokens before; stop tokens are the likelier the greater `bias`."""
+    """The next tokens are a function of all earlier tokens; a greater `bias` makes stop tokens more probable."""
 
     seed: int
     stops: tuple[int, ...]
@@ -38,7 +38,7 @@ class Model:
         return torch.log_softmax(torch.tensor(logits, dtype=torch.float64), 0)
 
     def options(self, tokens: Sequence[int], count: int) -> list[Option]:
-        """As a worker returns them."""
+        """The candidates as a worker returns them."""
         values, ids = torch.topk(self.log_probs(tokens), count)
         return [Option(token, value) for token, value in zip(ids.tolist(), values.tolist(), strict=True)]
 
@@ -51,7 +51,7 @@ class Case:
     min_tokens: int
 
     def run(self) -> BeamSearch:
-        """The search, ended."""
+        """Runs the search to its end."""
         stops = self.model.stops
         found = BeamSearch(self.params, self.max_tokens, frozenset(stops), self.min_tokens)
         count = num_candidates(self.params.width, len(stops))
@@ -91,7 +91,7 @@ def test_finds_what_transformers_would(early_stopping: EarlyStopping, length_pen
 
 
 def test_how_to_stop_makes_a_difference() -> None:
-    """Otherwise the test above would not distinguish the variants."""
+    """Otherwise the test above could not distinguish the variants."""
     differences = dict.fromkeys(EarlyStopping, 0)
     for seed in range(40):
         patient = case(seed, EarlyStopping.NEVER, 1.0)

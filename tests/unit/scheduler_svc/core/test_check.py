@@ -1,4 +1,4 @@
-"""What is asked before a request is submitted is answered as `submit` would answer it, and changes nothing."""
+"""A check before submission gives the same answer as `submit`, and changes nothing."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ REFUSED = {
 
 
 def full() -> CoreBench:
-    """One request waits, and no other may."""
+    """One request waits, and the queue is full."""
     bench = CoreBench(limits=SchedulerLimits(queue=AdmissionLimits(max_requests=1)))
     bench.submit("waits", prompt(4))
     return bench

@@ -1,4 +1,4 @@
-"""What the cost model believes, and how it learns."""
+"""The defaults of the cost model, and how it learns."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The heap under all policies: whatever comes, leaves and changes its key, the smallest is first."""
+"""The heap of all policies: after any additions, removals and changes of keys, the smallest key is first."""
 
 from hypothesis import given
 from hypothesis import strategies as st

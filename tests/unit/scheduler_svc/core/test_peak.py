@@ -1,4 +1,4 @@
-"""How much memory what is shared takes: no more than once, but for a few blocks."""
+"""Shared blocks are stored once, except for a few."""
 
 from math import ceil
 
@@ -19,7 +19,7 @@ def bench() -> CoreBench:
 
 
 def peak_of(bench: CoreBench) -> int:
-    """Serve all that waits; the most blocks that were in use at once."""
+    """Serves all waiting requests; returns the maximum number of blocks in use."""
     peak = 0
     while list(bench.scheduler.keys):
         while bench.plan() is not None:

@@ -1,4 +1,4 @@
-"""Restored requests continue behind their known tokens."""
+"""Restored requests continue after their known tokens."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A replica that is retired takes nothing more, and its sequences leave it for another one without a loss."""
+"""A retired replica accepts no sequences, and its sequences continue on another replica without a loss."""
 
 from core_bench import SHAPE, CoreBench, keys, prompt
 from memory_worker import MemoryWorker
@@ -116,7 +116,7 @@ def test_search_ends_although_one_of_its_beams_had_no_place_when_others_were_the
     while list(scheduler.keys):
         plan = scheduler.schedule(replica, 0.0)
         assert plan is not None, "requests are stuck"
-        scheduler.retire(replica)  # all that was asked for runs here by now
+        scheduler.retire(replica)  # all requests run here by now
         events = scheduler.commit(replica, worker.step(plan), 0.0)
         ended += [e.sequence.request.key for e in events if isinstance(e, TokensEvent) and e.end is not None]
     assert ended == ["0", "1", "beams", "beams"]

@@ -36,7 +36,7 @@ class Bench:
         return events
 
     def run(self) -> dict[tuple[str, int], list[int]]:
-        """Step until nothing is left; the tokens of each sequence."""
+        """Steps until nothing is left; returns the tokens of each sequence."""
         outputs: dict[tuple[str, int], list[int]] = {}
         while list(self.scheduler.keys):
             for event in self.step():

@@ -1,4 +1,4 @@
-"""The scheduler driven by hypothesis: whatever is done in any order, blocks and tokens are right and nothing leaks."""
+"""The scheduler driven by hypothesis: after random actions, blocks and tokens are correct and nothing leaks."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ BEAMS = st.builds(
 )
 
 
-# The same examples each time: a check of a change says something of the change. Other seeds are for a search.
+# The same examples in each run, so a failure after a change is caused by the change. To search, use other seeds.
 SETTINGS = settings(max_examples=400, stateful_step_count=50, derandomize=True)
 
 
@@ -216,7 +216,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.num_quiet = 0
         self.world.restart()
 
-    # What always holds. The sites check that no step writes what others read, that no block is allocated which a step
+    # Invariants. The sites check that no step writes what others read, that no block is allocated which a step
     # or a copy names, and that only committed blocks are published.
 
     @invariant()

@@ -1,4 +1,4 @@
-"""A request for a value of its prompt: it ends with that, whatever happens to it before."""
+"""Requests for a value of the prompt: they end with the value, also after preemption and faults."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from scheduler_svc.core.step import StepOutcome
 
 
 def values(events: list[Event]) -> list[tuple[str, object]]:
-    """Of which requests values came, and that these are all of their events."""
+    """The requests with values; asserts that these are all of their events."""
     found = []
     for event in events:
         if isinstance(event, TokensEvent) and isinstance(event.end, ValueComputed):
@@ -164,7 +164,7 @@ def test_workers_that_do_not_compute_it_are_passed_over() -> None:
 
 
 def test_bounds_of_the_queue_count_prompts_too() -> None:
-    """A value takes the place of a token, but not its tokens."""
+    """The prompt of a request for a value counts against the limit of tokens; the value counts as no token."""
     bench = CoreBench(limits=SchedulerLimits())
     bench.submit_for_value("a", prompt(6))
     assert bench.scheduler.waiting.admission.num_tokens == 6

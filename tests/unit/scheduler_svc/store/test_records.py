@@ -1,4 +1,4 @@
-"""A record and its tokens come back from a store as they were written."""
+"""A record and its tokens are read as they were written."""
 
 import pytest
 import redis

@@ -1,4 +1,4 @@
-"""What Redis is asked to keep, and what becomes of it when it fails."""
+"""What is stored in Redis, and the behaviour when Redis fails."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ def whole(log: RequestLog, tokens: list[int]) -> Write:
 
 
 async def again(store: RedisStore, epoch: int = EPOCH) -> None:
-    """Wait until the store answers whatever it is asked."""
+    """Waits until the store answers."""
     async with asyncio.timeout(60):
         while True:
             try:
@@ -71,7 +71,7 @@ async def slowed(url: str, delay: float) -> AsyncIterator[str]:
 
 @pytest.fixture(params=["embedded", "installed"])
 def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> RedisServer:
-    """A server of the test's own, not started."""
+    """A server for the test, not started."""
     return RedisServer(tmp_path, tool("redis-server") if request.param == "installed" else None)
 
 

@@ -1,4 +1,4 @@
-"""A tier's blocks can be found until they are handed out anew."""
+"""A tier's blocks can be found until they are allocated again."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def content(name: str) -> BlockContent:
 
 
 def with_cached(tier: BlockTier, *names: str) -> list[int]:
-    """Fill blocks, make them known, and let them go."""
+    """Fills blocks, publishes their hashes, and frees them."""
     block_ids = tier.allocate(len(names))
     assert block_ids is not None
     for block_id, name in zip(block_ids, names, strict=True):

@@ -1,4 +1,4 @@
-"""Which cached block is given up first."""
+"""The order in which cached blocks are evicted."""
 
 from scheduler_svc.core.kv.eviction import EvictionOrder
 

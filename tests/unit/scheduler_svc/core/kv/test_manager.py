@@ -9,7 +9,7 @@ from scheduler_svc.core.step import StepOutcome
 
 
 def running(bench: CoreBench, n: int = 1) -> list[Sequence]:
-    """Sequences that have sampled two tokens behind two full blocks."""
+    """Sequences with two full blocks and two sampled tokens."""
     sequences = bench.submit("running", prompt(2 * BLOCK), 50, n=n)
     while sequences[-1].num_output < 2:
         bench.step()

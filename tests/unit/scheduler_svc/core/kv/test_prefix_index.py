@@ -1,4 +1,4 @@
-"""Blocks are found by their tokens and all tokens before."""
+"""Blocks are found by their tokens and all earlier tokens."""
 
 from scheduler_svc.core.kv.prefix_index import BlockContent, PrefixIndex, extend_hashes, pack_block, root_hash
 

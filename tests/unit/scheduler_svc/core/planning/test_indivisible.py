@@ -1,4 +1,4 @@
-"""Prompts that are computed in one step: beside others where they fit, else first in the next step."""
+"""Prompts that must be computed in one step: together with others if they fit, else first in the next step."""
 
 from typing import Any
 
@@ -82,7 +82,7 @@ def test_step_after_a_due_prompt_does_not_begin_with_another(how: PromptComputat
 
 @both
 def test_prompt_that_fits_only_alone_begins_the_next_step(how: PromptComputation) -> None:
-    """They have what it leaves of the budget."""
+    """Other sequences get the rest of the budget."""
     bench = bench_of(how)
     for number in range(6):
         bench.submit(f"{number}", prompt(1, 1000 * number), 50)
@@ -208,7 +208,7 @@ def test_it_is_computed_again_after_its_worker_is_lost(how: PromptComputation) -
 
 @both
 def test_it_leaves_a_replica_that_is_retired(how: PromptComputation) -> None:
-    """What is under way there still counts."""
+    """Steps in flight still count."""
     bench = bench_of(how, max_sequences=2)
     for key in "abc":
         bench.submit_for_value(key, prompt(20, 1000 * ord(key)))

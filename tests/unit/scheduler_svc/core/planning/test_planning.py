@@ -1,4 +1,4 @@
-"""How steps are made: limits on prompts, preemption, resumption, waiting for prefixes."""
+"""Planning of steps: limits on prompts, preemption, resumption, waiting for prefixes."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ TOLERANCE = 1.1  # learned costs are a little off
 
 
 def seconds_of(plan: StepPlan) -> float:
-    """What a step takes on a worker of these tests."""
+    """The duration of a step on a worker of these tests, in seconds."""
     num_decodes = sum(part.num_tokens == 1 for part in plan.scheduled)
     return 0.02 + 1e-4 * (plan.num_tokens - num_decodes) + 5e-4 * num_decodes
 
@@ -26,7 +26,7 @@ def timed_step(bench: CoreBench) -> StepPlan:
 
 
 def with_decodes(count: int) -> CoreBench:
-    """A bench on which so many sequences decode, and which has learned what steps cost."""
+    """A bench with this many decoding sequences and learned costs of steps."""
     bench = CoreBench(block_size=16, num_blocks=1500, max_step_tokens=2048)
     for place in range(count):
         bench.submit(f"decode {place}", prompt(100 + place, 1000 * place), 1000)
@@ -36,7 +36,7 @@ def with_decodes(count: int) -> CoreBench:
     return bench
 
 
-# Long prompts beside decodes.
+# Long prompts together with decodes.
 
 
 def test_long_prompt_is_limited_by_the_gap_factor_beside_decodes() -> None:
@@ -86,7 +86,7 @@ def test_more_decodes_than_a_step_holds_take_turns() -> None:
     names = "abcde"
     sequences = [bench.submit(name, prompt(2, 100 * i), 200, has_stop_strings=True)[0] for i, name in enumerate(names)]
     while bench.plan() is not None:
-        bench.commit()  # until all have come as far as their gateway lets them
+        bench.commit()  # until all are as far ahead as their gateway allows
     before = [sequence.num_output for sequence in sequences]
     assert min(before) > 0
     for name in names:
@@ -108,11 +108,11 @@ def test_sequences_with_the_same_first_block_are_neighbours() -> None:
     assert sum(left != right for left, right in pairwise(groups)) == 2
 
 
-# Pressure.
+# Preemption.
 
 
 def crowd(bench: CoreBench, count: int = 4) -> list[Sequence]:
-    """Sequences that will need more blocks than there are."""
+    """Sequences that together need more blocks than exist."""
     return [bench.submit(f"{place}", prompt(8, 1000 * place), 60)[0] for place in range(count)]
 
 
@@ -194,7 +194,7 @@ def test_admitted_sequence_leaves_a_reserve_to_running_ones() -> None:
     assert bench.scheduler.totals.preemptions == 0
 
 
-# What is shared.
+# Shared prefixes.
 
 
 def test_queued_sequence_waits_for_the_prefix_that_another_one_computes() -> None:

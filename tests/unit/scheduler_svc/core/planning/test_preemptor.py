@@ -1,4 +1,4 @@
-"""Room that is made when nothing else would make it."""
+"""Preemption when nothing else frees blocks."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def swapped_out(bench: CoreBench, key: str, start: int) -> Sequence:
 
 
 def test_swapped_beam_at_the_head_of_the_queue_is_recomputed_if_nothing_else_makes_room() -> None:
-    """Recomputed it shares the blocks of its siblings, swapped in it has its own."""
+    """After recomputation the sequence shares blocks with its siblings; after a swap it has its own."""
     bench = CoreBench()
     head = swapped_out(bench, "head", 0)
     head.request = replace(head.request, beam=BeamParams(1, 1.0, EarlyStopping.NEVER))
@@ -30,7 +30,7 @@ def test_swapped_beam_at_the_head_of_the_queue_is_recomputed_if_nothing_else_mak
 
 
 def test_swapped_head_of_the_queue_keeps_its_kv_while_others_are_paused() -> None:
-    """They go on, and end, once a gateway has searched their tokens for stop strings."""
+    """They continue and end when a gateway has searched their tokens for stop strings."""
     bench = CoreBench()
     head = swapped_out(bench, "head", 0)
     assert bench.replica.swapped == [head]

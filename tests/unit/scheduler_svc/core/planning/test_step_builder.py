@@ -1,4 +1,4 @@
-"""What a step may take."""
+"""The limits of a step."""
 
 from core_bench import BLOCK, SHAPE, CoreBench, prompt
 from scheduler_svc.core.kv.prefix_cache import Hit

@@ -38,12 +38,12 @@ class Bench:
         return first
 
     def until(self, sequence: Sequence) -> int:
-        """How many go before it, each of which takes no time."""
+        """The number of sequences served before it, each in no time."""
         return next(count for count in range(10**6) if self.take() is sequence)
 
 
 def served(loads: dict[str, float], seed: int, weights: dict[str, float] | None = None) -> Counter[str]:
-    """Tokens by tenant where one is served each tick, and tenants send requests of 5 to 50 tokens at these loads."""
+    """Tokens by tenant if one sequence is served per tick. Tenants send requests of 5 to 50 tokens at these loads."""
     bench, tokens = Bench(), Counter[str]()
     rngs = {tenant: random.Random(f"{seed} {tenant}") for tenant in loads}
     busy_until = 0
@@ -67,7 +67,7 @@ def test_tenant_with_ten_times_the_load_takes_nothing_from_others(load: float) -
     assert greedy[tenants[0]] > 0
     if load > 0.1:
         assert all(greedy[tenant] >= 0.95 * alike[tenant] for tenant in tenants[1:])
-    else:  # they get all that they ask for, but for what happened to come in the last moments
+    else:  # they get all that they request, except for requests of the last moments
         assert sum(greedy[tenant] for tenant in tenants[1:]) >= 0.95 * sum(alike[tenant] for tenant in tenants[1:])
 
 

@@ -1,4 +1,4 @@
-"""Of several replicas, a sequence goes where it is predicted to be done first."""
+"""A sequence is placed on the replica where it is predicted to finish first."""
 
 from core_bench import BLOCK, CoreBench, keys, prompt
 from scheduler_svc.core.replica import Replica
@@ -22,7 +22,7 @@ def with_prefix() -> tuple[CoreBench, Replica, Replica]:
 
 
 def load(bench: CoreBench, replica: Replica, count: int) -> None:
-    """Have so many sequences decode on a replica, while the others take none."""
+    """Makes this many sequences decode on a replica, while the others accept none."""
     others = [other for other in bench.scheduler.replicas if other is not replica]
     for other in others:
         other.is_retired = True

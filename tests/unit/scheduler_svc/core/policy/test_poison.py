@@ -6,7 +6,7 @@ from scheduler_svc.core.explain import explain
 
 
 def lose_twice(bench: CoreBench, *suspected: str) -> None:
-    """Have requests suspected: two replicas are lost with them in flight, and another one is added."""
+    """Makes requests suspected: two replicas are lost with them in flight, and another one is added."""
     for number, key in enumerate(suspected):
         bench.submit(key, prompt(6, 1000 * number), 8)
     for _ in range(2):

@@ -12,7 +12,7 @@ from scheduler_svc.core.step import Direction
 
 
 def preemption_of(bench: CoreBench, mode: PreemptionMode = PreemptionMode.AUTO) -> PreemptionPolicy:
-    """Which remembers no order made before."""
+    """A policy without an earlier order."""
     return PreemptionPolicy(bench.scheduler.waiting.policy, mode)
 
 
