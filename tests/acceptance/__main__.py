@@ -27,7 +27,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 
 
 def run_part(command: tuple[str, ...]) -> dict[str, Any]:
-    """One part's result. What it prints is passed on as it comes."""
+    """Runs a part and returns its result. The output of the part is printed as it arrives."""
     started = time.monotonic()
     paths = os.pathsep.join(str(ROOT / part) for part in ("", "protos", "kernels", "client", "tests/support"))
     last = ""
@@ -60,7 +60,7 @@ def read_summary(line: str) -> Any:
 
 
 def main() -> None:
-    """Reads flags, runs the parts, writes after each."""
+    """Parses the flags, runs the parts, and writes the result after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS), help="default all: %(default)s")
     parser.add_argument("--output", type=Path, default=RESULTS / "acceptance.json", help="file for the result")

@@ -264,7 +264,7 @@ def apply(mutant: Mutant, root: Path) -> None:
 
 
 def is_killed(mutant: Mutant) -> bool:
-    """Whether the core's tests fail on a copy of the tree with a mutant."""
+    """Returns whether the core's tests fail on a copy of the tree with a mutant."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         for name in COPIED:
@@ -279,7 +279,7 @@ def is_killed(mutant: Mutant) -> bool:
 
 
 def passes(root: Path, arguments: list[str]) -> bool:
-    """Whether tests pass in a tree."""
+    """Returns whether tests pass in a tree."""
     paths = os.pathsep.join(str(root / part) for part in ("", "protos", "tests/support"))
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
     try:
@@ -293,7 +293,7 @@ def passes(root: Path, arguments: list[str]) -> bool:
 
 
 def main() -> None:
-    """Reads flags, tries the mutants."""
+    """Parses the flags and runs the mutants."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="try the mutants whose file or description contains this text")
     parser.add_argument("--list", action="store_true", help="list the mutants and exit")

@@ -28,7 +28,7 @@ COUNTS = (
     "cancelled while swapping in",
     "cancelled while swapping out",
 )
-"""What is reported of all worlds together."""
+"""The summary of all worlds."""
 
 
 def make_world(seed: int) -> RandomWorld:
@@ -46,7 +46,7 @@ def make_world(seed: int) -> RandomWorld:
 
 
 def run(seed: int, num_actions: int) -> World | None:
-    """Run one world; None if something was violated."""
+    """Runs one world; returns None after a violation."""
     try:
         return run_world(make_world(seed), num_actions)
     except Exception:
@@ -55,7 +55,7 @@ def run(seed: int, num_actions: int) -> World | None:
 
 
 def main() -> None:
-    """Reads flags, runs the worlds."""
+    """Parses the flags and runs the worlds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", type=int, default=5000, help="default 5000")
     parser.add_argument("--actions", type=int, default=400, help="random actions in each world; default 400")

@@ -19,7 +19,7 @@ from benchmarks.record import ROOT
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Keep `count` processors busy."""
+    """Keeps `count` CPUs busy."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -41,7 +41,7 @@ def run_tests(arguments: str) -> tuple[bool, str]:
 
 
 def main() -> None:
-    """Reads flags, runs the tests, prints a summary."""
+    """Parses the flags, runs the tests, and prints a summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="default %(default)s")
     parser.add_argument("--busy", type=int, default=2, help="busy processes, default %(default)s")

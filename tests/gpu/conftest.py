@@ -1,4 +1,4 @@
-"""What tests on a GPU share."""
+"""Fixtures of the tests on a GPU."""
 
 import pytest
 import torch
@@ -6,5 +6,5 @@ import torch
 
 @pytest.fixture(autouse=True)
 def exact_products() -> None:
-    """Full float32 in torch's own products, as the comparison needs it."""
+    """Full float32 precision in torch's products, for the comparison."""
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -1,4 +1,4 @@
-"""What of attention only a GPU shows: graphs, and bits that no batch and no chunk changes."""
+"""Attention on a GPU only: CUDA graphs, and bits that do not depend on batch and chunk."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def test_a_captured_decode_follows_what_its_tensors_hold() -> None:
     contexts = [1, 300, 4097, 77, 2048, 16, 900, 33]
     small, large = cuda_batch([(1, 1)] * 8), cuda_batch([(1, context) for context in contexts])
     live = large.decode_arguments() | {"max_context_len": 8192}
-    # Captured over short contexts, in tensors that are filled anew later
+    # Captured with short contexts, in tensors that are overwritten later
     tables, lens = torch.zeros_like(large.block_tables), torch.ones_like(large.context_lens)
     tables[:, 0] = large.block_tables[:, 0]
     captured = live | {"block_tables": tables, "context_lens": lens, "query": small.query.clone()}

@@ -34,7 +34,7 @@ def _driver(directory: Path, *, cuda_graphs: bool, ahead: int, max_sequences: in
 def test_tokens_are_those_of_transformers(cuda_graphs: bool, ahead: int, directory: Path) -> None:
     asked = llama_models.prompts(1, 15, 16, 17, 33, 64)
     driver = _driver(directory, cuda_graphs=cuda_graphs, ahead=ahead)
-    # Twice, so that the second time stands on blocks and slots that the first one left
+    # Twice, so that the second run reuses blocks and slots of the first one
     for _ in range(2):
         assert driver.generate(asked, 24) == llama_models.generate(directory, asked, 24, "cuda")
 
@@ -77,7 +77,7 @@ def test_a_launch_returns_before_the_step_before_it_is_done(directory: Path) -> 
     (prompt,) = llama_models.prompts(20)
     runner.step(Step([], [NewSequence(1, prompt, 20, 0, SAMPLED)], [ScheduledSequence(1, 0, 20, [0, 1])]))
     for start in (20, 22):  # the first pair compiles what is compiled late
-        # The device is kept busy for a while, and nothing of the two launches waits for it.
+        # The device is busy for some time, and neither of the two launches waits for it.
         torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]
         steps = [runner.launch(Step([], [], [ScheduledSequence(1, start + step, 1, [])])) for step in range(2)]
         waited = [step.is_done() for step in steps]

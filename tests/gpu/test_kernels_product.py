@@ -1,4 +1,5 @@
-"""Attention on a GPU: every combination of shapes against the references. `make gpu-check` deals them to processes."""
+"""Attention on a GPU: every combination of shapes against the references. `make gpu-check` distributes them over
+processes."""
 
 import pytest
 import torch

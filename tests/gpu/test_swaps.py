@@ -1,4 +1,4 @@
-"""On a GPU: swaps run beside the steps, behind what they read, and hold up nothing that computes."""
+"""On a GPU: swaps run concurrently with the steps, after the writes that they read, and delay no computation."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def test_a_sequence_goes_on_from_blocks_that_were_elsewhere(cache_dtype: torch.d
     (prompt,) = llama_models.prompts(40)
     ((*expected,),) = Driver(_runner(directory, cache_dtype)).generate([prompt], 4)
     runner = _runner(directory, cache_dtype)
-    # Both are on their way at once: the swap begins behind the forward pass that fills the blocks.
+    # Both are in flight: the swap starts after the forward pass that writes the blocks.
     prefill = runner.launch(Step([], [_new(1, prompt)], [ScheduledSequence(1, 0, 40, [3, 9, 4])], step_id=1))
     out = runner.launch(Step([1], [], [], BlockOps(swap_out=[(3, 0), (9, 1), (4, 2)]), step_id=2))
     (first,) = runner.finish(prefill).sequences
@@ -75,7 +75,7 @@ def test_neither_a_launch_nor_the_stream_that_computes_waits_for_a_swap(director
     swaps = [swap for result in results for swap in result.swap_results]
     swaps += runner.step(Step([], [], [], step_id=3)).swap_results
     assert [(swap_result.step_id, swap_result.failure) for swap_result in swaps] == [(1, None)]
-    # What it took is without what it waited for.
+    # The measured time does not include the time that it waited.
     assert swaps[0].seconds < 0.5
 
 

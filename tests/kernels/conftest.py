@@ -1,4 +1,4 @@
-"""What the kernels' tests share: where they run, and batches over a poisoned cache."""
+"""Fixtures of the kernels' tests: the device, and batches over a poisoned cache."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,7 +13,7 @@ from paged_batches import Batch
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """These tensors are too small for threads, which only wait for each other where cores are shared."""
+    """One thread: these tensors are too small for more."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

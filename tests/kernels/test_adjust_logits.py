@@ -1,4 +1,4 @@
-"""Bias, penalties and suppression in the documented order, on the tokens concerned, as the processor's path has it."""
+"""Bias, penalties and suppression of the affected tokens, in the documented order, as on the CPU."""
 
 import math
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def make_penalties(params: list[SamplingParams], vocab_size: int, device: str, s
     return Penalties(places, repetition, frequency, presence, counts)
 
 
-# A factor next to nothing makes infinities, which are then limited.
+# A very small factor gives infinities, which are then clamped.
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("vocab_size", [97, 2048, 4099])
 def test_as_the_processors_path_has_it(vocab_size: int, device: str) -> None:

@@ -1,4 +1,4 @@
-"""Whole blocks arrive where they should, bit for bit, and no other block changes."""
+"""Blocks are copied bit for bit, and no other block changes."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from quire_kernels.block_copy import block_copy, block_copy_reference
 
 
 def make_blocks(num_blocks: int, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
-    """Random bits, NaNs and all."""
+    """Random bits, including NaNs."""
     size = num_blocks * torch.Size(shape).numel() * dtype.itemsize
     return torch.randint(256, (size,), dtype=torch.uint8).view(dtype).view(num_blocks, *shape).to(device)
 

@@ -1,4 +1,4 @@
-"""Blocks go to the host and come back bit for bit, in runs as long as possible."""
+"""Blocks are copied to the host and back bit for bit, in the longest possible runs."""
 
 import itertools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The CPU's attention and store against the references, over a cache that is poisoned wherever no query may look."""
+"""The CPU's attention and store against the references. Cache slots that no query may read hold invalid values."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -107,7 +107,7 @@ def test_soft_caps(
 
 
 def test_tokens_of_other_sequences_have_no_influence(make_batch: Callable[..., Any]) -> None:
-    """A sequence alone, and among others: the same but for rounding, which only the layout of a product may change."""
+    """A sequence alone and in a batch: equal up to rounding, which depends on the layout of the product."""
     batch = make_batch([(1, 700), *[(1, context) for context in EDGES], (1, 3000)], (3, 3))
     plan = plan_cpu_attention(batch.block_tables[:1], batch.query_starts[:2], batch.context_lens[:1], 16)
     alone = cpu_paged_attention(batch.query[:1], batch.key_cache, batch.value_cache, plan, batch.scale)

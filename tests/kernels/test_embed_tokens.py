@@ -1,4 +1,4 @@
-"""Embeddings of known tokens, and of tokens that the step before has sampled."""
+"""Embeddings of known tokens, and of tokens that the previous step has sampled."""
 
 import pytest
 import torch

@@ -23,7 +23,7 @@ def test_activation(
     assert_close: Callable[[Tensor, Tensor], None],
 ) -> None:
     torch.manual_seed(0)
-    # Parts of a wider row, far enough out that an approximation in their place would show
+    # Slices of a wider row, with values large enough to show an approximation
     gate_up = (torch.randn(num_tokens, 2 * width + 8) * 3).to(device, dtype)[:, : 2 * width]
     assert_close(gated_activation(gate_up, activation), gated_activation_reference(gate_up, activation))
 

@@ -1,4 +1,4 @@
-"""Products against torch's own, at odd sizes, and a row's bits among others."""
+"""Products against those of torch, at odd sizes; the bits of a row do not depend on other rows."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The Triton kernel against plain torch, over a cache that is poisoned wherever no query may look."""
+"""The Triton kernel against plain torch. Cache slots that no query may read hold invalid values."""
 
 from collections.abc import Callable
 from typing import Any
@@ -66,7 +66,7 @@ def test_every_edge_of_a_window(make_batch: Callable[..., Any], assert_close: Ca
 
 
 def test_a_window_and_a_cap_change_what_is_seen(make_batch: Callable[..., Any]) -> None:
-    """Or the tests above could pass without either."""
+    """Otherwise the tests above could pass without either."""
     arguments = make_batch([(9, 70)]).arguments()
     plain = paged_attention_reference(**arguments)
     for change in ({"window": 23}, {"soft_cap": 1.5}):
@@ -93,7 +93,7 @@ def test_a_sequence_without_queries_is_skipped(
 
 
 def test_part_of_a_batch_in_place(make_batch: Callable[..., Any]) -> None:
-    """What begins a batch can be left to another kernel, which writes to the same output."""
+    """The first sequences of a batch can be left to another kernel, which writes to the same output."""
     batch = make_batch([(1, 100), (1, 33), (5, 64), (20, 20)])
     whole = paged_attention(**batch.arguments())
     out = torch.full_like(batch.query, 7.0)

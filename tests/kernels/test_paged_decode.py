@@ -1,4 +1,4 @@
-"""The split-KV kernels against plain torch, over a cache that is poisoned wherever no query may look."""
+"""The split-KV kernels against plain torch. Cache slots that no query may read hold invalid values."""
 
 from collections.abc import Callable
 from typing import Any
@@ -56,7 +56,7 @@ def test_every_edge_of_a_window(make_batch: Callable[..., Any], assert_close: Ca
 def test_long_contexts_in_many_splits(
     make_batch: Callable[..., Any], assert_close: Callable[..., None], scale: float
 ) -> None:
-    """More splits than are merged at once, of which any may hold what matters most."""
+    """More splits than are merged at once; any of them may have the largest weights."""
     arguments = make_batch([(1, 4097), (1, 2049)], (1, 8)).decode_arguments()
     arguments |= {"scale": scale, "keys_per_split": 128}
     assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
@@ -79,7 +79,7 @@ def test_an_empty_context_gives_zeros(make_batch: Callable[..., Any], max_contex
 def test_a_context_bound_beyond_what_there_is(
     make_batch: Callable[..., Any], assert_close: Callable[..., None]
 ) -> None:
-    """As a captured graph has it."""
+    """With the arguments of a captured graph."""
     arguments = make_batch([(1, 20), (1, 300)]).decode_arguments()
     output = paged_decode(**arguments | {"max_context_len": 32768})
     assert_close(output, paged_decode_reference(**arguments))
@@ -110,7 +110,7 @@ def test_no_sequences(make_batch: Callable[..., Any]) -> None:
 
 
 def test_writes_in_place(make_batch: Callable[..., Any]) -> None:
-    """Between other rows, as where a batch begins with decodes."""
+    """Between other rows, as in a batch that starts with decodes."""
     batch = make_batch([(1, 7), (1, 300)])
     rows = torch.full((5, 4, 64), 7.0, device=batch.query.device)
     out = rows[1:3]
@@ -147,7 +147,7 @@ def test_a_wrong_argument_is_named(make_batch: Callable[..., Any], argument: str
 
 
 class TestNumSplits:
-    """How many splits, on 132 multiprocessors that run two programs each."""
+    """The number of splits on 132 multiprocessors that run two programs each."""
 
     def test_a_batch_that_fills_the_device_is_not_split(self) -> None:
         assert choose_num_splits(32, 8, 8192, 132) == 1

@@ -1,4 +1,4 @@
-"""Norms against the reference, at odd widths; the residual stream takes the update up unrounded."""
+"""Norms against the reference, at odd widths; the update is added to the residual stream without rounding."""
 
 from collections.abc import Callable
 from typing import Any

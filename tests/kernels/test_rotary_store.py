@@ -1,4 +1,4 @@
-"""Queries and keys are turned, keys and values stored, as the reference and transformers' own layers have it."""
+"""Queries and keys are rotated, keys and values stored, as in the reference and in transformers' layers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from quire_kernels.kv_quantization import dequantize
 from quire_kernels.rotary_store import HeadNorm, rotary_store, rotary_store_reference
 
 SIXTEEN_BITS = torch.bfloat16 if torch.cuda.is_available() else torch.float16
-# How far codes may be off where the two sides round a near-tie differently. The interpreter does not round float8.
+# The tolerance of codes for near-ties that the two sides round differently. The interpreter does not round float8.
 CODE_ERRORS = {torch.int8: 1 / 127} | ({torch.float8_e4m3fn: 1 / 16} if torch.cuda.is_available() else {})
 
 Arguments = dict[str, Any]
@@ -62,7 +62,7 @@ def make_arguments(device: str) -> Callable[..., Arguments]:
 
 
 def caches(arguments: Arguments) -> Tensor:
-    """Keys and values as they are read, what was not stored included."""
+    """Keys and values as they are read, including slots that were not stored."""
     names = ("key", "value")
     return torch.stack([dequantize(arguments[f"{name}_cache"], arguments.get(f"{name}_scales")) for name in names])
 

@@ -58,7 +58,7 @@ def test_large_vocabularies(vocab_size: int, spread: float, device: str) -> None
     params = [replace(kind, seed=seed) for seed, kind in enumerate(KINDS * 3)]
     logits, sampling = random_logits(len(params), vocab_size, spread).to(device), make_tensors(params, device)
     same = sample(logits, sampling) == sample_reference(logits, sampling)
-    # Where tokens have a share of 1e-5, rounding in float32 now and then turns to a neighbour.
+    # With probabilities of 1e-5, rounding in float32 sometimes selects a neighbouring token.
     assert int(same.sum()) >= len(params) - 2
 
 
@@ -73,7 +73,7 @@ def test_many_samples_of_one_row_are_the_references(device: str) -> None:
 
 @pytest.mark.parametrize("limit", [{"top_k": 2}, {"top_p": 0.51}])
 def test_ties_at_a_limit_are_all_kept(limit: dict[str, Any], device: str) -> None:
-    # One token has half of the mass, 16 equal tokens the other half.
+    # One token has half of the probability mass, 16 equal tokens the other half.
     logits = torch.full((10, 300), -50.0)
     logits[:, 7] = math.log(16.0)
     logits[:, 30:286:16] = 0.0

@@ -1,4 +1,4 @@
-"""Both ways to store keys and values, against the reference that goes token by token."""
+"""Both ways to store keys and values, against a reference that stores token by token."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ def make_arguments(device: str) -> Callable[..., dict[str, Any]]:
         torch.manual_seed(0)
         place = "cpu" if store is cpu_store_kv else device
         cache = torch.randn(num_tokens + 4, 2, 2, num_kv_heads, block_size, head_dim).to(place, dtype)
-        # As a model makes them: key and value are parts of a wider row
+        # As in a model: key and value are slices of a wider row
         qkv = torch.randn(num_tokens, 5 * num_kv_heads, head_dim).to(place, dtype)
         slots = torch.randperm((num_tokens + 4) * block_size)[:num_tokens]
         slots[1::3] = -1
@@ -110,7 +110,7 @@ def test_quantized_store(
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
 ) -> None:
-    """Codes are the reference's, but for some that lie halfway, where a GPU's product and sum in one step decides."""
+    """Codes equal the reference, except for some near-ties, where a GPU's fused multiply-add decides."""
     shape = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "dtype": dtype, "cache_dtype": cache_dtype}
     actual, expected = make_arguments(store_kv, **shape), make_arguments(store_kv, **shape)
     store_kv(**actual)
@@ -131,7 +131,7 @@ def test_quantized_store(
 def test_quantized_vectors_are_near_what_was_stored(
     make_arguments: Callable[..., dict[str, Any]], cache_dtype: torch.dtype, relative: float, absolute: float
 ) -> None:
-    """Within half a step: of the largest element's 127th part, or of a mantissa of 3 bits."""
+    """The error is at most half a step: 1/127 of the largest element, or the last of 3 mantissa bits."""
     arguments = make_arguments(store_kv, cache_dtype=cache_dtype)
     store = store_kv if cache_dtype in CACHE_DTYPES else store_kv_reference
     store(**arguments)

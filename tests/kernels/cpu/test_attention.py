@@ -1,4 +1,4 @@
-"""The compiled attention against the reference, over a cache that is poisoned wherever no query may look."""
+"""The compiled attention against the reference. Cache slots that no query may read hold invalid values."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ def device() -> str:
 
 
 def compiled_cache(batch: Any) -> CacheLayer:
-    """The batch's cache as the compiled ops lay it out, in the second of three layers, NaN where nothing is stored."""
+    """The batch's cache in the layout of the compiled ops, in the second of three layers, NaN elsewhere."""
     num_blocks, num_kv_heads, block_size, head_dim = batch.key_cache.shape
     cache = torch.full((num_blocks, 3, 2, num_kv_heads, block_size, head_dim), float("nan"), dtype=batch.query.dtype)
     layer = CacheLayer(cache, 1)

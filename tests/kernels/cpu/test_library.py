@@ -1,4 +1,4 @@
-"""The library is built once for what it depends on, and the error says why it cannot be."""
+"""The library is built once for each set of inputs, and a failed build gives the reason."""
 
 import ctypes
 import os

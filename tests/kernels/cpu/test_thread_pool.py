@@ -1,4 +1,4 @@
-"""What a thread cannot go on with is taken over by another, and written once."""
+"""A tile of a descheduled thread is taken over by another thread, and written once."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""Commands about requests that are over, or that cannot be taken, where the store is behind what happened."""
+"""Commands for requests that have ended or are unknown, while the store is behind."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator

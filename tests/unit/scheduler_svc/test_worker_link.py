@@ -36,7 +36,7 @@ async def test_a_worker_that_stops_loses_its_sequences_to_another(monkeypatch: p
             await running.gateway.finish(key)
         await running.workers(1)
         workers[0].is_running.set()
-        await running.workers(2)  # it is used again once it goes on
+        await running.workers(2)  # it is used again when it continues
 
 
 async def test_a_worker_that_is_gone_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def test_the_transfers_of_a_step_that_computes_are_in_its_result(runner: Runner)
 
 def test_a_fork_writes_a_copy_of_the_block_that_it_shared(runner: Runner, expected: list[int]) -> None:
     sampled = _draw(runner, ScheduledSequence(1, 0, 20, [0, 1]), new_sequences=[_new(1, PROMPT)])
-    # Both go on with a token of their own, in copies of the second block.
+    # Both continue with a token of their own, in copies of the second block.
     other = (sampled + 1) % VOCAB
     forks = [_new(2, [*PROMPT, sampled]), _new(3, [*PROMPT, other])]
     scheduled = [ScheduledSequence(2, 20, 1, [0, 4]), ScheduledSequence(3, 20, 1, [0, 5])]

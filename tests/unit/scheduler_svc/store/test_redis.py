@@ -188,7 +188,7 @@ async def test_a_server_that_hangs_is_unavailable_and_what_it_did_late_may_be_re
             await store.write(first, EPOCH)
         mortal.resume()
         await again(store)
-        # The first call reached the server, which does it when it goes on.
+        # The first call has reached the server, which runs it after SIGCONT.
         assert await store.write(first, EPOCH) == []
         further = WriteBatch(writes=[Write(log.key, log.submit.submission_id, 0, 3, [4])])
         assert await store.write(further, EPOCH) == []
