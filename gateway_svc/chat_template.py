@@ -23,8 +23,13 @@ class ChatTemplateError(Exception):
 class ChatTemplate:
     """A model's template, compiled once."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises jinja2.TemplateError where the source is not a template."""
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], control_tokens: Sequence[str] | None = None
+    ) -> None:
+        """`control_tokens` are those of tokenizer_config.json that the template writes and that are not special.
+
+        Raises jinja2.TemplateError where the source is not a template.
+        """
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
@@ -33,11 +38,31 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
+        self.control_tokens = control_tokens
+        constants = _constants(environment.parse(source))
+        self.constants = "\0".join(constants)
+        """All text that stands in the template, in parts."""
+        self._knows_developer = "developer" in constants
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The chat as text that ends where the assistant's answer begins. Raises ChatTemplateError."""
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The chat as text that ends where the assistant's answer begins. Raises ChatTemplateError.
+
+        The role `developer` is rendered as `system` where the template does not name it. Templates either leave out
+        messages of a role that they do not know, or write a role that the model was not trained on.
+        """
+        if not self._knows_developer:
+            messages = [
+                {**message, "role": "system"} if message["role"] == "developer" else message for message in messages
+            ]
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+            # Templates of Hugging Face may rely on tools and documents being defined.
+            return self._template.render(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+            )
         except (
             Exception
         ) as error:  # a template is a program, and may fail in any way on messages that it does not expect
@@ -54,16 +79,17 @@ def load_chat_template(directory: Path, override: str | None = None) -> ChatTemp
     path = directory / "tokenizer_config.json"
     config = json.loads(path.read_text()) if path.exists() else {}
     tokens = {name: _token_text(config[name]) for name in _SPECIAL_TOKENS if config.get(name)}
+    control_tokens = _strings(config.get("chat_control_tokens"))
     if override is not None:
-        return _override(override, tokens)
+        return _override(override, tokens, control_tokens)
     source = _named_default(config.get("chat_template"))
     # A separate file is the newer place, and takes precedence.
     if (own := directory / "chat_template.jinja").exists():
         source = own.read_text()
-    return None if source is None else ChatTemplate(source, tokens)
+    return None if source is None else ChatTemplate(source, tokens, control_tokens)
 
 
-def _override(setting: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
+def _override(setting: str, special_tokens: Mapping[str, str], control_tokens: list[str] | None) -> ChatTemplate:
     try:
         source = Path(setting).read_text()
     except (OSError, ValueError) as error:
@@ -72,7 +98,7 @@ def _override(setting: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
             raise BadSetting(f"QUIRE_CHAT_TEMPLATE: {setting} cannot be read: {error}") from error
         source = setting
     try:
-        return ChatTemplate(source, special_tokens)
+        return ChatTemplate(source, special_tokens, control_tokens)
     except TemplateSyntaxError as error:
         raise BadSetting(
             f"QUIRE_CHAT_TEMPLATE does not parse as a Jinja template: line {error.lineno}: {error.message}"
@@ -93,6 +119,18 @@ def _token_text(token: Any) -> str:
     return str(token["content"]) if isinstance(token, dict) else str(token)
 
 
+def _strings(value: Any) -> list[str] | None:
+    if value is None or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        return value
+    raise ValueError("chat_control_tokens must be a list of strings")
+
+
+def _constants(template: nodes.Template) -> set[str]:
+    """Text outside tags, and strings in them."""
+    texts = {node.data for node in template.find_all(nodes.TemplateData)}
+    return texts | {node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str)}
+
+
 class _Generation(Extension):
     """`{% generation %}` marks the assistant's messages for training. It renders its content unchanged."""
 
@@ -111,6 +149,12 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # Jinja's own filter escapes HTML, which models were not trained on.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
+from gateway_svc.chat_encoder import ChatEncoder
 from gateway_svc.chat_template import ChatTemplate, load_chat_template
 from gateway_svc.validated_request import SpecialTokens
 from gateway_svc.vocabulary import Vocabulary
@@ -41,7 +42,7 @@ class ModelTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
+        self._chat_encoder = None if chat_template is None else ChatEncoder(tokenizer, chat_template)
         self.eos_token_ids = tuple(eos_token_ids)
         self.vocabulary = Vocabulary(tokenizer, decoder)
         self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
@@ -68,32 +69,28 @@ class ModelTokenizer:
         except (OSError, ValueError, KeyError, TemplateError) as error:
             raise InvalidModelFiles(f"{source} holds no tokenizer that can be used: {error}") from error
         try:
-            tokenizer = Tokenizer.from_buffer(data)
+            return cls(Tokenizer.from_buffer(data), decoder, template, eos_token_ids)
         except Exception as error:  # tokenizers raises nothing narrower
             raise InvalidModelFiles(f"{source / 'tokenizer.json'} cannot be used: {error}") from error
-        return cls(tokenizer, decoder, template, eos_token_ids)
 
     @property
     def has_chat_template(self) -> bool:
         """Whether chats can be rendered."""
-        return self._chat_template is not None
+        return self._chat_encoder is not None
 
     async def encode_text(self, text: str, max_tokens: int | None = None) -> list[int]:
-        """Tokens of a text, with the special tokens that the tokenizer adds.
+        """Tokens of a text, with the special tokens that the tokenizer adds. A literal of an added token is this token.
 
         Raises PromptTooLong, without tokenizing it, for a text that cannot have as few as `max_tokens`.
         """
-        return await self._in_thread(lambda: self._encode(text, max_tokens, add_special_tokens=True))
+        return await self._in_thread(lambda: self._encode_text(text, max_tokens))
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, str]], max_tokens: int | None = None) -> list[int]:
-        """Tokens of a chat, up to where the assistant's answer begins. Raises ChatTemplateError, and as encode_text."""
-        template = self._chat_template
-        assert template is not None, "the caller looks at has_chat_template"
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None = None) -> list[int]:
+        """Tokens of a chat, up to where the assistant's answer begins. Literals of control tokens in messages are text.
 
-        # The template writes special tokens itself.
-        return await self._in_thread(
-            lambda: self._encode(template.render(messages), max_tokens, add_special_tokens=False)
-        )
+        Raises ChatTemplateError, and as encode_text.
+        """
+        return await self._in_thread(lambda: self._encode_chat(messages, max_tokens))
 
     async def decode(self, token_ids: Sequence[int], special: SpecialTokens) -> str:
         hide = special is SpecialTokens.HIDDEN
@@ -102,12 +99,20 @@ class ModelTokenizer:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _encode(self, text: str, max_tokens: int | None, *, add_special_tokens: bool) -> list[int]:
+    def _encode_text(self, text: str, max_tokens: int | None) -> list[int]:
+        self._check_length(text, max_tokens)
+        # The batched call, unlike the single one, releases the GIL.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=True)[0].ids
+
+    def _encode_chat(self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None) -> list[int]:
+        assert self._chat_encoder is not None, "the caller looks at has_chat_template"
+        rendered = self._chat_encoder.template.render(messages)
+        self._check_length(rendered, max_tokens)
+        return self._chat_encoder.encode(messages, rendered)
+
+    def _check_length(self, text: str, max_tokens: int | None) -> None:
         if max_tokens is not None and len(text) > max_tokens * self._longest_token:
             raise PromptTooLong
-        # The batched call, unlike the single one, releases the GIL.
-        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return encodings[0].ids
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

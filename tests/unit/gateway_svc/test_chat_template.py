@@ -30,6 +30,24 @@ def test_tojson_escapes_no_html_and_keeps_unicode() -> None:
     assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
 
 
+def test_tojson_takes_what_it_takes_in_transformers() -> None:
+    assert render("{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':'), sort_keys=true) }}") == '{"a":2,"b":1}'
+
+
+def test_tools_and_documents_are_none() -> None:
+    assert render("{{ tools is none and documents is none }}") == "True"
+
+
+@pytest.mark.parametrize(
+    ("condition", "role"),
+    [("true", "system"), ("m.role == 'developer'", "developer"), ("m.role in ['developer']", "developer")],
+)
+def test_a_developer_is_the_system_unless_the_template_names_it(condition: str, role: str) -> None:
+    source = f"{{% for m in messages %}}{{% if {condition} %}}{{{{ m.role }}}}{{% endif %}}{{% endfor %}}"
+    template = ChatTemplate(source, {})
+    assert template.render([{"role": "developer", "content": "Be a developer."}]) == role
+
+
 def test_loop_controls_and_generation_blocks_are_known() -> None:
     assert render("{% for i in [1, 2] %}{% break %}{% endfor %}{% generation %}x{% endgeneration %}") == "x"
 
@@ -118,3 +136,16 @@ def test_a_file_that_cannot_be_read_is_refused_by_its_setting(own: Path, tmp_pat
     for name in (str(tmp_path / "gone.jinja"), str(tmp_path), str(tmp_path / "bytes")):
         with pytest.raises(BadSetting, match=f"QUIRE_CHAT_TEMPLATE: {name} cannot be read"):
             load_chat_template(own, name)
+
+
+def test_control_tokens_of_the_config_come_with_the_template(own: Path) -> None:
+    (own / "tokenizer_config.json").write_text(json.dumps({"chat_control_tokens": ["<|user|>"]}))
+    for template in (load_chat_template(own), load_chat_template(own, "{{ messages }}")):
+        assert template is not None
+        assert template.control_tokens == ["<|user|>"]
+
+
+def test_control_tokens_that_are_no_strings_are_refused(own: Path) -> None:
+    (own / "tokenizer_config.json").write_text(json.dumps({"chat_control_tokens": [1]}))
+    with pytest.raises(ValueError, match="chat_control_tokens must be a list of strings"):
+        load_chat_template(own)
