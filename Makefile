@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help install run test chaos acceptance lint type protos gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality
-.PHONY: bench-deterministic bench-simulator bench-docs bench-continuous-batching
+.PHONY: bench-deterministic bench-simulator bench-docs bench-continuous-batching bench-sync-client
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -94,6 +94,9 @@ bench-quality: $(STAMP)  ## Measure the perplexity of formats of weights
 
 bench-simulator: $(STAMP)  ## Judge scheduling policies on modelled workers
 	$(BIN)/python -m benchmarks.simulator
+
+bench-sync-client: $(STAMP)  ## Compare the blocking client with one on asyncio's event loop
+	$(BIN)/python -m benchmarks.sync_client
 
 bench-docs: $(STAMP)  ## Write figures and plots in docs/ from the results
 	$(BIN)/python -m benchmarks.docs

@@ -13,7 +13,7 @@ from gateway_svc.validated_request import OnDisconnect
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.durations import to_duration
 
-DetachReason: TypeAlias = scheduler_pb2.Cancel | scheduler_pb2.Detach
+LeaveCommand: TypeAlias = scheduler_pb2.Cancel | scheduler_pb2.Detach
 
 
 @dataclass(slots=True, eq=False)
@@ -59,10 +59,10 @@ class Subscription:
         """Readers that do not receive events yet, oldest first."""
         self.subscribers: tuple[Subscriber, ...] = ()
         """Readers that receive events. Replaced when it changes, so that it may change during a delivery."""
-        self.attachment_id: int | None = None
+        self.command_id: int | None = None
         """Of the unanswered command."""
         self.submission = _Submission()
-        self.detach_reason: DetachReason | None = None
+        self.leave_command: LeaveCommand | None = None
         """What is sent for readers that left, unless a waiting reader is admitted first."""
         self.resubmit_timer: asyncio.TimerHandle | None = None
         """Limits the time from the first answer "unknown request" until a scheduler runs the request again."""
@@ -81,21 +81,21 @@ class Subscription:
     # Commands.
 
     def next_command(
-        self, accepted_models: Collection[str], attachment_ids: Iterator[int]
+        self, accepted_models: Collection[str], command_ids: Iterator[int]
     ) -> scheduler_pb2.SessionRequest | None:
         """The command that is due now, if any. Subscribers attach again before waiting readers are admitted."""
         match self.state:
             case SubscriptionState.IDLE | SubscriptionState.ATTACHED if self.waiting:
-                return self._join(self.waiting[0], accepted_models, attachment_ids)
+                return self._join(self.waiting[0], accepted_models, command_ids)
             case SubscriptionState.DISCONNECTED:
                 unflushed = self.subscribers[0].reader.unflushed(self.submission.watermarks)
-                self._sent(SubscriptionEvent.ATTACH_SENT, attachment_ids)
+                self._sent(SubscriptionEvent.ATTACH_SENT, command_ids)
                 return scheduler_pb2.SessionRequest(attach=self._attach(unflushed))
             case SubscriptionState.UNKNOWN:
                 submit = self.submission.submit
                 if submit is None or submit.model not in accepted_models:
                     return None
-                self._sent(SubscriptionEvent.RESUBMIT_SENT, attachment_ids)
+                self._sent(SubscriptionEvent.RESUBMIT_SENT, command_ids)
                 request = self._submit(submit, self.submission.deadline)
                 request.submit.unflushed.extend(self.subscribers[0].reader.unflushed({}))
                 request.submit.model_fingerprint = self.submission.model_fingerprint
@@ -103,32 +103,32 @@ class Subscription:
         return None
 
     def _join(
-        self, subscriber: Subscriber, accepted_models: Collection[str], attachment_ids: Iterator[int]
+        self, subscriber: Subscriber, accepted_models: Collection[str], command_ids: Iterator[int]
     ) -> scheduler_pb2.SessionRequest | None:
         submit = subscriber.submit
         if submit is not None and submit.model not in accepted_models:
             return None
-        self._sent(SubscriptionEvent.JOIN_SENT, attachment_ids)
+        self._sent(SubscriptionEvent.JOIN_SENT, command_ids)
         subscriber.was_sent = True
         if submit is None:
             return scheduler_pb2.SessionRequest(attach=self._attach([]))
         return self._submit(submit, subscriber.deadline)
 
-    def _sent(self, event: SubscriptionEvent, attachment_ids: Iterator[int]) -> None:
+    def _sent(self, event: SubscriptionEvent, command_ids: Iterator[int]) -> None:
         self._advance(event)
-        self.attachment_id = next(attachment_ids)
+        self.command_id = next(command_ids)
 
     def _attach(self, unflushed: list[scheduler_pb2.UnflushedTokens]) -> scheduler_pb2.Attach:
         return scheduler_pb2.Attach(
             key=self.key,
-            attachment_id=self.attachment_id,
+            command_id=self.command_id,
             unflushed=unflushed,
             model_fingerprint=self.submission.model_fingerprint if unflushed else b"",
         )
 
     def _submit(self, submit: scheduler_pb2.Submit, deadline: float | None) -> scheduler_pb2.SessionRequest:
         request = scheduler_pb2.SessionRequest(submit=submit)
-        request.submit.attachment_id = self.attachment_id or 0
+        request.submit.command_id = self.command_id or 0
         if deadline is not None:
             request.submit.time_left.CopyFrom(to_duration(max(deadline - time.monotonic(), 0.0)))
         return request
@@ -144,7 +144,7 @@ class Subscription:
         if admitted is not None:
             self.waiting.popleft()
             self.subscribers = (*self.subscribers, admitted)
-            self.detach_reason = None
+            self.leave_command = None
         return admitted
 
     def unknown(self) -> None:
@@ -166,20 +166,20 @@ class Subscription:
         self.submission.submit, self.submission.deadline = submit, deadline
         self.submission.submission_id = submit.submission_id
 
-    def take_detach_reason(self) -> DetachReason | None:
+    def take_leave_command(self) -> LeaveCommand | None:
         """What is to be sent for readers that left; it is sent once."""
-        detach_reason, self.detach_reason = self.detach_reason, None
-        return detach_reason
+        leave_command, self.leave_command = self.leave_command, None
+        return leave_command
 
     # Readers leave.
 
-    def remove(self, subscriber: Subscriber, on_disconnect: OnDisconnect | None) -> DetachReason | None:
+    def remove(self, subscriber: Subscriber, on_disconnect: OnDisconnect | None) -> LeaveCommand | None:
         """Removes a reader, if it is still there.
 
         Returns what has to be sent at once: the Cancel of a submission that was not answered, and that no other reader
-        here can have joined. Anything else that has to be sent becomes the `detach_reason`.
+        here can have joined. Anything else that has to be sent becomes the `leave_command`.
         """
-        detach_reason = self._detach_reason_of(subscriber, on_disconnect)
+        leave_command = self._leave_command_of(subscriber, on_disconnect)
         was_waiting = subscriber in self.waiting
         if was_waiting:
             is_joining = subscriber is self.joining
@@ -194,17 +194,17 @@ class Subscription:
             return None
         if subscriber.deadline_timer is not None:
             subscriber.deadline_timer.cancel()
-        if was_waiting and isinstance(detach_reason, scheduler_pb2.Cancel):
-            return detach_reason
-        if not self.subscribers and self.detach_reason is None:
-            self.detach_reason = detach_reason
+        if was_waiting and isinstance(leave_command, scheduler_pb2.Cancel):
+            return leave_command
+        if not self.subscribers and self.leave_command is None:
+            self.leave_command = leave_command
         return None
 
     def close(self) -> None:
         """No reader is left."""
         self._advance(SubscriptionEvent.CLOSE)
 
-    def _detach_reason_of(self, subscriber: Subscriber, on_disconnect: OnDisconnect | None) -> DetachReason | None:
+    def _leave_command_of(self, subscriber: Subscriber, on_disconnect: OnDisconnect | None) -> LeaveCommand | None:
         """What has to be sent if this reader is the last one. It cancels its own submission, and never another's."""
         if on_disconnect is None or not subscriber.was_sent:
             return None
@@ -224,7 +224,7 @@ class Subscription:
 
     def _answered(self, event: SubscriptionEvent) -> None:
         self._advance(event)
-        self.attachment_id = None
+        self.command_id = None
 
     def _advance(self, event: SubscriptionEvent) -> None:
         self.state = next_state(self.state, event)

@@ -45,7 +45,7 @@ class Subscriptions:
         self._send = send
         self._reconnect_timeout = reconnect_timeout
         self._subscriptions: dict[str, Subscription] = {}
-        self._attachment_ids = itertools.count(1)
+        self._command_ids = itertools.count(1)
         self._stop_matches = StopMatches()
         self._unsent_cancels: deque[scheduler_pb2.Cancel] = deque(maxlen=_MAX_UNSENT_CANCELS)
         self._is_open = False
@@ -156,16 +156,16 @@ class Subscriptions:
                 self._stop_matches.confirm_durable(event.key, event.durable)
                 if subscription.is_attached:
                     subscription.submission.watermarks[event.durable.index] = event.durable.num_tokens
-            elif not event.HasField("attachment_id"):
+            elif not event.HasField("command_id"):
                 # Waiting readers get an answer of their own.
                 if kind == "failed":
                     self._fail_with(subscription, event.failed)
-            elif event.attachment_id == subscription.attachment_id:
+            elif event.command_id == subscription.command_id:
                 self._handle_answer(subscription, event)
                 self._send_next(subscription)
             elif kind != "failed" and not subscription.subscribers:
                 # The reader left before this answer came, and the next waiting reader may be refused.
-                subscription.detach_reason = subscription.detach_reason or scheduler_pb2.Detach(key=subscription.key)
+                subscription.leave_command = subscription.leave_command or scheduler_pb2.Detach(key=subscription.key)
                 self._send_next(subscription)
         except Exception:
             # Whatever is wrong with it, no other request must fail.
@@ -251,7 +251,7 @@ class Subscriptions:
                 self._send(scheduler_pb2.SessionRequest(detach=scheduler_pb2.Detach(key=event.key)))
             case "durable":
                 self._stop_matches.confirm_durable(event.key, event.durable)
-            case "failed" if not event.HasField("attachment_id"):
+            case "failed" if not event.HasField("command_id"):
                 self._stop_matches.forget(event.key)
 
     def _carry_out(self, subscription: Subscription, subscriber: Subscriber, action: ReaderAction) -> None:
@@ -275,11 +275,11 @@ class Subscriptions:
 
     def _send_next(self, subscription: Subscription) -> None:
         """Sends the command that is due, unless one is unanswered."""
-        if subscription.attachment_id is not None:
+        if subscription.command_id is not None:
             return
         self._send_detach(subscription)
         if self._is_open:
-            command = subscription.next_command(self._accepted_models, self._attachment_ids)
+            command = subscription.next_command(self._accepted_models, self._command_ids)
             if command is not None:
                 self._send(command)
 
@@ -300,11 +300,11 @@ class Subscriptions:
             self._unsent_cancels.append(cancel)
 
     def _send_detach(self, subscription: Subscription) -> None:
-        detach_reason = subscription.take_detach_reason()
-        if isinstance(detach_reason, scheduler_pb2.Cancel):
-            self._send_cancel(detach_reason)
-        elif detach_reason is not None:
-            self._send(scheduler_pb2.SessionRequest(detach=detach_reason))
+        leave_command = subscription.take_leave_command()
+        if isinstance(leave_command, scheduler_pb2.Cancel):
+            self._send_cancel(leave_command)
+        elif leave_command is not None:
+            self._send(scheduler_pb2.SessionRequest(detach=leave_command))
 
     # Readers leave or fail.
 

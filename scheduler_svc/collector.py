@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from scheduler_svc.core.limits import Totals
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.totals import Totals
 from scheduler_svc.engine import SchedulerEngine
 
 

@@ -181,10 +181,10 @@ class Commands:
             self._refuse(request, session, refusal.reason, refusal.message, refusal.retry_after)
             return
         if _has_no_output_yet(log, request):
-            self._send(session, accepted_to_proto(log, request.attachment_id))
+            self._send(session, accepted_to_proto(log, request.command_id))
         else:
             REQUESTS_ATTACHED.inc()
-            self._send(session, attached_to_proto(log, request.attachment_id))
+            self._send(session, attached_to_proto(log, request.command_id))
         if self._live.get(log.key) is live:
             self._live.attach(live, session)
             if session not in self._sessions:
@@ -275,7 +275,7 @@ class Commands:
         message: str,
         retry_after: float | None = None,
     ) -> None:
-        self._send(session, failed_to_proto(request.key, reason, message, retry_after, request.attachment_id))
+        self._send(session, failed_to_proto(request.key, reason, message, retry_after, request.command_id))
 
 
 class _Request(Protocol):
@@ -285,7 +285,7 @@ class _Request(Protocol):
     def key(self) -> str: ...
 
     @property
-    def attachment_id(self) -> int: ...
+    def command_id(self) -> int: ...
 
     @property
     def model_fingerprint(self) -> bytes: ...

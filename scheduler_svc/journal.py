@@ -221,7 +221,7 @@ class Journal:
                 is_whole = self._add_write(call, request, index, num_prompt) and is_whole
         if not is_whole:
             call.partial.add(request)
-        elif request.is_over and (is_unconfirmed or request.record is not RecordState.ENDED):
+        elif request.is_over and (is_unconfirmed or request.record is not RecordState.COMPLETE):
             at = request.ended_at if request.ended_at is not None else time.time()
             ending = Ending(request.key, request.submit.submission_id, request.state, at, request.failure)
             call.batch.endings.append(ending)
@@ -266,7 +266,7 @@ class Journal:
                 request.set_record(RecordState.RECORDED)
         for request in call.ended:
             has_ending = request.is_over and request not in behind  # it may be live again meanwhile
-            request.set_record(RecordState.ENDED if has_ending else RecordState.RECORDED)
+            request.set_record(RecordState.COMPLETE if has_ending else RecordState.RECORDED)
         for request in call.logs:
             if request.key in taken:
                 self._displace(request)

@@ -98,7 +98,7 @@ class LiveRequest:
             log.sequences.append(SequenceLog(score=event.score))  # of a search, once it is over
         sequence = log.sequences[index]
         if not sequence.token_ids:
-            sequence.cached_tokens = event.sequence.num_cached or 0
+            sequence.cached_tokens = event.sequence.num_cached_prompt_tokens or 0
             self._set_fingerprint()
         sequence.token_ids += event.token_ids
         if event.logprobs:

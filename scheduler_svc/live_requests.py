@@ -302,7 +302,7 @@ class LiveRequests:
                 if event.end is not None and unflushed_tokens.is_over(live.log):
                     ended[live] = None
                 if live.trace is not None:
-                    live.trace.on_tokens(event.sequence.num_cached or 0)
+                    live.trace.on_tokens(event.sequence.num_cached_prompt_tokens or 0)
             elif isinstance(event, PromptLogprobsEvent):
                 live = self._live[event.request.key]
                 live.append_prompt_logprobs(event)

@@ -6,9 +6,9 @@ from dataclasses import astuple
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
-from scheduler_svc.core.limits import Totals
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.totals import Totals
 
 
 class ModelVersion:

@@ -25,7 +25,7 @@ class RecordState(Enum):
     """No record, as far as is known: none was written yet, or the store has lost it."""
     RECORDED = auto()
     """The submission."""
-    ENDED = auto()
+    COMPLETE = auto()
     """The submission and its outcome."""
     DISPLACED = auto()
     """The record of another submission under the same key. This one is not recorded, and will not be."""
@@ -33,9 +33,9 @@ class RecordState(Enum):
 
 RECORD_TRANSITIONS: Mapping[RecordState, frozenset[RecordState]] = {
     RecordState.UNRECORDED: frozenset({RecordState.RECORDED, RecordState.DISPLACED}),
-    RecordState.RECORDED: frozenset({RecordState.ENDED, RecordState.UNRECORDED, RecordState.DISPLACED}),
+    RecordState.RECORDED: frozenset({RecordState.COMPLETE, RecordState.UNRECORDED, RecordState.DISPLACED}),
     # A request that has ended is live again if a gateway has tokens beyond the recorded end.
-    RecordState.ENDED: frozenset({RecordState.RECORDED, RecordState.UNRECORDED, RecordState.DISPLACED}),
+    RecordState.COMPLETE: frozenset({RecordState.RECORDED, RecordState.UNRECORDED, RecordState.DISPLACED}),
     RecordState.DISPLACED: frozenset(),
 }
 
@@ -110,13 +110,13 @@ class RequestLog:
     @property
     def is_recorded(self) -> bool:
         """Whether the store has the submission, however many of its tokens."""
-        return self.record in (RecordState.RECORDED, RecordState.ENDED)
+        return self.record in (RecordState.RECORDED, RecordState.COMPLETE)
 
     @property
     def is_durable(self) -> bool:
         """Whether the store has everything in this log."""
         return (
-            self.record is (RecordState.ENDED if self.is_over else RecordState.RECORDED)
+            self.record is (RecordState.COMPLETE if self.is_over else RecordState.RECORDED)
             and self.num_prompt_logprobs_durable == len(self.prompt_logprobs)
             and all(
                 one.num_durable == len(one.token_ids) and one.is_end_durable == (one.end is not None)
@@ -139,5 +139,5 @@ class RequestLog:
     def reopen(self) -> None:
         """Make a finished request live again: a gateway has tokens beyond its end."""
         self.state, self.ended_at = State.ACCEPTED, None
-        if self.record is RecordState.ENDED:
+        if self.record is RecordState.COMPLETE:
             self.set_record(RecordState.RECORDED)

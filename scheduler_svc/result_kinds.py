@@ -11,11 +11,11 @@ from collections.abc import Sequence as Seq
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.results import PROMPT_LOGPROBS, TOKENS, PromptComputation, ResultForm, ResultKind
 
-ValueCheck = Callable[[worker_v1.ResultKind, worker_v1.PooledValue], str | None]
+ValueCheck = Callable[[worker_v1.ResultKind, worker_v1.PromptValue], str | None]
 """Returns what is wrong with a value, given the requested kind and the worker's value; None: nothing."""
 
 
-def check_vector(_asked: worker_v1.ResultKind, value: worker_v1.PooledValue) -> str | None:
+def check_vector(_asked: worker_v1.ResultKind, value: worker_v1.PromptValue) -> str | None:
     """A vector has at least one number, and all are finite."""
     if not value.numbers:
         return "no numbers"

@@ -133,8 +133,8 @@ def fill_event(message: scheduler_v1.Event, event: Event, fingerprint: bytes = b
         tokens.offset = event.offset
     else:
         tokens.model_fingerprint = fingerprint
-        if sequence.num_cached is not None:
-            tokens.cached_tokens = sequence.num_cached
+        if sequence.num_cached_prompt_tokens is not None:
+            tokens.cached_tokens = sequence.num_cached_prompt_tokens
     if event.logprobs:
         tokens.logprobs.extend(logprobs_to_proto(event.logprobs))
     if event.end is not None:
@@ -166,25 +166,25 @@ def failed_to_proto(
     reason: Failure,
     message: str,
     retry_after: float | None = None,
-    attachment_id: int | None = None,
+    command_id: int | None = None,
 ) -> scheduler_v1.Event:
     """The event that a request has failed, or does not exist; `retry_after` is in seconds.
 
-    With an `attachment_id` it refuses that Submit or Attach, and does not concern the request itself.
+    With an `command_id` it refuses that Submit or Attach, and does not concern the request itself.
     """
     failed = scheduler_v1.Failed(reason=reason_to_proto(reason), message=message)
     if retry_after is not None:
         failed.retry_after.CopyFrom(to_duration(retry_after))
-    return scheduler_v1.Event(key=key, failed=failed, attachment_id=attachment_id)
+    return scheduler_v1.Event(key=key, failed=failed, command_id=command_id)
 
 
-def accepted_to_proto(log: RequestLog, attachment_id: int) -> scheduler_v1.Event:
+def accepted_to_proto(log: RequestLog, command_id: int) -> scheduler_v1.Event:
     """The event that a request is queued."""
     accepted = scheduler_v1.Accepted(is_durable=log.is_recorded)
-    return scheduler_v1.Event(key=log.key, accepted=accepted, attachment_id=attachment_id)
+    return scheduler_v1.Event(key=log.key, accepted=accepted, command_id=command_id)
 
 
-def attached_to_proto(log: RequestLog, attachment_id: int) -> scheduler_v1.Event:
+def attached_to_proto(log: RequestLog, command_id: int) -> scheduler_v1.Event:
     """The event with all that a gateway needs to continue a request."""
     submit = log.submit
     attached = scheduler_v1.Attached(
@@ -198,7 +198,7 @@ def attached_to_proto(log: RequestLog, attachment_id: int) -> scheduler_v1.Event
         tokenizer_fingerprint=submit.tokenizer_fingerprint,
         prompt_logprobs=_prompt_logprobs_of(log, 0),
     )
-    return scheduler_v1.Event(key=log.key, attached=attached, attachment_id=attachment_id)
+    return scheduler_v1.Event(key=log.key, attached=attached, command_id=command_id)
 
 
 def tokens_to_proto(log: RequestLog, index: int, offset: int) -> scheduler_v1.Event:
@@ -245,5 +245,5 @@ def end_to_proto(end: End) -> scheduler_v1.SequenceEnd:
     if isinstance(end, StopToken):
         return scheduler_v1.SequenceEnd(stop_token_id=end.token_id)
     if isinstance(end, ValueComputed):
-        return scheduler_v1.SequenceEnd(value=cast(worker_v1.PooledValue, end.value))
+        return scheduler_v1.SequenceEnd(value=cast(worker_v1.PromptValue, end.value))
     return scheduler_v1.SequenceEnd(length=scheduler_v1.Length())

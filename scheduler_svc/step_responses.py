@@ -17,12 +17,12 @@ from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.step import (
     Direction,
     NewSequence,
-    PooledResult,
     SampledSequence,
     ScheduledSequence,
     StepOutcome,
     StepPlan,
     SwapDone,
+    ValueResult,
 )
 from scheduler_svc.result_kinds import VALUE_CHECKS
 
@@ -92,8 +92,8 @@ class SequenceResult(NamedTuple):
 class ResponseValidator:
     """The answers that are due on the step stream that `opening` opened."""
 
-    def __init__(self, opening: worker_v1.StepRequest, vocab_size: int, max_new_tokens: int = 1) -> None:
-        self._opening, self._vocab_size, self._speculates = opening, vocab_size, max_new_tokens > 1
+    def __init__(self, opening: worker_v1.StepRequest, vocab_size: int, max_sampled_tokens: int = 1) -> None:
+        self._opening, self._vocab_size, self._speculates = opening, vocab_size, max_sampled_tokens > 1
         self._requests: dict[int, _Requested] = {}  # by id, of the worker's sequences that ask for more than tokens
         self._expected: deque[_ExpectedResult] = deque()  # one for each step in flight
 
@@ -222,7 +222,7 @@ def _requested_of(new: NewSequence) -> _Requested | None:
     request = new.sequence.request
     sampling = cast(worker_v1.SamplingParams, request.sampling)
     result = cast(worker_v1.ResultKind, request.result_params)
-    if request.is_pooled:
+    if request.returns_value:
         return _Requested(None, result, 0, 0)
     num_top = sampling.logprobs if sampling.HasField("logprobs") else None
     if new.needs_prompt_logprobs:
@@ -295,5 +295,5 @@ def _sequence_results(result: worker_v1.StepResult) -> list[SampledSequence]:
     for one in result.values:
         if one.schedule_index >= len(results):
             raise ValueError("a value of a sequence beyond the last one")
-        results[one.schedule_index] = PooledResult(one.value)
+        results[one.schedule_index] = ValueResult(one.value)
     return results

@@ -25,7 +25,7 @@ def shape_from_proto(description: worker_v1.DescribeResponse) -> ReplicaShape:
         block_bytes=description.block_bytes,
         swap_bytes_per_second=description.swap_bytes_per_second,
         prefill_tokens_per_second=description.prefill_tokens_per_second,
-        max_new_tokens=max(1, description.max_new_tokens),
+        max_sampled_tokens=max(1, description.max_sampled_tokens),
         protocol=STEP_PROTOCOLS.newest_common(description.oldest_protocol, description.newest_protocol) or 1,
         results=computations_from_proto(description.computed_results),
     )

@@ -55,7 +55,7 @@ def end_of(submit: scheduler_v1.Submit, token_ids: Sequence[int]) -> scheduler_v
 
 def truncate(log: RequestLog, index: int, num_tokens: int) -> bool:
     """End a sequence by a stop string after its first `num_tokens`. False: nothing changes."""
-    if index >= len(log.sequences) or log.submit.HasField("beam_search") or _is_pooled(log):
+    if index >= len(log.sequences) or log.submit.HasField("beam_search") or _returns_value(log):
         return False
     sequence = log.sequences[index]
     if num_tokens > len(sequence.token_ids) or (_is_by_string(sequence) and num_tokens == len(sequence.token_ids)):
@@ -74,7 +74,7 @@ def merge(
     Raises Diverged, and changes nothing, where the unflushed tokens contradict them or begin beyond the log's. Those of
     a beam search are ignored: it starts again from its prompt. So are those of a value, which has no tokens.
     """
-    if log.submit.HasField("beam_search") or _is_pooled(log):
+    if log.submit.HasField("beam_search") or _returns_value(log):
         return []
     unflushed = list(unflushed)
     prompt_logprobs = _prompt_logprobs_of(log, unflushed)
@@ -154,7 +154,7 @@ def _has_prompt_logprobs(log: RequestLog) -> bool:
     return _form_of(log) is ResultForm.TOKENS_AND_PROMPT_LOGPROBS
 
 
-def _is_pooled(log: RequestLog) -> bool:
+def _returns_value(log: RequestLog) -> bool:
     return _form_of(log) is ResultForm.VALUE
 
 

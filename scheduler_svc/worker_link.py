@@ -106,7 +106,7 @@ class WorkerLink:
                         call,
                         replica,
                         opening,
-                        ResponseValidator(opening, description.vocab_size, replica.shape.max_new_tokens),
+                        ResponseValidator(opening, description.vocab_size, replica.shape.max_sampled_tokens),
                     )
                     await _until_first(drive, self._watch(worker, replica))
                 finally:

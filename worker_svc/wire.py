@@ -201,6 +201,6 @@ def description_to_proto(description: WorkerDescription, epoch: int, *, is_drain
         is_draining=is_draining,
         oldest_protocol=STEP_PROTOCOLS.oldest,
         newest_protocol=STEP_PROTOCOLS.newest,
-        max_new_tokens=1 + limits.max_draft_tokens,
+        max_sampled_tokens=1 + limits.max_draft_tokens,
         computed_results=map(_computed_result, COMPUTED_RESULTS),
     )

@@ -94,7 +94,7 @@ def _submit(number: int, max_tokens: int) -> scheduler_v1.Submit:
     return scheduler_v1.Submit(
         key=f"{number:064x}",
         submission_id=str(number),
-        attachment_id=number + 1,
+        command_id=number + 1,
         tenant="default",
         prompt_token_ids=prompt,
         n=1,

@@ -174,7 +174,7 @@ class BeamGroup:
             end = StopToken(last) if last in request.stop_token_ids else MaxTokens()
             tokens = [*request.prompt, *found.tokens]
             sequence = Sequence(self._first.id, request, index, self._first.arrival, tokens, Phase.ENDED)
-            sequence.num_cached = self._first.num_cached
+            sequence.num_cached_prompt_tokens = self._first.num_cached_prompt_tokens
             events.append(TokensEvent(sequence, 0, found.tokens, found.choices, end, found.score))
         return events
 

@@ -53,7 +53,7 @@ class BeamSearches:
         replica = self._requests.replica_of(sequence) if sequence.phase is Phase.RUNNING else None
         for token in tokens[1:]:
             child = Sequence(self._requests.new_id(), sequence.request, 0, sequence.arrival, [*sequence.tokens, token])
-            child.num_cached = sequence.num_cached
+            child.num_cached_prompt_tokens = sequence.num_cached_prompt_tokens
             child.siblings = sequence.siblings
             child.siblings.append(child)
             step.add_child(child)

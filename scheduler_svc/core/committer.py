@@ -11,12 +11,12 @@ from scheduler_svc.core.events import (
     TokensEvent,
     ValueComputed,
 )
-from scheduler_svc.core.limits import Totals
 from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Phase, Request
 from scheduler_svc.core.request_table import RequestTable
-from scheduler_svc.core.step import PooledResult, SampledSequence, ScheduledSequence, StepOutcome, StepPlan
+from scheduler_svc.core.step import SampledSequence, ScheduledSequence, StepOutcome, StepPlan, ValueResult
+from scheduler_svc.core.totals import Totals
 
 
 class Committer:
@@ -41,7 +41,7 @@ class Committer:
         if result.failure is not None or (num_new != samples and not _may_return(replica, part, num_new)):
             self._fail(request, events)
             return 0
-        if samples and not num_new and request.is_pooled:
+        if samples and not num_new and request.returns_value:
             self._commit_value(replica, part, result, events)
             return 0
         if request.beam is not None:
@@ -99,7 +99,7 @@ class Committer:
         """A prompt is computed to its end, and its value ends the sequence."""
         sequence = part.sequence
         sequence.num_committed += part.num_tokens
-        if not isinstance(result, PooledResult):
+        if not isinstance(result, ValueResult):
             self._fail(sequence.request, events)
             return
         if sequence.phase is Phase.RUNNING and sequence.block_ids:
@@ -134,7 +134,7 @@ def _may_return(replica: Replica, part: ScheduledSequence, num_tokens: int) -> b
 
     With a value there are none.
     """
-    if not part.samples or part.sequence.request.is_pooled:
+    if not part.samples or part.sequence.request.returns_value:
         return num_tokens == 0
-    may_be_none = replica.shape.max_new_tokens > 1 and part.num_tokens == 1 and part.sequence.request.beam is None
+    may_be_none = replica.shape.max_sampled_tokens > 1 and part.num_tokens == 1 and part.sequence.request.beam is None
     return 1 - may_be_none <= num_tokens <= 1 + part.max_extra_tokens

@@ -148,7 +148,7 @@ def _status(sequence: Sequence) -> SequenceStatus:
 def _explain(scheduler: Scheduler, sequence: Sequence, now: float) -> SequenceExplanation:
     swapped_kv = sequence.swapped_kv
     at = _swapped_at(scheduler, sequence)
-    leader = scheduler.waiting.prefix_waiters.leader_of(sequence)
+    producer = scheduler.waiting.prefix_waiters.producer_of(sequence)
     preemption = sequence.last_preemption
     if preemption is not None and math.isinf(preemption.swap_seconds):
         preemption = None  # there is no host memory: no costs were compared
@@ -163,7 +163,7 @@ def _explain(scheduler: Scheduler, sequence: Sequence, now: float) -> SequenceEx
         num_host_blocks=len(swapped_kv.host_ids) if swapped_kv is not None else 0,
         num_missing_blocks=min(missing, default=0),
         num_ahead=_num_ahead(scheduler, sequence, at, now),
-        awaits_key=leader.request.key if leader is not None else None,
+        awaits_key=producer.request.key if producer is not None else None,
         num_preemptions=sequence.num_preemptions,
         last_preemption=preemption,
         predicted_start=_predicted_start(scheduler, sequence, at, now),

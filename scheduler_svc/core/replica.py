@@ -77,7 +77,7 @@ class Replica:
             self._admit_indivisible(sequence)
             return
         self.kv.reuse(sequence, hit)
-        self._enter(sequence, sequence.num_stored)
+        self._enter(sequence, sequence.num_cached_tokens)
 
     def _admit_indivisible(self, sequence: Sequence) -> None:
         """All its blocks are allocated at once, so that nothing keeps it from being computed."""
@@ -97,10 +97,10 @@ class Replica:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Run a new sequence that begins with `parent`'s tokens, all of which are computed. There is room."""
         self.kv.fork(parent, child)
-        self._enter(child, child.num_stored)
+        self._enter(child, child.num_cached_tokens)
 
-    def _enter(self, sequence: Sequence, num_stored: int) -> None:
-        sequence.num_computed = sequence.num_committed = min(num_stored, len(sequence.tokens) - 1)
+    def _enter(self, sequence: Sequence, num_cached_tokens: int) -> None:
+        sequence.num_computed = sequence.num_committed = min(num_cached_tokens, len(sequence.tokens) - 1)
         sequence.num_steps = 0
         sequence.num_sent_blocks = None
         sequence.set_phase(Phase.SWAPPING_IN if self.kv.is_swapping_in(sequence) else Phase.RUNNING)

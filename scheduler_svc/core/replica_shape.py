@@ -25,7 +25,7 @@ class ReplicaShape:
     block_bytes: int = 0
     swap_bytes_per_second: float = 0.0
     prefill_tokens_per_second: float = 0.0
-    max_new_tokens: int = 1
+    max_sampled_tokens: int = 1
     protocol: int = 1
     results: Mapping[str, PromptComputation] = field(default_factory=lambda: {TOKENS.name: PromptComputation.CHUNKED})
 
@@ -50,9 +50,9 @@ class ReplicaShape:
     def is_indivisible(self, request: Request) -> bool:
         """Whether a request's prompt is computed in one step."""
         chunked = PromptComputation.CHUNKED
-        return request.is_pooled and self.results.get(request.result.name, chunked) is not chunked
+        return request.returns_value and self.results.get(request.result.name, chunked) is not chunked
 
     def is_without_kv(self, request: Request) -> bool:
         """Whether a request's sequence takes no blocks."""
         without_kv = PromptComputation.INDIVISIBLE_WITHOUT_KV
-        return request.is_pooled and self.results.get(request.result.name) is without_kv
+        return request.returns_value and self.results.get(request.result.name) is without_kv

@@ -52,13 +52,13 @@ class PreemptionRecord:
 class SwappedKV:
     """The KV of a swapped sequence: device blocks that it shares with others and keeps, then host blocks.
 
-    They hold its first `num_tokens` tokens; the shared ones may hold up to the first `num_stored`.
+    They hold its first `num_tokens` tokens; the shared ones may hold up to the first `num_cached_tokens`.
     """
 
     kept_block_ids: list[int]
     host_ids: list[int]
     num_tokens: int
-    num_stored: int
+    num_cached_tokens: int
     num_swapping: int = 0  # host blocks whose copy is not confirmed
 
 
@@ -114,14 +114,14 @@ class Request:
     result_params: object = None
 
     @property
-    def is_pooled(self) -> bool:
+    def returns_value(self) -> bool:
         """Whether its result is one value for the whole prompt."""
         return self.result.form is ResultForm.VALUE
 
     @property
     def max_length(self) -> int:
         """The most tokens that one of its sequences may have."""
-        return len(self.prompt) + (0 if self.is_pooled else self.max_tokens)
+        return len(self.prompt) + (0 if self.returns_value else self.max_tokens)
 
     def num_until_end(self, num_output: int, token_ids: Seq[int]) -> int:
         """How many of these tokens count, behind `num_output` others: up to the first stop token."""
@@ -165,14 +165,14 @@ class Sequence:
     num_committed: int = 0
     num_in_flight: int = 0  # steps in flight that name it
     num_acknowledged: int = 0  # output tokens that the gateway has searched for stop strings
-    num_cached: int | None = None  # prompt tokens found in the prefix cache when it was first admitted
+    num_cached_prompt_tokens: int | None = None  # found in the prefix cache when it was first admitted; for usage
     num_preemptions: int = 0
     num_steps: int = 0  # since it was last admitted
     num_prompt_logprobs: int = 0  # returned so far; the first token of the prompt has none
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were needed
     num_published: int = 0  # leading blocks that are in the prefix index
-    num_stored: int = 0  # leading tokens whose KV was in its blocks when it was admitted
+    num_cached_tokens: int = 0  # leading tokens whose KV was in its blocks when it was last admitted; not written again
     num_sent_blocks: int | None = None  # blocks of its table that the worker knows; None: it does not know the sequence
     swapped_kv: SwappedKV | None = None
     last_preemption: PreemptionRecord | None = None
@@ -268,4 +268,4 @@ class Sequence:
     def forget_blocks(self) -> None:
         """Reset to nothing computed. Its blocks are released already."""
         self.block_ids = []
-        self.num_computed = self.num_committed = self.num_published = self.num_stored = 0
+        self.num_computed = self.num_committed = self.num_published = self.num_cached_tokens = 0

@@ -16,7 +16,7 @@ def refuse_combination(request: Request) -> str | None:
         return None
     if request.beam is not None:
         return f"{name} cannot be asked for together with beam search"
-    if not request.is_pooled:
+    if not request.returns_value:
         return None
     if request.n > 1:
         return f"{name} cannot be asked for with n above 1: a prompt has one value"

@@ -8,7 +8,7 @@ from scheduler_svc.core.beam_search import refuse_wide
 from scheduler_svc.core.beams import BeamSearches
 from scheduler_svc.core.committer import Committer, prompt_logprobs_events
 from scheduler_svc.core.events import Event, FailedEvent, Failure
-from scheduler_svc.core.limits import MAX_STEPS_IN_FLIGHT, SchedulerLimits, Totals
+from scheduler_svc.core.limits import MAX_STEPS_IN_FLIGHT, SchedulerLimits
 from scheduler_svc.core.planning import indivisible
 from scheduler_svc.core.planning.admitter import Admitter
 from scheduler_svc.core.planning.capacity import Capacity
@@ -24,6 +24,7 @@ from scheduler_svc.core.request import Phase, Request, RestoredSequence, Sequenc
 from scheduler_svc.core.request_table import RequestTable
 from scheduler_svc.core.result_checks import refuse_combination, refuse_kind
 from scheduler_svc.core.step import ScheduledSequence, StepOutcome, StepPlan
+from scheduler_svc.core.totals import Totals
 
 
 class Scheduler:
@@ -70,10 +71,10 @@ class Scheduler:
         self.waiting.now = now
         if len(replica.in_flight) == MAX_STEPS_IN_FLIGHT or self._isolated_runs.must_wait(replica):
             return None
-        num_freed = self._preemptor.num_freed
+        num_sequences_freed = self._preemptor.num_sequences_freed
         plan = self._plan_step(replica)
-        while plan is None and num_freed < self._preemptor.num_freed:
-            num_freed = self._preemptor.num_freed  # nothing fitted, but preemption has freed blocks
+        while plan is None and num_sequences_freed < self._preemptor.num_sequences_freed:
+            num_sequences_freed = self._preemptor.num_sequences_freed  # nothing fitted, but preemption has freed blocks
             plan = self._plan_step(replica)
         return plan
 
@@ -247,7 +248,7 @@ class Scheduler:
     def finish(self, key: str, index: int, num_tokens: int) -> None:
         """End one sequence at a stop string: only its first `num_tokens` output tokens count."""
         sequence = self._requests.find(key, index)
-        if sequence is not None and sequence.request.beam is None and not sequence.request.is_pooled:
+        if sequence is not None and sequence.request.beam is None and not sequence.request.returns_value:
             self.waiting.admission.observe_end(sequence.request, num_tokens)
             self._requests.end(sequence)
             del sequence.tokens[len(sequence.request.prompt) + num_tokens :]

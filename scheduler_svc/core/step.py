@@ -41,7 +41,7 @@ class NewSequence:
     @property
     def has_other_results(self) -> bool:
         """Whether its result is not tokens only."""
-        return self.needs_prompt_logprobs or self.sequence.request.is_pooled
+        return self.needs_prompt_logprobs or self.sequence.request.returns_value
 
 
 class Direction(Enum):
@@ -126,7 +126,7 @@ class SampledSequence(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PooledResult:
+class ValueResult:
     """A worker's result for a sequence whose prompt is computed to its end: its value, which is not read here."""
 
     value: object

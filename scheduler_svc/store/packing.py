@@ -111,7 +111,7 @@ def unpack_log(reply: Reply) -> RequestLog:
         sequences,
         prompt_logprobs=[worker_v1.TokenLogprobs.FromString(one) for one in prompt_logprobs],
         num_prompt_logprobs_durable=len(prompt_logprobs),
-        record=RecordState.RECORDED if state is State.ACCEPTED else RecordState.ENDED,
+        record=RecordState.RECORDED if state is State.ACCEPTED else RecordState.COMPLETE,
         failure=cast(scheduler_v1.FailureReason, int(fields["failure"])) if "failure" in fields else None,
         fingerprint=fields.get("fingerprint", b""),
     )

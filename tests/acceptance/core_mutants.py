@@ -56,7 +56,7 @@ MUTANTS = (
     ),
     Mutant(
         "planning/step_builder.py",
-        "num_cached_tokens = max(start, sequence.num_stored)",
+        "num_cached_tokens = max(start, sequence.num_cached_tokens)",
         "num_cached_tokens = start",
         "the last token of a full hit is written into a shared block",
     ),
@@ -68,8 +68,8 @@ MUTANTS = (
     ),
     Mutant(
         "planning/step_builder.py",
-        "return min(shape.max_new_tokens - 1, request.max_tokens - num_output, num_slots)",
-        "return min(shape.max_new_tokens - 1, request.max_tokens - num_output)",
+        "return min(shape.max_sampled_tokens - 1, request.max_tokens - num_output, num_slots)",
+        "return min(shape.max_sampled_tokens - 1, request.max_tokens - num_output)",
         "speculated tokens exceed the blocks of a sequence",
     ),
     Mutant(
@@ -117,7 +117,7 @@ MUTANTS = (
     ),
     Mutant(
         "planning/admitter.py",
-        "self._waiting.policy.charge(sequence, len(sequence.request.prompt) - sequence.num_cached)",
+        "self._waiting.policy.charge(sequence, len(sequence.request.prompt) - sequence.num_cached_prompt_tokens)",
         "pass",
         "tenants are not charged for their prompts",
     ),

@@ -18,8 +18,8 @@ VOCAB = 1000
 class ChecksumService(WorkerServiceServicer):
     """Samples `next_token` of all tokens and confirms every swap. Keeps block hashes and the requests that it received.
 
-    If `max_new_tokens` is above 1, its steps return 0 to `max_new_tokens` tokens for a sequence, in turn. `results`
-    maps each kind of result, other than tokens, to the way in which its prompts are computed.
+    If `max_sampled_tokens` is above 1, its steps return 0 to `max_sampled_tokens` tokens for a sequence, in turn.
+    `results` maps each kind of result, other than tokens, to the way in which its prompts are computed.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class ChecksumService(WorkerServiceServicer):
         fingerprint: bytes = b"checksum",
         epoch: int = 0,
         num_host_blocks: int = 0,
-        max_new_tokens: int = 1,
+        max_sampled_tokens: int = 1,
         model: str = "checksum",
         results: Mapping[str, worker_v1.PromptComputation] | None = None,
     ) -> None:
@@ -47,7 +47,7 @@ class ChecksumService(WorkerServiceServicer):
             num_host_blocks=num_host_blocks,
             swap_bytes_per_second=1e9 if num_host_blocks else 0.0,
             prefill_tokens_per_second=1e4,
-            max_new_tokens=max_new_tokens,
+            max_sampled_tokens=max_sampled_tokens,
         )
         self._results = {"tokens": worker_v1.PROMPT_COMPUTATION_CHUNKED} | dict(results or {})
         if results is not None:
@@ -133,7 +133,7 @@ class ChecksumService(WorkerServiceServicer):
                 result.num_tokens.append(0)
                 self._add_value(result, kind, tokens, schedule, schedule_index)
                 continue
-            if self.about.max_new_tokens > 1 and num_tokens == 1:
+            if self.about.max_sampled_tokens > 1 and num_tokens == 1:
                 most = 1 + (schedule.max_extra_tokens[schedule_index] if schedule.max_extra_tokens else 0)
                 count = sum(self.num_returned.values()) % (most + 1)
                 self.num_returned[count] += 1

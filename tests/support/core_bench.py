@@ -15,12 +15,12 @@ from scheduler_svc.core.results import PROMPT_LOGPROBS, TOKENS, PromptComputatio
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.step import (
     Direction,
-    PooledResult,
     SampledSequence,
     ScheduledSequence,
     StepOutcome,
     StepPlan,
     SwapDone,
+    ValueResult,
 )
 
 BLOCK = 4
@@ -161,8 +161,8 @@ class CoreBench:
 
 
 def _result_of(part: ScheduledSequence) -> SampledSequence:
-    if part.samples and part.sequence.request.is_pooled:
-        return PooledResult(VALUE)
+    if part.samples and part.sequence.request.returns_value:
+        return ValueResult(VALUE)
     return Drawn([TOKEN] if part.samples else [])
 
 

@@ -113,7 +113,7 @@ class CoreRunner:
         self._runner = worker.runner
         self._runner.reset()
         opening = worker_v1.StepRequest(epoch=1, generation=1)
-        self._validator = ResponseValidator(opening, worker.description.limits.vocab_size, shape.max_new_tokens)
+        self._validator = ResponseValidator(opening, worker.description.limits.vocab_size, shape.max_sampled_tokens)
         self._in_flight: deque[tuple[StepPlan, InFlight]] = deque()
         self._last_done = 0.0
         self._served: dict[tuple[str, int], Served] = {}

@@ -21,12 +21,12 @@ from scheduler_svc.core.results import PromptComputation
 from scheduler_svc.core.step import (
     BlockPair,
     Direction,
-    PooledResult,
     SampledSequence,
     ScheduledSequence,
     StepOutcome,
     StepPlan,
     SwapDone,
+    ValueResult,
 )
 
 Slot = tuple[int, int] | None  # position and token
@@ -205,7 +205,7 @@ class MemoryWorker:
 
     def _is_without_kv(self, request: Request) -> bool:
         how = self._results.get(request.result.name)
-        return request.is_pooled and how is PromptComputation.INDIVISIBLE_WITHOUT_KV
+        return request.returns_value and how is PromptComputation.INDIVISIBLE_WITHOUT_KV
 
     def _compute_without_kv(self, part: ScheduledSequence) -> None:
         known = self.known[part.sequence.id]
@@ -220,12 +220,12 @@ class MemoryWorker:
         first, end = known.position - part.num_tokens + 1, min(known.position + 1, known.num_prompt)
         return [prompt_logprob(known.tokens, position) for position in range(first, end)]
 
-    def _value(self, part: ScheduledSequence) -> PooledResult:
+    def _value(self, part: ScheduledSequence) -> ValueResult:
         request, known = part.sequence.request, self.known[part.sequence.id]
         assert part.samples, "a prompt is computed to its end, and nothing is expected"
         if self._results[request.result.name] is not PromptComputation.CHUNKED:
             assert part.num_tokens == len(request.prompt), "an indivisible prompt is divided"
-        return PooledResult(prompt_value(known.tokens, request.result.name))
+        return ValueResult(prompt_value(known.tokens, request.result.name))
 
     def _begin(self, step_id: int, direction: Direction, pairs: list[BlockPair]) -> None:
         early = None
@@ -298,7 +298,7 @@ class MemoryWorker:
         assert context == list(enumerate(known.tokens[:end])), f"sequence {sequence_id} reads a wrong context"
         if end < len(known.tokens):
             return Drawn([])
-        if part.sequence.request.is_pooled:
+        if part.sequence.request.returns_value:
             return self._value(part)
         count = num_candidates(beam.width, len(part.sequence.request.stop_token_ids)) if beam is not None else 0
         logprobs: list[object] = [Options(options(known.tokens, self.vocab_size, count))] if beam is not None else []

@@ -53,7 +53,7 @@ class ModelGateway(GatewaySession):
                 assert event.key in self.attached, "events before the answer"
                 self._extend(event.key, event.tokens)
             case "accepted":
-                submission_id = self.asked.pop(event.attachment_id)
+                submission_id = self.asked.pop(event.command_id)
                 known = self.known.get(event.key)
                 assert known is None or known[0] != submission_id or not known[1], "tokens are missing"
                 self.known[event.key] = (submission_id, [])
@@ -62,8 +62,8 @@ class ModelGateway(GatewaySession):
                 self._attach(event)
             case "durable":
                 assert event.durable.num_tokens <= len(self.known[event.key][1])
-            case "failed" if event.HasField("attachment_id"):
-                del self.asked[event.attachment_id]
+            case "failed" if event.HasField("command_id"):
+                del self.asked[event.command_id]
                 if event.failed.reason == scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST:
                     self.unknown.add(event.key)
                 elif event.failed.reason != scheduler_v1.FAILURE_REASON_UNAVAILABLE:
@@ -73,7 +73,7 @@ class ModelGateway(GatewaySession):
                 self.known.pop(event.key, None)
 
     def _attach(self, event: scheduler_v1.Event) -> None:
-        del self.asked[event.attachment_id]
+        del self.asked[event.command_id]
         submission_id, tokens = event.attached.submission_id, list(event.attached.sequences[0].token_ids)
         known = self.known.get(event.key)
         if known is not None and known[0] == submission_id:

@@ -109,7 +109,7 @@ class ModelScheduler:
             refusal = scheduler_v1.FAILURE_REASON_DIVERGED
         if refusal is not None or request is None:
             failed = scheduler_v1.Failed(reason=refusal)
-            self._send(command.key, failed=failed, attachment_id=command.attachment_id)
+            self._send(command.key, failed=failed, command_id=command.command_id)
             return
         for one in command.unflushed:
             self._merge(request, one)
@@ -117,13 +117,13 @@ class ModelScheduler:
         request.is_attached = request.end is None
         is_own = isinstance(command, scheduler_v1.Submit) and command.submission_id == request.submission_id
         if is_own and not request.tokens:
-            self._send(command.key, accepted=scheduler_v1.Accepted(), attachment_id=command.attachment_id)
+            self._send(command.key, accepted=scheduler_v1.Accepted(), command_id=command.command_id)
             return
         attached = scheduler_v1.Attached(
             submission_id=request.submission_id,
             sequences=[scheduler_v1.Tokens(token_ids=request.tokens, end=request.end)],
         )
-        self._send(command.key, attached=attached, attachment_id=command.attachment_id)
+        self._send(command.key, attached=attached, command_id=command.command_id)
 
     def _merge(self, request: ModelRequest, unflushed: scheduler_v1.UnflushedTokens) -> None:
         theirs = list(unflushed.token_ids)

@@ -18,7 +18,7 @@ VALUES = [ResultKind("embedding", ResultForm.VALUE), ResultKind("score", ResultF
 class RandomWorld:
     """A world with random sizes, and random actions in it."""
 
-    def __init__(self, seed: int, max_new_tokens: int = 1) -> None:
+    def __init__(self, seed: int, max_sampled_tokens: int = 1) -> None:
         rng = self.rng = random.Random(seed)
         self.shape = ReplicaShape(
             fingerprint=b"model",
@@ -37,8 +37,8 @@ class RandomWorld:
         chunked = {kind.name: PromptComputation.CHUNKED for kind in (TOKENS, PROMPT_LOGPROBS)}
         results = {kind.name: results_rng.choice(list(PromptComputation)) for kind in VALUES}
         self.shape = replace(self.shape, results=chunked | results)
-        if max_new_tokens > 1:  # speculated tokens use only slots of blocks that are needed anyway
-            self.shape = replace(self.shape, max_new_tokens=max_new_tokens, block_size=rng.choice([2, 4, 8]))
+        if max_sampled_tokens > 1:  # speculated tokens use only slots of blocks that are needed anyway
+            self.shape = replace(self.shape, max_sampled_tokens=max_sampled_tokens, block_size=rng.choice([2, 4, 8]))
         self.beginnings = [[rng.randint(0, 1) for _ in range(200)] for _ in range(rng.choice([2, 8]))]
         self.share_of_common = rng.choice([0.1, 0.9])  # of the requests
         self.share_of_beams = rng.choice([0.02, 0.4])
@@ -144,8 +144,8 @@ class RandomWorld:
 class LongPromptWorld(RandomWorld):
     """Long prompts whose values or log-probabilities are requested, over few blocks: they are preempted often."""
 
-    def __init__(self, seed: int, max_new_tokens: int = 1) -> None:
-        super().__init__(seed, max_new_tokens)
+    def __init__(self, seed: int, max_sampled_tokens: int = 1) -> None:
+        super().__init__(seed, max_sampled_tokens)
         rng = self.rng
         self.share_of_other_results = 0.7
         self.share_of_losses = rng.choice([0.0, 0.002])
@@ -175,8 +175,8 @@ class CrowdedWorld(RandomWorld):
     The same hashes are published, evicted and published again. Requests are cancelled in the middle of their swaps.
     """
 
-    def __init__(self, seed: int, max_new_tokens: int = 1) -> None:
-        super().__init__(seed, max_new_tokens)
+    def __init__(self, seed: int, max_sampled_tokens: int = 1) -> None:
+        super().__init__(seed, max_sampled_tokens)
         rng = self.rng
         self.beginnings = [[rng.randint(0, 1) for _ in range(200)]]
         self.share_of_common = 1.0

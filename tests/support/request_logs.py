@@ -25,7 +25,7 @@ def request_log(
         stop_token_ids=[2],
         cache_salt=b"s" * 32,
         body_digest=b"d" * 32,
-        attachment_id=number,
+        command_id=number,
     )
     submit.render_options.request_id = name or f"request {number}"
     return RequestLog(submit, accepted_at, deadline, sequences=[SequenceLog() for _ in range(n)])

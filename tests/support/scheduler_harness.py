@@ -69,19 +69,19 @@ class SessionClient:
 
     async def submit(self, **changes: object) -> scheduler_v1.Submit:
         """Submit a request."""
-        submit = submit_of(**({"attachment_id": self._next()} | changes))
+        submit = submit_of(**({"command_id": self._next()} | changes))
         await self.send(submit=submit)
         return submit
 
     async def attach(self, key: str, *unflushed: scheduler_v1.UnflushedTokens) -> scheduler_v1.Event:
         """Attaches to a request; returns the answer, Attached or Failed."""
-        attachment_id = self._next()
-        await self.send(attach=scheduler_v1.Attach(key=key, attachment_id=attachment_id, unflushed=unflushed))
-        return await self.answer(attachment_id)
+        command_id = self._next()
+        await self.send(attach=scheduler_v1.Attach(key=key, command_id=command_id, unflushed=unflushed))
+        return await self.answer(command_id)
 
-    async def answer(self, attachment_id: int) -> scheduler_v1.Event:
+    async def answer(self, command_id: int) -> scheduler_v1.Event:
         """The answer to a Submit or an Attach."""
-        return await self._first(lambda e: e.HasField("attachment_id") and e.attachment_id == attachment_id)
+        return await self._first(lambda e: e.HasField("command_id") and e.command_id == command_id)
 
     async def until(self, key: str, kind: Kind) -> scheduler_v1.Event:
         """The next event of a kind; for "tokens", the one that ends a sequence."""

@@ -18,7 +18,7 @@ from scheduler_svc.core.replica_shape import ReplicaShape
 from scheduler_svc.core.request import BeamParams, Phase, Request, RestoredSequence
 from scheduler_svc.core.results import PROMPT_LOGPROBS
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.step import PooledResult, StepPlan
+from scheduler_svc.core.step import StepPlan, ValueResult
 
 VOCAB_SIZE = 2
 REFUSALS = {
@@ -59,7 +59,7 @@ class World:
             VOCAB_SIZE,
             shape.num_host_blocks,
             self.rng,
-            speculates=shape.max_new_tokens > 1,
+            speculates=shape.max_sampled_tokens > 1,
             results=shape.results,
         )
         self._add(Site(shape, worker))
@@ -108,7 +108,7 @@ class World:
         for key in live:
             refused = self.scheduler.submit(self.requests[key], self.now, self._restored(self.requests[key]))
             assert refused is None, refused
-            self._counts["values after a restart"] += self.requests[key].is_pooled
+            self._counts["values after a restart"] += self.requests[key].returns_value
         assert list(self.scheduler.keys) == live
 
     def _restored(self, request: Request) -> list[RestoredSequence]:
@@ -155,7 +155,7 @@ class World:
             self._counts["steps of one that is indivisible, above the budget"] += 1
         self._counts["steps of the indivisible alone"] += 0 < len(indivisible) == len(plan.scheduled)
         self._counts["steps of the indivisible beside others"] += 0 < len(indivisible) < len(plan.scheduled)
-        self._counts["preempted for values"] += sum(sequence.request.is_pooled for sequence in plan.preempted)
+        self._counts["preempted for values"] += sum(sequence.request.returns_value for sequence in plan.preempted)
 
     def commit(self, site: Site) -> None:
         """Commit the oldest step that is done."""
@@ -165,7 +165,7 @@ class World:
             known = sum(part.start < part.sequence.num_prompt_logprobs for part in parts)
             self._counts["prompt log-probabilities computed again"] += known
             for part, result in zip(plan.scheduled, outcome.results, strict=True):
-                if isinstance(result, PooledResult):
+                if isinstance(result, ValueResult):
                     how = site.replica.shape.results[part.sequence.request.result.name]
                     self._counts[f"values {how.name}"] += 1
             self.take(self.scheduler.commit(site.replica, outcome, self.now))
@@ -195,7 +195,7 @@ class World:
     def stop(self, key: str, index: int) -> None:
         """Sends a stop match at a random position; never for a value, nor within the prompt."""
         returned, request = self.outputs[key, index], self.requests[key]
-        if request.is_pooled or (request.result == PROMPT_LOGPROBS and not returned):
+        if request.returns_value or (request.result == PROMPT_LOGPROBS and not returned):
             return
         if (key, index) not in self.ended and key not in self.failed:
             length = self.rng.randint(0, len(returned))
@@ -283,7 +283,7 @@ class World:
             if request.beam is not None:
                 self._check_beams(request, request.beam)
                 continue
-            if request.is_pooled:
+            if request.returns_value:
                 self._check_value(request)
                 continue
             self._check_prompt_logprobs(request)

@@ -43,7 +43,7 @@ class ScriptedSession:
     def accept(self, key: str, is_durable: bool = True) -> None:
         """Accepts a request."""
         accepted = scheduler_v1.Accepted(is_durable=is_durable)
-        self.send([scheduler_v1.Event(key=key, accepted=accepted, attachment_id=self.asked.pop(key))])
+        self.send([scheduler_v1.Event(key=key, accepted=accepted, command_id=self.asked.pop(key))])
 
     def attached(self, submit: scheduler_v1.Submit, *sequences: scheduler_v1.Tokens) -> None:
         """Attaches a gateway to a request with these sequences."""
@@ -57,7 +57,7 @@ class ScriptedSession:
             num_sequences=submit.n,
             tokenizer_fingerprint=submit.tokenizer_fingerprint,
         )
-        self.send([scheduler_v1.Event(key=submit.key, attached=attached, attachment_id=self.asked.pop(submit.key))])
+        self.send([scheduler_v1.Event(key=submit.key, attached=attached, command_id=self.asked.pop(submit.key))])
 
     def durable(self, key: str, num_tokens: int, index: int = 0) -> None:
         """Sends the number of durable tokens of a sequence."""
@@ -72,7 +72,7 @@ class ScriptedSession:
     ) -> None:
         """Fails the unanswered command of a key, or else the request."""
         failed = scheduler_v1.Failed(reason=reason, message=message, retry_after=retry_after)
-        self.send([scheduler_v1.Event(key=key, failed=failed, attachment_id=self.asked.pop(key, None))])
+        self.send([scheduler_v1.Event(key=key, failed=failed, command_id=self.asked.pop(key, None))])
 
     def tokens(self, key: str, token_ids: Sequence[int], offset: int, index: int = 0, **more: Any) -> None:
         """Sends tokens of a sequence; `more` has further fields of Tokens."""
@@ -187,9 +187,9 @@ class ScriptedScheduler(SchedulerServiceServicer):
         async for request in requests:
             match request.WhichOneof("command"):
                 case "submit":
-                    session.asked[request.submit.key] = request.submit.attachment_id
+                    session.asked[request.submit.key] = request.submit.command_id
                 case "attach":
-                    session.asked[request.attach.key] = request.attach.attachment_id
+                    session.asked[request.attach.key] = request.attach.command_id
             async with self._changed:
                 self.commands.append(request)
                 self._changed.notify_all()

@@ -103,7 +103,7 @@ class Gateway(GatewaySession):
         key = f"{id(self)}-{time.monotonic_ns()}-{self._num_submitted}"
         sampling = worker_v1.SamplingParams(seed=1, logprobs=1)
         submit = scheduler_v1.Submit(key=key, submission_id=key, tenant="default", prompt_token_ids=prompt, n=1,
-                                     max_tokens=max_tokens, sampling=sampling, attachment_id=1)  # fmt: skip
+                                     max_tokens=max_tokens, sampling=sampling, command_id=1)  # fmt: skip
         self._engine.take(scheduler_v1.SessionRequest(submit=submit), self)
         return key
 

@@ -19,14 +19,14 @@ MAY_IMPORT = {
 
 CORE = "scheduler_svc.core"
 CORE_LAYERS: list[set[str]] = [
-    {"results", "lazy_heap"},
+    {"results", "lazy_heap", "totals"},
     {"request"},
     {"step", "events", "replica_shape"},
     {"costs"},
     {"kv"},
     {"replica", "admission"},
     {"policy"},
-    {"limits", "policies"},
+    {"limits"},
     {"planning"},
     {"beam_search", "result_checks"},
     {"request_table"},

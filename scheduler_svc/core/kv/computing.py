@@ -26,13 +26,13 @@ class ComputingBlocks:
 
     def find(self, hashes: Seq[bytes], first: int) -> tuple[Sequence, int] | None:
         """The sequence that computes the block number `first` of these hashes, and the first block that it does not."""
-        leader = self._sequences.get(hashes[first]) if first < len(hashes) else None
-        if leader is None:
+        producer = self._sequences.get(hashes[first]) if first < len(hashes) else None
+        if producer is None:
             return None
         end = first
-        while end < len(hashes) and self._sequences.get(hashes[end]) is leader:
+        while end < len(hashes) and self._sequences.get(hashes[end]) is producer:
             end += 1
-        return leader, end
+        return producer, end
 
     def check_integrity(self, present: set[int]) -> None:
         """Raise AssertionError unless each of the sequences has one of these ids."""

@@ -118,12 +118,12 @@ class KVManager:
         self.device.pool.share(hit.device_ids)
         sequence.block_ids = list(hit.device_ids)
         sequence.num_published = len(hit.device_ids)
-        sequence.num_stored = hit.num_full * self._shape.block_size
+        sequence.num_cached_tokens = hit.num_full * self._shape.block_size
         if hit.host_ids:
             self._swap_in_blocks(sequence, hit.host_ids)
         if hit.partial_id is not None:
             self._copy(hit.partial_id, sequence)
-            sequence.num_stored = len(sequence.tokens)
+            sequence.num_cached_tokens = len(sequence.tokens)
         self._prefixes.start_computing(sequence, hit.num_full)
 
     def allocate(self, sequence: Sequence, count: int) -> None:
@@ -144,7 +144,7 @@ class KVManager:
         child.block_hashes = parent.block_hashes[:num_full]
         if rest:
             self._copy(parent.block_ids[num_full], child)
-        child.num_stored = parent.num_committed
+        child.num_cached_tokens = parent.num_committed
 
     def detach(self, sequence: Sequence) -> None:
         """A sequence leaves: cancel what the next step would do to its table.
@@ -170,7 +170,7 @@ class KVManager:
         self.device.release(sequence.block_ids)
         if sequence.swapped_kv is not None:  # how many tokens its last steps returned is known now
             sequence.swapped_kv.num_tokens = sequence.num_committed
-            sequence.swapped_kv.num_stored = max(sequence.num_stored, sequence.num_committed)
+            sequence.swapped_kv.num_cached_tokens = max(sequence.num_cached_tokens, sequence.num_committed)
         sequence.forget_blocks()
 
     def _copy(self, source: int, sequence: Sequence) -> None:
@@ -191,8 +191,8 @@ class KVManager:
         if any(copy.destination in tail for copy in self._copies):
             return False  # its last block is not written yet
         first = len(sequence.block_ids) - len(tail)
-        num_stored = max(sequence.num_stored, sequence.num_computed + sequence.num_extra)
-        del tail[max(0, self._shape.num_blocks_for(num_stored) - first) :]
+        num_cached_tokens = max(sequence.num_cached_tokens, sequence.num_computed + sequence.num_extra)
+        del tail[max(0, self._shape.num_blocks_for(num_cached_tokens) - first) :]
         contents = [self._prefixes.content(sequence, first + place) for place in range(len(tail))]
         backups = [None if content is None else self.host.index.find(content) for content in contents]
         found = [host_id for host_id in backups if host_id is not None]
@@ -203,7 +203,7 @@ class KVManager:
             return False
         fresh = iter(new)
         host_ids = [next(fresh) if host_id is None else host_id for host_id in backups]
-        swapped_kv = SwappedKV(sequence.block_ids[:first], host_ids, sequence.num_computed, num_stored, len(new))
+        swapped_kv = SwappedKV(sequence.block_ids[:first], host_ids, sequence.num_computed, num_cached_tokens, len(new))
         sequence.swapped_kv = swapped_kv
         sequence.block_ids = sequence.block_ids[first:]
         places = [place for place, host_id in enumerate(backups) if host_id is None]
@@ -227,7 +227,7 @@ class KVManager:
         self.device.pool.share(found)
         sequence.block_ids = swapped_kv.kept_block_ids + found
         sequence.num_published = min(len(sequence.block_ids), num_full)
-        sequence.num_stored = swapped_kv.num_stored
+        sequence.num_cached_tokens = swapped_kv.num_cached_tokens
         if len(found) < len(swapped_kv.host_ids):
             self._swap_in_blocks(sequence, swapped_kv.host_ids[len(found) :])
         self.host.release(swapped_kv.host_ids)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from scheduler_svc.core.costs import CostModel
 from scheduler_svc.core.kv.block_tier import BlockTier
@@ -11,18 +12,25 @@ from scheduler_svc.core.replica_shape import ReplicaShape
 from scheduler_svc.core.request import Sequence
 
 
+class PendingPrefix(NamedTuple):
+    """A prefix that a running sequence, the producer, is about to compute, and its length in tokens."""
+
+    producer: Sequence
+    num_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Hit:
     """What the prefix cache holds of a sequence: device blocks, then host blocks.
 
-    `partial_id` is a sibling's block that begins with the rest of the prompt. `leader` is the sequence that is about to
-    compute the block behind the hit, and the number of leading tokens that both share.
+    `partial_id` is a sibling's block that begins with the rest of the prompt. `pending_prefix` is a longer one
+    that another sequence is about to compute.
     """
 
     device_ids: list[int]
     host_ids: list[int] = field(default_factory=list)
     partial_id: int | None = None
-    leader: tuple[Sequence, int] | None = None
+    pending_prefix: PendingPrefix | None = None
 
     @property
     def num_full(self) -> int:
@@ -54,8 +62,11 @@ class PrefixCache:
             if recompute_seconds < self._costs.swap_seconds(0, len(host_ids)):
                 host_ids = []
         num_found = len(device_ids) + len(host_ids)
-        leader = self._computing.find(hashes, num_found)
-        return Hit(device_ids, host_ids, leader=None if leader is None else (leader[0], leader[1] * size))
+        computing = self._computing.find(hashes, num_found)
+        if computing is None:
+            return Hit(device_ids, host_ids)
+        producer, num_blocks = computing
+        return Hit(device_ids, host_ids, pending_prefix=PendingPrefix(producer, num_blocks * size))
 
     def _reusable_hashes(self, sequence: Sequence) -> list[bytes]:
         """Hashes of the leading blocks that may come from the cache: not those whose computation returns something."""

@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import partial
 
 from scheduler_svc.core.kv.prefix_cache import Hit
-from scheduler_svc.core.limits import Totals
 from scheduler_svc.core.planning import indivisible
 from scheduler_svc.core.planning.capacity import Capacity
 from scheduler_svc.core.planning.preemptor import Preemptor
@@ -13,6 +12,7 @@ from scheduler_svc.core.policy.placement import Placement, PlacementOffer
 from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Phase, Sequence
+from scheduler_svc.core.totals import Totals
 
 MAX_PREFIX_WAITS = 64  # heads of the queue that wait for another sequence's prefix, that one step looks at
 
@@ -52,9 +52,9 @@ class Admitter:
                 at = self._resume(replica, head)
             else:
                 offer = self._choose(replica, head)
-                if offer is not None and offer.leader is not None:
+                if offer is not None and offer.pending_prefix is not None:
                     self._waiting.remove(head)
-                    self._waiting.wait_for_prefix(*offer.leader, head)
+                    self._waiting.wait_for_prefix(*offer.pending_prefix, head)
                     num_prefix_waits += 1
                     continue
                 at = self._enter(offer, head) if offer is not None else None
@@ -111,9 +111,9 @@ class Admitter:
         if offer.is_isolated:
             replica.isolate(sequence)
         self._count_hit(replica, sequence, hit)
-        if sequence.num_cached is None:
-            sequence.num_cached = min(sequence.num_computed, len(sequence.request.prompt))
-            self._waiting.policy.charge(sequence, len(sequence.request.prompt) - sequence.num_cached)
+        if sequence.num_cached_prompt_tokens is None:
+            sequence.num_cached_prompt_tokens = min(sequence.num_computed, len(sequence.request.prompt))
+            self._waiting.policy.charge(sequence, len(sequence.request.prompt) - sequence.num_cached_prompt_tokens)
         return replica
 
     def _count_hit(self, replica: Replica, sequence: Sequence, hit: Hit) -> None:

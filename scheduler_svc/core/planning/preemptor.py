@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from scheduler_svc.core.limits import Totals
 from scheduler_svc.core.policy.preemption import PreemptionPolicy
 from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Phase, PreemptionMethod, Sequence
+from scheduler_svc.core.totals import Totals
 
 
 class Preemptor:
@@ -17,7 +17,7 @@ class Preemptor:
         self._waiting = waiting
         self._totals = totals
         self._preempted: list[Sequence] = []
-        self.num_freed = 0  # sequences whose blocks were freed for others
+        self.num_sequences_freed = 0  # sequences whose blocks were freed for others
 
     def take_preempted(self) -> list[Sequence]:
         """The sequences preempted since the last call."""
@@ -50,7 +50,7 @@ class Preemptor:
         preemption = self._policy.compare_costs(replica, victim)
         if preemption.choice is PreemptionMethod.SWAP and not replica.kv.swap_out(victim):
             preemption = replace(preemption, choice=PreemptionMethod.RECOMPUTE)
-        self.num_freed += 1
+        self.num_sequences_freed += 1
         victim.num_preemptions += 1
         victim.last_preemption = preemption
         self._preempted.append(victim)
@@ -74,7 +74,7 @@ class Preemptor:
 
     def drop_swapped(self, replica: Replica, sequence: Sequence) -> None:
         """Free the KV of a swapped sequence, and queue it."""
-        self.num_freed += 1
+        self.num_sequences_freed += 1
         replica.drop_swapped(sequence)
         self._waiting.add(sequence)
 

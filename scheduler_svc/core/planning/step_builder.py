@@ -31,7 +31,7 @@ class StepBuilder:
     def num_prefill_tokens(self, sequence: Sequence) -> int:
         """How many of a prompt's tokens fit; they are taken from the time for long prompts."""
         num_tokens = min(sequence.num_uncomputed, self.budget)
-        if len(sequence.tokens) - sequence.num_stored < LONG_PROMPT or self._long_prompt_seconds is None:
+        if len(sequence.tokens) - sequence.num_cached_tokens < LONG_PROMPT or self._long_prompt_seconds is None:
             return num_tokens
         num_before, costs = sequence.num_computed, self.replica.costs
         # At least one token, however many are before it.
@@ -65,7 +65,7 @@ class StepBuilder:
             self.replica.kv.allocate(sequence, num_missing)
         samples = start + num_tokens == sequence.num_known
         num_extra = 0
-        if samples and self.replica.shape.max_new_tokens > 1:
+        if samples and self.replica.shape.max_sampled_tokens > 1:
             num_extra = self._num_extra_tokens(sequence, num_tokens)
             sequence.num_extra += num_extra
         sequence.num_computed += num_tokens
@@ -76,7 +76,7 @@ class StepBuilder:
             self.new_sequences.append(NewSequence(sequence, list(sequence.tokens), sequence.needs_prompt_logprobs))
         new_block_ids = sequence.block_ids[sequence.num_sent_blocks or 0 :]
         sequence.num_sent_blocks = len(sequence.block_ids)
-        num_cached_tokens = max(start, sequence.num_stored)
+        num_cached_tokens = max(start, sequence.num_cached_tokens)
         self.scheduled.append(
             ScheduledSequence(sequence, start, num_tokens, new_block_ids, num_cached_tokens, samples, num_extra)
         )
@@ -91,7 +91,7 @@ class StepBuilder:
         num_output = sequence.num_known - len(request.prompt) + sequence.num_extra + 1
         end = sequence.num_computed + sequence.num_extra + num_tokens
         num_slots = shape.num_blocks_for(end) * shape.block_size - end
-        return min(shape.max_new_tokens - 1, request.max_tokens - num_output, num_slots)
+        return min(shape.max_sampled_tokens - 1, request.max_tokens - num_output, num_slots)
 
     def add_indivisible(self, sequence: Sequence) -> None:
         """Compute all of a prompt. Its sequence ends with that."""

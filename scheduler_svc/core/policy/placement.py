@@ -6,7 +6,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from scheduler_svc.core.costs import CostModel
-from scheduler_svc.core.kv.prefix_cache import Hit
+from scheduler_svc.core.kv.prefix_cache import Hit, PendingPrefix
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Sequence
 
@@ -30,9 +30,9 @@ class PlacementOffer(NamedTuple):
     is_isolated: bool = False  # the sequence is to run in steps of its own there
 
     @property
-    def leader(self) -> tuple[Sequence, int] | None:
-        """The sequence to wait for, which is about to compute a shared prefix, and the prefix's length in tokens."""
-        return None if self.is_isolated else self.hit.leader
+    def pending_prefix(self) -> PendingPrefix | None:
+        """The shared prefix to wait for, which another sequence is about to compute."""
+        return None if self.is_isolated else self.hit.pending_prefix
 
 
 OfferOf = Callable[[Replica], PlacementOffer | None]
@@ -103,15 +103,15 @@ class Placement:
     def choose(self, asks: Replica, sequence: Sequence, num_output: float, offer_of: OfferOf) -> PlacementOffer | None:
         """The best offer for a sequence that will probably sample `num_output` more tokens.
 
-        None unless the replica that asks has room for it, or a leader to wait for.
+        None unless the replica that asks has room for it, or a prefix to wait for.
         """
         own = offer_of(asks)
-        if own is None or not (own.has_room or own.leader):
+        if own is None or not (own.has_room or own.pending_prefix):
             return None
         if len(self._replicas) == 1:
             return own
         offers = (other for replica in self._others(asks) if (other := offer_of(replica)) is not None)
-        usable = (offer for offer in offers if offer.has_room or offer.leader)
+        usable = (offer for offer in offers if offer.has_room or offer.pending_prefix)
         return min(chain((own,), usable), key=lambda offer: self._rank(offer, sequence, num_output))
 
     def _others(self, asks: Replica) -> Iterator[Replica]:
@@ -124,7 +124,9 @@ class Placement:
         replica = offer.replica
         num_running, num_known = replica.num_running, len(sequence.tokens)
         costs = self._costs(replica, num_running + 1)
-        num_found = offer.leader[1] if offer.leader is not None else offer.hit.num_full * replica.shape.block_size
+        num_found = offer.hit.num_full * replica.shape.block_size
+        if offer.pending_prefix is not None:
+            num_found = offer.pending_prefix.num_tokens
         num_found = min(num_found, num_known - 1)
         seconds = costs.recompute_seconds(self.load(replica).num_tokens)
         seconds += costs.recompute_seconds(num_known - num_found, num_found)

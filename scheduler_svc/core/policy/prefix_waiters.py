@@ -13,52 +13,52 @@ class _PrefixWaiter:
 
 
 class PrefixWaiters:
-    """By leader, the sequences that wait until its first `num_tokens` tokens are committed."""
+    """Sequences that wait until a prefix is committed, by its *producer*: the sequence that computes it."""
 
     def __init__(self) -> None:
-        self._by_leader: dict[int, list[_PrefixWaiter]] = {}
-        self._leaders: dict[int, Sequence] = {}  # by id of the sequence that waits
+        self._by_producer: dict[int, list[_PrefixWaiter]] = {}
+        self._producers: dict[int, Sequence] = {}  # by id of the sequence that waits
 
     def __len__(self) -> int:
-        return len(self._leaders)
+        return len(self._producers)
 
-    def has_waiters(self, leader: Sequence) -> bool:
+    def has_waiters(self, producer: Sequence) -> bool:
         """Whether any sequence waits for this one."""
-        return leader.id in self._by_leader
+        return producer.id in self._by_producer
 
-    def add(self, leader: Sequence, num_tokens: int, sequence: Sequence) -> None:
+    def add(self, producer: Sequence, num_tokens: int, sequence: Sequence) -> None:
         """Have a sequence wait."""
-        self._by_leader.setdefault(leader.id, []).append(_PrefixWaiter(sequence, num_tokens))
-        self._leaders[sequence.id] = leader
+        self._by_producer.setdefault(producer.id, []).append(_PrefixWaiter(sequence, num_tokens))
+        self._producers[sequence.id] = producer
 
-    def leader_of(self, sequence: Sequence) -> Sequence | None:
+    def producer_of(self, sequence: Sequence) -> Sequence | None:
         """The sequence that this one waits for."""
-        return self._leaders.get(sequence.id)
+        return self._producers.get(sequence.id)
 
     def remove(self, sequence: Sequence) -> None:
         """A sequence waits no more."""
-        leader = self._leaders.pop(sequence.id)
-        self._keep(leader, [waiter for waiter in self._by_leader[leader.id] if waiter.sequence is not sequence])
+        producer = self._producers.pop(sequence.id)
+        self._keep(producer, [waiter for waiter in self._by_producer[producer.id] if waiter.sequence is not sequence])
 
-    def take_ready(self, leader: Sequence) -> Iterator[Sequence]:
-        """Remove and yield the sequences for which the leader has committed enough tokens."""
-        waiters = self._by_leader.get(leader.id)
+    def take_ready(self, producer: Sequence) -> Iterator[Sequence]:
+        """Remove and yield the sequences for which the producer has committed enough tokens."""
+        waiters = self._by_producer.get(producer.id)
         if waiters is None:
             return
-        self._keep(leader, [waiter for waiter in waiters if waiter.num_tokens > leader.num_committed])
+        self._keep(producer, [waiter for waiter in waiters if waiter.num_tokens > producer.num_committed])
         for waiter in waiters:
-            if waiter.num_tokens <= leader.num_committed:
-                del self._leaders[waiter.sequence.id]
+            if waiter.num_tokens <= producer.num_committed:
+                del self._producers[waiter.sequence.id]
                 yield waiter.sequence
 
-    def take_all(self, leader: Sequence) -> Iterator[Sequence]:
-        """Remove and yield all sequences that wait for a leader."""
-        for waiter in self._by_leader.pop(leader.id, ()):
-            del self._leaders[waiter.sequence.id]
+    def take_all(self, producer: Sequence) -> Iterator[Sequence]:
+        """Remove and yield all sequences that wait for a producer."""
+        for waiter in self._by_producer.pop(producer.id, ()):
+            del self._producers[waiter.sequence.id]
             yield waiter.sequence
 
-    def _keep(self, leader: Sequence, waiters: list[_PrefixWaiter]) -> None:
+    def _keep(self, producer: Sequence, waiters: list[_PrefixWaiter]) -> None:
         if waiters:
-            self._by_leader[leader.id] = waiters
+            self._by_producer[producer.id] = waiters
         else:
-            self._by_leader.pop(leader.id, None)
+            self._by_producer.pop(producer.id, None)

@@ -68,18 +68,18 @@ class WaitingSequences:
         swapped = max(replica.swapped, key=lambda s: (rank(s, now), -s.arrival, -s.index))
         return queued if queued is not None and rank(queued, now) > rank(swapped, now) else swapped
 
-    def wait_for_prefix(self, leader: Sequence, num_tokens: int, sequence: Sequence) -> None:
+    def wait_for_prefix(self, producer: Sequence, num_tokens: int, sequence: Sequence) -> None:
         """Have a sequence wait until the first `num_tokens` tokens of another one, which it shares, are computed."""
         sequence.set_phase(Phase.WAITING_FOR_PREFIX)
-        self.prefix_waiters.add(leader, num_tokens, sequence)
+        self.prefix_waiters.add(producer, num_tokens, sequence)
 
-    def release_ready(self, leader: Sequence) -> None:
+    def release_ready(self, producer: Sequence) -> None:
         """Queue the sequences for which this one has computed enough."""
-        if self.prefix_waiters.has_waiters(leader):
-            for sequence in self.prefix_waiters.take_ready(leader):
+        if self.prefix_waiters.has_waiters(producer):
+            for sequence in self.prefix_waiters.take_ready(producer):
                 self.add(sequence)
 
-    def release_all(self, leader: Sequence) -> None:
+    def release_all(self, producer: Sequence) -> None:
         """Queue all sequences that wait for this one, since it computes no more for now."""
-        for sequence in self.prefix_waiters.take_all(leader):
+        for sequence in self.prefix_waiters.take_all(producer):
             self.add(sequence)

@@ -48,7 +48,7 @@ async def test_a_request_under_the_same_name_with_the_same_body_attaches(running
         submit = await first.submit(max_tokens=200, detachable=True)
         await first.until_tokens(submit.key, 5)
         again = await second.submit(key=submit.key, body_digest=submit.body_digest, max_tokens=200)
-        answer = await second.answer(again.attachment_id)
+        answer = await second.answer(again.command_id)
         assert answer.attached.submission_id == submit.submission_id
         assert await second.until_tokens(submit.key, 200) == expected(200)
         assert await first.until_tokens(submit.key, 200) == expected(200)
@@ -64,7 +64,7 @@ async def test_a_finished_request_is_given_again(running: Deployment, store: Red
         await session.until((await session.submit()).key, "tokens")
     async with running.session() as session:
         by_name = await session.submit(key=submit.key, body_digest=submit.body_digest)
-        for answer in (await session.attach(submit.key), await session.answer(by_name.attachment_id)):
+        for answer in (await session.attach(submit.key), await session.answer(by_name.command_id)):
             [tokens] = answer.attached.sequences
             assert (list(tokens.token_ids), tokens.end.WhichOneof("cause")) == (expected(8), "length")
             assert tokens.cached_tokens == 0
@@ -94,7 +94,7 @@ async def test_a_resumption_takes_part_and_begins_nothing(
     async with running.session() as session:
         await session.ready()
         unknown = await session.submit(is_resumption=True, detachable=True)
-        answer = await session.answer(unknown.attachment_id)
+        answer = await session.answer(unknown.command_id)
         assert answer.failed.reason == scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST
         assert worker.steps == []
         assert await store.read(unknown.key) is None
@@ -103,9 +103,9 @@ async def test_a_resumption_takes_part_and_begins_nothing(
         for _ in range(2):  # once while it runs, once from the store
             asked = {"key": submit.key, "is_resumption": True}
             same = await session.submit(body_digest=submit.body_digest, **asked)
-            assert (await session.answer(same.attachment_id)).attached.submission_id == submit.submission_id
+            assert (await session.answer(same.command_id)).attached.submission_id == submit.submission_id
             other = await session.submit(body_digest=b"another", **asked)
-            assert (await session.answer(other.attachment_id)).failed.reason == scheduler_v1.FAILURE_REASON_KEY_IN_USE
+            assert (await session.answer(other.command_id)).failed.reason == scheduler_v1.FAILURE_REASON_KEY_IN_USE
             await until_recorded(store, submit.key, State.FINISHED)
             await session.until((await session.submit()).key, "tokens")
 
@@ -216,7 +216,7 @@ async def test_a_request_that_no_scheduler_knows_starts_from_what_its_gateway_ho
     async with running.session() as session:
         await session.ready()
         other = [7, 8, 9]
-        submit = submit_of(max_tokens=20, n=2, attachment_id=1, unflushed=[unflushed(0, other, index=1)])
+        submit = submit_of(max_tokens=20, n=2, command_id=1, unflushed=[unflushed(0, other, index=1)])
         await session.send(submit=submit)
         answer = await session.answer(1)
         assert [list(part.token_ids) for part in answer.attached.sequences] == [[], other]

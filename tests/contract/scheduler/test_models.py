@@ -244,7 +244,7 @@ async def test_tokens_of_another_tokenizer_are_not_run(running: Deployment) -> N
     async with running.session() as session:
         await session.ready()
         submit = await session.submit(tokenizer_fingerprint=b"another")
-        refused = await session.answer(submit.attachment_id)
+        refused = await session.answer(submit.command_id)
         assert refused.failed.reason == scheduler_v1.FAILURE_REASON_UNAVAILABLE
         await session.until((await session.submit(tokenizer_fingerprint=b"tokens")).key, "tokens")
 

@@ -33,7 +33,7 @@ async def test_request_is_accepted_and_all_its_tokens_come(running: Deployment) 
         model = await session.ready()
         assert (model.name, model.context_length, model.vocab_size) == ("checksum", 256, VOCAB)
         submit = await session.submit(n=2)
-        answer = await session.answer(submit.attachment_id)
+        answer = await session.answer(submit.command_id)
         assert answer.accepted.is_durable
         ends: dict[int, scheduler_v1.SequenceEnd] = {}
         while len(ends) < 2:
@@ -63,7 +63,7 @@ async def test_cancel_ends_a_request_on_any_session(running: Deployment) -> None
         await other.send(cancel=scheduler_v1.Cancel(key=submit.key))
         event = await session.until(submit.key, "failed")
         assert event.failed.reason == scheduler_v1.FAILURE_REASON_CANCELLED
-        assert not event.HasField("attachment_id")
+        assert not event.HasField("command_id")
         await idle(running.engine)
 
 
@@ -105,7 +105,7 @@ async def test_repeated_submission_is_taken_once(running: Deployment) -> None:
     async with running.session() as session:
         await session.ready()
         submit = await session.submit(max_tokens=100)
-        submit.attachment_id += 1
+        submit.command_id += 1
         await session.send(submit=submit)
         await session.until(submit.key, "tokens")
         assert session.tokens(submit.key) == expected(100)
@@ -117,7 +117,7 @@ async def test_another_request_under_a_live_key_is_refused_and_the_first_continu
         await session.ready()
         submit = await session.submit(max_tokens=100)
         second = await session.submit(key=submit.key)
-        answer = await session.answer(second.attachment_id)
+        answer = await session.answer(second.command_id)
         assert answer.failed.reason == scheduler_v1.FAILURE_REASON_KEY_IN_USE
         await session.until(submit.key, "tokens")
         assert session.tokens(submit.key) == expected(100)
@@ -131,7 +131,7 @@ async def test_another_request_under_the_key_of_a_finished_one_is_refused(
         submit = await session.submit()
         await session.until(submit.key, "tokens")
         for _ in range(2):  # once from the scheduler's memory, once from the store
-            answer = await session.answer((await session.submit(key=submit.key)).attachment_id)
+            answer = await session.answer((await session.submit(key=submit.key)).command_id)
             assert answer.failed.reason == scheduler_v1.FAILURE_REASON_KEY_IN_USE
             await until_recorded(store, submit.key, State.FINISHED)
             await session.until((await session.submit()).key, "tokens")
@@ -144,7 +144,7 @@ async def test_key_of_a_cancelled_request_is_free(running: Deployment) -> None:
         await session.send(cancel=scheduler_v1.Cancel(key=submit.key))
         await session.until(submit.key, "failed")
         second = await session.submit(key=submit.key, prompt_token_ids=[5, *PROMPT])
-        assert (await session.answer(second.attachment_id)).HasField("accepted")
+        assert (await session.answer(second.command_id)).HasField("accepted")
         await session.until(submit.key, "tokens")
 
 
@@ -204,7 +204,7 @@ async def test_one_session_cannot_end_what_another_submitted(running: Deployment
         await other.send(detach=scheduler_v1.Detach(key=submit.key))
         await other.send(finish=finish_of(submit, 0))
         await other.send(cancel=scheduler_v1.Cancel(key=submit.key, submission_id=refused.submission_id))
-        event = await other.answer(refused.attachment_id)
+        event = await other.answer(refused.command_id)
         assert event.failed.reason == scheduler_v1.FAILURE_REASON_KEY_IN_USE
         marker = await other.submit(max_tokens=1)
         await other.until(marker.key, "accepted")  # the commands before it were handled
@@ -278,7 +278,7 @@ async def test_a_refused_request_is_not_recorded(running: Deployment, store: Red
     async with running.session() as session:
         await session.ready()
         submit = await session.submit(max_tokens=1000)
-        answer = await session.answer(submit.attachment_id)
+        answer = await session.answer(submit.command_id)
         assert answer.failed.reason == scheduler_v1.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED
         await running.engine.journal.flush(10)
         assert await store.read(submit.key) is None
@@ -288,7 +288,7 @@ async def test_a_malformed_request_is_refused_and_costs_nobody_else(running: Dep
     async with running.session() as session:
         await session.ready()
         bad = await session.submit(prompt_token_ids=[], key=uuid.uuid4().hex)
-        answer = await session.answer(bad.attachment_id)
+        answer = await session.answer(bad.command_id)
         assert answer.failed.reason == scheduler_v1.FAILURE_REASON_INVALID
         good = await session.submit()
         await session.until(good.key, "tokens")

@@ -131,7 +131,7 @@ async def test_a_value_is_sent_again_to_a_later_attach(running: Deployment, stor
         await until_recorded(store, submit.key, State.FINISHED)
     async with running.session() as session:
         again = await ask_for_value(session, key=submit.key, body_digest=submit.body_digest)
-        for answer in (await session.attach(submit.key), await session.answer(again.attachment_id)):
+        for answer in (await session.attach(submit.key), await session.answer(again.command_id)):
             [tokens] = answer.attached.sequences
             assert value_of(tokens.end) == prompt_value(LONG, "embedding")
             assert (tokens.HasField("cached_tokens"), tokens.cached_tokens) == (True, 0)
@@ -163,7 +163,7 @@ async def test_a_value_that_is_not_on_record_is_computed_again(
         async with first.session() as session:
             await session.ready()
             submit = await ask_for_value(session)
-            await session.answer(submit.attachment_id)
+            await session.answer(submit.command_id)
             async with asyncio.timeout(TIMEOUT):
                 while not service.steps:
                     await asyncio.sleep(0.01)
@@ -230,7 +230,7 @@ async def test_an_indivisible_prompt_is_computed_in_one_step_whatever_the_budget
         assert sorted(size for size in sizes if size > 16) == [197, 198, 199, 200]
         assert not any(one > 16 < other for one, other in pairwise(sizes)), "two in a row"
         refused = await ask_for_value(session, list(range(221)))
-        failed = (await session.answer(refused.attachment_id)).failed
+        failed = (await session.answer(refused.command_id)).failed
         assert failed.reason == scheduler_v1.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED
         assert "220" in failed.message
 
@@ -240,7 +240,7 @@ async def test_what_no_worker_computes_is_refused_by_name(result: worker_v1.Resu
     service = ChecksumService()
     async with serving(redis_url, service) as session:
         submit = await session.submit(result=result, max_tokens=1 if result is WITH_PROMPT else 0)
-        failed = (await session.answer(submit.attachment_id)).failed
+        failed = (await session.answer(submit.command_id)).failed
         assert failed.reason == scheduler_v1.FAILURE_REASON_UNSUPPORTED_RESULT
         name = result.WhichOneof("kind") or "a kind of result that this scheduler does not know"
         assert failed.message == f"the workers of this model do not compute {name}"
@@ -279,9 +279,9 @@ async def test_log_probabilities_come_once_although_prompts_are_preempted(preemp
         decodes = []
         for number in range(3):
             decodes.append(await session.submit(prompt_token_ids=[number, 0, 0], max_tokens=60))
-            await session.answer(decodes[-1].attachment_id)  # so that they are before the prompt
+            await session.answer(decodes[-1].command_id)  # so that they are before the prompt
         submit = await session.submit(prompt_token_ids=LONG[:60], max_tokens=3, result=WITH_PROMPT)
-        await session.answer(submit.attachment_id)
+        await session.answer(submit.command_id)
         service.gate.set()
         assert await session.until_tokens(submit.key, 3) == expected(3, LONG[:60])
         assert prompt_logprobs(session, submit.key) == expected_prompt(LONG[:60])

@@ -34,7 +34,7 @@ async def test_streams_go_on_without_the_store_and_are_recorded_when_it_is_back(
         await session.until_tokens(submit.key, 5)
         redis_server.kill()
         late = await session.submit(max_tokens=20)
-        answer = await session.answer(late.attachment_id)
+        answer = await session.answer(late.command_id)
         assert not answer.accepted.is_durable
         assert await session.until_tokens(submit.key, 200) == expected(200)
         assert await session.until_tokens(late.key, 20) == expected(20)
@@ -59,7 +59,7 @@ async def test_a_request_that_ended_meanwhile_is_given_again_from_memory(
         answer = await session.attach("another")
         assert answer.failed.reason == scheduler_v1.FAILURE_REASON_UNAVAILABLE
         resumption = await session.submit(is_resumption=True)
-        answer = await session.answer(resumption.attachment_id)
+        answer = await session.answer(resumption.command_id)
         assert answer.failed.reason == scheduler_v1.FAILURE_REASON_UNAVAILABLE
 
 
@@ -73,13 +73,13 @@ async def test_requests_are_refused_where_the_store_is_needed(
         await session.until_tokens(submit.key, 1)
         redis_server.kill()
         refused = await session.submit()
-        answer = await session.answer(refused.attachment_id)
+        answer = await session.answer(refused.command_id)
         assert answer.failed.reason == scheduler_v1.FAILURE_REASON_STORE_DEGRADED
         assert await session.until_tokens(submit.key, 100) == expected(100)
         redis_server.start()
         await until_degraded(session, False)
         taken = await session.submit()
-        assert (await session.answer(taken.attachment_id)).accepted.is_durable
+        assert (await session.answer(taken.command_id)).accepted.is_durable
 
 
 async def test_a_store_that_stands_still_holds_up_no_stream(

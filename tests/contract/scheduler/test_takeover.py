@@ -166,7 +166,7 @@ async def test_unnamed_requests_wait_for_their_gateway_and_are_given_up(
 async def test_a_repeated_submission_attaches(redis_url: str, worker: Worker, store: RedisStore) -> None:
     submit = await left_behind(store, [])
     async with taken_over(redis_url, worker) as running, running.session() as session:
-        submit.attachment_id = 1
+        submit.command_id = 1
         await session.send(submit=submit)
         assert (await session.answer(1)).HasField("accepted")
         assert await session.until_tokens(submit.key, 20) == expected(20)

@@ -64,7 +64,7 @@ async def test_requests_are_taken_for_a_while_after_the_last_worker_left(redis_u
         model = await session.ready()
         await server.stop(0)
         submit = await session.submit()
-        assert (await session.answer(submit.attachment_id)).HasField("accepted")
+        assert (await session.answer(submit.command_id)).HasField("accepted")
         assert session.status is not None
         assert session.status.model == model
         async with asyncio.timeout(TIMEOUT):
@@ -115,14 +115,14 @@ async def test_a_request_without_room_ends_with_a_reason(running: Deployment) ->
     async with running.session() as session:
         await session.ready()
         submit = await session.submit(max_tokens=1000)
-        answer = await session.answer(submit.attachment_id)
+        answer = await session.answer(submit.command_id)
         assert answer.failed.reason == scheduler_v1.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED
 
 
 async def test_steps_of_a_worker_that_speculates_return_none_to_several_tokens(
     redis_url: str, store: RedisStore
 ) -> None:
-    service = ChecksumService(max_new_tokens=4)
+    service = ChecksumService(max_sampled_tokens=4)
     server, port = await serve(service)
     async with scheduler(redis_url, [port]) as running, running.session() as session:
         await session.ready()

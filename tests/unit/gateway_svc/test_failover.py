@@ -62,7 +62,7 @@ async def test_a_request_continues_at_the_next_scheduler(
     await grown(scheduler, request, 5, 6)
     await take_over(scheduler, successor)
     attach = await successor.next("attach")
-    assert (attach.key, attach.attachment_id > 0) == ("k", True)
+    assert (attach.key, attach.command_id > 0) == ("k", True)
     successor.session.attached(there(), sequence(5, 6))
     successor.session.tokens("k", [7], 2)
     assert await request.next() == ("attached", {0: [5, 6]})
@@ -142,7 +142,7 @@ async def test_a_scheduler_may_die_before_it_answers(
     first = await successor.next("attach")
     successor.session.close()
     again = await successor.next("attach")
-    assert again.attachment_id != first.attachment_id
+    assert again.command_id != first.command_id
     successor.session.attached(there(), sequence(5))
     assert await request.next() == ("attached", {0: [5]})
 

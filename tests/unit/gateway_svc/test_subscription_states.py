@@ -309,7 +309,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     @invariant()
     def states_agree_with_readers(self) -> None:
         for subscription in self.subscriptions._subscriptions.values():
-            assert (subscription.attachment_id is not None) == (subscription.state in AWAITING)
+            assert (subscription.command_id is not None) == (subscription.state in AWAITING)
             assert (not subscription.subscribers) == (subscription.state in WITHOUT_READERS)
             assert subscription.state is not SubscriptionState.CLOSED
             assert subscription.subscribers or subscription.waiting

@@ -44,8 +44,8 @@ async def test_a_request_is_submitted_again_until_accepted(client: SessionClient
     scheduler.session.close()
     again = await scheduler.next("submit")
     assert first.submission_id
-    assert first.attachment_id != again.attachment_id
-    first.attachment_id = again.attachment_id
+    assert first.command_id != again.command_id
+    first.command_id = again.command_id
     assert again == first
     scheduler.session.accept("k")
     assert await request.next() == ("accepted", True)

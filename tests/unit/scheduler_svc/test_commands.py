@@ -46,7 +46,7 @@ class Gateway(GatewaySession):
         self.answers: dict[int, scheduler_v1.Event] = {}
 
     def send(self, message: scheduler_v1.SessionResponse) -> None:
-        self.answers |= {event.attachment_id: event for event in message.events if event.attachment_id}
+        self.answers |= {event.command_id: event for event in message.events if event.command_id}
 
 
 @dataclass(eq=False)
@@ -68,7 +68,7 @@ class Bench:
         self.commands.take(scheduler_v1.SessionRequest(**command), self.gateway)  # type: ignore[arg-type]
 
     async def submit(self, submission_id: str, key: str = "k") -> scheduler_v1.Event:
-        attachment_id = len(self.answers) + 1
+        command_id = len(self.answers) + 1
         self.ask(
             submit=scheduler_v1.Submit(
                 key=key,
@@ -80,17 +80,17 @@ class Bench:
                 max_tokens=8,
                 detachable=True,
                 body_digest=b"body",
-                attachment_id=attachment_id,
+                command_id=command_id,
             )
         )
-        await until(lambda: attachment_id in self.answers)
-        return self.answers[attachment_id]
+        await until(lambda: command_id in self.answers)
+        return self.answers[command_id]
 
     async def attach(self, key: str = "k") -> scheduler_v1.Event:
-        attachment_id = len(self.answers) + 1
-        self.ask(attach=scheduler_v1.Attach(key=key, attachment_id=attachment_id))
-        await until(lambda: attachment_id in self.answers)
-        return self.answers[attachment_id]
+        command_id = len(self.answers) + 1
+        self.ask(attach=scheduler_v1.Attach(key=key, command_id=command_id))
+        await until(lambda: command_id in self.answers)
+        return self.answers[command_id]
 
     def cancel(self) -> None:
         self.ask(cancel=scheduler_v1.Cancel(key="k"))

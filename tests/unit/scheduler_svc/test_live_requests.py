@@ -63,7 +63,7 @@ def result(core: Scheduler, index: int, token_ids: list[int], score: float) -> T
     """The event of one sequence of a search."""
     request = core.sequences("k")[0].request
     sequence = Sequence(0, request, index, 0, [*request.prompt, *token_ids])
-    sequence.num_cached = 0
+    sequence.num_cached_prompt_tokens = 0
     end = StopToken(9) if token_ids[-1] == 9 else MaxTokens()
     return TokensEvent(sequence, 0, token_ids, [Choice(-float(token), ()) for token in token_ids], end, score)
 
@@ -127,8 +127,8 @@ def test_a_value_ends_its_request_and_is_replayed(core: Scheduler, requests: Liv
     live, gateway = started(requests, **fields), Gateway()
     requests.attach(live, gateway)
     sequence = core.sequences("k")[0]
-    sequence.num_cached = 1
-    value = worker_v1.PooledValue(numbers=[1.5])
+    sequence.num_cached_prompt_tokens = 1
+    value = worker_v1.PromptValue(numbers=[1.5])
     requests.truncate(live, 0, 0)  # a stop match, which is about tokens
     requests.dispatch([TokensEvent(sequence, 0, (), end=ValueComputed(value))])
     assert live.log.state is State.FINISHED

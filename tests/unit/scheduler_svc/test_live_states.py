@@ -106,15 +106,15 @@ class LiveMachine(RuleBasedStateMachine):
             submission_id = str(self.num_submitted)
         unflushed = [scheduler_v1.UnflushedTokens(token_ids=tokens)] if has_to_merge else []
         gateway.unknown.discard(key)
-        attachment_id = self.num_attachments = self.num_attachments + 1
-        gateway.asked[attachment_id] = submission_id
+        command_id = self.num_attachments = self.num_attachments + 1
+        gateway.asked[command_id] = submission_id
         command = scheduler_v1.SessionRequest()
         if submits:
             command.submit.CopyFrom(self._submit(key, submission_id))
-            command.submit.attachment_id = attachment_id
+            command.submit.command_id = command_id
             command.submit.unflushed.extend(unflushed)
         else:
-            command.attach.CopyFrom(scheduler_v1.Attach(key=key, attachment_id=attachment_id, unflushed=unflushed))
+            command.attach.CopyFrom(scheduler_v1.Attach(key=key, command_id=command_id, unflushed=unflushed))
         self.run(lambda: self.engine.take(command, gateway))
 
     def _submit(self, key: str, submission_id: str) -> scheduler_v1.Submit:

@@ -123,8 +123,8 @@ def test_a_failure_has_a_time_to_retry() -> None:
 
 def test_a_value_is_the_end_of_a_sequence_without_tokens() -> None:
     sequence = Sequence(5, read(), 0, 0, [5, 7])
-    sequence.num_cached = 1
-    value = worker_v1.PooledValue(numbers=[0.5, -1.0])
+    sequence.num_cached_prompt_tokens = 1
+    value = worker_v1.PromptValue(numbers=[0.5, -1.0])
     tokens = event_to_proto(TokensEvent(sequence, 0, (), end=ValueComputed(value))).tokens
     assert tokens == scheduler_v1.Tokens(end=scheduler_v1.SequenceEnd(value=value), cached_tokens=1)
     kept = SequenceLog(end=tokens.end, cached_tokens=1)
@@ -163,7 +163,7 @@ def test_attached_has_all_tokens() -> None:
     render_options = scheduler_v1.RenderOptions(request_id="mine", stops=["x"])
     event = attached_to_proto(log(render_options=render_options, detachable=True), 7)
     attached = event.attached
-    assert (event.key, event.attachment_id) == ("k", 7)
+    assert (event.key, event.command_id) == ("k", 7)
     assert attached.render_options == render_options
     assert (attached.prompt_length, attached.num_sequences, attached.seed) == (3, 2, 9)
     assert (attached.submission_id, attached.detachable) == ("s", True)
@@ -182,7 +182,7 @@ def test_new_tokens_have_their_offset() -> None:
 
 def test_the_first_tokens_of_a_sequence_have_the_cached_count() -> None:
     sequence = Sequence(5, read(), 1, 0, [5, 7])
-    sequence.num_cached = 0
+    sequence.num_cached_prompt_tokens = 0
     first, later = (event_to_proto(TokensEvent(sequence, offset, [7])) for offset in (0, 1))
     assert first == scheduler_v1.Event(key="k", tokens=scheduler_v1.Tokens(index=1, token_ids=[7], cached_tokens=0))
     assert later == scheduler_v1.Event(key="k", tokens=scheduler_v1.Tokens(index=1, offset=1, token_ids=[7]))
@@ -213,9 +213,9 @@ def test_an_event_is_the_same_in_a_message_of_others() -> None:
 
 def test_an_acceptance_has_whether_the_request_is_recorded() -> None:
     event = accepted_to_proto(log(), 7)
-    assert (event.attachment_id, event.accepted.is_durable) == (7, True)
+    assert (event.command_id, event.accepted.is_durable) == (7, True)
 
 
 def test_a_refusal_names_what_it_refuses() -> None:
-    assert failed_to_proto("k", Failure.DIVERGED, "why", attachment_id=7).attachment_id == 7
-    assert not failed_to_proto("k", Failure.CANCELLED, "why").HasField("attachment_id")
+    assert failed_to_proto("k", Failure.DIVERGED, "why", command_id=7).command_id == 7
+    assert not failed_to_proto("k", Failure.CANCELLED, "why").HasField("command_id")

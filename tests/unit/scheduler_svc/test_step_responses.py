@@ -76,7 +76,7 @@ BAD = {
     "log-probabilities of two tokens": ("logprobs", with_logprobs(*[worker_v1.TokenLogprobs(logprob=-1, top=ONE)] * 2)),
     "a value that nobody asked for": (
         "results",
-        of_result(values=[worker_v1.SequenceValue(value=worker_v1.PooledValue(numbers=[1]))]),
+        of_result(values=[worker_v1.SequenceValue(value=worker_v1.PromptValue(numbers=[1]))]),
     ),
     "log-probabilities of a prompt that nobody asked for": (
         "results",

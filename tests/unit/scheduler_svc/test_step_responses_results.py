@@ -10,7 +10,7 @@ from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.replica_shape import ReplicaShape
 from scheduler_svc.core.request import Request, Sequence
 from scheduler_svc.core.results import PROMPT_LOGPROBS, TOKENS, ResultForm, ResultKind
-from scheduler_svc.core.step import NewSequence, PooledResult, ScheduledSequence, StepOutcome, StepPlan
+from scheduler_svc.core.step import NewSequence, ScheduledSequence, StepOutcome, StepPlan, ValueResult
 from scheduler_svc.step_responses import InvalidPart, InvalidResponse, ResponseValidator
 
 VOCAB = 100
@@ -29,11 +29,11 @@ def sequence(sequence_id: int, kind: ResultKind, **asked: Any) -> Sequence:
 class Stream:
     """A worker's step stream, and three sequences: for tokens, for a value, and for a prompt's log-probabilities."""
 
-    def __init__(self, max_new_tokens: int = 1) -> None:
-        self.replica = Replica(ReplicaShape(b"", 16, 8, 64, 64, 8, max_new_tokens=max_new_tokens))
-        self.validator = ResponseValidator(worker_v1.StepRequest(epoch=1, generation=1), VOCAB, max_new_tokens)
+    def __init__(self, max_sampled_tokens: int = 1) -> None:
+        self.replica = Replica(ReplicaShape(b"", 16, 8, 64, 64, 8, max_sampled_tokens=max_sampled_tokens))
+        self.validator = ResponseValidator(worker_v1.StepRequest(epoch=1, generation=1), VOCAB, max_sampled_tokens)
         self.plain = sequence(7, TOKENS)
-        self.pooled = sequence(8, EMBEDDING, embedding=worker_v1.EmbeddingResult())
+        self.embedding = sequence(8, EMBEDDING, embedding=worker_v1.EmbeddingResult())
         asked = worker_v1.PromptLogprobsResult(num_top_logprobs=1)
         self.prompted = sequence(9, PROMPT_LOGPROBS, prompt_logprobs=asked)
 
@@ -59,7 +59,7 @@ class Stream:
 
 
 def value(*numbers: float, place: int = 0) -> worker_v1.SequenceValue:
-    return worker_v1.SequenceValue(schedule_index=place, value=worker_v1.PooledValue(numbers=numbers))
+    return worker_v1.SequenceValue(schedule_index=place, value=worker_v1.PromptValue(numbers=numbers))
 
 
 def prompt_logprobs(*values: float, place: int = 0, top: int | None = 1) -> worker_v1.SequenceLogprobs:
@@ -70,26 +70,26 @@ def prompt_logprobs(*values: float, place: int = 0, top: int | None = 1) -> work
 
 def test_each_result_goes_to_its_sequence() -> None:
     stream = Stream()
-    stream.plan((stream.plain, 0, 5), (stream.pooled, 0, 5), (stream.prompted, 0, 5))
+    stream.plan((stream.plain, 0, 5), (stream.embedding, 0, 5), (stream.prompted, 0, 5))
     outcome = stream.answer(
         num_tokens=[1, 0, 1],
         token_ids=[3, 4],
         values=[value(0.5, -2, place=1)],
         prompt_logprobs=[prompt_logprobs(-1, -2, -3, -4, place=2)],
     )
-    plain, pooled, prompted = outcome.results
-    assert isinstance(pooled, PooledResult)
-    assert list(pooled.value.numbers) == [0.5, -2]  # type: ignore[attr-defined]
-    assert [list(one.token_ids) for one in (plain, pooled, prompted)] == [[3], [], [4]]
+    plain, embedding, prompted = outcome.results
+    assert isinstance(embedding, ValueResult)
+    assert list(embedding.value.numbers) == [0.5, -2]  # type: ignore[attr-defined]
+    assert [list(one.token_ids) for one in (plain, embedding, prompted)] == [[3], [], [4]]
     assert {place: len(found) for place, found in outcome.prompt_logprobs.items()} == {2: 4}
 
 
 def test_value_is_due_once_the_prompt_is_computed() -> None:
     stream = Stream()
-    stream.plan((stream.pooled, 0, 3))
-    stream.plan((stream.pooled, 3, 5), is_new=False)
-    assert not isinstance(stream.answer(num_tokens=[0]).results[0], PooledResult)
-    assert isinstance(stream.answer(num_tokens=[0], values=[value(1)]).results[0], PooledResult)
+    stream.plan((stream.embedding, 0, 3))
+    stream.plan((stream.embedding, 3, 5), is_new=False)
+    assert not isinstance(stream.answer(num_tokens=[0]).results[0], ValueResult)
+    assert isinstance(stream.answer(num_tokens=[0], values=[value(1)]).results[0], ValueResult)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_log_probabilities_are_due_of_the_tokens_of_the_prompt_behind_those_comp
 
 def test_nothing_is_due_of_a_sequence_that_failed() -> None:
     stream = Stream()
-    stream.plan((stream.pooled, 0, 5), (stream.prompted, 0, 5))
+    stream.plan((stream.embedding, 0, 5), (stream.prompted, 0, 5))
     failures = [worker_v1.SequenceFailure(schedule_index=place, message="bad") for place in (0, 1)]
     outcome = stream.answer(num_tokens=[0, 0], failures=failures)
     assert [one.failure for one in outcome.results] == ["bad", "bad"]
@@ -127,8 +127,8 @@ def test_nothing_is_due_once_a_sequence_came_back_without_asking() -> None:
 
 
 def test_a_worker_that_speculates_returns_no_token_beside_a_value() -> None:
-    stream = Stream(max_new_tokens=3)
-    stream.plan((stream.pooled, 0, 5))
+    stream = Stream(max_sampled_tokens=3)
+    stream.plan((stream.embedding, 0, 5))
     with pytest.raises(InvalidResponse) as refusal:
         stream.answer(num_tokens=[1], token_ids=[3], values=[value(1)])
     assert refusal.value.part is InvalidPart.TOKENS
@@ -148,7 +148,7 @@ BAD_VALUES: dict[str, list[worker_v1.SequenceValue]] = {
 @pytest.mark.parametrize("values", BAD_VALUES.values(), ids=BAD_VALUES.keys())
 def test_a_value_that_is_not_due_or_none_is_refused(values: list[worker_v1.SequenceValue]) -> None:
     stream = Stream()
-    stream.plan((stream.pooled, 0, 5), (stream.plain, 0, 5))
+    stream.plan((stream.embedding, 0, 5), (stream.plain, 0, 5))
     with pytest.raises(InvalidResponse) as refusal:
         stream.answer(num_tokens=[0, 1], token_ids=[3], values=values)
     is_beyond = any(one.schedule_index > 1 for one in values)
@@ -157,7 +157,7 @@ def test_a_value_that_is_not_due_or_none_is_refused(values: list[worker_v1.Seque
 
 def test_a_value_of_a_sequence_that_failed_is_refused() -> None:
     stream = Stream()
-    stream.plan((stream.pooled, 0, 5))
+    stream.plan((stream.embedding, 0, 5))
     failure = worker_v1.SequenceFailure(schedule_index=0, message="bad")
     with pytest.raises(InvalidResponse):
         stream.answer(num_tokens=[0], failures=[failure], values=[value(1)])

@@ -188,7 +188,7 @@ def test_nothing_is_cut_from_a_value_nor_added_to_it() -> None:
     assert not is_over(log)
     assert not truncate(log, 0, 0)
     assert merge(log, [unflushed(0, 7), unflushed(0, is_truncated=True)], [0]) == []
-    log.sequences[0].end = scheduler_v1.SequenceEnd(value=worker_v1.PooledValue(numbers=[1.0]))
+    log.sequences[0].end = scheduler_v1.SequenceEnd(value=worker_v1.PromptValue(numbers=[1.0]))
     assert is_over(log)
 
 

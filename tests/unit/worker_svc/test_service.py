@@ -163,7 +163,7 @@ async def test_several_tokens_of_a_step_cross_the_wire(loading_worker: Worker, t
     runner = make_runner(tiny_llama, make_drafter=lambda: Knowing(PROMPT + expected), max_draft_tokens=3)
     loading_worker.service.serve(make_instance(runner))
     described = await loading_worker.stub.Describe(pb.DescribeRequest())
-    assert described.max_new_tokens == 4
+    assert described.max_sampled_tokens == 4
     names = [("quire_worker_tokens_total", {"kind": "draft"}), ("quire_worker_accepted_draft_tokens_total", {})]
 
     def values() -> list[float]:

@@ -26,65 +26,65 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from quire.worker.v1 import worker_pb2 as quire_dot_worker_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"quire/scheduler/v1/scheduler.proto\x12\x12quire.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cquire/worker/v1/worker.proto\"n\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\r\x12\x16\n\x0elength_penalty\x18\x02 \x01(\x01\x12\x39\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32!.quire.scheduler.v1.EarlyStopping\"\xe4\x01\n\rRenderOptions\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05stops\x18\x03 \x03(\t\x12\x14\n\x0cinclude_stop\x18\x04 \x01(\x08\x12\x1b\n\x13keep_special_tokens\x18\x05 \x01(\x08\x12\t\n\x01n\x18\x06 \x01(\r\x12\x15\n\x08logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nmin_tokens\x18\t \x01(\r\x12\x13\n\x0bprompt_tail\x18\n \x03(\rB\x0b\n\t_logprobs\"\xdd\x05\n\x06Submit\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x15\n\rsubmission_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0e\n\x06weight\x18\x04 \x01(\x01\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\t\n\x01n\x18\x06 \x01(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x31\n\x08sampling\x18\x08 \x01(\x0b\x32\x1f.quire.worker.v1.SamplingParams\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x18\n\x10has_stop_strings\x18\n \x01(\x08\x12\x10\n\x08priority\x18\x0b \x01(\x11\x12,\n\ttime_left\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\ndetachable\x18\r \x01(\x08\x12\x12\n\ncache_salt\x18\x0e \x01(\x0c\x12\x13\n\x0btraceparent\x18\x0f \x01(\t\x12\x38\n\x0b\x62\x65\x61m_search\x18\x10 \x01(\x0b\x32\x1e.quire.scheduler.v1.BeamSearchH\x00\x88\x01\x01\x12\x39\n\x0erender_options\x18\x11 \x01(\x0b\x32!.quire.scheduler.v1.RenderOptions\x12\x13\n\x0b\x62ody_digest\x18\x12 \x01(\x0c\x12\x15\n\rattachment_id\x18\x13 \x01(\x04\x12\x36\n\tunflushed\x18\x14 \x03(\x0b\x32#.quire.scheduler.v1.UnflushedTokens\x12\x15\n\ris_resumption\x18\x15 \x01(\x08\x12\r\n\x05model\x18\x16 \x01(\t\x12+\n\x06result\x18\x17 \x01(\x0b\x32\x1b.quire.worker.v1.ResultKind\x12\x1d\n\x15tokenizer_fingerprint\x18\x18 \x01(\x0c\x12\x19\n\x11model_fingerprint\x18\x19 \x01(\x0c\x42\x0e\n\x0c_beam_search\"\xc4\x01\n\x0fUnflushedTokens\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x30\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1e.quire.worker.v1.TokenLogprobs\x12\x14\n\x0cis_truncated\x18\x05 \x01(\x08\x12\x37\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1e.quire.worker.v1.TokenLogprobs\"\x7f\n\x06\x41ttach\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x15\n\rattachment_id\x18\x02 \x01(\x04\x12\x36\n\tunflushed\x18\x03 \x03(\x0b\x32#.quire.scheduler.v1.UnflushedTokens\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\x0c\"C\n\x06\x43\x61ncel\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x1a\n\rsubmission_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x10\n\x0e_submission_id\"\x15\n\x06\x44\x65tach\x12\x0b\n\x03key\x18\x01 \x01(\t\"O\n\x06\x46inish\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x15\n\rsubmission_id\x18\x04 \x01(\t\"=\n\x0b\x41\x63knowledge\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\x19\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\"\xe5\x02\n\x0eSessionRequest\x12,\n\x06submit\x18\x01 \x01(\x0b\x32\x1a.quire.scheduler.v1.SubmitH\x00\x12,\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1a.quire.scheduler.v1.CancelH\x00\x12,\n\x06\x64\x65tach\x18\x03 \x01(\x0b\x32\x1a.quire.scheduler.v1.DetachH\x00\x12,\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x1a.quire.scheduler.v1.FinishH\x00\x12\x36\n\x0b\x61\x63knowledge\x18\x05 \x01(\x0b\x32\x1f.quire.scheduler.v1.AcknowledgeH\x00\x12,\n\x06\x61ttach\x18\x06 \x01(\x0b\x32\x1a.quire.scheduler.v1.AttachH\x00\x12*\n\x05hello\x18\x07 \x01(\x0b\x32\x19.quire.scheduler.v1.HelloH\x00\x42\t\n\x07\x63ommand\"`\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\x0c\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\"\xaa\x01\n\x06Status\x12(\n\x05model\x18\x01 \x01(\x0b\x32\x19.quire.scheduler.v1.Model\x12\x19\n\x11is_store_degraded\x18\x02 \x01(\x08\x12)\n\x06models\x18\x03 \x03(\x0b\x32\x19.quire.scheduler.v1.Model\x12\x17\n\x0foldest_protocol\x18\x04 \x01(\r\x12\x17\n\x0fnewest_protocol\x18\x05 \x01(\r\"\x1e\n\x08\x41\x63\x63\x65pted\x12\x12\n\nis_durable\x18\x01 \x01(\x08\"\xb7\x02\n\x08\x41ttached\x12\x39\n\x0erender_options\x18\x01 \x01(\x0b\x32!.quire.scheduler.v1.RenderOptions\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12-\n\tsequences\x18\x03 \x03(\x0b\x32\x1a.quire.scheduler.v1.Tokens\x12\x15\n\rsubmission_id\x18\x04 \x01(\t\x12\x12\n\ndetachable\x18\x05 \x01(\x08\x12\x0c\n\x04seed\x18\x06 \x01(\x12\x12\x15\n\rnum_sequences\x18\x07 \x01(\r\x12;\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\".quire.scheduler.v1.PromptLogprobs\x12\x1d\n\x15tokenizer_fingerprint\x18\t \x01(\x0c\"P\n\x0ePromptLogprobs\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12.\n\x06tokens\x18\x02 \x03(\x0b\x32\x1e.quire.worker.v1.TokenLogprobs\",\n\x07\x44urable\x12\r\n\x05index\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\x04\"|\n\x06\x46\x61iled\x12\x31\n\x06reason\x18\x01 \x01(\x0e\x32!.quire.scheduler.v1.FailureReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12.\n\x0bretry_after\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc3\x01\n\x0bSequenceEnd\x12\x17\n\rstop_token_id\x18\x01 \x01(\rH\x00\x12,\n\x06length\x18\x02 \x01(\x0b\x32\x1a.quire.scheduler.v1.LengthH\x00\x12\x35\n\x0bstop_string\x18\x03 \x01(\x0b\x32\x1e.quire.scheduler.v1.StopStringH\x00\x12-\n\x05value\x18\x04 \x01(\x0b\x32\x1c.quire.worker.v1.PooledValueH\x00\x42\x07\n\x05\x63\x61use\"\x08\n\x06Length\"\x0c\n\nStopString\"\x81\x02\n\x06Tokens\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x30\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1e.quire.worker.v1.TokenLogprobs\x12\x1a\n\rcached_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x12,\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.quire.scheduler.v1.SequenceEnd\x12\x12\n\x05score\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x19\n\x11model_fingerprint\x18\x08 \x01(\x0c\x42\x10\n\x0e_cached_tokensB\x08\n\x06_score\"\xf9\x02\n\x05\x45vent\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x1c.quire.scheduler.v1.AcceptedH\x00\x12,\n\x06tokens\x18\x03 \x01(\x0b\x32\x1a.quire.scheduler.v1.TokensH\x00\x12,\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x1a.quire.scheduler.v1.FailedH\x00\x12\x30\n\x08\x61ttached\x18\x05 \x01(\x0b\x32\x1c.quire.scheduler.v1.AttachedH\x00\x12.\n\x07\x64urable\x18\x06 \x01(\x0b\x32\x1b.quire.scheduler.v1.DurableH\x00\x12=\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\".quire.scheduler.v1.PromptLogprobsH\x00\x12\x1a\n\rattachment_id\x18\x07 \x01(\x04H\x01\x88\x01\x01\x42\x06\n\x04kindB\x10\n\x0e_attachment_id\"w\n\x0fSessionResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12)\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x19.quire.scheduler.v1.Event\x12*\n\x06status\x18\x03 \x01(\x0b\x32\x1a.quire.scheduler.v1.Status*\x84\x01\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45\x41RLY_STOPPING_HEURISTIC\x10\x01\x12\x1b\n\x17\x45\x41RLY_STOPPING_AT_WIDTH\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03*\xd8\x04\n\rFailureReason\x12\x1e\n\x1a\x46\x41ILURE_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x46\x41ILURE_REASON_KEY_IN_USE\x10\x01\x12$\n FAILURE_REASON_DEADLINE_EXCEEDED\x10\x02\x12\x1c\n\x18\x46\x41ILURE_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46\x41ILURE_REASON_INVALID\x10\x04\x12\x1b\n\x17\x46\x41ILURE_REASON_INTERNAL\x10\x05\x12\x1e\n\x1a\x46\x41ILURE_REASON_UNAVAILABLE\x10\x06\x12*\n&FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED\x10\x07\x12$\n FAILURE_REASON_TENANT_OVER_QUOTA\x10\x08\x12&\n\"FAILURE_REASON_DEADLINE_INFEASIBLE\x10\t\x12\"\n\x1e\x46\x41ILURE_REASON_SEARCH_TOO_WIDE\x10\n\x12\"\n\x1e\x46\x41ILURE_REASON_TOO_MANY_TOKENS\x10\x0b\x12\"\n\x1e\x46\x41ILURE_REASON_UNKNOWN_REQUEST\x10\x0c\x12\x1e\n\x1a\x46\x41ILURE_REASON_QUARANTINED\x10\r\x12!\n\x1d\x46\x41ILURE_REASON_STORE_DEGRADED\x10\x0e\x12\x1b\n\x17\x46\x41ILURE_REASON_DIVERGED\x10\x0f\x12%\n!FAILURE_REASON_UNSUPPORTED_RESULT\x10\x10\x32j\n\x10SchedulerService\x12V\n\x07Session\x12\".quire.scheduler.v1.SessionRequest\x1a#.quire.scheduler.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"quire/scheduler/v1/scheduler.proto\x12\x12quire.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cquire/worker/v1/worker.proto\"n\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\r\x12\x16\n\x0elength_penalty\x18\x02 \x01(\x01\x12\x39\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32!.quire.scheduler.v1.EarlyStopping\"\xe4\x01\n\rRenderOptions\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05stops\x18\x03 \x03(\t\x12\x14\n\x0cinclude_stop\x18\x04 \x01(\x08\x12\x1b\n\x13keep_special_tokens\x18\x05 \x01(\x08\x12\t\n\x01n\x18\x06 \x01(\r\x12\x15\n\x08logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nmin_tokens\x18\t \x01(\r\x12\x13\n\x0bprompt_tail\x18\n \x03(\rB\x0b\n\t_logprobs\"\xda\x05\n\x06Submit\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x15\n\rsubmission_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0e\n\x06weight\x18\x04 \x01(\x01\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\t\n\x01n\x18\x06 \x01(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x31\n\x08sampling\x18\x08 \x01(\x0b\x32\x1f.quire.worker.v1.SamplingParams\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x18\n\x10has_stop_strings\x18\n \x01(\x08\x12\x10\n\x08priority\x18\x0b \x01(\x11\x12,\n\ttime_left\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\ndetachable\x18\r \x01(\x08\x12\x12\n\ncache_salt\x18\x0e \x01(\x0c\x12\x13\n\x0btraceparent\x18\x0f \x01(\t\x12\x38\n\x0b\x62\x65\x61m_search\x18\x10 \x01(\x0b\x32\x1e.quire.scheduler.v1.BeamSearchH\x00\x88\x01\x01\x12\x39\n\x0erender_options\x18\x11 \x01(\x0b\x32!.quire.scheduler.v1.RenderOptions\x12\x13\n\x0b\x62ody_digest\x18\x12 \x01(\x0c\x12\x12\n\ncommand_id\x18\x13 \x01(\x04\x12\x36\n\tunflushed\x18\x14 \x03(\x0b\x32#.quire.scheduler.v1.UnflushedTokens\x12\x15\n\ris_resumption\x18\x15 \x01(\x08\x12\r\n\x05model\x18\x16 \x01(\t\x12+\n\x06result\x18\x17 \x01(\x0b\x32\x1b.quire.worker.v1.ResultKind\x12\x1d\n\x15tokenizer_fingerprint\x18\x18 \x01(\x0c\x12\x19\n\x11model_fingerprint\x18\x19 \x01(\x0c\x42\x0e\n\x0c_beam_search\"\xc4\x01\n\x0fUnflushedTokens\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x30\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1e.quire.worker.v1.TokenLogprobs\x12\x14\n\x0cis_truncated\x18\x05 \x01(\x08\x12\x37\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1e.quire.worker.v1.TokenLogprobs\"|\n\x06\x41ttach\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\ncommand_id\x18\x02 \x01(\x04\x12\x36\n\tunflushed\x18\x03 \x03(\x0b\x32#.quire.scheduler.v1.UnflushedTokens\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\x0c\"C\n\x06\x43\x61ncel\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x1a\n\rsubmission_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x10\n\x0e_submission_id\"\x15\n\x06\x44\x65tach\x12\x0b\n\x03key\x18\x01 \x01(\t\"O\n\x06\x46inish\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x15\n\rsubmission_id\x18\x04 \x01(\t\"=\n\x0b\x41\x63knowledge\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\x19\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\"\xe5\x02\n\x0eSessionRequest\x12,\n\x06submit\x18\x01 \x01(\x0b\x32\x1a.quire.scheduler.v1.SubmitH\x00\x12,\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1a.quire.scheduler.v1.CancelH\x00\x12,\n\x06\x64\x65tach\x18\x03 \x01(\x0b\x32\x1a.quire.scheduler.v1.DetachH\x00\x12,\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x1a.quire.scheduler.v1.FinishH\x00\x12\x36\n\x0b\x61\x63knowledge\x18\x05 \x01(\x0b\x32\x1f.quire.scheduler.v1.AcknowledgeH\x00\x12,\n\x06\x61ttach\x18\x06 \x01(\x0b\x32\x1a.quire.scheduler.v1.AttachH\x00\x12*\n\x05hello\x18\x07 \x01(\x0b\x32\x19.quire.scheduler.v1.HelloH\x00\x42\t\n\x07\x63ommand\"`\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\x0c\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\"\xaa\x01\n\x06Status\x12(\n\x05model\x18\x01 \x01(\x0b\x32\x19.quire.scheduler.v1.Model\x12\x19\n\x11is_store_degraded\x18\x02 \x01(\x08\x12)\n\x06models\x18\x03 \x03(\x0b\x32\x19.quire.scheduler.v1.Model\x12\x17\n\x0foldest_protocol\x18\x04 \x01(\r\x12\x17\n\x0fnewest_protocol\x18\x05 \x01(\r\"\x1e\n\x08\x41\x63\x63\x65pted\x12\x12\n\nis_durable\x18\x01 \x01(\x08\"\xb7\x02\n\x08\x41ttached\x12\x39\n\x0erender_options\x18\x01 \x01(\x0b\x32!.quire.scheduler.v1.RenderOptions\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12-\n\tsequences\x18\x03 \x03(\x0b\x32\x1a.quire.scheduler.v1.Tokens\x12\x15\n\rsubmission_id\x18\x04 \x01(\t\x12\x12\n\ndetachable\x18\x05 \x01(\x08\x12\x0c\n\x04seed\x18\x06 \x01(\x12\x12\x15\n\rnum_sequences\x18\x07 \x01(\r\x12;\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\".quire.scheduler.v1.PromptLogprobs\x12\x1d\n\x15tokenizer_fingerprint\x18\t \x01(\x0c\"P\n\x0ePromptLogprobs\x12\x0e\n\x06offset\x18\x01 \x01(\r\x12.\n\x06tokens\x18\x02 \x03(\x0b\x32\x1e.quire.worker.v1.TokenLogprobs\",\n\x07\x44urable\x12\r\n\x05index\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\x04\"|\n\x06\x46\x61iled\x12\x31\n\x06reason\x18\x01 \x01(\x0e\x32!.quire.scheduler.v1.FailureReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12.\n\x0bretry_after\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc3\x01\n\x0bSequenceEnd\x12\x17\n\rstop_token_id\x18\x01 \x01(\rH\x00\x12,\n\x06length\x18\x02 \x01(\x0b\x32\x1a.quire.scheduler.v1.LengthH\x00\x12\x35\n\x0bstop_string\x18\x03 \x01(\x0b\x32\x1e.quire.scheduler.v1.StopStringH\x00\x12-\n\x05value\x18\x04 \x01(\x0b\x32\x1c.quire.worker.v1.PromptValueH\x00\x42\x07\n\x05\x63\x61use\"\x08\n\x06Length\"\x0c\n\nStopString\"\x81\x02\n\x06Tokens\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x30\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1e.quire.worker.v1.TokenLogprobs\x12\x1a\n\rcached_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x12,\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.quire.scheduler.v1.SequenceEnd\x12\x12\n\x05score\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x19\n\x11model_fingerprint\x18\x08 \x01(\x0c\x42\x10\n\x0e_cached_tokensB\x08\n\x06_score\"\xf3\x02\n\x05\x45vent\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x1c.quire.scheduler.v1.AcceptedH\x00\x12,\n\x06tokens\x18\x03 \x01(\x0b\x32\x1a.quire.scheduler.v1.TokensH\x00\x12,\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x1a.quire.scheduler.v1.FailedH\x00\x12\x30\n\x08\x61ttached\x18\x05 \x01(\x0b\x32\x1c.quire.scheduler.v1.AttachedH\x00\x12.\n\x07\x64urable\x18\x06 \x01(\x0b\x32\x1b.quire.scheduler.v1.DurableH\x00\x12=\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\".quire.scheduler.v1.PromptLogprobsH\x00\x12\x17\n\ncommand_id\x18\x07 \x01(\x04H\x01\x88\x01\x01\x42\x06\n\x04kindB\r\n\x0b_command_id\"w\n\x0fSessionResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12)\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x19.quire.scheduler.v1.Event\x12*\n\x06status\x18\x03 \x01(\x0b\x32\x1a.quire.scheduler.v1.Status*\x84\x01\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45\x41RLY_STOPPING_HEURISTIC\x10\x01\x12\x1b\n\x17\x45\x41RLY_STOPPING_AT_WIDTH\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03*\xd8\x04\n\rFailureReason\x12\x1e\n\x1a\x46\x41ILURE_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x46\x41ILURE_REASON_KEY_IN_USE\x10\x01\x12$\n FAILURE_REASON_DEADLINE_EXCEEDED\x10\x02\x12\x1c\n\x18\x46\x41ILURE_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46\x41ILURE_REASON_INVALID\x10\x04\x12\x1b\n\x17\x46\x41ILURE_REASON_INTERNAL\x10\x05\x12\x1e\n\x1a\x46\x41ILURE_REASON_UNAVAILABLE\x10\x06\x12*\n&FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED\x10\x07\x12$\n FAILURE_REASON_TENANT_OVER_QUOTA\x10\x08\x12&\n\"FAILURE_REASON_DEADLINE_INFEASIBLE\x10\t\x12\"\n\x1e\x46\x41ILURE_REASON_SEARCH_TOO_WIDE\x10\n\x12\"\n\x1e\x46\x41ILURE_REASON_TOO_MANY_TOKENS\x10\x0b\x12\"\n\x1e\x46\x41ILURE_REASON_UNKNOWN_REQUEST\x10\x0c\x12\x1e\n\x1a\x46\x41ILURE_REASON_QUARANTINED\x10\r\x12!\n\x1d\x46\x41ILURE_REASON_STORE_DEGRADED\x10\x0e\x12\x1b\n\x17\x46\x41ILURE_REASON_DIVERGED\x10\x0f\x12%\n!FAILURE_REASON_UNSUPPORTED_RESULT\x10\x10\x32j\n\x10SchedulerService\x12V\n\x07Session\x12\".quire.scheduler.v1.SessionRequest\x1a#.quire.scheduler.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.scheduler.v1.scheduler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EARLYSTOPPING']._serialized_start=4005
-  _globals['_EARLYSTOPPING']._serialized_end=4137
-  _globals['_FAILUREREASON']._serialized_start=4140
-  _globals['_FAILUREREASON']._serialized_end=4740
+  _globals['_EARLYSTOPPING']._serialized_start=3993
+  _globals['_EARLYSTOPPING']._serialized_end=4125
+  _globals['_FAILUREREASON']._serialized_start=4128
+  _globals['_FAILUREREASON']._serialized_end=4728
   _globals['_BEAMSEARCH']._serialized_start=120
   _globals['_BEAMSEARCH']._serialized_end=230
   _globals['_RENDEROPTIONS']._serialized_start=233
   _globals['_RENDEROPTIONS']._serialized_end=461
   _globals['_SUBMIT']._serialized_start=464
-  _globals['_SUBMIT']._serialized_end=1197
-  _globals['_UNFLUSHEDTOKENS']._serialized_start=1200
-  _globals['_UNFLUSHEDTOKENS']._serialized_end=1396
-  _globals['_ATTACH']._serialized_start=1398
-  _globals['_ATTACH']._serialized_end=1525
-  _globals['_CANCEL']._serialized_start=1527
-  _globals['_CANCEL']._serialized_end=1594
-  _globals['_DETACH']._serialized_start=1596
-  _globals['_DETACH']._serialized_end=1617
-  _globals['_FINISH']._serialized_start=1619
-  _globals['_FINISH']._serialized_end=1698
-  _globals['_ACKNOWLEDGE']._serialized_start=1700
-  _globals['_ACKNOWLEDGE']._serialized_end=1761
-  _globals['_HELLO']._serialized_start=1763
-  _globals['_HELLO']._serialized_end=1788
-  _globals['_SESSIONREQUEST']._serialized_start=1791
-  _globals['_SESSIONREQUEST']._serialized_end=2148
-  _globals['_MODEL']._serialized_start=2150
-  _globals['_MODEL']._serialized_end=2246
-  _globals['_STATUS']._serialized_start=2249
-  _globals['_STATUS']._serialized_end=2419
-  _globals['_ACCEPTED']._serialized_start=2421
-  _globals['_ACCEPTED']._serialized_end=2451
-  _globals['_ATTACHED']._serialized_start=2454
-  _globals['_ATTACHED']._serialized_end=2765
-  _globals['_PROMPTLOGPROBS']._serialized_start=2767
-  _globals['_PROMPTLOGPROBS']._serialized_end=2847
-  _globals['_DURABLE']._serialized_start=2849
-  _globals['_DURABLE']._serialized_end=2893
-  _globals['_FAILED']._serialized_start=2895
-  _globals['_FAILED']._serialized_end=3019
-  _globals['_SEQUENCEEND']._serialized_start=3022
-  _globals['_SEQUENCEEND']._serialized_end=3217
-  _globals['_LENGTH']._serialized_start=3219
-  _globals['_LENGTH']._serialized_end=3227
-  _globals['_STOPSTRING']._serialized_start=3229
-  _globals['_STOPSTRING']._serialized_end=3241
-  _globals['_TOKENS']._serialized_start=3244
-  _globals['_TOKENS']._serialized_end=3501
-  _globals['_EVENT']._serialized_start=3504
-  _globals['_EVENT']._serialized_end=3881
-  _globals['_SESSIONRESPONSE']._serialized_start=3883
-  _globals['_SESSIONRESPONSE']._serialized_end=4002
-  _globals['_SCHEDULERSERVICE']._serialized_start=4742
-  _globals['_SCHEDULERSERVICE']._serialized_end=4848
+  _globals['_SUBMIT']._serialized_end=1194
+  _globals['_UNFLUSHEDTOKENS']._serialized_start=1197
+  _globals['_UNFLUSHEDTOKENS']._serialized_end=1393
+  _globals['_ATTACH']._serialized_start=1395
+  _globals['_ATTACH']._serialized_end=1519
+  _globals['_CANCEL']._serialized_start=1521
+  _globals['_CANCEL']._serialized_end=1588
+  _globals['_DETACH']._serialized_start=1590
+  _globals['_DETACH']._serialized_end=1611
+  _globals['_FINISH']._serialized_start=1613
+  _globals['_FINISH']._serialized_end=1692
+  _globals['_ACKNOWLEDGE']._serialized_start=1694
+  _globals['_ACKNOWLEDGE']._serialized_end=1755
+  _globals['_HELLO']._serialized_start=1757
+  _globals['_HELLO']._serialized_end=1782
+  _globals['_SESSIONREQUEST']._serialized_start=1785
+  _globals['_SESSIONREQUEST']._serialized_end=2142
+  _globals['_MODEL']._serialized_start=2144
+  _globals['_MODEL']._serialized_end=2240
+  _globals['_STATUS']._serialized_start=2243
+  _globals['_STATUS']._serialized_end=2413
+  _globals['_ACCEPTED']._serialized_start=2415
+  _globals['_ACCEPTED']._serialized_end=2445
+  _globals['_ATTACHED']._serialized_start=2448
+  _globals['_ATTACHED']._serialized_end=2759
+  _globals['_PROMPTLOGPROBS']._serialized_start=2761
+  _globals['_PROMPTLOGPROBS']._serialized_end=2841
+  _globals['_DURABLE']._serialized_start=2843
+  _globals['_DURABLE']._serialized_end=2887
+  _globals['_FAILED']._serialized_start=2889
+  _globals['_FAILED']._serialized_end=3013
+  _globals['_SEQUENCEEND']._serialized_start=3016
+  _globals['_SEQUENCEEND']._serialized_end=3211
+  _globals['_LENGTH']._serialized_start=3213
+  _globals['_LENGTH']._serialized_end=3221
+  _globals['_STOPSTRING']._serialized_start=3223
+  _globals['_STOPSTRING']._serialized_end=3235
+  _globals['_TOKENS']._serialized_start=3238
+  _globals['_TOKENS']._serialized_end=3495
+  _globals['_EVENT']._serialized_start=3498
+  _globals['_EVENT']._serialized_end=3869
+  _globals['_SESSIONRESPONSE']._serialized_start=3871
+  _globals['_SESSIONRESPONSE']._serialized_end=3990
+  _globals['_SCHEDULERSERVICE']._serialized_start=4730
+  _globals['_SCHEDULERSERVICE']._serialized_end=4836
 # @@protoc_insertion_point(module_scope)

@@ -74,11 +74,11 @@ def test_queued_sequence_reports_its_predicted_start_once_rates_are_known() -> N
 
 def test_prefix_waiter_names_the_request_that_it_waits_for() -> None:
     bench = CoreBench()
-    bench.submit("leader", [*prompt(24), 1], 4)
-    bench.submit("follower", [*prompt(24), 2], 4)
+    bench.submit("producer", [*prompt(24), 1], 4)
+    bench.submit("waiter", [*prompt(24), 2], 4)
     bench.plan()
-    [one] = explanation_of(bench, "follower").sequences
-    assert (one.status, one.awaits_key) == (SequenceStatus.WAITING_FOR_PREFIX, "leader")
+    [one] = explanation_of(bench, "waiter").sequences
+    assert (one.status, one.awaits_key) == (SequenceStatus.WAITING_FOR_PREFIX, "producer")
 
 
 def test_swapped_sequence_reports_its_host_blocks_and_both_costs() -> None:

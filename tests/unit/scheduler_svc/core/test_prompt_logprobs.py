@@ -50,10 +50,10 @@ def test_nothing_comes_from_the_cache_but_all_blocks_are_cached() -> None:
     bench.step()
     [sequence] = submit(bench, "a", prompt(4 * BLOCK))
     assert positions(bench.run()) == list(range(1, 4 * BLOCK))
-    assert sequence.num_cached == 0
+    assert sequence.num_cached_prompt_tokens == 0
     [after] = bench.submit("after", prompt(4 * BLOCK + 1), max_tokens=1)
     bench.step()
-    assert after.num_cached == 4 * BLOCK
+    assert after.num_cached_prompt_tokens == 4 * BLOCK
 
 
 def test_they_do_not_wait_for_another_request_with_the_same_prompt() -> None:
@@ -70,14 +70,14 @@ def test_another_request_waits_for_what_they_compute() -> None:
     submit(bench, "a", prompt(4 * BLOCK + 1))
     [other] = bench.submit("b", prompt(4 * BLOCK + 1))
     bench.run()
-    assert other.num_cached == 4 * BLOCK
+    assert other.num_cached_prompt_tokens == 4 * BLOCK
 
 
 def test_several_sequences_return_them_once() -> None:
     bench = CoreBench()
     sequences = submit(bench, "a", prompt(2 * BLOCK + 1), n=3)
     assert positions(bench.run()) == list(range(1, 2 * BLOCK + 1))
-    assert [sequence.num_cached for sequence in sequences] == [0, 2 * BLOCK, 2 * BLOCK]
+    assert [sequence.num_cached_prompt_tokens for sequence in sequences] == [0, 2 * BLOCK, 2 * BLOCK]
 
 
 @pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
@@ -146,6 +146,6 @@ def test_block_of_a_sibling_is_not_copied_before_they_are_returned() -> None:
 
 
 def test_worker_that_speculates_returns_them_too() -> None:
-    bench = CoreBench(max_new_tokens=3, max_step_tokens=4)
+    bench = CoreBench(max_sampled_tokens=3, max_step_tokens=4)
     submit(bench, "a", prompt(9), max_tokens=1)
     assert positions(bench.run()) == list(range(1, 9))

@@ -63,19 +63,19 @@ def test_worlds_of_few_prefixes_three_tenants_and_cancelled_swaps() -> None:
         assert counts[what] > 20, what
 
 
-@pytest.mark.parametrize(("seed", "max_new_tokens"), [(283, 5), (856, 1), (2591, 6)])
-def test_worlds_in_which_requests_got_stuck(seed: int, max_new_tokens: int) -> None:
+@pytest.mark.parametrize(("seed", "max_sampled_tokens"), [(283, 5), (856, 1), (2591, 6)])
+def test_worlds_in_which_requests_got_stuck(seed: int, max_sampled_tokens: int) -> None:
     """A swapped beam did not fit beside its sibling; a step only preempted, and no other one was planned."""
-    run_world(RandomWorld(seed) if seed == 856 else CrowdedWorld(seed, max_new_tokens), 400)
+    run_world(RandomWorld(seed) if seed == 856 else CrowdedWorld(seed, max_sampled_tokens), 400)
 
 
-@pytest.mark.parametrize("max_new_tokens", [2, 4, 7])
-def test_random_worlds_of_workers_that_speculate(max_new_tokens: int) -> None:
+@pytest.mark.parametrize("max_sampled_tokens", [2, 4, 7])
+def test_random_worlds_of_workers_that_speculate(max_sampled_tokens: int) -> None:
     """A step returns 0 to k tokens per sequence, and rejected tokens are never published."""
     counts: Counter[str] = Counter()
     returned: Counter[int] = Counter()
     for seed in range(NUM_WORLDS // 2):
-        world = RandomWorld(1000 + seed, max_new_tokens)
+        world = RandomWorld(1000 + seed, max_sampled_tokens)
         workers: dict[int, MemoryWorker] = {}
         for _ in range(NUM_ACTIONS // 2):
             world.act()
@@ -83,18 +83,18 @@ def test_random_worlds_of_workers_that_speculate(max_new_tokens: int) -> None:
         counts.update(run_world(world, 0).counts)
         for worker in workers.values():
             returned.update(worker.num_returned)
-    assert all(returned[num_tokens] > 20 for num_tokens in range(max_new_tokens + 1))
+    assert all(returned[num_tokens] > 20 for num_tokens in range(max_sampled_tokens + 1))
     assert counts["swaps"] > 10
     assert counts["preemptions"] - counts["swaps"] > 20
     assert counts["blocks restored"] > 20
 
 
-@pytest.mark.parametrize("max_new_tokens", [1, 4])
-def test_random_worlds_of_long_prompts(max_new_tokens: int) -> None:
+@pytest.mark.parametrize("max_sampled_tokens", [1, 4])
+def test_random_worlds_of_long_prompts(max_sampled_tokens: int) -> None:
     """Values are right, and each token of a prompt gets its log-probability once, although prompts are preempted."""
     counts: Counter[str] = Counter()
     for seed in range(20):
-        counts.update(run_world(LongPromptWorld(seed, max_new_tokens), 1500).counts)
+        counts.update(run_world(LongPromptWorld(seed, max_sampled_tokens), 1500).counts)
     for what in ("values CHUNKED", "values after a restart", "prompt log-probabilities computed again"):
         assert counts[what] > 20, what
     assert counts["preemptions"] > 10

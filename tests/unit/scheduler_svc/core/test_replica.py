@@ -3,7 +3,7 @@
 from typing import Any
 
 from core_bench import BLOCK, CopyMode, CoreBench, prompt, tokens_of
-from scheduler_svc.core.kv.prefix_cache import Hit
+from scheduler_svc.core.kv.prefix_cache import Hit, PendingPrefix
 from scheduler_svc.core.policy.preemption import PreemptionMode
 from scheduler_svc.core.request import Phase, Request, Sequence
 from scheduler_svc.core.step import BlockCopy, BlockTableUpdate
@@ -248,15 +248,15 @@ def test_copy_for_a_sequence_that_left_is_cancelled() -> None:
     assert bench.replica.kv.device.pool.num_owners(parent.block_ids[2]) == 1
 
 
-def test_blocks_that_a_sequence_is_about_to_compute_have_a_leader() -> None:
+def test_blocks_that_a_sequence_is_about_to_compute_have_a_producer() -> None:
     bench = CoreBench()
-    [leader] = bench.submit("leader", PROMPT, 4)
+    [producer] = bench.submit("producer", PROMPT, 4)
     bench.plan()
     tokens = [*PROMPT[: 2 * BLOCK], *prompt(2 * BLOCK, 5000)]
     other = Sequence(1000, Request("other", tokens, 1, 4), 0, 1, tokens)
     hit = bench.replica.kv.match(other)
-    assert hit == Hit([], [], leader=(leader, 2 * BLOCK))
+    assert hit == Hit([], [], pending_prefix=PendingPrefix(producer, 2 * BLOCK))
     bench.commit()
     hit = bench.replica.kv.match(other)
     assert hit.num_full == 2
-    assert hit.leader is None
+    assert hit.pending_prefix is None

@@ -120,7 +120,7 @@ def test_second_request_reuses_the_prefix_of_the_first() -> None:
     bench.scheduler.submit(Request("b", prompt(9), 1, 1), 0.0)
     events = bench.step()
     assert isinstance(events[0], TokensEvent)
-    assert events[0].sequence.num_cached == 8
+    assert events[0].sequence.num_cached_prompt_tokens == 8
     assert bench.worker.num_computed == computed + 1
 
 

@@ -56,10 +56,10 @@ def test_prefix_comes_from_the_cache_and_stays_there() -> None:
     bench.step()
     first = bench.submit_for_value("a", [*prompt(2 * BLOCK), *prompt(2 * BLOCK, 500)])
     plan = bench.step()
-    assert (first.num_cached, plan.scheduled[0].start) == (2 * BLOCK, 2 * BLOCK)
+    assert (first.num_cached_prompt_tokens, plan.scheduled[0].start) == (2 * BLOCK, 2 * BLOCK)
     [second] = bench.submit("b", [*prompt(2 * BLOCK), *prompt(2 * BLOCK + 1, 500)])
     bench.step()
-    assert second.num_cached == 4 * BLOCK
+    assert second.num_cached_prompt_tokens == 4 * BLOCK
 
 
 def test_whole_prompt_in_the_cache_is_computed_from_its_last_token() -> None:
@@ -99,7 +99,7 @@ def test_prompt_is_computed_again_after_its_worker_is_lost() -> None:
 
 
 def test_worker_that_speculates_returns_the_value() -> None:
-    bench = CoreBench(max_new_tokens=4)
+    bench = CoreBench(max_sampled_tokens=4)
     bench.submit_for_value("a", prompt(1))
     plan = bench.plan()
     assert plan is not None

@@ -23,7 +23,7 @@ async def prompt_of(store: RedisStore, log: RequestLog) -> list[float]:
 async def test_a_value_comes_back_as_the_end_of_its_sequence(store: RedisStore) -> None:
     log = request_log()
     await store.put(log, EPOCH)
-    value = scheduler_v1.SequenceEnd(value=worker_v1.PooledValue(numbers=[0.5, -2.0] * 500))
+    value = scheduler_v1.SequenceEnd(value=worker_v1.PromptValue(numbers=[0.5, -2.0] * 500))
     write = write_of(log, 0, [], end=value.SerializeToString(), cached_tokens=7)
     for _ in range(2):
         assert await store.write(WriteBatch(writes=[write], endings=[ending_of(log)]), EPOCH) == []

@@ -23,7 +23,7 @@ def preempt_by_swap(bench: CoreBench, sequence: Sequence) -> None:
 
 @pytest.mark.parametrize("num_returned", [0, 1, 2])
 def test_swapped_kv_has_the_tokens_that_the_last_step_returned(num_returned: int) -> None:
-    bench = CoreBench(max_new_tokens=4)
+    bench = CoreBench(max_sampled_tokens=4)
     [sequence] = running(bench)
     bench.plan()
     preempt_by_swap(bench, sequence)

@@ -122,7 +122,7 @@ def test_cached_prefix_is_not_used(how: PromptComputation) -> None:
     bench.step()
     sequence = bench.submit_for_value("a", prompt(2 * BLOCK + 1))
     assert tokens_of(bench.step()) == {"a": 2 * BLOCK + 1}
-    assert sequence.num_cached == 0
+    assert sequence.num_cached_prompt_tokens == 0
 
 
 @pytest.mark.parametrize(("how", "num_cached"), [(HOWS[0], 2 * BLOCK), (HOWS[1], 0)])
@@ -132,7 +132,7 @@ def test_blocks_of_the_prompt_are_cached(how: PromptComputation, num_cached: int
     bench.step()
     [after] = bench.submit("after", prompt(2 * BLOCK + 1), 1)
     bench.step()
-    assert after.num_cached == num_cached
+    assert after.num_cached_prompt_tokens == num_cached
 
 
 def test_prompt_without_kv_takes_no_block() -> None:

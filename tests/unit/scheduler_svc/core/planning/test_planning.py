@@ -200,41 +200,41 @@ def test_admitted_sequence_leaves_a_reserve_to_running_ones() -> None:
 def test_queued_sequence_waits_for_the_prefix_that_another_one_computes() -> None:
     bench = CoreBench()
     shared = prompt(6 * BLOCK)
-    bench.submit("leader", [*shared, 1], 4)
-    [follower] = bench.submit("follower", [*shared, 2], 4)
+    bench.submit("producer", [*shared, 1], 4)
+    [waiter] = bench.submit("waiter", [*shared, 2], 4)
     plan = bench.plan()
     assert plan is not None
-    assert keys(plan) == ["leader"]
-    assert follower.phase is Phase.WAITING_FOR_PREFIX
+    assert keys(plan) == ["producer"]
+    assert waiter.phase is Phase.WAITING_FOR_PREFIX
     bench.run()
     assert bench.num_computed == len(shared) + 2 * (1 + 4 - 1)
 
 
-def test_waiter_of_a_cancelled_leader_computes_the_prefix_itself() -> None:
+def test_waiter_of_a_cancelled_producer_computes_the_prefix_itself() -> None:
     bench = CoreBench()
     shared = prompt(6 * BLOCK)
-    bench.submit("leader", [*shared, 1], 4)
-    [follower] = bench.submit("follower", [*shared, 2], 4)
+    bench.submit("producer", [*shared, 1], 4)
+    [waiter] = bench.submit("waiter", [*shared, 2], 4)
     bench.plan()
-    bench.scheduler.cancel("leader")
+    bench.scheduler.cancel("producer")
     plan = bench.plan()
     assert plan is not None
     [part] = plan.scheduled
-    assert (part.sequence, part.start, part.num_tokens) == (follower, 0, len(shared) + 1)
+    assert (part.sequence, part.start, part.num_tokens) == (waiter, 0, len(shared) + 1)
 
 
-def test_waiter_of_a_preempted_leader_is_released() -> None:
+def test_waiter_of_a_preempted_producer_is_released() -> None:
     bench = CoreBench(policy="priority", preemption=PreemptionMode.RECOMPUTE, num_blocks=290)
     for place in range(3):
         bench.submit(f"decode {place}", prompt(2 * BLOCK, 5000 + 100 * place), 400, priority=1)
     bench.step()
     shared = prompt(LONG_PROMPT, 50_000)  # held back, so that it is not done soon
-    [leader] = bench.submit("leader", [*shared, 1], 4)
-    [follower] = bench.submit("follower", [*shared, 2], 4)
+    [producer] = bench.submit("producer", [*shared, 1], 4)
+    [waiter] = bench.submit("waiter", [*shared, 2], 4)
     bench.step()
-    while not leader.num_preemptions:
-        assert follower.phase is Phase.WAITING_FOR_PREFIX
+    while not producer.num_preemptions:
+        assert waiter.phase is Phase.WAITING_FOR_PREFIX
         bench.plan()
-        if not leader.num_preemptions:
+        if not producer.num_preemptions:
             bench.commit()
-    assert bench.scheduler.waiting.prefix_waiters.leader_of(follower) is not leader
+    assert bench.scheduler.waiting.prefix_waiters.producer_of(waiter) is not producer

@@ -32,7 +32,7 @@ def test_long_prompt_gets_nothing_without_time() -> None:
 
 
 def test_speculated_tokens_fit_into_the_blocks_of_the_step() -> None:
-    bench = CoreBench(max_new_tokens=8)
+    bench = CoreBench(max_sampled_tokens=8)
     bench.submit("a", prompt(BLOCK + 1), 50)
     bench.step()
     extra = []
@@ -45,7 +45,7 @@ def test_speculated_tokens_fit_into_the_blocks_of_the_step() -> None:
 
 
 def test_speculated_tokens_end_with_the_request() -> None:
-    bench = CoreBench(max_new_tokens=8, block_size=16)
+    bench = CoreBench(max_sampled_tokens=8, block_size=16)
     bench.submit("a", prompt(2), 4)
     bench.step()
     assert [bench.step().scheduled[0].max_extra_tokens for _ in range(3)] == [2, 1, 0]

@@ -77,13 +77,13 @@ def test_prefix_outweighs_a_load_that_costs_less() -> None:
 
 def test_sequence_waits_for_its_prefix_on_the_replica_that_computes_it() -> None:
     bench, first, second = two()
-    bench.submit("leader", [*PREFIX, 1], 4)
+    bench.submit("producer", [*PREFIX, 1], 4)
     bench.plan(second)
-    [leader] = bench.scheduler.sequences("leader")
-    assert second.holds(leader)
-    [follower] = bench.submit("follower", [*PREFIX, 2], 4)
+    [producer] = bench.scheduler.sequences("producer")
+    assert second.holds(producer)
+    [waiter] = bench.submit("waiter", [*PREFIX, 2], 4)
     bench.plan(first)
-    assert bench.scheduler.waiting.prefix_waiters.leader_of(follower) is leader
+    assert bench.scheduler.waiting.prefix_waiters.producer_of(waiter) is producer
 
 
 def test_replica_without_room_is_not_chosen_although_it_caches_the_prefix() -> None:

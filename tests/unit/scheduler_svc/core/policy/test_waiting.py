@@ -95,15 +95,15 @@ def test_search_that_has_not_started_waits_in_the_queue(waiting: WaitingSequence
     assert waiting.head(replica) is urgent
 
 
-def test_sequence_is_queued_once_its_leader_is_far_enough(waiting: WaitingSequences, replica: Replica) -> None:
-    leader, follower = sequence(0, phase=Phase.RUNNING), sequence(1)
-    waiting.wait_for_prefix(leader, 8, follower)
-    leader.num_committed = 7
-    waiting.release_ready(leader)
+def test_sequence_is_queued_once_its_producer_is_far_enough(waiting: WaitingSequences, replica: Replica) -> None:
+    producer, waiter = sequence(0, phase=Phase.RUNNING), sequence(1)
+    waiting.wait_for_prefix(producer, 8, waiter)
+    producer.num_committed = 7
+    waiting.release_ready(producer)
     assert waiting.head(replica) is None
     assert len(waiting) == 1
-    leader.num_committed = 8
-    waiting.release_ready(leader)
-    assert waiting.head(replica) is follower
-    assert follower.phase is Phase.QUEUED
+    producer.num_committed = 8
+    waiting.release_ready(producer)
+    assert waiting.head(replica) is waiter
+    assert waiter.phase is Phase.QUEUED
     assert len(waiting) == 1
