@@ -53,7 +53,7 @@ class Authenticator:
             raise InvalidKeyFile(f"{path}: {error}") from error
         if not isinstance(entries, list) or not entries:
             raise InvalidKeyFile(f"{path}: there is no [[keys]] table")
-        read = [_entry(f"{path}: keys[{place}]", entry) for place, entry in enumerate(entries)]
+        read = [_entry(f"{path}: keys[{index}]", entry) for index, entry in enumerate(entries)]
         if len({digest for digest, _ in read}) < len(read):
             raise InvalidKeyFile(f"{path}: a key stands there twice")
         return cls(read)

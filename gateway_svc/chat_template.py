@@ -83,7 +83,7 @@ def load_chat_template(directory: Path, override: str | None = None) -> ChatTemp
     if override is not None:
         return _override(override, tokens, control_tokens)
     source = _named_default(config.get("chat_template"))
-    # A separate file is the newer place, and takes precedence.
+    # A separate file is the newer form, and takes precedence.
     if (own := directory / "chat_template.jinja").exists():
         source = own.read_text()
     return None if source is None else ChatTemplate(source, tokens, control_tokens)

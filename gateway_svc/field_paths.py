@@ -32,7 +32,7 @@ class Field(StrEnum):
 
 
 class FieldPath(Protocol):
-    """How the client's protocol spells a field, given as the contract's Generation names it, or one place of a repeated
+    """How the client's protocol spells a field, given as the contract's Generation names it, or one item of a repeated
     one.
     """
 

@@ -72,7 +72,7 @@ def _object(text: str, setting: str) -> dict[str, Any]:
 
 def _defaults(values: Mapping[str, Any], setting: str) -> GenerationDefaults:
     """Raises BadSetting where a value is not of its type or not in its range."""
-    check = FieldChecker(lambda which, place=None: _NAMES[which])
+    check = FieldChecker(lambda which, item_index=None: _NAMES[which])
     fields = JsonFields(values)
     try:
         defaults = GenerationDefaults(fields.sampling(_FIELDS), fields.integer("max_new_tokens"))

@@ -92,7 +92,7 @@ class _TokenCollector(Collector):
 class ModelMetrics:
     """Metrics of the requests for one model."""
 
-    in_flight: Gauge
+    requests_in_flight: Gauge
     first_token_seconds: Histogram
     prompt_tokens: Counter
     tokens: TokenMetrics
@@ -116,7 +116,7 @@ class GatewayMetrics:
             buckets=_REQUEST_BUCKETS,
             registry=self._registry,
         )
-        in_flight = Gauge(
+        requests_in_flight = Gauge(
             "quire_gateway_requests_in_flight",
             "Requests to generate that run now",
             ["model"],
@@ -134,7 +134,10 @@ class GatewayMetrics:
         )
         self._models = {
             name: ModelMetrics(
-                in_flight.labels(name), first_token_seconds.labels(name), prompt_tokens.labels(name), TokenMetrics()
+                requests_in_flight.labels(name),
+                first_token_seconds.labels(name),
+                prompt_tokens.labels(name),
+                TokenMetrics(),
             )
             for name in models
         }

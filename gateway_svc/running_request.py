@@ -136,7 +136,7 @@ class RunningRequest:
         if self._phase is not _Phase.FINISHED:
             self._end()
         if self._model_metrics is not None:
-            self._model_metrics.in_flight.dec()
+            self._model_metrics.requests_in_flight.dec()
 
     # Events of the subscription.
 
@@ -209,7 +209,7 @@ class RunningRequest:
                 raise request_errors.model_missing(rendering.model)
             self._model = model
             self._model_metrics = self._gateway_metrics.of_model(model.name)
-            self._model_metrics.in_flight.inc()
+            self._model_metrics.requests_in_flight.inc()
         self._rendering = rendering
 
     @property

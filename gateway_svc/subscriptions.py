@@ -205,7 +205,7 @@ class Subscriptions:
                 self._fail_with(subscription, event.failed)
 
     def _merge(self, subscription: Subscription, joining: Subscriber | None, attached: scheduler_pb2.Attached) -> None:
-        """Takes over the output of a request: for the reader that joins it, or for all where the scheduler is new."""
+        """Adds the output that the scheduler sent: for the reader that joins, or for all if the scheduler is new."""
         submission = subscription.submission
         submission.submission_id = attached.submission_id
         if joining is not None and joining.submit is not None and submission.submit is None:

@@ -135,7 +135,7 @@ def _sequence_to_proto(sequence: SequenceExplanation) -> admin_v1.SequenceExplan
 
 def _preemption_to_proto(preemption: PreemptionRecord) -> admin_v1.Preemption:
     return admin_v1.Preemption(
-        choice=_RETURNS[preemption.choice],
+        choice=_RETURNS[preemption.method],
         swap_estimate=to_duration(preemption.swap_seconds),
         recompute_estimate=to_duration(preemption.recompute_seconds),
     )

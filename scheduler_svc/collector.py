@@ -33,13 +33,13 @@ class EngineCollector(Collector):
         blocks = GaugeMetricFamily("quire_kv_blocks", "Blocks of KV memory", labels=["model", "tier", "state"])
         costs = GaugeMetricFamily(
             "quire_cost_seconds",
-            "Estimated seconds to bring back a block's worth of a preempted sequence",
-            labels=["model", "worker", "what"],
+            "Estimated seconds to swap one block out and in, and to recompute it",
+            labels=["model", "worker", "method"],
         )
         preemptions = CounterMetricFamily(
             "quire_preemptions",
-            "Sequences that gave up their blocks, by how they come back",
-            labels=["model", "choice"],
+            "Preempted sequences",
+            labels=["model", "method"],
         )
         hits = CounterMetricFamily(
             "quire_prefix_cache_hits", "Tokens found in the prefix cache", labels=["model", "tier"]
@@ -66,9 +66,13 @@ class EngineCollector(Collector):
 
 
 _GAUGES: list[tuple[str, str, Callable[[Scheduler], int]]] = [
-    ("quire_requests_running", "Sequences that run", lambda core: core.num_running),
-    ("quire_requests_waiting", "Sequences that wait for a worker", lambda core: core.num_queued),
-    ("quire_requests_swapped", "Those of them whose blocks are in host memory", lambda core: core.num_swapped),
+    ("quire_sequences_running", "Sequences that run", lambda core: core.num_running),
+    (
+        "quire_sequences_waiting",
+        "Sequences that wait for a worker, swapped ones included",
+        lambda core: core.num_queued,
+    ),
+    ("quire_sequences_swapped", "Sequences that wait with their blocks in host memory", lambda core: core.num_swapped),
     (
         "quire_queue_tokens",
         "The most tokens that those who wait may come to have",
@@ -85,11 +89,11 @@ _COUNTERS: list[tuple[str, str, Callable[[Totals], int]]] = [
         "Tokens that steps computed, those of preempted sequences again",
         lambda totals: totals.computed_tokens,
     ),
-    ("quire_kv_slots_used", "Token places in blocks in use, summed over steps", lambda totals: totals.slots),
+    ("quire_kv_slots_used", "Slots for a token in blocks in use, summed over steps", lambda totals: totals.kv_slots),
     (
         "quire_kv_tokens_used",
         "Tokens in blocks in use, summed over steps",
-        lambda totals: totals.slots - totals.slots_unfilled,
+        lambda totals: totals.kv_slots - totals.unfilled_kv_slots,
     ),
 ]
 
@@ -98,7 +102,7 @@ def _add_blocks(blocks: GaugeMetricFamily, model: str, replicas: list[Replica]) 
     tiers = {"device": [r.kv.device for r in replicas], "host": [r.kv.host for r in replicas]}
     for tier, of_replicas in tiers.items():
         counts = [each.counts for each in of_replicas]
-        for state in ("free", "cached", "used", "in_flight"):
+        for state in ("free", "cached", "used", "copying"):
             blocks.add_metric([model, tier, state], sum(getattr(count, state) for count in counts))
 
 

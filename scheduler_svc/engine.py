@@ -77,11 +77,11 @@ class SchedulerEngine:
     def epoch(self) -> int:
         return self.journal.epoch
 
-    def restore(self, logs: Iterable[RequestLog]) -> None:
+    def take_over(self, logs: Iterable[RequestLog]) -> None:
         """Take over the requests of an earlier term. They wait for their gateways."""
         for request in logs:
             unflushed_tokens.complete(request)
-            self.requests.recover(request)
+            self.requests.take_over(request)
 
     # Sessions.
 
@@ -152,7 +152,7 @@ class SchedulerEngine:
         return sum(tenant in (None, live.log.submit.tenant) for live in self.requests.all)
 
     def is_live(self, key: str) -> bool:
-        """Whether a request with this key runs, waits or recovers."""
+        """Whether a request with this key runs, is queued, or waits for its gateway after a takeover."""
         return self.requests.get(key) is not None
 
     # Workers.
@@ -279,7 +279,7 @@ class SchedulerEngine:
         self._is_stopping = True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while any(replica.in_flight for replica in self._models_of):
+                while any(replica.steps_in_flight for replica in self._models_of):
                     self._step_done.clear()
                     await self._step_done.wait()
 

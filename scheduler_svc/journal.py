@@ -43,7 +43,7 @@ class _PendingCall:
 
     batch: WriteBatch = field(default_factory=WriteBatch)
     logs: dict[RequestLog, float] = field(default_factory=dict)
-    places: list[tuple[RequestLog, int]] = field(default_factory=list)
+    sequences: list[tuple[RequestLog, int]] = field(default_factory=list)
     ended: list[RequestLog] = field(default_factory=list)
     unconfirmed: set[RequestLog] = field(default_factory=set)
     partial: set[RequestLog] = field(default_factory=set)
@@ -231,7 +231,7 @@ class Journal:
         """Add as much of a sequence as there is room for, the prompt's log-probabilities first; returns whether that is
         all.
         """
-        place, sequence = (request, index), request.sequences[index]
+        written, sequence = (request, index), request.sequences[index]
         prompt_weight, weight = _weight_of(request.prompt_logprobs), _weight_of(sequence.logprobs)
         prompt_limit = min(num_prompt, max(0, call.room) // prompt_weight)
         call.room -= prompt_weight * prompt_limit
@@ -239,16 +239,16 @@ class Journal:
         if request.submit.HasField("beam_search"):
             limit = len(sequence.token_ids)  # its sequences are written whole
         is_whole = prompt_limit == num_prompt and len(sequence.token_ids) - sequence.num_durable <= limit
-        write = _write_of(request, index, place in self._truncated, limit, prompt_limit, is_whole=is_whole)
-        self._truncated.discard(place)
+        write = _write_of(request, index, written in self._truncated, limit, prompt_limit, is_whole=is_whole)
+        self._truncated.discard(written)
         call.batch.writes.append(write)
-        call.places.append(place)
+        call.sequences.append(written)
         call.room -= weight * len(write.token_ids) + len(write.end or b"") // 8  # an end may be a vector
         return is_whole
 
     def _put_back(self, call: _PendingCall) -> None:
         self._truncated.update(
-            place for place, write in zip(call.places, call.batch.writes, strict=True) if write.truncates
+            written for written, write in zip(call.sequences, call.batch.writes, strict=True) if write.truncates
         )
         self._unconfirmed |= call.unconfirmed
         self._mark_changed_again(call.logs)
@@ -259,20 +259,20 @@ class Journal:
         if not call.is_empty:
             SECONDS.observe(now - next(iter(call.logs.values())))
         taken = {one.key for one in undone if isinstance(one, KeyTaken)}
-        short = {one.place: one.num_tokens for one in undone if isinstance(one, Gap)}
-        behind = {call.places[place][0] for place in short}
+        short = {one.index: one.num_tokens for one in undone if isinstance(one, Gap)}
+        incomplete = {call.sequences[number][0] for number in short}
         for request in call.batch.records:
             if not request.is_recorded:
                 request.set_record(RecordState.RECORDED)
         for request in call.ended:
-            has_ending = request.is_over and request not in behind  # it may be live again meanwhile
+            has_ending = request.is_over and request not in incomplete  # it may be live again meanwhile
             request.set_record(RecordState.COMPLETE if has_ending else RecordState.RECORDED)
         for request in call.logs:
             if request.key in taken:
                 self._displace(request)
-        for place, (write, (request, index)) in enumerate(zip(call.batch.writes, call.places, strict=True)):
-            if place in short:
-                self._mark_lost(request, index, write, short[place])
+        for number, (write, (request, index)) in enumerate(zip(call.batch.writes, call.sequences, strict=True)):
+            if number in short:
+                self._mark_lost(request, index, write, short[number])
                 continue
             if request.record is RecordState.DISPLACED:
                 continue
@@ -286,7 +286,7 @@ class Journal:
                     self._on_durable(request, index)
         if short:
             GAPS.inc(len(short))
-        again = behind | call.partial
+        again = incomplete | call.partial
         if again:
             self._urgent.set()
             self._mark_changed_again({request: since for request, since in call.logs.items() if request in again})

@@ -79,7 +79,7 @@ class Leader:
         logs = await self._live()
         make_core, fence = partial(Scheduler, self._limits), self._is_fenced.set
         engine = SchedulerEngine(make_core, self._store, epoch, settings.engine, self._leadership.raise_epoch, fence)
-        engine.restore(logs)
+        engine.take_over(logs)
         workers = WorkerPool(engine, settings.worker_addresses)
         self._begin(engine.journal.run(), engine.watch(), self._renew(engine), workers.run())
         log.info("requests taken over", extra={"requests": len(logs)})

@@ -65,15 +65,15 @@ class Leadership:
             if not kept:
                 raise Fenced("another scheduler has taken over")
 
-    async def raise_epoch(self, floor: int) -> int:
+    async def raise_epoch(self, above: int) -> int:
         """Begin a new epoch, above one that a worker has seen. Raises Fenced where another scheduler leads, or has led.
 
         Until the store answers, it is not known which epoch is this leader's, and no other call renews the lease.
         """
         async with self._calling:
-            while self.epoch <= floor:  # else it was raised for another worker
+            while self.epoch <= above:  # else it was raised for another worker
                 try:
-                    epoch = await self._store.take_lease(self._holder, self._seconds, floor, self.epoch)
+                    epoch = await self._store.take_lease(self._holder, self._seconds, above, self.epoch)
                 except StoreUnavailable as error:
                     log.warning("no later term while the store cannot be reached", extra={"error": str(error)})
                     await asyncio.sleep(self._poll)

@@ -19,7 +19,7 @@ from scheduler_svc.tracing import RequestTrace
 
 _DURABLE_STRIDE = 32  # tokens of a sequence that become durable before its gateways are sent the count
 
-_NOT_STARTED = (LiveState.NEW, LiveState.RECOVERING, LiveState.UNCLAIMED)
+_NOT_STARTED = (LiveState.NEW, LiveState.TAKEN_OVER, LiveState.UNCLAIMED)
 
 
 class LiveRequest:
@@ -54,9 +54,9 @@ class LiveRequest:
         return self.state not in _NOT_STARTED and self.state is not LiveState.ENDED
 
     @property
-    def is_recovering(self) -> bool:
+    def awaits_gateway(self) -> bool:
         """Whether it was taken over, and waits for a gateway."""
-        return self.state is LiveState.RECOVERING or self.state is LiveState.UNCLAIMED
+        return self.state is LiveState.TAKEN_OVER or self.state is LiveState.UNCLAIMED
 
     def advance(self, event: LiveEvent) -> bool:
         """Change the state. A timer of the state before is stopped. Whether the state is another one now."""

@@ -18,7 +18,7 @@ from scheduler_svc.gateway_session import GatewaySession
 from scheduler_svc.journal import Journal
 from scheduler_svc.live_request import LiveRequest
 from scheduler_svc.live_state import LiveEvent, LiveState
-from scheduler_svc.metrics import REQUESTS_RESTORED
+from scheduler_svc.metrics import REQUESTS_TAKEN_OVER
 from scheduler_svc.model_versions import ModelVersion, ModelVersions
 from scheduler_svc.request_log import RecordState, RequestLog, State
 from scheduler_svc.session_wire import (
@@ -41,13 +41,13 @@ class Graces:
     """How long a request is kept without a gateway, in seconds.
 
     `detached`: a named request. `broken`: an unnamed request whose session broke; its gateway may reconnect.
-    `recovering`: after a takeover, until the request runs. `unclaimed`: from a takeover until an unnamed request is
+    `taken_over`: after a takeover, until the request runs. `unclaimed`: from a takeover until an unnamed request is
     cancelled.
     """
 
     detached: float = 30.0
     broken: float = 5.0
-    recovering: float = 2.0
+    taken_over: float = 2.0
     unclaimed: float = 10.0
 
 
@@ -61,8 +61,8 @@ class LiveRequests:
         self._ended: dict[str, LiveRequest] = {}  # oldest first
         self._durable: dict[GatewaySession, list[scheduler_v1.Event]] = {}  # to be sent next
         self._timeouts: Mapping[LiveState, tuple[float, Callable[[LiveRequest], None]]] = {
-            LiveState.RECOVERING: (graces.recovering, self._recovery_expired),
-            LiveState.UNCLAIMED: (max(0.0, graces.unclaimed - graces.recovering), self.cancel),
+            LiveState.TAKEN_OVER: (graces.taken_over, self._takeover_expired),
+            LiveState.UNCLAIMED: (max(0.0, graces.unclaimed - graces.taken_over), self.cancel),
             LiveState.DETACHED: (graces.detached, self.cancel),
             LiveState.BROKEN: (graces.broken, self.cancel),
         }
@@ -110,38 +110,38 @@ class LiveRequests:
         model = self._models.for_request(live.log.model, live.log.fingerprint, now)
         return self._refuse_tokenizer(live, model, now) or model.core.check(live.request_at(now), now)
 
-    def recover(self, log: RequestLog) -> None:
-        """Keep a request that was taken over until a gateway attaches, or the grace is over."""
-        REQUESTS_RESTORED.inc()
+    def take_over(self, log: RequestLog) -> None:
+        """Keep a request of an earlier term until a gateway attaches, or the grace has passed."""
+        REQUESTS_TAKEN_OVER.inc()
         live = self._live[log.key] = LiveRequest(log)
         live.model = self._models.for_request(log.model, log.fingerprint, time.monotonic())
         self._advance(live, LiveEvent.TAKE_OVER)
 
-    def _recovery_expired(self, live: LiveRequest) -> None:
+    def _takeover_expired(self, live: LiveRequest) -> None:
         if not live.log.submit.detachable:
             self._advance(live, LiveEvent.EXPIRE)
             return
-        self.start(live, is_known=True)
+        self.start(live, is_restored=True)
         if live.is_running:
             self._detach(live)
 
-    def start(self, live: LiveRequest, *, is_known: bool) -> FailedEvent | None:
+    def start(self, live: LiveRequest, *, is_restored: bool) -> FailedEvent | None:
         """Let the core compute what the log lacks, or return why it refuses; where nothing is missing, end the request.
 
-        A request that `is_known` was accepted before, and no limit of a queue applies to it.
+        A request that `is_restored` was accepted before: what its log has is restored, and no limit of a queue applies.
         """
         self._live[live.log.key] = live
         self._ended.pop(live.log.key, None)
         self._advance(live, LiveEvent.START)
-        return self._submit(live, is_known=is_known)
+        return self._submit(live, is_restored=is_restored)
 
     def _restart(self, live: LiveRequest) -> FailedEvent | None:
         """Let the core compute what the log lacks now, instead of what it was given before."""
         if live.model is not None:
             live.model.core.cancel(live.log.key)
-        return self._submit(live, is_known=True)
+        return self._submit(live, is_restored=True)
 
-    def _submit(self, live: LiveRequest, *, is_known: bool) -> FailedEvent | None:
+    def _submit(self, live: LiveRequest, *, is_restored: bool) -> FailedEvent | None:
         log = live.log
         if unflushed_tokens.is_over(log):
             self._end(live)
@@ -156,7 +156,7 @@ class LiveRequests:
             log.fingerprint = model.fingerprint
         refusal = self._refuse_tokenizer(live, model, now)
         if refusal is None:
-            refusal = model.core.submit(live.request_at(now), now, live.restored() if is_known else ())
+            refusal = model.core.submit(live.request_at(now), now, live.restored() if is_restored else ())
         if refusal is not None:
             self._send(live, event_to_proto(refusal))
             self._end(live, refusal.reason)
@@ -186,7 +186,7 @@ class LiveRequests:
                 return None
             log.reopen()
         if not live.is_running:
-            return self.start(live, is_known=not is_new or bool(unflushed))
+            return self.start(live, is_restored=not is_new or bool(unflushed))
         return self._restart(live) if is_changed else None
 
     def _merge(self, live: LiveRequest, unflushed: Iterable[scheduler_v1.UnflushedTokens]) -> bool:
@@ -211,7 +211,7 @@ class LiveRequests:
         self._stop(live, Failure.CANCELLED, "cancelled")
 
     def _stop(self, live: LiveRequest, reason: Failure, message: str) -> None:
-        if live.is_recovering or live.model is None:  # no gateway receives its events
+        if live.awaits_gateway or live.model is None:  # no gateway receives its events
             self._end(live, reason)
             return
         event = live.model.core.cancel(live.log.key, reason, message)

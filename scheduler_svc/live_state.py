@@ -11,8 +11,8 @@ class LiveState(Enum):
 
     NEW = auto()
     """Not started: submitted, or read from the store."""
-    RECOVERING = auto()
-    """Taken over, and not started: its gateway may have given a client more tokens than the store has."""
+    TAKEN_OVER = auto()
+    """Read by a new leader, and not started: its gateway may have given a client more tokens than the store has."""
     UNCLAIMED = auto()
     """Taken over, and no gateway attached in time. It has no name that a client could resume it by."""
     STARTED = auto()
@@ -45,11 +45,11 @@ class LiveEvent(Enum):
 _S, _E = LiveState, LiveEvent
 
 TRANSITIONS: Mapping[tuple[LiveState, LiveEvent], LiveState] = {
-    (_S.NEW, _E.TAKE_OVER): _S.RECOVERING,
+    (_S.NEW, _E.TAKE_OVER): _S.TAKEN_OVER,
     (_S.NEW, _E.START): _S.STARTED,
-    (_S.RECOVERING, _E.EXPIRE): _S.UNCLAIMED,
-    (_S.RECOVERING, _E.START): _S.STARTED,
-    (_S.RECOVERING, _E.END): _S.ENDED,
+    (_S.TAKEN_OVER, _E.EXPIRE): _S.UNCLAIMED,
+    (_S.TAKEN_OVER, _E.START): _S.STARTED,
+    (_S.TAKEN_OVER, _E.END): _S.ENDED,
     (_S.UNCLAIMED, _E.START): _S.STARTED,
     (_S.UNCLAIMED, _E.END): _S.ENDED,
     (_S.STARTED, _E.ATTACH): _S.ATTACHED,

@@ -12,8 +12,8 @@ SCHEDULE_SECONDS, COMMIT_SECONDS = STEP_SECONDS.labels("schedule"), STEP_SECONDS
 
 PREEMPTION_SECONDS = Histogram(
     "quire_preemption_estimate_seconds",
-    "What bringing back a preempted sequence was estimated to take, by either way, when one was chosen",
-    ["model", "way"],
+    "Estimated time to swap a preempted sequence out and in, and to recompute it, when one of the two was chosen",
+    ["model", "method"],
     buckets=(0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
 )
 
@@ -21,7 +21,7 @@ RESPONSES_REFUSED = Counter(
     "quire_responses_refused_total", "Answers of workers that were refused, each with its step stream", ["reason"]
 )
 
-REQUESTS_RESTORED = Counter("quire_requests_restored_total", "Requests that were taken over from a former term")
+REQUESTS_TAKEN_OVER = Counter("quire_requests_taken_over_total", "Requests that were taken over from an earlier term")
 REQUESTS_ATTACHED = Counter(
     "quire_requests_attached_total", "Times that a gateway was given what a request has so far, to go on with it"
 )

@@ -1,4 +1,4 @@
-"""The one place where a worker's answers are validated: an answer to a step becomes the core's outcome, or is rejected
+"""Validates a worker's answers: an answer to a step becomes the core's outcome, or is rejected
 whole."""
 
 import math
@@ -68,7 +68,7 @@ class _Requested:
 class _ExpectedResult:
     """The valid answer to a step: these sequences, with `num_tokens` each.
 
-    With `most`, for a worker that speculates, any number of tokens from 0 to `most` is valid instead. By place in the
+    With `most`, for a worker that speculates, any number of tokens from 0 to `most` is valid instead. By index in the
     step: how many top log-probabilities beside each token; values; and log-probabilities of the prompt, as their count
     and the number of top ones.
     """
@@ -168,7 +168,7 @@ class ResponseValidator:
         if response.generation != generation:
             text = f"an answer of generation {response.generation} on a stream of generation {generation}"
             raise InvalidResponse(InvalidPart.GENERATION, text)
-        plan = replica.in_flight[0] if replica.in_flight else None
+        plan = replica.steps_in_flight[0] if replica.steps_in_flight else None
         if plan is None or response.step_id != plan.step_id:
             text = f"an answer to step {response.step_id}, and {'none' if plan is None else plan.step_id} is due"
             raise InvalidResponse(InvalidPart.STEP, text)
@@ -190,22 +190,24 @@ class ResponseValidator:
     def _check_other_results(self, expected: _ExpectedResult, result: worker_v1.StepResult) -> None:
         """Exactly the values and log-probabilities of prompts that are due; none of sequences that failed."""
         failed = {failure.schedule_index for failure in result.failures}
-        _check_places("values", expected.values, failed, [value.schedule_index for value in result.values])
+        _check_indices("values", expected.values, failed, [value.schedule_index for value in result.values])
         for one in result.values:
             requested = expected.values[one.schedule_index]
             name = requested.WhichOneof("kind")
             assert name is not None, "a value has a kind"
             if (wrong := VALUE_CHECKS[name](requested, one.value)) is not None:
-                raise InvalidResponse(InvalidPart.RESULTS, f"the {name} of place {one.schedule_index} has {wrong}")
-        places = [part.schedule_index for part in result.prompt_logprobs]
-        _check_places("log-probabilities of prompts", expected.prompt_logprobs, failed, places)
+                sequence_id = expected.sequence_ids[one.schedule_index]
+                raise InvalidResponse(InvalidPart.RESULTS, f"the {name} of sequence {sequence_id} has {wrong}")
+        indices = [part.schedule_index for part in result.prompt_logprobs]
+        _check_indices("log-probabilities of prompts", expected.prompt_logprobs, failed, indices)
         for part in result.prompt_logprobs:
             count, num_top = expected.prompt_logprobs[part.schedule_index]
+            sequence_id = expected.sequence_ids[part.schedule_index]
             if len(part.tokens) != count:
                 text = f"{len(part.tokens)} log-probabilities of its prompt, and {count} are due"
-                raise InvalidResponse(InvalidPart.RESULTS, f"place {part.schedule_index} has {text}")
+                raise InvalidResponse(InvalidPart.RESULTS, f"sequence {sequence_id} has {text}")
             if not all(self._is_valid(one, num_top) for one in part.tokens):
-                text = f"place {part.schedule_index} has invalid log-probabilities of its prompt"
+                text = f"sequence {sequence_id} has invalid log-probabilities of its prompt"
                 raise InvalidResponse(InvalidPart.RESULTS, text)
 
     def _is_valid(self, logprobs: worker_v1.TokenLogprobs, num_top_logprobs: int) -> bool:
@@ -252,10 +254,10 @@ def _check_counts(expected: _ExpectedResult, result: worker_v1.StepResult) -> No
             raise InvalidResponse(InvalidPart.TOKENS, text)
 
 
-def _check_places(what: str, expected: Mapping[int, object], failed: Iterable[int], places: list[int]) -> None:
+def _check_indices(what: str, expected: Mapping[int, object], failed: Iterable[int], indices: list[int]) -> None:
     due = sorted(expected.keys() - set(failed))
-    if sorted(places) != due:
-        text = f"{what} are of places {sorted(places)[:8]}, and due are {due[:8]}"
+    if sorted(indices) != due:
+        text = f"{what} are of schedule indices {sorted(indices)[:8]}, and due are {due[:8]}"
         raise InvalidResponse(InvalidPart.RESULTS, text)
 
 

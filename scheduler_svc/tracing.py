@@ -38,7 +38,7 @@ class RequestTrace:
     def on_preempted(self, preemption: PreemptionRecord) -> None:
         """A sequence was preempted, with the estimated seconds of each choice."""
         attributes: dict[str, str | float] = {
-            "quire.choice": preemption.choice.name.lower(),
+            "quire.choice": preemption.method.name.lower(),
             "quire.recompute_seconds": preemption.recompute_seconds,
         }
         if math.isfinite(preemption.swap_seconds):

@@ -127,7 +127,7 @@ def _compare(log: RequestLog, unflushed: scheduler_v1.UnflushedTokens, num_deliv
     sequence, theirs = log.sequences[unflushed.index], list(unflushed.token_ids)
     ours = sequence.token_ids[unflushed.offset :]
     pairs = enumerate(zip(ours, theirs, strict=False))
-    num_same = next((place for place, (our, their) in pairs if our != their), min(len(ours), len(theirs)))
+    num_same = next((index for index, (our, their) in pairs if our != their), min(len(ours), len(theirs)))
     num_kept = unflushed.offset + num_same
     if num_same == len(theirs):  # the log has it all
         is_known = not unflushed.is_truncated or (_is_by_string(sequence) and num_same == len(ours))

@@ -139,7 +139,7 @@ class WorkerLink:
         try:
             while not (replica.is_retired and replica.is_idle):
                 while (plan := self._engine.schedule(replica)) is not None:
-                    if len(replica.in_flight) == 1:
+                    if len(replica.steps_in_flight) == 1:
                         self._progressed_at = time.monotonic()
                     await call.write(plan_to_proto(plan, opening.epoch, opening.generation))
                     validator.expect(plan)
@@ -173,7 +173,7 @@ class WorkerLink:
         while True:
             if not is_silent:
                 await asyncio.sleep(_WATCH)
-            if replica.in_flight and time.monotonic() > self._progressed_at + _STEP_TIMEOUT:
+            if replica.steps_in_flight and time.monotonic() > self._progressed_at + _STEP_TIMEOUT:
                 raise LinkBroken(f"no answer to a step in {_STEP_TIMEOUT:.0f} s")
             try:
                 description = await worker.describe(_ANSWER_TIMEOUT / 2)

@@ -97,7 +97,7 @@ def read_models_file(path: Path) -> list[ModelSettings]:
         raise InvalidModelsFile(f"{path}: {_explain(error)}") from None
     if not file.models:
         raise InvalidModelsFile(f"{path}: there is no [[models]] table")
-    models = [entry.settings(path.parent, f"{path}: models[{place}]") for place, entry in enumerate(file.models)]
+    models = [entry.settings(path.parent, f"{path}: models[{index}]") for index, entry in enumerate(file.models)]
     _check_distinct(models)
     return models
 
@@ -182,7 +182,7 @@ def _relative_template(directory: Path, template: str | None) -> str | None:
 
 
 def _explain(error: ValidationError) -> str:
-    """The first error, with its place."""
+    """The first error, with the path of its field."""
     problem = error.errors()[0]
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
     match problem["type"]:

@@ -119,11 +119,11 @@ def split_names(names: str) -> tuple[str, ...]:
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
     """Names under which a model may be served. Raises ValueError for an invalid or duplicate name."""
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if not _HUB_ID.fullmatch(name):
             allowed = "letters, digits, '_', '-' and '.', and one '/' at most, as a hub id has them"
             raise ValueError(f"{name!r} is not a name for a model: {allowed}")
-        if name in names[:place]:
+        if name in names[:index]:
             raise ValueError(f"{name} is a duplicate")
     return tuple(names)
 
@@ -219,7 +219,7 @@ def tokenizer_fingerprint(path: Path) -> bytes:
 
 
 def _gguf_directory(path: Path) -> Path:
-    # A new file in the same place is another model.
+    # A new file at the same path is another model.
     stat = path.stat()
     identity = hashlib.sha256(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()
     return cache_directory() / f"{path.stem}-{identity[:12]}"

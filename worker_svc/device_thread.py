@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
-from worker_svc.step import MAX_IN_FLIGHT
+from worker_svc.step import MAX_STEPS_IN_FLIGHT
 
 
 class Launched(Protocol):
@@ -135,7 +135,7 @@ class DeviceThread:
 
     def _serve(self) -> None:
         while not self._is_closed:
-            if len(self._started) == MAX_IN_FLIGHT:
+            if len(self._started) == MAX_STEPS_IN_FLIGHT:
                 self._started[0].wait()
             else:
                 self._enqueue(self._inbox.get())
@@ -171,7 +171,7 @@ class DeviceThread:
     def _may_start(self, work: _Work) -> bool:
         if self._is_closed:
             return False
-        return not self._started or (work.launch is not None and len(self._started) < MAX_IN_FLIGHT)
+        return not self._started or (work.launch is not None and len(self._started) < MAX_STEPS_IN_FLIGHT)
 
     def _start(self, work: _Work) -> None:
         if not work.future.set_running_or_notify_cancel():

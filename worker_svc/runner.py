@@ -24,11 +24,11 @@ from worker_svc.description import WorkerLimits
 from worker_svc.drafting import DrafterFactory, Drafting
 from worker_svc.errors import DeviceLost
 from worker_svc.executor import Executor, SampleHandle
-from worker_svc.in_flight import InFlight, ScheduledRun
+from worker_svc.launched_step import LaunchedStep, ScheduledRun
 from worker_svc.sampler import SamplerOutput, num_accepted
 from worker_svc.sequences import InvalidSequence, Sequence
 from worker_svc.step import (
-    MAX_IN_FLIGHT,
+    MAX_STEPS_IN_FLIGHT,
     BlockTableUpdate,
     NewSequence,
     ScheduledSequence,
@@ -62,12 +62,12 @@ class Runner:
         self._sequences: dict[int, Sequence] = {}
         self._failures: dict[int, str] = {}
         self._drafting = None if make_drafter is None else Drafting(make_drafter, limits.vocab_size)
-        self._in_flight: deque[InFlight] = deque()
+        self._launched: deque[LaunchedStep] = deque()
 
     @property
     def is_idle(self) -> bool:
         """Whether no step is in flight. Any thread may read it."""
-        return not self._in_flight
+        return not self._launched
 
     def reset(self) -> None:
         """Forget all sequences and cancel all swaps. Blocks keep their hashes.
@@ -85,12 +85,12 @@ class Runner:
         return self.finish(self.launch(step))
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> InFlight:
+    def launch(self, step: Step) -> LaunchedStep:
         """Start a step; at most one other step may be unfinished. Raises as `step` does, and then there is nothing to
         finish.
         """
-        if len(self._in_flight) == MAX_IN_FLIGHT:
-            raise RuntimeError(f"a step launched behind {MAX_IN_FLIGHT} that are not finished")
+        if len(self._launched) == MAX_STEPS_IN_FLIGHT:
+            raise RuntimeError(f"a step launched behind {MAX_STEPS_IN_FLIGHT} that are not finished")
         started = time.perf_counter()
         self.block_hashes.update(step.block_hashes, step.host_block_hashes)
         self.block_hashes.invalidate_copied(step.block_ops)
@@ -110,62 +110,62 @@ class Runner:
         sample_handle = self._enqueue(runs, has_drafts) if runs else None
         # A scheduler with nothing to compute sends an empty step to wait for its swaps.
         pending_copies = started_copies if runs else [*started_copies, *self._swap_tracker.pending]
-        in_flight = InFlight(
+        launched = LaunchedStep(
             step.step_id, step.scheduled, failed, runs, has_drafts, sample_handle, pending_copies, started
         )
-        self._in_flight.append(in_flight)
-        return in_flight
+        self._launched.append(launched)
+        return launched
 
-    def finish(self, in_flight: InFlight) -> StepOutcome:
+    def finish(self, launched: LaunchedStep) -> StepOutcome:
         """Wait for a launched step and apply its sampled tokens. In the order of launches. Raises as `step`."""
-        self._in_flight.popleft()
-        runs, results = in_flight.runs, in_flight.results
-        self._apply(in_flight)
+        self._launched.popleft()
+        runs, results = launched.runs, launched.results
+        self._apply(launched)
         with self._failing_all(runs):
-            for copy in in_flight.pending_copies:
+            for copy in launched.pending_copies:
                 copy.result()
-            swap_results = self._swap_tracker.pop_done(in_flight.step_id)
+            swap_results = self._swap_tracker.pop_done(launched.step_id)
         num_tokens = sum(run.end - run.start for run in runs)
         num_decodes = sum(run.is_decode for run in runs)
-        drafted = [run for run in runs if run.draft] if in_flight.has_drafts else []
+        drafted = [run for run in runs if run.draft] if launched.has_drafts else []
         sequences = [
             results[schedule_index] if schedule_index in results else SequenceResult(scheduled.sequence_id, [])
-            for schedule_index, scheduled in enumerate(in_flight.scheduled)
+            for schedule_index, scheduled in enumerate(launched.scheduled)
         ]
         return StepOutcome(
             sequences,
-            time.perf_counter() - in_flight.started,
+            time.perf_counter() - launched.started,
             num_tokens - num_decodes,
             num_decodes,
             swap_results,
-            self._swap_tracker.stall_seconds(in_flight.step_id, swap_results),
+            self._swap_tracker.stall_seconds(launched.step_id, swap_results),
             draft_tokens=sum(len(run.draft) for run in drafted),
             accepted_tokens=sum(max(0, len(results[run.schedule_index].token_ids) - 1) for run in drafted),
         )
 
     def _wait_for_drafts_ahead(self, step: Step) -> None:
         """Wait for the step ahead to sample if this step may have drafts or that one has."""
-        for ahead in self._in_flight:
+        for ahead in self._launched:
             if ahead.has_drafts or any(item.max_extra_tokens for item in step.scheduled):
                 with suppress(Exception):  # `finish` raises it again
                     self._apply(ahead)
 
-    def _apply(self, in_flight: InFlight) -> None:
+    def _apply(self, launched: LaunchedStep) -> None:
         """Wait for a step's sampled tokens and add them to their sequences, once. Raises as `step`."""
-        if in_flight.is_applied:
+        if launched.is_applied:
             return
-        with self._failing_all(in_flight.runs):
-            output = SamplerOutput([], []) if in_flight.sample_handle is None else in_flight.sample_handle.result()
-        sampling = [run for run in in_flight.runs if run.samples]
-        if in_flight.has_drafts:
+        with self._failing_all(launched.runs):
+            output = SamplerOutput([], []) if launched.sample_handle is None else launched.sample_handle.result()
+        sampling = [run for run in launched.runs if run.samples]
+        if launched.has_drafts:
             rows = zip(output.tokens, output.logprobs, strict=True)
             for run in sampling:
                 result = self._apply_verified(run, list(islice(rows, 1 + len(run.draft))))
-                in_flight.results[run.schedule_index] = result
+                launched.results[run.schedule_index] = result
         else:
             for run, token, logprobs in zip(sampling, output.tokens, output.logprobs, strict=True):
-                in_flight.results[run.schedule_index] = self._apply_sample(run, token, logprobs)
-        in_flight.is_applied = True
+                launched.results[run.schedule_index] = self._apply_sample(run, token, logprobs)
+        launched.is_applied = True
 
     def _update_block_table(self, update: BlockTableUpdate) -> None:
         sequence = self._sequences.get(update.sequence_id)

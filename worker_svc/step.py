@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 # One step that runs and one behind it. More would not help any device, and an executor has buffers for two.
-MAX_IN_FLIGHT = 2
+MAX_STEPS_IN_FLIGHT = 2
 
 # Kinds of results by their names in quire.worker.v1.ResultKind. A sequence with another kind fails.
 COMPUTED_RESULTS = ("tokens",)

@@ -21,7 +21,7 @@ from benchmarks.kernels.device import DeviceRates
 from benchmarks.record import RESULTS, describe_gpu, provenance, write_result
 from benchmarks.report import Sense, target
 from worker_svc.attention import AttentionKind
-from worker_svc.in_flight import InFlight
+from worker_svc.launched_step import LaunchedStep
 from worker_svc.runner import Runner
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step, StepOutcome
 
@@ -58,17 +58,17 @@ class DecodeLoop:
 
     def run(self, num_steps: int) -> None:
         """Generates `num_steps` tokens a sequence. Each step is launched before the one before it is finished."""
-        in_flight: InFlight | None = None
+        last: LaunchedStep | None = None
         for _ in range(num_steps):
             rows = range(self._num_seqs)
             step = Step([], [], [ScheduledSequence(row, self._position, 1, []) for row in rows])
             self._position += 1
             launched = self._runner.launch(step)
-            if in_flight is not None:
-                _check(self._runner.finish(in_flight))
-            in_flight = launched
-        if in_flight is not None:
-            _check(self._runner.finish(in_flight))
+            if last is not None:
+                _check(self._runner.finish(last))
+            last = launched
+        if last is not None:
+            _check(self._runner.finish(last))
 
 
 def _check(outcome: StepOutcome) -> None:

@@ -33,7 +33,7 @@ class Counts:
     @classmethod
     def read(cls, deployment: Deployment) -> Self:
         """Since the start. Raises BenchmarkFailed where the scheduler does not export one."""
-        scheduler = scrape(deployment.scheduler_metrics, "choice")
+        scheduler = scrape(deployment.scheduler_metrics, "method")
         worker = scrape(deployment.worker_metrics, "direction")
         return cls(
             swaps=int(scheduler["quire_preemptions_total", "swap"]),
@@ -61,8 +61,8 @@ class CostEstimates:
     @classmethod
     def read(cls, deployment: Deployment) -> Self:
         """The current estimate. Raises BenchmarkFailed where the scheduler does not export it."""
-        scheduler = scrape(deployment.scheduler_metrics, "what")
-        return cls(*(scheduler["quire_cost_seconds", what] for what in ("swap", "recompute")))
+        scheduler = scrape(deployment.scheduler_metrics, "method")
+        return cls(*(scheduler["quire_cost_seconds", method] for method in ("swap", "recompute")))
 
 
 def swap_rates(counts: Counts, estimates: CostEstimates, block_bytes: int, block_size: int) -> SwapRates:

@@ -159,9 +159,9 @@ class CoreDriver:
         device = [replica.kv.device.counts for replica in self.replicas]
         host = [replica.kv.host.counts for replica in self.replicas]
         return MemoryUsage(
-            used=sum(count.used + count.in_flight for count in device),
+            used=sum(count.used + count.copying for count in device),
             cached=sum(count.cached for count in device),
-            host_used=sum(count.used + count.in_flight for count in host),
+            host_used=sum(count.used + count.copying for count in host),
             host_cached=sum(count.cached for count in host),
         )
 

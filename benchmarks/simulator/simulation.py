@@ -28,7 +28,7 @@ class _SimulatedReplica:
 
     replica: Replica
     device: Device
-    num_in_flight: int = 0
+    num_steps_in_flight: int = 0
 
 
 class Simulation:
@@ -103,7 +103,7 @@ class Simulation:
 
     def _complete(self, flight: tuple[_SimulatedReplica, SimulatedStep, StepCompletion]) -> None:
         simulated, step, done = flight
-        simulated.num_in_flight -= 1
+        simulated.num_steps_in_flight -= 1
         self._deliver(self.driver.commit(simulated.replica, step, done, self.now))
         if self.after_commit is not None:
             self.after_commit(simulated.replica, done)
@@ -163,17 +163,17 @@ class Simulation:
     def _fill(self, simulated: _SimulatedReplica) -> bool:
         self._idle.pop(simulated, None)
         self._short.pop(simulated, None)
-        num_before = simulated.num_in_flight
-        while simulated.num_in_flight < MAX_STEPS_IN_FLIGHT:
+        num_before = simulated.num_steps_in_flight
+        while simulated.num_steps_in_flight < MAX_STEPS_IN_FLIGHT:
             step = self.driver.schedule(simulated.replica, self.now)
             if step is None:
-                (self._short if simulated.num_in_flight else self._idle)[simulated] = None
+                (self._short if simulated.num_steps_in_flight else self._idle)[simulated] = None
                 break
             if self.after_schedule is not None:
                 self.after_schedule(simulated.replica, step)
             self.recorder.on_admission(step.admitted, self.now)
             done = simulated.device.run(step.plan.step_id, step.work, self.now)
-            simulated.num_in_flight += 1
+            simulated.num_steps_in_flight += 1
             self.num_steps += 1
             self._push(done.at, self._complete, (simulated, step, done))
-        return simulated.num_in_flight > num_before
+        return simulated.num_steps_in_flight > num_before

@@ -60,7 +60,7 @@ class TimedEngine(SchedulerEngine):
         return plan
 
     def commit(self, replica: Replica, outcome: StepOutcome) -> None:
-        times = self.times[replica.in_flight[0].step_id]
+        times = self.times[replica.steps_in_flight[0].step_id]
         times.answered = perf_counter()
         super().commit(replica, outcome)
         times.commit = self._core_seconds()

@@ -186,10 +186,10 @@ def resume_request(request_id: str, positions: Mapping[int, int]) -> pb.ResumeRe
     """A request for the rest of a stream, from each sequence's next offset on. Raises as completion_request."""
     request = pb.ResumeRequest()
     assign(request, "request_id", request_id)
-    for place, (index, next_offset) in enumerate(positions.items()):
+    for number, (index, next_offset) in enumerate(positions.items()):
         position = request.positions.add()
-        assign(position, "index", index, within=f"positions[{place}].")
-        assign(position, "next_offset", next_offset, within=f"positions[{place}].")
+        assign(position, "index", index, within=f"positions[{number}].")
+        assign(position, "next_offset", next_offset, within=f"positions[{number}].")
     return request
 
 

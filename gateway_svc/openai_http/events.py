@@ -6,7 +6,7 @@ from typing import Any
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 PLACEHOLDER = "\0"
-"""The place of a text. No id and no name has this character."""
+"""Stands for a text in a template. No id and no name has this character."""
 
 
 def to_json(body: Any) -> bytes:
@@ -25,7 +25,7 @@ class TextEventTemplate:
     __slots__ = ("_after", "_before")
 
     def __init__(self, body: Any) -> None:
-        """`body` has a PLACEHOLDER in the text's place."""
+        """`body` has a PLACEHOLDER instead of the text."""
         self._before, _, self._after = sse_event(body).partition(to_json(PLACEHOLDER))
 
     def with_text(self, text: str) -> bytes:

@@ -51,7 +51,7 @@ class JsonFields:
         values = self._read(name, as_list)
         if values is None:
             return None
-        paths = (f"{self._path}{name}[{place}]" for place in range(len(values)))
+        paths = (f"{self._path}{name}[{index}]" for index in range(len(values)))
         return [JsonFields(as_object(path, value), f"{path}.") for path, value in zip(paths, values, strict=True)]
 
     def integers(self, name: str) -> list[int]:
@@ -140,8 +140,8 @@ def as_integers(where: str, value: Any) -> list[int]:
     values = as_list(where, value)
     # In one pass in C, as a prompt may have thousands of ids. The type of a bool is bool here.
     if set(map(type, values)) - {int}:
-        place = next(place for place, item in enumerate(values) if type(item) is not int)
-        raise invalid(f"{where}[{place}]", "must be an integer")
+        index = next(index for index, item in enumerate(values) if type(item) is not int)
+        raise invalid(f"{where}[{index}]", "must be an integer")
     return values
 
 

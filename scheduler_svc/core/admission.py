@@ -40,7 +40,7 @@ class Rates:
     tokens_per_second: float  # prefill and decode of all replicas
     prefill_seconds_per_token: float  # of one request
     decode_seconds_per_token: float  # of one request, in a step with the others that run
-    first_place_seconds: float = 0.0  # until a running sequence ends, if all places are taken
+    first_slot_seconds: float = 0.0  # until a running sequence ends, if no sequence slot is free
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Admission:
         """Seconds from now until a request would run, whether it waits already or not; None if unknown."""
         if not rates.tokens_per_second:
             return None
-        return rates.first_place_seconds + self._tokens_ahead(request) / rates.tokens_per_second
+        return rates.first_slot_seconds + self._tokens_ahead(request) / rates.tokens_per_second
 
     def _tokens_ahead(self, request: Request) -> float:
         if self._sharing is Sharing.BY_ARRIVAL:

@@ -74,22 +74,22 @@ class BeamSearch:
         ending_ids = self._stop_token_ids if length > self._min_tokens else frozenset[int]()
         barred_ids = self._stop_token_ids - ending_ids
         ranked = sorted(
-            (-(beam.score + option.logprob), place, option.token_id, option.logprob)
-            for place, (beam, options) in enumerate(zip(self.beams, candidates, strict=True))
+            (-(beam.score + option.logprob), index, option.token_id, option.logprob)
+            for index, (beam, options) in enumerate(zip(self.beams, candidates, strict=True))
             for option in options
             if option.token_id not in barred_ids
         )
         going_on: list[Beam] = []
         ending: list[Beam] = []
-        for rank, (negative_score, place, token_id, logprob) in enumerate(ranked):
-            tokens, choices = [*self.beams[place].tokens, token_id], self.beams[place].choices
+        for rank, (negative_score, index, token_id, logprob) in enumerate(ranked):
+            tokens, choices = [*self.beams[index].tokens, token_id], self.beams[index].choices
             if self.params.logprobs is not None:
-                choices = [*choices, Choice(logprob, candidates[place][: self.params.logprobs])]
+                choices = [*choices, Choice(logprob, candidates[index][: self.params.logprobs])]
             if token_id not in ending_ids and length < self._max_tokens:
-                going_on.append(Beam(tokens, -negative_score, choices, place))
+                going_on.append(Beam(tokens, -negative_score, choices, index))
             elif rank < width:
                 score = -negative_score / length**self.params.length_penalty
-                ending.append(Beam(tokens, score, choices, place))
+                ending.append(Beam(tokens, score, choices, index))
         best = sorted([*self.finished, *ending], key=lambda beam: -beam.score)
         self.finished = best[:width]
         self.beams = going_on[:width]
@@ -120,11 +120,11 @@ class BeamStep:
     sequence: Sequence
     next_tokens: list[int]
     _group: "BeamGroup"
-    _places: list[int]
+    _indices: list[int]
 
     def add_child(self, child: Sequence) -> None:
         """Add the fork for the next of the tokens behind the first."""
-        self._group.sequences[self._places.pop(0)] = child
+        self._group.sequences[self._indices.pop(0)] = child
 
 
 class BeamGroup:
@@ -161,8 +161,8 @@ class BeamGroup:
         steps = []
         self.sequences = [before[beam.parent] for beam in beams]
         for parent, sequence in enumerate(before):
-            places = [place for place, beam in enumerate(beams) if beam.parent == parent]
-            steps.append(BeamStep(sequence, [beams[place].tokens[-1] for place in places], self, places[1:]))
+            indices = [index for index, beam in enumerate(beams) if beam.parent == parent]
+            steps.append(BeamStep(sequence, [beams[index].tokens[-1] for index in indices], self, indices[1:]))
         return sorted(steps, key=lambda step: len(step.next_tokens))
 
     def events(self) -> list[TokensEvent]:

@@ -93,7 +93,7 @@ _STATUSES = {
     Phase.SWAPPED: SequenceStatus.SWAPPED,
     Phase.ENDED: SequenceStatus.ENDED,
 }
-_PROGRESS = {status: place for place, status in enumerate(SequenceStatus)}
+_PROGRESS = {status: index for index, status in enumerate(SequenceStatus)}
 
 
 def explain(scheduler: Scheduler, key: str, now: float) -> Explanation | None:
@@ -140,7 +140,7 @@ def summaries(scheduler: Scheduler, tenant: str | None, now: float) -> Iterator[
 def _status(sequence: Sequence) -> SequenceStatus:
     if sequence.phase is Phase.QUEUED and sequence.num_preemptions:
         return SequenceStatus.PREEMPTED
-    if sequence.phase is Phase.RUNNING and sequence.num_uncomputed and not sequence.num_in_flight:
+    if sequence.phase is Phase.RUNNING and sequence.num_uncomputed and not sequence.num_steps_in_flight:
         return SequenceStatus.RUNNING if sequence.is_plannable else SequenceStatus.PAUSED
     return _STATUSES[sequence.phase]
 
@@ -194,12 +194,12 @@ def _num_ahead(scheduler: Scheduler, sequence: Sequence, at: Replica | None, now
 
 
 def _predicted_start(scheduler: Scheduler, sequence: Sequence, at: Replica | None, now: float) -> float | None:
-    """Seconds until a sequence that waits runs, by the queue ahead of it and the first place; None if unknown."""
+    """Seconds until a sequence that waits runs, by the queue ahead of it and the first free slot; None if unknown."""
     rates = scheduler.rates(now)
     if sequence.phase is Phase.QUEUED:
         return scheduler.waiting.admission.predicted_wait(sequence.request, rates)
     if at is not None and sequence.swapped_kv is not None:
-        return rates.first_place_seconds + at.costs.swap_seconds(0, len(sequence.swapped_kv.host_ids))
+        return rates.first_slot_seconds + at.costs.swap_seconds(0, len(sequence.swapped_kv.host_ids))
     return None
 
 

@@ -15,7 +15,7 @@ from scheduler_svc.core.step import StepPlan, SwapDone
 class Replica:
     """Sequences of one worker, for as long as its step stream lives.
 
-    A sequence that holds a place in steps is in one of three lists:
+    A sequence that holds a slot, so that steps may compute it, is in one of three lists:
     - `running`, in the order of `Sequence.order`;
     - `indivisible`: its prompt is computed in one step, with which it ends. It is preempted only by `drain()`;
     - `isolated`: it is suspected of crashing workers, and runs in steps of its own. It is preempted only if
@@ -36,7 +36,7 @@ class Replica:
         self.isolated: list[Sequence] = []
         self.swapped: list[Sequence] = []
         self.pending_free: dict[int, Sequence] = {}
-        self.in_flight: list[StepPlan] = []
+        self.steps_in_flight: list[StepPlan] = []
         self.num_steps = 0
         self.is_retired = False  # it is given no new sequences
         self.is_indivisible_due = False  # the next step begins with one that did not fit beside others
@@ -45,18 +45,18 @@ class Replica:
     @property
     def is_idle(self) -> bool:
         """Whether it has no sequence and no step in flight."""
-        return not (self.num_running or self.swapped or self.pending_free or self.in_flight)
+        return not (self.num_running or self.swapped or self.pending_free or self.steps_in_flight)
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold a place in steps."""
+        """Sequences that hold a slot."""
         return len(self.running) + len(self.indivisible) + len(self.isolated)
 
     @property
     def num_pending_free(self) -> int:
         """Blocks that will be available once the steps and copies in progress are done."""
         tables = [sequence.block_ids for sequence in self.pending_free.values()]
-        return self.kv.num_pending_free([*tables, *(plan.held_block_ids for plan in self.in_flight)])
+        return self.kv.num_pending_free([*tables, *(plan.held_block_ids for plan in self.steps_in_flight)])
 
     @property
     def has_pending_updates(self) -> bool:
@@ -139,7 +139,7 @@ class Replica:
 
     def free_if_idle(self, sequence: Sequence) -> bool:
         """Release the blocks of a leaving sequence once no step in flight names them; whether that is done."""
-        if sequence.num_in_flight or sequence.id not in self.pending_free:
+        if sequence.num_steps_in_flight or sequence.id not in self.pending_free:
             return False
         del self.pending_free[sequence.id]
         self.kv.free(sequence)
@@ -162,11 +162,11 @@ class Replica:
 
     def abandon(self) -> list[Sequence]:
         """The worker is lost. Returns its sequences that have not ended, without blocks."""
-        self.in_flight.clear()
+        self.steps_in_flight.clear()
         running = [*self.running, *self.indivisible, *self.isolated]
         sequences = [*running, *self.pending_free.values(), *self.swapped]
         for sequence in sequences:
-            sequence.num_in_flight = sequence.num_promised = sequence.num_extra = 0
+            sequence.num_steps_in_flight = sequence.num_promised = sequence.num_extra = 0
             sequence.swapped_kv = None
             sequence.forget_blocks()
         return [sequence for sequence in sequences if sequence.phase is not Phase.ENDED]
@@ -177,18 +177,18 @@ class Replica:
         """Put a step in flight."""
         self.kv.start_step(plan)
         self.finished_ids = []
-        self.in_flight.append(plan)
+        self.steps_in_flight.append(plan)
 
     def finish_step(self) -> StepPlan:
         """Take the oldest step out of flight."""
-        plan = self.in_flight.pop(0)
+        plan = self.steps_in_flight.pop(0)
         self.kv.finish_step(plan)
         return plan
 
     def publish(self, sequence: Sequence) -> None:
         """Put the blocks that a sequence's committed steps have filled into the prefix cache."""
         if sequence.num_committed // self.shape.block_size > sequence.num_published:
-            self.kv.publish(sequence, self.in_flight[-1] if self.in_flight else None)
+            self.kv.publish(sequence, self.steps_in_flight[-1] if self.steps_in_flight else None)
 
     def finish_swap(self, done: SwapDone) -> list[Sequence]:
         """A transfer is done, or it failed. Returns the sequences that must be computed again."""
@@ -206,15 +206,16 @@ class Replica:
         present = [*self.running, *self.indivisible, *self.isolated]
         leaving = list(self.pending_free.values())
         swapped_kvs = [s.swapped_kv for s in (*self.swapped, *leaving) if s.swapped_kv is not None]
-        self.kv.check_integrity([*present, *leaving], swapped_kvs, self.in_flight)
+        self.kv.check_integrity([*present, *leaving], swapped_kvs, self.steps_in_flight)
         for sequence in present:
             if not self.shape.is_indivisible(sequence.request):
                 self._check_running(sequence)
             else:
                 self._check_indivisible(sequence)
         assert all(s.phase is Phase.SWAPPED and s.swapped_kv is not None for s in self.swapped)
-        in_flight = Counter(part.sequence.id for plan in self.in_flight for part in plan.scheduled)
-        assert all(in_flight[s.id] == s.num_in_flight for s in (*present, *leaving)), "steps in flight do not add up"
+        num_steps = Counter(part.sequence.id for plan in self.steps_in_flight for part in plan.scheduled)
+        owners = (*present, *leaving)
+        assert all(num_steps[s.id] == s.num_steps_in_flight for s in owners), "steps in flight do not add up"
         assert self.running == sorted(self.running, key=lambda s: s.order)
         assert not any(self.shape.is_indivisible(s.request) for s in (*self.running, *self.swapped))
 
@@ -222,14 +223,14 @@ class Replica:
         assert sequence.phase is (Phase.SWAPPING_IN if self.kv.is_swapping_in(sequence) else Phase.RUNNING)
         assert sequence.num_committed <= sequence.num_computed <= sequence.num_known
         assert len(sequence.block_ids) >= self.shape.num_blocks_for(sequence.num_computed + sequence.num_extra)
-        parts = [part for plan in self.in_flight for part in plan.scheduled if part.sequence is sequence]
+        parts = [part for plan in self.steps_in_flight for part in plan.scheduled if part.sequence is sequence]
         assert sequence.num_extra == sum(part.max_extra_tokens for part in parts), "extra tokens do not add up"
 
     def _check_indivisible(self, sequence: Sequence) -> None:
         num_tokens = len(sequence.tokens)
         assert sequence.phase is Phase.RUNNING
-        assert sequence.num_in_flight <= 1, "a prompt is computed twice"
-        parts = [part for plan in self.in_flight for part in plan.scheduled if part.sequence is sequence]
+        assert sequence.num_steps_in_flight <= 1, "a prompt is computed twice"
+        parts = [part for plan in self.steps_in_flight for part in plan.scheduled if part.sequence is sequence]
         assert all(part.num_tokens == num_tokens for part in parts), "an indivisible prompt is divided"
         is_without_kv = self.shape.is_without_kv(sequence.request)
         assert len(sequence.block_ids) == (0 if is_without_kv else self.shape.num_blocks_for(num_tokens))

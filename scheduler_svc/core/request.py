@@ -41,9 +41,9 @@ class PreemptionMethod(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PreemptionRecord:
-    """A sequence's last preemption: the method, and the estimated cost of both in seconds."""
+    """A sequence's last preemption: the method, and the estimated cost of both methods in seconds."""
 
-    choice: PreemptionMethod
+    method: PreemptionMethod
     swap_seconds: float
     recompute_seconds: float
 
@@ -89,7 +89,7 @@ class Request:
     """A request. `sampling` and `result_params` are for the worker and not read here.
 
     With `beam`, its result is the `n` best sequences of a beam search. If its result is one value for the prompt, the
-    value takes the place of the only token: `max_tokens` is 1. `arrived_at` and `deadline` are on the driver's clock,
+    value counts as its only token: `max_tokens` is 1. `arrived_at` and `deadline` are on the driver's clock,
     in seconds.
     """
 
@@ -125,9 +125,9 @@ class Request:
 
     def num_until_end(self, num_output: int, token_ids: Seq[int]) -> int:
         """How many of these tokens count, behind `num_output` others: up to the first stop token."""
-        for place, token in enumerate(token_ids, 1):
-            if token in self.stop_token_ids and num_output + place > self.min_tokens:
-                return place
+        for count, token in enumerate(token_ids, 1):
+            if token in self.stop_token_ids and num_output + count > self.min_tokens:
+                return count
         return len(token_ids)
 
 
@@ -163,7 +163,7 @@ class Sequence:
     num_extra: int = 0  # the most tokens that steps in flight may return beyond those promised
     num_computed: int = 0
     num_committed: int = 0
-    num_in_flight: int = 0  # steps in flight that name it
+    num_steps_in_flight: int = 0  # steps in flight that name it
     num_acknowledged: int = 0  # output tokens that the gateway has searched for stop strings
     num_cached_prompt_tokens: int | None = None  # found in the prefix cache when it was first admitted; for usage
     num_preemptions: int = 0

@@ -69,7 +69,7 @@ class Scheduler:
         sequences are admitted, also to other replicas (see `take_placed`).
         """
         self.waiting.now = now
-        if len(replica.in_flight) == MAX_STEPS_IN_FLIGHT or self._isolated_runs.must_wait(replica):
+        if len(replica.steps_in_flight) == MAX_STEPS_IN_FLIGHT or self._isolated_runs.must_wait(replica):
             return None
         num_sequences_freed = self._preemptor.num_sequences_freed
         plan = self._plan_step(replica)
@@ -95,7 +95,7 @@ class Scheduler:
         replica = step.replica
         if step.scheduled and self.capacity.wants_backups(replica):
             replica.kv.back_up()
-        awaits_copies = len(replica.kv.swaps) > 0 and not replica.in_flight
+        awaits_copies = len(replica.kv.swaps) > 0 and not replica.steps_in_flight
         if not step.scheduled and not replica.has_pending_updates and not awaits_copies:
             return None
         # Sequences that share a prefix are neighbours, for the sake of the worker's caches.
@@ -106,15 +106,15 @@ class Scheduler:
         replica.start_step(plan)
         self._isolated_runs.note_step(replica, plan)
         self.totals.computed_tokens += step.num_tokens
-        self._count_slots(replica)
+        self._count_kv_slots(replica)
         return plan
 
-    def _count_slots(self, replica: Replica) -> None:
+    def _count_kv_slots(self, replica: Replica) -> None:
         """Count how full the blocks in use are. Only a table's last block may be partly filled."""
         size = replica.shape.block_size
-        self.totals.slots += (replica.shape.num_blocks - replica.kv.num_available) * size
+        self.totals.kv_slots += (replica.shape.num_blocks - replica.kv.num_available) * size
         owners = (*replica.running, *replica.indivisible, *replica.isolated, *replica.pending_free.values())
-        self.totals.slots_unfilled += sum(len(s.block_ids) * size - s.num_computed for s in owners)
+        self.totals.unfilled_kv_slots += sum(len(s.block_ids) * size - s.num_computed for s in owners)
 
     def take_placed(self) -> list[Replica]:
         """Replicas to which steps of others admitted sequences since the last call.
@@ -138,7 +138,7 @@ class Scheduler:
         served: dict[str, tuple[Sequence, int]] = {}  # by tenant, one of its sequences, and the new tokens of all
         for part, result in zip(plan.scheduled, outcome.results, strict=True):
             sequence = part.sequence
-            sequence.num_in_flight -= 1
+            sequence.num_steps_in_flight -= 1
             sequence.num_extra -= part.max_extra_tokens
             sequence.num_promised -= part.samples
             if sequence.phase is not Phase.ENDED:
@@ -302,14 +302,14 @@ class Scheduler:
         self.replicas.remove(replica)
         self.placement.forget(replica)
         self._replicas_changed()
-        plans = () if replica.is_retired else replica.in_flight  # a worker that was to end did not crash
+        plans = () if replica.is_retired else replica.steps_in_flight  # a worker that was to end did not crash
         parts = [part.sequence for plan in plans for part in plan.scheduled]
-        in_flight = dict.fromkeys(sequence for sequence in parts if sequence.phase is not Phase.ENDED)
-        failed_key = self._isolated_runs.record_loss(in_flight, self.replicas)
+        computed = dict.fromkeys(sequence for sequence in parts if sequence.phase is not Phase.ENDED)
+        failed_key = self._isolated_runs.record_loss(computed, self.replicas)
         for sequence in replica.abandon():
             self.waiting.add(sequence)
             self.waiting.release_all(sequence)
-        for key in dict.fromkeys(sequence.request.key for sequence in in_flight):
+        for key in dict.fromkeys(sequence.request.key for sequence in computed):
             self._isolated_runs.isolate_queued(self.sequences(key))
         message = "workers were lost again and again while they computed this request, the last one to it alone"
         failed_keys = [failed_key] if failed_key is not None else []
@@ -357,7 +357,7 @@ def _first_block_if_any(part: ScheduledSequence) -> int:
 
 
 def _check(replica: Replica, outcome: StepOutcome) -> None:
-    plan = replica.in_flight[0]
+    plan = replica.steps_in_flight[0]
     if len(outcome.results) != len(plan.scheduled):
         raise ValueError(f"step {plan.step_id} has {len(plan.scheduled)} sequences, not {len(outcome.results)}")
     swaps = [(done.step_id, done.direction) for done in outcome.swaps]

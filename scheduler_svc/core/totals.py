@@ -15,5 +15,5 @@ class Totals:
     cache_queries: int = 0  # tokens looked up in the prefix index
     cache_hits: int = 0  # of these, found on either tier
     host_hits: int = 0  # of these, copied from the host
-    slots: int = 0  # token slots in blocks in use, summed over steps
-    slots_unfilled: int = 0  # of these, without a token
+    kv_slots: int = 0  # slots for a token in blocks in use, summed over steps
+    unfilled_kv_slots: int = 0  # of these, without a token

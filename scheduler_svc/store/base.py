@@ -63,13 +63,13 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A write, by its place in the batch, that was not done: it began beyond the tokens or log-probabilities of the
+    """A write, by its index in the batch, that was not done: it began beyond the tokens or log-probabilities of the
     prompt, that the store has.
 
     `num_tokens` is how many tokens the store has of the sequence; None: there is no record.
     """
 
-    place: int
+    index: int
     num_tokens: int | None
 
 
@@ -144,8 +144,8 @@ class Store(Protocol):
         """The holder of the lease."""
         ...
 
-    async def take_lease(self, holder: str, seconds: float, floor: int = 0, epoch: int | None = None) -> int | None:
-        """Take the lease where no other holder has it: returns a new epoch, above all earlier ones and above `floor`.
+    async def take_lease(self, holder: str, seconds: float, above: int = 0, epoch: int | None = None) -> int | None:
+        """Take the lease where no other holder has it: returns a new epoch, higher than all earlier ones and `above`.
 
         None while another holder has the lease, or where `epoch` is given and another holder took a later one. A call
         that was not answered may be repeated.

@@ -79,11 +79,11 @@ def pack_writes(writes: Sequence[Write]) -> bytes:
 
 
 def unpack_written(reply: tuple[Sequence[int], Sequence[bytes]]) -> list[Gap | KeyTaken]:
-    """From alternating places and counts of gaps, with -1 for no record, and alternating keys and submissions."""
+    """From alternating indices and counts of gaps, with -1 for no record, and alternating keys and submissions."""
     counts, names = reply
     gaps = [
-        Gap(place, None if num_tokens < 0 else num_tokens)
-        for place, num_tokens in zip(counts[::2], counts[1::2], strict=True)
+        Gap(index, None if num_tokens < 0 else num_tokens)
+        for index, num_tokens in zip(counts[::2], counts[1::2], strict=True)
     ]
     taken = [KeyTaken(key.decode(), by.decode()) for key, by in zip(names[::2], names[1::2], strict=True)]
     return [*gaps, *taken]

@@ -85,9 +85,9 @@ class RedisStore:
         holder: bytes | None = await self._lease.evaluate("leader")
         return None if holder is None else holder.decode()
 
-    async def take_lease(self, holder: str, seconds: float, floor: int = 0, epoch: int | None = None) -> int | None:
+    async def take_lease(self, holder: str, seconds: float, above: int = 0, epoch: int | None = None) -> int | None:
         own_epoch = "" if epoch is None else epoch
-        reply = await self._lease.evaluate("take_lease", holder, _milliseconds(seconds), floor, own_epoch, _EPOCH_TTL)
+        reply = await self._lease.evaluate("take_lease", holder, _milliseconds(seconds), above, own_epoch, _EPOCH_TTL)
         return None if reply is None else int(reply)
 
     async def keep_lease(self, holder: str, epoch: int, seconds: float) -> bool:

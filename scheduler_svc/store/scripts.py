@@ -147,7 +147,7 @@ end
 -- Packed: thirteen numbers, then key, submission, tokens, score, fingerprint, end, and each of the log-probabilities
 -- after its length: first those of the tokens, then those of the prompt.
 local function writes(blob, ttl, is_taken)
-  local gaps, gapped, place, at = {}, {}, 0, 1
+  local gaps, gapped, write_index, at = {}, {}, 0, 1
   local function take(size)
     at = at + size
     return blob:sub(at - size, at - 1)
@@ -183,7 +183,7 @@ local function writes(blob, ttl, is_taken)
     if is_taken(key, submission, there[1]) then
       have = -1
     elseif not there[1] or offset > have or prompt_offset > have_prompt then
-      table.insert(gaps, place)
+      table.insert(gaps, write_index)
       table.insert(gaps, have)
       gapped[key] = true
     else
@@ -196,7 +196,7 @@ local function writes(blob, ttl, is_taken)
       if fingerprint_size > 0 then call('HSET', name, 'fingerprint', fingerprint) end
       if score_size > 0 then call('HSET', name, 'score:' .. index, score) end
     end
-    place = place + 1
+    write_index = write_index + 1
   end
   return gaps, gapped
 end
@@ -263,14 +263,14 @@ function ops.leader(_)
   return call('GET', LEASE)
 end
 
-function ops.take_lease(_, holder, milliseconds, floor, epoch, epoch_ttl)
+function ops.take_lease(_, holder, milliseconds, above, epoch, epoch_ttl)
   local held_by = call('GET', LEASE)
   local last = last_epoch()
   if held_by and held_by ~= holder then return false end
   -- A later epoch of this holder is of a call that it repeats because the answer was lost.
   if epoch ~= '' and last > tonumber(epoch) and call('HGET', EPOCH, 'holder') ~= holder then return false end
   local now = call('TIME')
-  local new = math.max(last + 1, tonumber(floor) + 1, tonumber(now[1]) * 1000000 + tonumber(now[2]))
+  local new = math.max(last + 1, tonumber(above) + 1, tonumber(now[1]) * 1000000 + tonumber(now[2]))
   local text = string.format('%.0f', new)
   set_epoch(text, holder, epoch_ttl)
   call('SET', LEASE, holder, 'PX', milliseconds)

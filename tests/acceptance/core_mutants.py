@@ -93,8 +93,8 @@ MUTANTS = (
     # Admission: to the queue and to replicas.
     Mutant(
         "planning/capacity.py",
-        "first_place_seconds=min((self._first_place_seconds(replica) for replica in working), default=0.0),",
-        "first_place_seconds=0.0,",
+        "first_slot_seconds=min((self._first_slot_seconds(replica) for replica in working), default=0.0),",
+        "first_slot_seconds=0.0,",
         "no wait is predicted although all places are taken",
     ),
     Mutant(
@@ -198,7 +198,7 @@ MUTANTS = (
     ),
     Mutant(
         "kv/manager.py",
-        "        if sequence.num_in_flight:  # steps",
+        "        if sequence.num_steps_in_flight:  # steps",
         "        if False:  # steps",
         "blocks of a cancelled swap are freed while a step in flight names them",
     ),

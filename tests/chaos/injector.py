@@ -81,7 +81,7 @@ class StackInjector:
                 return leader, await self._stack.num_decoding_by_worker()
             case Target.GATEWAY_SCHEDULER:
                 return leader, await self._num_running_by_gateway()
-        count = int((await self._stack.metrics(leader)).get("quire_requests_running", 0))
+        count = int((await self._stack.metrics(leader)).get("quire_sequences_running", 0))
         return leader, {leader if target is Target.SCHEDULER else "redis": count}
 
     async def _num_running_by_gateway(self) -> dict[str, int]:

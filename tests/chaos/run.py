@@ -222,7 +222,7 @@ class Run:
         for name, value in blocks.items():
             if 'state="free"' not in name and 'state="cached"' not in name:
                 return f"{name} is {value:g}"
-        for name in ("quire_requests_running", "quire_requests_waiting"):
+        for name in ("quire_sequences_running", "quire_sequences_waiting"):
             if metrics[name]:
                 return f"{name} is {metrics[name]:g}"
         return ""

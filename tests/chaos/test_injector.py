@@ -102,7 +102,7 @@ async def test_a_stopped_worker_is_not_hit() -> None:
 
 
 async def test_a_scheduler_is_hit_while_requests_run_there() -> None:
-    stack = ScriptedStack(pages={"scheduler-1": {"quire_requests_running": 2.0}})
+    stack = ScriptedStack(pages={"scheduler-1": {"quire_sequences_running": 2.0}})
     hit = await injector(stack, live(0, 0, 0)).begin(fault(Action.KILL, Target.SCHEDULER))
     assert hit is not None
     assert (hit.instance, hit.num_streams) == ("scheduler-1", 2)
@@ -122,7 +122,7 @@ async def test_streams_of_a_gateway_are_those_that_it_reports_and_that_received_
 
 
 async def test_a_stopped_process_is_continued_and_links_are_cleared_of_their_own_fault() -> None:
-    pages = {"scheduler-1": {"quire_requests_running": 1.0}}
+    pages = {"scheduler-1": {"quire_sequences_running": 1.0}}
     stack = ScriptedStack(pages=pages)
     injecting = injector(stack, live(0))
     stop, reset = fault(Action.STOP, Target.SCHEDULER), fault(Action.RESET, Target.SCHEDULER_REDIS)

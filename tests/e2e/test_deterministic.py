@@ -122,4 +122,4 @@ async def test_with_a_drafter(expected: list[TokenBits]) -> None:
 async def test_with_a_third_of_the_blocks(preemption: str, expected: list[TokenBits]) -> None:
     with deployment(deterministic=1, num_blocks=SCARCE, preemption=preemption) as scarce:
         assert await Serving(scarce).crowd() == expected
-        assert scarce.metrics()[f'quire_preemptions_total{{choice="{preemption}"}}'] > 0
+        assert scarce.metrics()[f'quire_preemptions_total{{method="{preemption}"}}'] > 0

@@ -97,6 +97,6 @@ async def test_with_a_worker_killed_in_the_middle(drafting: Deployment, expected
 async def test_with_so_few_blocks_that_sequences_are_preempted(preemption: str, expected: list[Answer]) -> None:
     with deployment(num_blocks=SCARCE, preemption=preemption, drafter="ngram", max_draft_tokens=7) as scarce:
         assert await _ask_all(scarce) == expected
-        assert scarce.metrics()[f'quire_preemptions_total{{choice="{preemption}"}}'] > 0
+        assert scarce.metrics()[f'quire_preemptions_total{{method="{preemption}"}}'] > 0
         blocks = await scarce.rest()
         assert blocks["free"] + blocks["cached"] == SCARCE

@@ -67,29 +67,29 @@ def last_preemptions(served: list[Served]) -> list[PreemptionRecord]:
 
 def test_every_request_is_swapped(worker: ModelInstance, judged: list[Reference]) -> None:
     served = serve_until_all_preempted(worker, judged, "swap")
-    assert {one.choice for one in last_preemptions(served)} == {PreemptionMethod.SWAP}
+    assert {one.method for one in last_preemptions(served)} == {PreemptionMethod.SWAP}
     assert all(one.num_returns for one in served)
 
 
 def test_every_request_is_computed_again(worker: ModelInstance, judged: list[Reference]) -> None:
     served = serve_until_all_preempted(worker, judged, "recompute")
-    assert {one.choice for one in last_preemptions(served)} == {PreemptionMethod.RECOMPUTE}
+    assert {one.method for one in last_preemptions(served)} == {PreemptionMethod.RECOMPUTE}
     assert not any(one.num_returns for one in served)
 
 
 @pytest.mark.parametrize(
-    ("durations", "choice"),
+    ("durations", "method"),
     [(FAST_SWAPS, PreemptionMethod.SWAP), (SLOW_SWAPS, PreemptionMethod.RECOMPUTE)],
     ids=["fast", "slow"],
 )
 def test_every_request_is_resumed_by_the_cheaper_method(
-    worker: ModelInstance, judged: list[Reference], durations: Durations, choice: PreemptionMethod
+    worker: ModelInstance, judged: list[Reference], durations: Durations, method: PreemptionMethod
 ) -> None:
     served = serve_until_all_preempted(worker, judged, "auto", durations)
     assert len(last_preemptions(served)) == len(served)
     for one in last_preemptions(served):
-        assert one.choice is choice
-        assert (one.swap_seconds <= one.recompute_seconds) == (choice is PreemptionMethod.SWAP)
+        assert one.method is method
+        assert (one.swap_seconds <= one.recompute_seconds) == (method is PreemptionMethod.SWAP)
 
 
 @pytest.mark.parametrize("num_blocks", [PLENTY, SCARCE], ids=["plenty", "scarce"])

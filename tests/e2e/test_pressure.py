@@ -23,7 +23,7 @@ from reference import MAX_TIES, NEW_TOKENS, Reference
 QUIRE = Path(sys.executable).parent / "quire"
 NUM_BLOCKS = 24
 BLOCK = 16
-SWAPS = 'quire_preemptions_total{choice="swap"}'
+SWAPS = 'quire_preemptions_total{method="swap"}'
 MAX_QUEUED = 4  # requests of one tenant
 PROMPT_BLOCKS = 10
 LONG: dict[str, Any] = {"max_tokens": 220, "temperature": 0, "ignore_eos": True, "stop": "there is no such text"}
@@ -91,12 +91,12 @@ async def contended(running: Deployment, num_queued: int) -> AsyncIterator[Async
             prompt = [1000 + place] * (PROMPT_BLOCKS * BLOCK)
             tasks.append(asyncio.create_task(client.generate(prompt, request_id=name, **LONG)))
             # The second may have been preempted already at the first look.
-            other_state = "quire_requests_swapped" if place < 2 else "quire_requests_waiting"
-            await until(running, ("quire_requests_running", other_state), place + 1)
+            other_state = "quire_sequences_swapped" if place < 2 else "quire_sequences_waiting"
+            await until(running, ("quire_sequences_running", other_state), place + 1)
         running.kill("gateway-0", signal.SIGSTOP)
         try:
-            await until(running, ("quire_requests_swapped",), 1)
-            await until(running, ("quire_requests_waiting",), 1 + num_queued)
+            await until(running, ("quire_sequences_swapped",), 1)
+            await until(running, ("quire_sequences_waiting",), 1 + num_queued)
             await until_paused(running, "runs")
             yield asking
         finally:
@@ -170,7 +170,7 @@ async def in_mid_swap(running: Deployment) -> None:
         while running.metrics()[SWAPS] == before:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.15)  # the running step is done by then
-        if running.blocks()["in_flight"]:
+        if running.blocks()["copying"]:
             return
 
 

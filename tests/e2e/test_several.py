@@ -25,7 +25,7 @@ async def test_two_gateways_share_two_workers(model: object) -> None:
             assert all(a.token_ids == b.token_ids for a, b in zip(answers[::2], answers[1::2], strict=True))
             named = asyncio.create_task(here.generate("Once", max_tokens=2000, ignore_eos=True, request_id="mine"))
             async with asyncio.timeout(120):
-                while not running.metrics()["quire_requests_running"]:
+                while not running.metrics()["quire_sequences_running"]:
                     await asyncio.sleep(0.05)
             with pytest.raises(QuireError) as raised:
                 await there.generate("Twice", max_tokens=4, request_id="mine")

@@ -67,7 +67,7 @@ async def test_with_so_few_blocks_that_sequences_are_preempted(
         # Sequences longer than the reference compete for more blocks.
         judge(judged, await serve_all(started, judged, max_tokens=160))
         metrics = started.metrics()
-        swaps, recomputes = (metrics[f'quire_preemptions_total{{choice="{way}"}}'] for way in ("swap", "recompute"))
+        swaps, recomputes = (metrics[f'quire_preemptions_total{{method="{way}"}}'] for way in ("swap", "recompute"))
         assert swaps + recomputes >= 20
         assert swaps >= 20 or preemption != "swap"
         assert swaps == 0 or preemption != "recompute"

@@ -124,7 +124,7 @@ class Site:
 
     def _check_writes(self, plan: StepPlan) -> None:
         pool, index = self.replica.kv.device.pool, self.replica.kv.device.index
-        held = Counter(block_id for step in self.replica.in_flight for block_id in step.held_block_ids)
+        held = Counter(block_id for step in self.replica.steps_in_flight for block_id in step.held_block_ids)
         size = self.replica.shape.block_size
         for part in plan.scheduled:
             first = max(part.start, part.num_cached_tokens)

@@ -114,7 +114,7 @@ class CoreBench:
     ) -> list[Event]:
         """Commits the oldest step in flight, and the copies of all steps up to it."""
         replica = at or self.replica
-        step = replica.in_flight[0]
+        step = replica.steps_in_flight[0]
         results = [_result_of(part) for part in step.scheduled]
         prompt_logprobs = {
             place: positions
@@ -146,10 +146,10 @@ class CoreBench:
     def run(self) -> list[Event]:
         """Runs until no request is live, with up to two steps in flight; returns the events."""
         events: list[Event] = []
-        while list(self.scheduler.keys) or self.replica.in_flight:
+        while list(self.scheduler.keys) or self.replica.steps_in_flight:
             while self.plan() is not None:
                 pass
-            assert self.replica.in_flight, "requests are stuck"
+            assert self.replica.steps_in_flight, "requests are stuck"
             events += self.commit()
         assert not [event for event in events if isinstance(event, FailedEvent)]
         return events

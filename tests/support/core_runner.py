@@ -26,8 +26,8 @@ from scheduler_svc.core.step import StepPlan
 from scheduler_svc.session_wire import event_to_proto, request_from_proto
 from scheduler_svc.step_responses import ResponseValidator
 from scheduler_svc.step_wire import plan_to_proto, shape_from_proto
-from worker_svc.in_flight import InFlight
 from worker_svc.instance import ModelInstance as Worker
+from worker_svc.launched_step import LaunchedStep
 from worker_svc.wire import description_to_proto, outcome_to_proto, step_from_proto
 
 TokenLogprob = tuple[float, tuple[tuple[int, float], ...]]
@@ -114,7 +114,7 @@ class CoreRunner:
         self._runner.reset()
         opening = worker_v1.StepRequest(epoch=1, generation=1)
         self._validator = ResponseValidator(opening, worker.description.limits.vocab_size, shape.max_sampled_tokens)
-        self._in_flight: deque[tuple[StepPlan, InFlight]] = deque()
+        self._launched: deque[tuple[StepPlan, LaunchedStep]] = deque()
         self._last_done = 0.0
         self._served: dict[tuple[str, int], Served] = {}
         self._returns: Counter[int] = Counter()  # by `id` of a sequence
@@ -137,7 +137,7 @@ class CoreRunner:
                 alive[request.key][0].index = indices[request.key]
         while self.core.num_running or self.core.num_queued:
             self._step()
-        while self.replica.has_pending_updates or self.replica.kv.swaps or self._in_flight:
+        while self.replica.has_pending_updates or self.replica.kv.swaps or self._launched:
             self._step()
         assert not self.replica.kv.device.counts.used, "blocks are left"
         for (key, index), served in self._served.items():
@@ -153,9 +153,9 @@ class CoreRunner:
             self._validator.expect(plan)
             message = plan_to_proto(plan, 1, 1).SerializeToString()
             step = step_from_proto(worker_v1.StepRequest.FromString(message))
-            self._in_flight.append((plan, self._runner.launch(step)))
-        assert self._in_flight, "requests wait and no step is in flight"
-        plan, launched = self._in_flight.popleft()
+            self._launched.append((plan, self._runner.launch(step)))
+        assert self._launched, "requests wait and no step is in flight"
+        plan, launched = self._launched.popleft()
         outcome = self._runner.finish(launched)
         done = time.perf_counter()
         result = outcome_to_proto(outcome)

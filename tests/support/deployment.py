@@ -66,8 +66,8 @@ class Deployment:
         end = time.monotonic() + 120
         while time.monotonic() < end:
             metrics, blocks = self.metrics(), self.blocks()
-            busy = metrics["quire_requests_running"] + metrics["quire_requests_waiting"]
-            if not busy and not blocks["used"] and not blocks["in_flight"]:
+            busy = metrics["quire_sequences_running"] + metrics["quire_sequences_waiting"]
+            if not busy and not blocks["used"] and not blocks["copying"]:
                 return blocks
             await asyncio.sleep(0.05)
         raise AssertionError(f"not at rest: {blocks}\n{self.log.read_text()[-4000:]}")

@@ -18,7 +18,7 @@ class ModelRequest:
     num_durable: int = 0
     end: scheduler_v1.SequenceEnd | None = None
     is_attached: bool = False
-    is_recovering: bool = False
+    awaits_gateway: bool = False
     """The request was restored after a takeover and waits for a gateway to attach."""
 
 
@@ -44,7 +44,7 @@ class ModelScheduler:
         for request in self.requests.values():
             request.num_durable = 0 if loses_store else request.num_durable
             request.is_attached = False
-            request.is_recovering = True
+            request.awaits_gateway = True
             if request.end is None:
                 del request.tokens[request.num_durable :]
 
@@ -113,7 +113,7 @@ class ModelScheduler:
             return
         for one in command.unflushed:
             self._merge(request, one)
-        request.is_recovering = False
+        request.awaits_gateway = False
         request.is_attached = request.end is None
         is_own = isinstance(command, scheduler_v1.Submit) and command.submission_id == request.submission_id
         if is_own and not request.tokens:

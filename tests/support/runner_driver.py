@@ -22,8 +22,8 @@ from worker_svc.cache import CacheShape, KVCache
 from worker_svc.description import WorkerDescription, WorkerLimits
 from worker_svc.drafting import DrafterFactory
 from worker_svc.executor import CudaGraphOptions
-from worker_svc.in_flight import InFlight
 from worker_svc.instance import ModelInstance
+from worker_svc.launched_step import LaunchedStep
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
@@ -140,16 +140,16 @@ class Driver:
         self._next_id += len(running)
         new = [sequence.new for sequence in running]
         sampled: dict[int, list[int]] = {sequence.new.sequence_id: [] for sequence in running}
-        in_flight: deque[InFlight] = deque()
+        launched: deque[LaunchedStep] = deque()
         while True:
             scheduled = [self._schedule(sequence) for sequence in running if sequence.num_due]
             if scheduled:
-                in_flight.append(self._runner.launch(Step([], new, scheduled)))
+                launched.append(self._runner.launch(Step([], new, scheduled)))
                 new = []
-            if not in_flight:
+            if not launched:
                 break
-            if len(in_flight) > self._ahead or not scheduled:
-                for result in self._runner.finish(in_flight.popleft()).sequences:
+            if len(launched) > self._ahead or not scheduled:
+                for result in self._runner.finish(launched.popleft()).sequences:
                     assert result.failure is None, result.failure
                     sampled[result.sequence_id] += result.token_ids
                     self.logprobs.setdefault(result.sequence_id, []).extend(result.logprobs)

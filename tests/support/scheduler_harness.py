@@ -288,6 +288,6 @@ async def idle(engine: SchedulerEngine) -> None:
     """Waits until no sequence runs, no step is in flight and no block is used."""
     async with asyncio.timeout(TIMEOUT):
         while any(model.core.num_queued for model in engine.models) or any(
-            replica.running or replica.in_flight or replica.kv.device.counts.used for replica in engine.replicas
+            replica.running or replica.steps_in_flight or replica.kv.device.counts.used for replica in engine.replicas
         ):
             await asyncio.sleep(0.01)

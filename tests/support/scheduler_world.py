@@ -160,7 +160,7 @@ class World:
     def commit(self, site: Site) -> None:
         """Commit the oldest step that is done."""
         if site.answers:
-            plan, outcome = site.replica.in_flight[0], site.take()
+            plan, outcome = site.replica.steps_in_flight[0], site.take()
             parts = [plan.scheduled[place] for place in outcome.prompt_logprobs]
             known = sum(part.start < part.sequence.num_prompt_logprobs for part in parts)
             self._counts["prompt log-probabilities computed again"] += known
@@ -273,7 +273,7 @@ class World:
             self._note_published(site)
             for tier in (site.replica.kv.device, site.replica.kv.host):
                 counts = tier.pool.counts
-                assert (counts.used, counts.in_flight) == (0, 0), "blocks leak"
+                assert (counts.used, counts.copying) == (0, 0), "blocks leak"
                 assert counts.free + counts.cached == tier.pool.num_blocks
         assert self.scheduler.num_queued == self.scheduler.num_running == 0
         assert self.scheduler.waiting.admission.num_requests == 0

@@ -134,10 +134,10 @@ class Deployment:
         """Waits until this many workers are in use."""
         await until(lambda: len(self.engine.replicas) == count)
 
-    async def _raise_epoch(self, floor: int) -> int:
+    async def _raise_epoch(self, above: int) -> int:
         if not self.leads:
             raise Fenced("another leads")
-        return floor + 1
+        return above + 1
 
     def _fence(self) -> None:
         self.num_fenced += 1

@@ -144,7 +144,7 @@ def _lines(response: Explanation) -> Iterator[str]:
 def _sentence(sequence: SequenceExplanation) -> str:
     match sequence.state:
         case SequenceState.QUEUED:
-            return f"waits for its turn{_place(sequence)}"
+            return f"waits for its turn{_position(sequence)}"
         case SequenceState.WAITING_FOR_PREFIX:
             other = f"request {sequence.awaits_key[:_SHORT_KEY]}" if sequence.awaits_key else "another request"
             return f"waits while {other} computes the prefix of its prompt"
@@ -155,15 +155,15 @@ def _sentence(sequence: SequenceExplanation) -> str:
         case SequenceState.PAUSED:
             return "pauses until its gateway has searched its text for stop strings"
         case SequenceState.SWAPPED:
-            return f"was preempted, and waits with its blocks in host memory{_place(sequence)}"
+            return f"was preempted, and waits with its blocks in host memory{_position(sequence)}"
         case SequenceState.PREEMPTED:
-            return f"was preempted, and waits to recompute its tokens{_place(sequence)}"
+            return f"was preempted, and waits to recompute its tokens{_position(sequence)}"
         case SequenceState.ENDED:
             return "has ended"
     return "is in a state that this version of the client does not know"
 
 
-def _place(sequence: SequenceExplanation) -> str:
+def _position(sequence: SequenceExplanation) -> str:
     if sequence.num_ahead is None:
         return ""
     if sequence.num_ahead == 0:

@@ -15,13 +15,13 @@ class BlockCounts:
     free: int
     cached: int
     used: int
-    in_flight: int
+    copying: int
 
 
 class BlockPool:
     """Hands out block ids 0 to num_blocks - 1.
 
-    A block is *free*; *used*, with as many owners as its reference count says; *in flight*: pinned by copies in
+    A block is *free*; *used*, with as many owners as its reference count says; *copying*: pinned by copies in
     progress, without another owner; or *cached*: without an owner, but in the prefix index, and reusable until it is
     evicted.
     """
@@ -47,9 +47,9 @@ class BlockPool:
     @property
     def counts(self) -> BlockCounts:
         """How many blocks are in each state."""
-        in_flight = sum(self._ref_counts[block_id] == pins for block_id, pins in list(self._pins.items()))
-        used = self.num_blocks - self.num_available - in_flight
-        return BlockCounts(free=len(self._free), cached=len(self._cached), used=used, in_flight=in_flight)
+        copying = sum(self._ref_counts[block_id] == pins for block_id, pins in list(self._pins.items()))
+        used = self.num_blocks - self.num_available - copying
+        return BlockCounts(free=len(self._free), cached=len(self._cached), used=used, copying=copying)
 
     @property
     def eviction_order(self) -> Iterator[int]:
@@ -163,4 +163,4 @@ class BlockPool:
         expected = Counter(owners) + Counter(pins)
         assert {block_id: self._ref_counts[block_id] for block_id in owned} == expected, "owners do not add up"
         counts = self.counts
-        assert counts.free + counts.cached + counts.used + counts.in_flight == self.num_blocks
+        assert counts.free + counts.cached + counts.used + counts.copying == self.num_blocks

@@ -193,7 +193,7 @@ class KVManager:
         first = len(sequence.block_ids) - len(tail)
         num_cached_tokens = max(sequence.num_cached_tokens, sequence.num_computed + sequence.num_extra)
         del tail[max(0, self._shape.num_blocks_for(num_cached_tokens) - first) :]
-        contents = [self._prefixes.content(sequence, first + place) for place in range(len(tail))]
+        contents = [self._prefixes.content(sequence, first + index) for index in range(len(tail))]
         backups = [None if content is None else self.host.index.find(content) for content in contents]
         found = [host_id for host_id in backups if host_id is not None]
         self.host.pool.share(found)
@@ -206,11 +206,11 @@ class KVManager:
         swapped_kv = SwappedKV(sequence.block_ids[:first], host_ids, sequence.num_computed, num_cached_tokens, len(new))
         sequence.swapped_kv = swapped_kv
         sequence.block_ids = sequence.block_ids[first:]
-        places = [place for place, host_id in enumerate(backups) if host_id is None]
-        if places:
-            pairs = [BlockPair(tail[place], host_ids[place]) for place in places]
+        indices = [index for index, host_id in enumerate(backups) if host_id is None]
+        if indices:
+            pairs = [BlockPair(tail[index], host_ids[index]) for index in indices]
             self.swaps.add(
-                Direction.OUT, Swap(pairs, [contents[place] for place in places], sequence, swapped_kv=swapped_kv)
+                Direction.OUT, Swap(pairs, [contents[index] for index in indices], sequence, swapped_kv=swapped_kv)
             )
         return True
 
@@ -243,7 +243,7 @@ class KVManager:
         swapped_kv = sequence.swapped_kv
         assert swapped_kv is not None
         sequence.swapped_kv = None
-        if sequence.num_in_flight:  # steps in flight name the blocks that it kept, too
+        if sequence.num_steps_in_flight:  # steps in flight name the blocks that it kept, too
             sequence.block_ids = swapped_kv.kept_block_ids + sequence.block_ids
         else:
             self.device.release(swapped_kv.kept_block_ids)
@@ -359,7 +359,7 @@ class KVManager:
             self.device.release([own])
 
     def check_integrity(
-        self, tables: Collection[Sequence], swapped_kvs: Collection[SwappedKV], in_flight: Iterable[StepPlan]
+        self, tables: Collection[Sequence], swapped_kvs: Collection[SwappedKV], steps_in_flight: Iterable[StepPlan]
     ) -> None:
         """Raise AssertionError unless every block is in one state and has the owners that list it.
 
@@ -367,7 +367,7 @@ class KVManager:
         """
         device = Counter(block_id for sequence in tables for block_id in sequence.block_ids)
         device.update(block_id for swapped_kv in swapped_kvs for block_id in swapped_kv.kept_block_ids)
-        device.update(block_id for plan in in_flight for block_id in plan.held_block_ids)
+        device.update(block_id for plan in steps_in_flight for block_id in plan.held_block_ids)
         device.update(copy.source for copy in self._copies)
         host = Counter(block_id for swapped_kv in swapped_kvs for block_id in swapped_kv.host_ids)
         device_pins, host_pins = self.swaps.pins()

@@ -68,7 +68,7 @@ class Admitter:
         if head.swapped_kv is not None and head.swapped_kv.num_swapping:
             return False
         # A beam that others wait for may have to clear a deadlock.
-        return replica.shape.computes(head.request) and (self._capacity.has_place(replica) or head.is_one_of_beams)
+        return replica.shape.computes(head.request) and (self._capacity.has_free_slot(replica) or head.is_one_of_beams)
 
     def _compute(self, step: StepBuilder, at: Replica, sequence: Sequence) -> None:
         """Compute what has just been admitted in this step, if it can be."""
@@ -84,7 +84,7 @@ class Admitter:
 
     def _resume(self, replica: Replica, sequence: Sequence) -> Replica | None:
         num_needed = replica.kv.num_needed_to_swap_in(sequence)
-        if not self._capacity.has_place(replica) or not self._capacity.has_room(replica, sequence, num_needed):
+        if not self._capacity.has_free_slot(replica) or not self._capacity.has_room(replica, sequence, num_needed):
             return None
         replica.resume(sequence)
         return replica
@@ -94,8 +94,8 @@ class Admitter:
         return self._placement.choose(replica, sequence, num_output, partial(self._offer, sequence))
 
     def _offer(self, sequence: Sequence, replica: Replica) -> PlacementOffer | None:
-        """What a replica has for a queued sequence; None without a place for it."""
-        if not self._capacity.has_place(replica) or not replica.shape.computes(sequence.request):
+        """What a replica has for a queued sequence; None without a free slot."""
+        if not self._capacity.has_free_slot(replica) or not replica.shape.computes(sequence.request):
             return None
         hit = replica.kv.match(sequence)
         has_room = self._capacity.has_room(replica, sequence, replica.kv.num_needed(sequence, hit))

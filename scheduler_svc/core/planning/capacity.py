@@ -28,8 +28,8 @@ class Capacity:
         """How many sequences a step of a replica may hold."""
         return min(self._limits.max_sequences, replica.shape.max_sequences)
 
-    def has_place(self, replica: Replica) -> bool:
-        """Whether a replica may run another sequence."""
+    def has_free_slot(self, replica: Replica) -> bool:
+        """Whether a replica has a free sequence slot: it has as many slots as a step may hold sequences."""
         return replica.num_running < self.max_sequences(replica)
 
     def has_room(self, replica: Replica, sequence: Sequence, num_needed: int) -> bool:
@@ -51,7 +51,7 @@ class Capacity:
     def may_fork(self, replica: Replica) -> bool:
         """Whether a replica has room for a fork of one of its sequences."""
         self._placement.measure(replica)
-        return self.has_place(replica) and replica.kv.num_available > self.reserve(replica)
+        return self.has_free_slot(replica) and replica.kv.num_available > self.reserve(replica)
 
     def wants_backups(self, replica: Replica) -> bool:
         """Whether blocks that will soon be evicted should be copied to the host."""
@@ -74,7 +74,7 @@ class Capacity:
                 tokens_per_second=sum(self._tokens_per_second(replica) for replica in working),
                 prefill_seconds_per_token=min((cost.recompute_seconds(1) for cost in costs), default=0.0),
                 decode_seconds_per_token=min((cost.step_seconds(0, 1) for cost in costs), default=0.0),
-                first_place_seconds=min((self._first_place_seconds(replica) for replica in working), default=0.0),
+                first_slot_seconds=min((self._first_slot_seconds(replica) for replica in working), default=0.0),
             )
             self._rates_until = now + _RATES_SECONDS
         return self._rates
@@ -82,8 +82,8 @@ class Capacity:
     def _tokens_per_second(self, replica: Replica) -> float:
         """What a replica computes when it is busy; 0 before the first measurement.
 
-        What was measured last says little after a quiet time. Then it is taken to decode as many sequences as have a
-        place, and as fit beside each other if they are like those that run.
+        After an idle time the measurement is low. Then the replica is assumed to decode as many sequences as it has
+        slots, or as fit into its blocks if they are like those that run.
         """
         measured = replica.costs.tokens_per_second
         if not measured:
@@ -94,9 +94,9 @@ class Capacity:
         width = max(1, min(most, fitting))
         return max(measured, width / replica.costs.step_seconds(0, width))
 
-    def _first_place_seconds(self, replica: Replica) -> float:
-        """Seconds until the first running sequence ends if there is no place before, else 0."""
-        if self.has_place(replica) and not replica.swapped:
+    def _first_slot_seconds(self, replica: Replica) -> float:
+        """Seconds until the first running sequence ends if no slot is free before, else 0."""
+        if self.has_free_slot(replica) and not replica.swapped:
             return 0.0
         num_left = min((s.request.max_tokens - s.num_output for s in replica.running), default=0)
         return num_left * replica.costs.step_seconds(0, len(replica.running))

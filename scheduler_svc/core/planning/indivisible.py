@@ -29,4 +29,4 @@ def add_fitting(step: StepBuilder) -> None:
 
 
 def _unplanned(replica: Replica) -> list[Sequence]:
-    return [sequence for sequence in replica.indivisible if not sequence.num_in_flight]
+    return [sequence for sequence in replica.indivisible if not sequence.num_steps_in_flight]

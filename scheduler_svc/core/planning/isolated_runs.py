@@ -27,8 +27,8 @@ class IsolatedRuns:
     # Steps.
 
     def must_wait(self, replica: Replica) -> bool:
-        """Whether the next step must wait for the ones in flight, because one of them or the next one is isolated."""
-        if not self._poison.has_suspected or not replica.in_flight:
+        """Whether the next step must wait for those in flight, because one of them or the next one is isolated."""
+        if not self._poison.has_suspected or not replica.steps_in_flight:
             return False
         return replica in self._ran_isolated or self.is_due(replica)
 
@@ -39,9 +39,9 @@ class IsolatedRuns:
         return _next(replica) is not None
 
     def add_next(self, step: StepBuilder) -> None:
-        """Compute the next suspected sequence, or make room for it. Does nothing if others are in flight."""
+        """Compute the next suspected sequence, or make room for it. Does nothing while steps are in flight."""
         replica = step.replica
-        sequence = _next(replica) if replica.isolated and not replica.in_flight else None
+        sequence = _next(replica) if replica.isolated and not replica.steps_in_flight else None
         if sequence is None:
             return
         if replica.shape.is_indivisible(sequence.request):
@@ -66,12 +66,13 @@ class IsolatedRuns:
 
     # Suspicion.
 
-    def record_loss(self, in_flight: Iterable[Sequence], replicas: Iterable[Replica]) -> str | None:
-        """A replica was lost with these live sequences in flight. Returns the key of the request that fails, if any.
+    def record_loss(self, sequences: Iterable[Sequence], replicas: Iterable[Replica]) -> str | None:
+        """A replica was lost whose steps in flight named these live sequences. Returns the key of the request that
+        fails, if any.
 
         `replicas` are the others. What runs there and is suspected now is isolated; what is swapped there is queued.
         """
-        failed_key = self._poison.record_loss(in_flight)
+        failed_key = self._poison.record_loss(sequences)
         for replica in replicas if self._poison.has_suspected else ():
             is_suspected = self._poison.is_suspected
             for sequence in [s for s in (*replica.running, *replica.indivisible) if is_suspected(s)]:

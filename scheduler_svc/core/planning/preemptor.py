@@ -48,21 +48,21 @@ class Preemptor:
 
     def _preempt(self, replica: Replica, victim: Sequence) -> None:
         preemption = self._policy.compare_costs(replica, victim)
-        if preemption.choice is PreemptionMethod.SWAP and not replica.kv.swap_out(victim):
-            preemption = replace(preemption, choice=PreemptionMethod.RECOMPUTE)
+        if preemption.method is PreemptionMethod.SWAP and not replica.kv.swap_out(victim):
+            preemption = replace(preemption, method=PreemptionMethod.RECOMPUTE)
         self.num_sequences_freed += 1
         victim.num_preemptions += 1
         victim.last_preemption = preemption
         self._preempted.append(victim)
-        self._policy.record_choice(replica, preemption.choice)
+        self._policy.record_method(replica, preemption.method)
         self._totals.preemptions += 1
-        self._totals.swaps += preemption.choice is PreemptionMethod.SWAP
+        self._totals.swaps += preemption.method is PreemptionMethod.SWAP
         self._leave(replica, victim)
 
     def _leave(self, replica: Replica, sequence: Sequence) -> None:
         self._waiting.release_all(sequence)
         replica.leave(sequence, Phase.PREEMPTED)
-        if not sequence.num_in_flight:
+        if not sequence.num_steps_in_flight:
             self.finish(replica, sequence)
 
     def finish(self, replica: Replica, sequence: Sequence) -> None:
@@ -102,7 +102,7 @@ class Preemptor:
         A swapped beam may need more blocks than there are beside its siblings; recomputed it shares theirs.
         """
         if (
-            replica.in_flight
+            replica.steps_in_flight
             or replica.num_pending_free
             or replica.indivisible
             or any(s.is_plannable for s in (*replica.running, *replica.isolated))

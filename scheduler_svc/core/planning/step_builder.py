@@ -70,7 +70,7 @@ class StepBuilder:
             sequence.num_extra += num_extra
         sequence.num_computed += num_tokens
         sequence.num_promised += samples
-        sequence.num_in_flight += 1
+        sequence.num_steps_in_flight += 1
         sequence.num_steps += 1
         if sequence.num_sent_blocks is None:
             self.new_sequences.append(NewSequence(sequence, list(sequence.tokens), sequence.needs_prompt_logprobs))
@@ -99,7 +99,7 @@ class StepBuilder:
         if not self.replica.shape.is_without_kv(sequence.request):
             sequence.num_computed = num_tokens
         sequence.num_promised = 1
-        sequence.num_in_flight = 1
+        sequence.num_steps_in_flight = 1
         sequence.num_steps = 1
         sequence.num_sent_blocks = len(sequence.block_ids)
         self.new_sequences.append(NewSequence(sequence, list(sequence.tokens)))

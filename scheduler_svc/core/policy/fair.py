@@ -17,9 +17,9 @@ _PRIORITY = attrgetter("priority")
 class FairPolicy:
     """The highest class with queued requests is first; in it, the tenant that has received least; then deadlines.
 
-    *Classes.* A request rises by one class in use for each ageing_seconds that it waits, up to the highest class with
-    queued requests, and counts there as one of that class. So after at most (MAX_CLASSES - 1) × ageing_seconds it is in
-    the highest class.
+    *Classes.* The effective class of a request rises by one class in use for each ageing_seconds that it waits, up to
+    the highest class with queued requests, and the request counts there as one of that class. So after at most
+    (MAX_CLASSES - 1) × ageing_seconds it is in the highest class.
 
     *Tenants.* Each has a virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024):
     tokens received, over the weight of the request. The tenant with the smallest counter in the class is first. A
@@ -28,7 +28,7 @@ class FairPolicy:
 
     *Within a tenant* the earliest deadline is first. A request is due deadline_horizon after its arrival at the latest,
     so in the highest class no request of its tenant that arrived more than deadline_horizon later is admitted before
-    it. Of the requests that have risen from one class, the oldest is first.
+    it. Of the requests that rose from one class, the oldest is first.
 
     All methods but `position` take O(log n) amortized for each class in use.
     """
@@ -60,7 +60,7 @@ class FairPolicy:
         tenant.add(own.priority, sequence, self._urgency(sequence))
         for other in self._classes[own.rank :]:
             if tenant not in other:
-                self._place(tenant, other)
+                self._update_turn(tenant, other)
 
     def remove(self, sequence: Sequence) -> None:
         own = self._waiting.pop(sequence, None)
@@ -70,15 +70,15 @@ class FairPolicy:
         tenant = self._tenants[sequence.request.tenant]
         tenant.remove(own.priority, sequence)
         for other in self._classes[own.rank :]:
-            self._place(tenant, other)
+            self._update_turn(tenant, other)
 
     def first(self, now: float) -> Sequence | None:
         self._now = max(self._now, now)
         top = self._top()
         if top is None:
             return None
-        while (ripe := top.unripe.first()) is not None and ripe[0] <= self._now:
-            self._place(ripe[1], top)
+        while (due := top.not_eligible.first()) is not None and due[0] <= self._now:
+            self._update_turn(due[1], top)
         tenant = top.next()
         assert tenant is not None, "a class in which sequences wait has no turn to give"
         return self._candidate(tenant, top)
@@ -89,16 +89,16 @@ class FairPolicy:
         tenant.served += num_tokens / max(request.weight, _MIN_WEIGHT)
 
     def preemption_key(self, sequence: Sequence) -> OrderKey:
-        """A sequence counts in the class that it has risen to, also while it runs."""
-        own = self._risen(sequence)
+        """A sequence counts in its effective class, also while it runs."""
+        own = self._effective_class(sequence)
         if own is None:
             return (-sequence.request.priority, 0.0, *arrival_order(sequence))
         return (-own.priority, own.debt(self._tenant(sequence.request.tenant)), *arrival_order(sequence))
 
     def effective_priority(self, sequence: Sequence, now: float) -> int:
         self._now = max(self._now, now)
-        risen = self._risen(sequence)
-        return risen.priority if risen is not None else sequence.request.priority
+        effective = self._effective_class(sequence)
+        return effective.priority if effective is not None else sequence.request.priority
 
     def debt(self, tenant: str, priority: int | None = None) -> float:
         known = self._tenants.get(tenant)
@@ -111,12 +111,12 @@ class FairPolicy:
         if sequence not in self._waiting:
             raise KeyError(sequence.id)
         self._now = max(self._now, now)
-        risen = {other: self._risen(other) for other in self._waiting}
-        mine = risen[sequence]
+        effective = {other: self._effective_class(other) for other in self._waiting}
+        mine = effective[sequence]
         assert mine is not None
         num_ahead = 0
         peers: dict[str, list[Sequence]] = {}
-        for other, level in risen.items():
+        for other, level in effective.items():
             if level is mine:
                 peers.setdefault(other.request.tenant, []).append(other)
             elif level is not None and level.rank > mine.rank:
@@ -139,7 +139,7 @@ class FairPolicy:
         return sequence.request.arrived_at + num_classes * self._ageing_seconds
 
     def _candidate(self, tenant: TenantQueues, top: FairClass) -> Sequence:
-        """The sequence of a tenant with a turn: the most urgent of the class and of those that have risen to it."""
+        """The sequence of a tenant with a turn: the most urgent of the class and of those that rose to it."""
         best = tenant.most_urgent(top.priority)
         for priority, oldest in tenant.oldest_below(top.priority):
             if self._rises_at(oldest, top.rank - self._rank(priority)) <= self._now and (
@@ -149,32 +149,33 @@ class FairPolicy:
         assert best is not None, "a tenant has a turn but no sequence"
         return best
 
-    def _place(self, tenant: TenantQueues, at: FairClass) -> None:
-        """Give a tenant a turn in a class, or note when it will have one, or neither, by its queued sequences."""
-        ripe_at = self._ripe_at(tenant, at)
-        if ripe_at is None or ripe_at <= self._now:
-            at.unripe.discard(tenant)
+    def _update_turn(self, tenant: TenantQueues, at: FairClass) -> None:
+        """Give a tenant a turn in a class if it is eligible there, or note when it will be, by its queued sequences."""
+        eligible_at = self._eligible_at(tenant, at)
+        if eligible_at is None or eligible_at <= self._now:
+            at.not_eligible.discard(tenant)
         else:
-            at.unripe.put(tenant, ripe_at)
-        if ripe_at is not None and ripe_at <= self._now:
+            at.not_eligible.put(tenant, eligible_at)
+        if eligible_at is not None and eligible_at <= self._now:
             at.enter(tenant)
         else:
             at.leave(tenant)
 
-    def _ripe_at(self, tenant: TenantQueues, at: FairClass) -> float | None:
+    def _eligible_at(self, tenant: TenantQueues, at: FairClass) -> float | None:
+        """When the first sequence of a tenant counts in a class; now if one does; None if none will."""
         if tenant.waits_in(at.priority):
             return self._now
         below = tenant.oldest_below(at.priority)
         return min((self._rises_at(oldest, at.rank - self._rank(priority)) for priority, oldest in below), default=None)
 
-    def _risen(self, sequence: Sequence) -> FairClass | None:
-        """The class that a sequence has risen to; None if no class is in use."""
+    def _effective_class(self, sequence: Sequence) -> FairClass | None:
+        """The class in which a sequence counts now; None if no class is in use."""
         top = self._top() or (self._classes[-1] if self._classes else None)
         if top is None:
             return None
         own = self._waiting.get(sequence) or self._nearest(sequence.request.priority)
-        num_risen = max(0, int((self._now - sequence.request.arrived_at) / self._ageing_seconds))
-        return self._classes[max(own.rank, min(own.rank + num_risen, top.rank))]
+        num_classes = max(0, int((self._now - sequence.request.arrived_at) / self._ageing_seconds))
+        return self._classes[max(own.rank, min(own.rank + num_classes, top.rank))]
 
     def _turns(self, tenant: TenantQueues, at: FairClass, queue: list[Sequence]) -> list[tuple[Sequence, Turn]]:
         counter, entered = at.turn(tenant)
@@ -224,7 +225,7 @@ class FairPolicy:
         for tenant in self._tenants.values():
             if tenant.waits:
                 for each in self._classes:
-                    self._place(tenant, each)
+                    self._update_turn(tenant, each)
 
     def _tenant(self, name: str) -> TenantQueues:
         known = self._tenants.get(name)

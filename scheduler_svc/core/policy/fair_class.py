@@ -17,15 +17,14 @@ class FairClass:
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
-        self.rank = 0  # place among the classes, from the lowest
+        self.rank = 0  # index among the classes, from the lowest
         self.num_waiting = 0  # sequences whose own class this is
         self.used_at = 0.0  # when the last one of them was queued, in seconds
-        self.unripe: LazyHeap[TenantQueues, float] = (
-            LazyHeap()
-        )  # by the time at which their first sequence of a lower class rises to this one
+        # Tenants without a turn, by the time at which their first sequence of a lower class rises to this one.
+        self.not_eligible: LazyHeap[TenantQueues, float] = LazyHeap()
         self._ready: LazyHeap[TenantQueues, Turn] = LazyHeap()
         self._offsets: dict[TenantQueues, float] = {}
-        self._floor = 0.0  # the smallest counter, as last known
+        self._min_counter = 0.0  # as last known
         self._num_entered = 0
 
     def __contains__(self, tenant: TenantQueues) -> bool:
@@ -38,25 +37,25 @@ class FairClass:
             return tenant.served + self._offsets[tenant]
         offset = self._offsets.get(tenant)
         # A tenant that was never here starts at the smallest counter, whatever it received elsewhere.
-        return self.floor() if offset is None else max(tenant.served + offset, self.floor())
+        return self.min_counter() if offset is None else max(tenant.served + offset, self.min_counter())
 
     def debt(self, tenant: TenantQueues) -> float:
         """How far a tenant's counter is above the smallest one."""
-        return max(0.0, self.counter(tenant) - self.floor())
+        return max(0.0, self.counter(tenant) - self.min_counter())
 
     def turn(self, tenant: TenantQueues) -> Turn:
         """Sort key of a tenant's turn. The smallest is first."""
         entered = self._ready.key(tenant)[1] if tenant in self._ready else self._num_entered
         return (self.counter(tenant), entered)
 
-    def floor(self) -> float:
+    def min_counter(self) -> float:
         """The smallest counter of the tenants with a turn; if there are none, the last known one."""
         if self.next() is None:
-            return self._floor
+            return self._min_counter
         first = self._ready.first()
         assert first is not None
-        self._floor = first[0][0]
-        return self._floor
+        self._min_counter = first[0][0]
+        return self._min_counter
 
     def enter(self, tenant: TenantQueues) -> None:
         """Give a tenant a turn, unless it has one."""
@@ -69,7 +68,7 @@ class FairClass:
     def leave(self, tenant: TenantQueues) -> None:
         """A tenant has nothing to admit here any more."""
         if tenant in self._ready:
-            self.floor()
+            self.min_counter()
             self._ready.discard(tenant)
 
     def next(self) -> TenantQueues | None:
@@ -84,7 +83,7 @@ class FairClass:
 
     def owes_nothing(self, tenant: TenantQueues) -> bool:
         """Whether a tenant can be forgotten: it has no turn, and would be lifted if it entered."""
-        return tenant not in self._ready and self.counter(tenant) <= self.floor()
+        return tenant not in self._ready and self.counter(tenant) <= self.min_counter()
 
     def forget(self, tenant: TenantQueues) -> None:
         """Drop a tenant's offset."""

@@ -37,7 +37,7 @@ class Policy(Protocol):
         """How many sequences are queued."""
 
     def add(self, sequence: Sequence, now: float) -> None:
-        """Queue a sequence. A preempted one gets the place of its arrival."""
+        """Queue a sequence. A preempted one is ordered by its first arrival."""
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out of the queue. Does nothing if it is not queued."""

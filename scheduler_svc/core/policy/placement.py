@@ -22,7 +22,7 @@ class ReplicaLoad(NamedTuple):
 
 
 class PlacementOffer(NamedTuple):
-    """What a replica with a place for a sequence has for it: cached blocks, and whether there is room for the rest."""
+    """What a replica with a free slot has for a sequence: cached blocks, and whether there is room for the rest."""
 
     replica: Replica
     hit: Hit
@@ -66,7 +66,7 @@ class Placement:
             if num_known - sequence.num_computed > 1:
                 num_tokens += num_known - sequence.num_computed
                 num_blocks += -(-num_known // size) - len(sequence.block_ids)
-        num_tokens += sum(len(s.tokens) for s in replica.indivisible if not s.num_in_flight)
+        num_tokens += sum(len(s.tokens) for s in replica.indivisible if not s.num_steps_in_flight)
         num_tokens += sum(s.num_uncomputed for s in replica.isolated)
         if replica.costs.has_learned or self._usual is None:
             self._usual = replica.costs
@@ -116,8 +116,8 @@ class Placement:
 
     def _others(self, asks: Replica) -> Iterator[Replica]:
         """The replicas behind the one that asks, round robin. One with swapped sequences of its own takes no others."""
-        place = self._replicas.index(asks)
-        others = chain(islice(self._replicas, place + 1, None), islice(self._replicas, place))
+        index = self._replicas.index(asks)
+        others = chain(islice(self._replicas, index + 1, None), islice(self._replicas, index))
         return (other for other in islice(others, MAX_OTHERS) if not other.is_retired and not other.swapped)
 
     def _rank(self, offer: PlacementOffer, sequence: Sequence, num_output: float) -> tuple[float, int]:

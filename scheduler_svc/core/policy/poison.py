@@ -1,9 +1,9 @@
 """Poison requests: a request that crashes every worker that computes it must not take all workers down.
 
-A sequence is *suspected* if it was in flight on two replicas in a row that were lost, without a token of its own in
-between; so are its siblings, since their prompt may be the cause. A suspected sequence runs isolated: in steps of its
-own, with no other step in flight. It is *cleared* by a token of its own. A request fails when a replica is lost while
-only suspected sequences of that request are in flight.
+A sequence is *suspected* if steps in flight named it on two replicas in a row that were lost, without a token of its
+own in between; so are its siblings, since their prompt may be the cause. A suspected sequence runs isolated: in steps
+of its own, with no other step in flight. It is *cleared* by a token of its own. A request fails when a replica is lost
+while its steps in flight name only suspected sequences of that request.
 
 The rest of the scheduler does not distinguish suspected sequences. This module wraps the queue (`IsolatingQueue`) and
 the placement (`IsolatingPlacement`); `planning/isolated_runs.py` decides whose step is next.
@@ -30,7 +30,7 @@ class PoisonTracker:
 
     @property
     def has_losses(self) -> bool:
-        """Whether any sequence was in flight on a replica that was lost, or is suspected, and had no token since."""
+        """Whether any sequence was in a step in flight of a lost replica, or is suspected, and had no token since."""
         return bool(self._losses or self._suspected)
 
     @property
@@ -42,9 +42,11 @@ class PoisonTracker:
         """Whether a sequence runs isolated."""
         return sequence in self._suspected
 
-    def record_loss(self, in_flight: Iterable[Sequence]) -> str | None:
-        """A replica was lost with these live sequences in flight. Returns the key of the request that fails, if any."""
-        lost = set(in_flight)
+    def record_loss(self, sequences: Iterable[Sequence]) -> str | None:
+        """A replica was lost whose steps in flight named these live sequences. Returns the key of the request that
+        fails, if any.
+        """
+        lost = set(sequences)
         keys = {sequence.request.key for sequence in lost}
         if len(keys) == 1 and lost <= self._suspected:
             return keys.pop()

@@ -39,21 +39,21 @@ class PreemptionPolicy:
         return replica.shape.num_host_blocks > 0 and self._mode is not PreemptionMode.RECOMPUTE
 
     def compare_costs(self, replica: Replica, sequence: Sequence) -> PreemptionRecord:
-        """What swapping a running sequence would cost, and what recomputing it would, in seconds; and the choice."""
+        """What swapping a running sequence would cost, and what recomputing it would, in seconds; and the method."""
         num_tail = len(replica.kv.unshared_tail(sequence))
         kept = (len(sequence.block_ids) - num_tail) * replica.shape.block_size
         swap = replica.costs.swap_seconds(num_tail, num_tail) if replica.shape.num_host_blocks else math.inf
         recompute = replica.costs.recompute_seconds(max(0, sequence.num_computed - kept), kept)
         is_cheaper = swap <= recompute or self._mode is PreemptionMode.SWAP
         is_due = self._num_unswapped.get(replica, 0) >= _PROBE_EVERY and swap <= _PROBE_COST * recompute
-        choice = (
+        method = (
             PreemptionMethod.SWAP if (is_cheaper or is_due) and self.may_swap(replica) else PreemptionMethod.RECOMPUTE
         )
-        return PreemptionRecord(choice, swap, recompute)
+        return PreemptionRecord(method, swap, recompute)
 
-    def record_choice(self, replica: Replica, choice: PreemptionMethod) -> None:
+    def record_method(self, replica: Replica, method: PreemptionMethod) -> None:
         """Count recomputations: without a swap now and then, its cost would never be measured again."""
-        self._num_unswapped[replica] = 0 if choice is PreemptionMethod.SWAP else self._num_unswapped.get(replica, 0) + 1
+        self._num_unswapped[replica] = 0 if method is PreemptionMethod.SWAP else self._num_unswapped.get(replica, 0) + 1
 
     def pick_victim(self, replica: Replica, protected_ids: set[int]) -> Sequence | None:
         """The next sequence to preempt: by class, then by its tenant's debt, then the one with the fewest own blocks.
@@ -89,7 +89,7 @@ class PreemptionPolicy:
         victim = self.pick_victim(replica, set())
         if victim is None or victim.num_steps < MIN_STEPS:
             return False
-        return self.compare_costs(replica, victim).choice is PreemptionMethod.SWAP
+        return self.compare_costs(replica, victim).method is PreemptionMethod.SWAP
 
     def low_watermark(self, replica: Replica, num_decodes: int) -> int:
         """Blocks that should be available beyond those of this step: what decodes need in the next few steps."""

@@ -21,8 +21,8 @@ class PriorityPolicy(StaticPolicy):
     def effective_priority(self, sequence: Sequence, now: float) -> int:
         """One class more for each ageing_seconds since its arrival."""
         request = sequence.request
-        risen = max(0, int((now - request.arrived_at) / self._ageing_seconds))
-        return min(request.priority + risen, _HIGHEST)
+        num_classes = max(0, int((now - request.arrived_at) / self._ageing_seconds))
+        return min(request.priority + num_classes, _HIGHEST)
 
     def _virtual_arrival(self, sequence: Sequence) -> float:
         return sequence.request.arrived_at - sequence.request.priority * self._ageing_seconds

@@ -131,7 +131,7 @@ async def test_a_worker_of_another_model_that_comes_first_costs_no_request(
 ) -> None:
     submit = await left_behind(store, expected(5), fingerprint=worker.about.fingerprint, detachable=True)
     other, port = ChecksumService(**{"fingerprint": b"other"} | stranger), lasting_port()  # type: ignore[arg-type]
-    async with serving(other) as ports, scheduler(redis_url, [*ports, port], graces=Graces(recovering=0.05)) as running:
+    async with serving(other) as ports, scheduler(redis_url, [*ports, port], graces=Graces(taken_over=0.05)) as running:
         await until(lambda: len(running.engine.replicas) == 1)
         await until(lambda: running.engine.requests.get(submit.key) is not None)
         server, _ = await serve(worker, port)
@@ -195,7 +195,7 @@ async def test_a_version_that_does_not_come_back_ends_its_requests(
     redis_url: str, worker: Worker, store: RedisStore
 ) -> None:
     submit = await left_behind(store, expected(5), fingerprint=b"old", detachable=True)
-    settings = {"graces": Graces(recovering=0.05), "worker_patience": 1}
+    settings = {"graces": Graces(taken_over=0.05), "worker_patience": 1}
     async with scheduler(redis_url, [worker.port, lasting_port()], **settings):  # one address does not answer
         log = await until_recorded(store, submit.key, State.FAILED)
     assert log.failure == scheduler_v1.FAILURE_REASON_UNAVAILABLE
@@ -270,7 +270,7 @@ async def test_a_request_without_tokens_does_not_wait_for_a_lost_version(
 ) -> None:
     gone = await left_behind(store, expected(5), fingerprint=b"gone", detachable=True)
     waits = await left_behind(store, [], detachable=True)
-    async with scheduler(redis_url, [worker.port], graces=Graces(recovering=0.05)):
+    async with scheduler(redis_url, [worker.port], graces=Graces(taken_over=0.05)):
         await until_recorded(store, gone.key, State.FAILED)
         log = await until_recorded(store, waits.key, State.FINISHED)
     assert log.sequences[0].token_ids == expected(20)

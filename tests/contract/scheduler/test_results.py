@@ -34,7 +34,7 @@ WITHOUT_KV = worker_v1.PROMPT_COMPUTATION_INDIVISIBLE_WITHOUT_KV
 EMBEDDING = worker_v1.ResultKind(embedding=worker_v1.EmbeddingResult())
 WITH_PROMPT = worker_v1.ResultKind(prompt_logprobs=worker_v1.PromptLogprobsResult(num_top_logprobs=1))
 LONG = list(range(100, 300))  # tokens; a step of the scheduler takes 64
-ENDLESS = Graces(detached=3600, broken=3600, recovering=3600, unclaimed=7200)
+ENDLESS = Graces(detached=3600, broken=3600, taken_over=3600, unclaimed=7200)
 
 
 @pytest.fixture

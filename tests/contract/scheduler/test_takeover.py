@@ -34,8 +34,8 @@ def unflushed(
     return scheduler_v1.UnflushedTokens(index=index, offset=offset, token_ids=token_ids, is_truncated=is_truncated)
 
 
-AT_ONCE = Graces(recovering=0.05)
-ENDLESS = Graces(detached=3600, broken=3600, recovering=3600, unclaimed=7200)
+AT_ONCE = Graces(taken_over=0.05)
+ENDLESS = Graces(detached=3600, broken=3600, taken_over=3600, unclaimed=7200)
 
 
 @asynccontextmanager
@@ -157,7 +157,7 @@ async def test_unnamed_requests_wait_for_their_gateway_and_are_given_up(
     redis_url: str, worker: Worker, store: RedisStore
 ) -> None:
     submit = await left_behind(store, expected(5))
-    async with taken_over(redis_url, worker, graces=Graces(recovering=0.05, unclaimed=0.1)) as running:
+    async with taken_over(redis_url, worker, graces=Graces(taken_over=0.05, unclaimed=0.1)) as running:
         await until_over(running.engine, submit.key)
         await until_recorded(store, submit.key, State.CANCELLED)
         assert worker.steps == []

@@ -302,7 +302,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     @property
     def _growing(self) -> list[str]:
         requests = self.scheduler.requests
-        return [key for key, request in requests.items() if request.end is None and not request.is_recovering]
+        return [key for key, request in requests.items() if request.end is None and not request.awaits_gateway]
 
     # Invariants.
 

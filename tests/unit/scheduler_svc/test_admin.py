@@ -184,7 +184,7 @@ async def test_what_a_sequence_holds_and_waits_for(engine: Engine, channel: grpc
         "another",
         4,
     )
-    assert explained.last_preemption.choice == admin_v1.RETURN_RECOMPUTE
+    assert explained.last_preemption.method == admin_v1.RETURN_RECOMPUTE
     assert explained.last_preemption.swap_estimate.ToTimedelta() == timedelta(seconds=0.25)
     assert explained.last_preemption.recompute_estimate.ToTimedelta() == timedelta(seconds=0.125)
     assert explained.HasField("predicted_start")
@@ -215,7 +215,7 @@ async def test_the_engine_counts_what_is_live_in_all_and_by_tenant() -> None:
     store = RedisStore("redis://127.0.0.1:1/0")
     make_core = partial(Scheduler, SchedulerLimits())
     real = SchedulerEngine(make_core, store, 1, EngineSettings(), no_later_term, no_later_term)
-    real.restore(
+    real.take_over(
         RequestLog(scheduler_v1.Submit(key=str(place), tenant=tenant, prompt_token_ids=[5], n=1, max_tokens=1), 1.0)
         for place, tenant in enumerate("aab")
     )
@@ -226,7 +226,7 @@ async def test_the_engine_counts_what_is_live_in_all_and_by_tenant() -> None:
     assert [real.num_live(tenant) for tenant in (None, "a")] == [2, 1]
 
 
-def no_later_term(floor: int = 0) -> NoReturn:
+def no_later_term(above: int = 0) -> NoReturn:
     raise AssertionError("nobody raises the epoch")
 
 

@@ -35,7 +35,7 @@ async def test_versions_of_a_model_are_added_up_and_models_are_not() -> None:
         assert 'quire_workers_ready{model="a"} 2.0' in text
         assert 'quire_workers_ready{model="b"} 1.0' in text
         assert 'quire_kv_blocks{model="a",state="free",tier="device"} 128.0' in text
-        assert 'quire_cost_seconds{model="a",what="recompute",worker="a 2"}' in text
+        assert 'quire_cost_seconds{method="recompute",model="a",worker="a 2"}' in text
         assert read_samples(text)["quire_workers_ready"] == 3.0
         assert read_samples(text)['quire_kv_blocks{state="free",tier="device"}'] == 192.0
 

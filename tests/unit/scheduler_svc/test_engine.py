@@ -29,10 +29,10 @@ def joined(running: Deployment) -> tuple[Replica, asyncio.Event]:
 
 def started(engine: SchedulerEngine, key: str, deadline: float | None = None) -> None:
     submit = scheduler_v1.Submit(key=key, prompt_token_ids=[1, 2], n=1, max_tokens=8, tenant="t", weight=1)
-    engine.restore([RequestLog(submit, accepted_at=1.0, deadline=deadline)])
+    engine.take_over([RequestLog(submit, accepted_at=1.0, deadline=deadline)])
     live = engine.requests.get(key)
     assert live is not None
-    engine.requests.start(live, is_known=True)
+    engine.requests.start(live, is_restored=True)
 
 
 async def test_a_worker_that_is_given_work_by_anothers_step_is_woken() -> None:

@@ -112,10 +112,10 @@ async def test_an_epoch_is_raised_above_what_a_worker_has_seen(store: RedisStore
 
 async def test_workers_that_report_side_by_side_raise_the_epoch_once(store: RedisStore) -> None:
     leader = Leadership(store, "a", LONG)
-    floor = await leading(leader) + 10**9
-    raised = await asyncio.gather(*(leader.raise_epoch(floor - number) for number in range(3)))
-    assert raised == [floor + 1] * 3
-    assert await leader.raise_epoch(floor) == floor + 1
+    above = await leading(leader) + 10**9
+    raised = await asyncio.gather(*(leader.raise_epoch(above - number) for number in range(3)))
+    assert raised == [above + 1] * 3
+    assert await leader.raise_epoch(above) == above + 1
 
 
 class Deaf(RedisStore):
@@ -125,8 +125,8 @@ class Deaf(RedisStore):
         super().__init__(url, 500)
         self.num_lost = 0
 
-    async def take_lease(self, holder: str, seconds: float, floor: int = 0, epoch: int | None = None) -> int | None:
-        taken = await super().take_lease(holder, seconds, floor, epoch)
+    async def take_lease(self, holder: str, seconds: float, above: int = 0, epoch: int | None = None) -> int | None:
+        taken = await super().take_lease(holder, seconds, above, epoch)
         if epoch is not None and self.num_lost < 3:
             self.num_lost += 1
             raise StoreUnavailable("the answer was lost")
@@ -136,10 +136,10 @@ class Deaf(RedisStore):
 async def test_a_raised_epoch_whose_answer_was_lost_is_not_anothers(store: RedisStore, server: RedisServer) -> None:
     deaf = Deaf(server.url)
     leader = Leadership(deaf, "a", SHORT)
-    floor = await leading(leader) + 10**9
+    above = await leading(leader) + 10**9
     keeping = asyncio.create_task(leader.keep())
-    epoch = await leader.raise_epoch(floor)
-    assert epoch > floor
+    epoch = await leader.raise_epoch(above)
+    assert epoch > above
     assert deaf.num_lost == 3
     await store.release_lease("a")
     assert await next_leader(store) == "a"  # renewed, with the new epoch

@@ -55,7 +55,7 @@ def started(requests: LiveRequests, **fields: object) -> LiveRequest:
     log = RequestLog(scheduler_v1.Submit(**(known | fields)), accepted_at=1.0)  # type: ignore[arg-type]
     complete(log)
     live = LiveRequest(log)
-    assert requests.start(live, is_known=False) is None
+    assert requests.start(live, is_restored=False) is None
     return live
 
 

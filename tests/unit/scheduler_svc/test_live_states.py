@@ -39,10 +39,10 @@ from svc_common.transitions import IllegalTransition
 
 MAX_TOKENS = 6
 LULL = 3  # rules between two that end requests, so that there are requests to end
-GRACES = Graces(detached=3000, broken=500, recovering=200, unclaimed=1000)
+GRACES = Graces(detached=3000, broken=500, taken_over=200, unclaimed=1000)
 KEYS = ["named", "unnamed"]
 PLACES = st.integers(0, 1000)  # of one among those that exist
-WITH_TIMEOUT = {LiveState.RECOVERING, LiveState.UNCLAIMED, LiveState.DETACHED, LiveState.BROKEN}
+WITH_TIMEOUT = {LiveState.TAKEN_OVER, LiveState.UNCLAIMED, LiveState.DETACHED, LiveState.BROKEN}
 RUNNING = {LiveState.STARTED, LiveState.ATTACHED, LiveState.DETACHED, LiveState.BROKEN}
 # The same examples in each run, so a failure after a change is caused by the change.
 SETTINGS = settings(max_examples=300, stateful_step_count=50, derandomize=True, deadline=None)
@@ -242,7 +242,7 @@ class LiveMachine(RuleBasedStateMachine):
             lambda: Scheduler(SchedulerLimits()), self.store, self.epoch, settings, self._never, self._fenced
         )
         logs = self.loop.run_until_complete(self._live())
-        self.run(lambda: self.engine.restore(logs))
+        self.run(lambda: self.engine.take_over(logs))
         self.gateways = [ModelGateway(gateway.known, self.errors) for gateway in self.gateways]
         for gateway in self.gateways:
             self.engine.join(gateway)
@@ -283,7 +283,7 @@ class LiveMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         for live in self.engine.requests.all:
-            assert live.state in RUNNING | {LiveState.RECOVERING, LiveState.UNCLAIMED}
+            assert live.state in RUNNING | {LiveState.TAKEN_OVER, LiveState.UNCLAIMED}
             assert live.state is not LiveState.STARTED, "it is attached or detached at once"
             assert bool(live.gateways) == (live.state is LiveState.ATTACHED)
             assert (live._timer is not None) == (live.state in WITH_TIMEOUT)

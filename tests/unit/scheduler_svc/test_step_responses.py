@@ -124,7 +124,7 @@ def plan_of(replica: Replica, sequence: Sequence, *, is_new: bool = False, depar
     plan = StepPlan(
         replica.num_steps, [sequence.id] * departed, new_sequences, [ScheduledSequence(sequence, 0, 1, [], 0, True)]
     )
-    replica.in_flight.append(plan)
+    replica.steps_in_flight.append(plan)
     return plan
 
 

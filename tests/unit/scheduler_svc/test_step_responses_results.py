@@ -45,12 +45,12 @@ class Stream:
         new = [NewSequence(one, PROMPT, one.request.result is PROMPT_LOGPROBS) for one, _, _ in parts] if is_new else []
         scheduled = [ScheduledSequence(s, start, end - start, [], start, end >= len(PROMPT)) for s, start, end in parts]
         plan = StepPlan(self.replica.num_steps, finished_ids or [], new, scheduled)
-        self.replica.in_flight.append(plan)
+        self.replica.steps_in_flight.append(plan)
         self.validator.expect(plan)
 
     def answer(self, **fields: Any) -> StepOutcome:
         """Take in an answer to the oldest step."""
-        plan = self.replica.in_flight[0]
+        plan = self.replica.steps_in_flight[0]
         result = worker_v1.StepResult(**({"sequence_ids": [part.sequence.id for part in plan.scheduled]} | fields))
         response = worker_v1.StepResponse(epoch=1, generation=1, step_id=plan.step_id, result=result)
         outcome = self.validator.outcome_of(response, self.replica)

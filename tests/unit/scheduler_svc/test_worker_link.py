@@ -95,7 +95,7 @@ async def test_a_worker_with_nothing_to_do_is_not_taken_for_one_that_hangs(clock
     async with served(worker) as addresses, deployment(*addresses) as running:
         for _ in range(2):
             await running.gateway.finish(running.gateway.submit())
-            await until(lambda: not running.engine.replicas[0].in_flight)
+            await until(lambda: not running.engine.replicas[0].steps_in_flight)
             clock.now += 10 * _STEP_TIMEOUT
             await worker.looked_at()
             # Its timeout starts with the next step, and the watchdog checks while that step runs.

@@ -122,10 +122,10 @@ def test_reset_forgets_every_sequence(tiny_llama: Path) -> None:
 def test_no_more_than_two_steps_are_in_flight(tiny_llama: Path) -> None:
     runner = make_runner(tiny_llama)
     empty = Step([], [], [])
-    in_flight = [runner.launch(empty), runner.launch(empty)]
+    launched = [runner.launch(empty), runner.launch(empty)]
     with pytest.raises(RuntimeError, match="not finished"):
         runner.launch(empty)
-    runner.finish(in_flight[0])
+    runner.finish(launched[0])
     runner.launch(empty)
 
 

@@ -183,7 +183,7 @@ def test_a_step_waits_for_the_one_ahead_if_either_may_have_drafts(extra: tuple[i
         )
     )
     assert first.is_done()
-    ours, theirs = zip(*(runner.finish(in_flight).sequences for in_flight in (first, second)), strict=True)
+    ours, theirs = zip(*(runner.finish(launched).sequences for launched in (first, second)), strict=True)
     assert [result.token_ids for result in theirs] == [[8], [9]]
     # Where both have drafts, the second one's are wrong.
     assert [result.token_ids for result in ours] == {

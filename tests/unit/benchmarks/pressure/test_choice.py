@@ -12,11 +12,11 @@ from benchmarks.pressure.choice import CostEstimates, Counts, swap_rates
 from benchmarks.processes import BenchmarkFailed
 
 PAGE = """\
-quire_preemptions_total{choice="swap"} 7.0
-quire_preemptions_total{choice="recompute"} 5.0
+quire_preemptions_total{method="swap"} 7.0
+quire_preemptions_total{method="recompute"} 5.0
 quire_tokens_computed_total 1200.0
-quire_cost_seconds{what="swap",worker="0"} 0.001
-quire_cost_seconds{what="recompute",worker="0"} 0.004
+quire_cost_seconds{method="swap",worker="0"} 0.001
+quire_cost_seconds{method="recompute",worker="0"} 0.004
 quire_worker_swapped_blocks_total{direction="out"} 40.0
 quire_worker_swap_seconds_total{direction="out"} 0.25
 """

@@ -90,12 +90,12 @@ def test_story_contains_every_phase_copies_chunks_and_forks() -> None:
     seen: Counter[Phase] = Counter()
     num_copies = num_chunks = num_forked = 0
     while not story.is_over:
-        before = len(story.world.sites[0].replica.in_flight)
+        before = len(story.world.sites[0].replica.steps_in_flight)
         story.act()
         seen.update(phases(story).keys())
-        in_flight = story.world.sites[0].replica.in_flight
-        if len(in_flight) > before:
-            plan = in_flight[-1]
+        steps = story.world.sites[0].replica.steps_in_flight
+        if len(steps) > before:
+            plan = steps[-1]
             num_copies += len(plan.copies)
             num_chunks += sum(part.num_tokens > 1 and not part.samples for part in plan.scheduled)
         if story.world.scheduler.is_live("beams"):

@@ -89,7 +89,7 @@ def test_swapped_sequence_reports_its_host_blocks_and_both_costs() -> None:
     assert one.num_device_blocks == 0
     assert one.num_preemptions == 1
     assert one.last_preemption is not None
-    assert one.last_preemption.choice is PreemptionMethod.SWAP
+    assert one.last_preemption.method is PreemptionMethod.SWAP
 
 
 def test_preempted_sequence_waits_in_the_queue() -> None:
@@ -97,7 +97,7 @@ def test_preempted_sequence_waits_in_the_queue() -> None:
     [one] = explanation_of(bench, victim).sequences
     assert (one.status, one.num_host_blocks, one.num_ahead) == (SequenceStatus.PREEMPTED, 0, 0)
     assert one.last_preemption is not None
-    assert one.last_preemption.choice is PreemptionMethod.RECOMPUTE
+    assert one.last_preemption.method is PreemptionMethod.RECOMPUTE
 
 
 def test_sequence_that_waits_for_its_gateway_is_paused() -> None:

@@ -86,7 +86,7 @@ def test_preempted_prompt_returns_none_twice(mode: PreemptionMode) -> None:
     [sequence] = submit(bench, "a", prompt(40, 9000))
     events = bench.run()
     assert sequence.last_preemption is not None
-    assert sequence.last_preemption.choice.name == mode.name
+    assert sequence.last_preemption.method.name == mode.name
     assert positions(events) == list(range(1, 40))
 
 

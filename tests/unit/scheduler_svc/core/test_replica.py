@@ -83,9 +83,9 @@ def test_blocks_of_a_cancelled_swap_in_are_freed_when_it_is_done() -> None:
     queued(bench)
     bench.plan()
     bench.scheduler.cancel("again")
-    assert bench.replica.kv.device.counts.in_flight == 2
+    assert bench.replica.kv.device.counts.copying == 2
     bench.commit()
-    assert bench.replica.kv.device.counts.in_flight == 0
+    assert bench.replica.kv.device.counts.copying == 0
     assert bench.num_used == 0
 
 

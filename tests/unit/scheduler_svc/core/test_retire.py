@@ -71,7 +71,7 @@ def test_swapped_kv_is_dropped_and_its_sequences_are_queued() -> None:
     second = bench.join()
     bench.scheduler.retire(bench.replica)
     assert not bench.replica.swapped
-    while bench.replica.in_flight:
+    while bench.replica.steps_in_flight:
         bench.commit()
     bench.step()
     assert bench.replica.is_idle

@@ -84,7 +84,7 @@ def test_preempted_prompt_has_its_value(mode: PreemptionMode) -> None:
     sequence = bench.submit_for_value("a", prompt(40, 9000))
     events = bench.run()
     assert sequence.last_preemption is not None
-    assert sequence.last_preemption.choice.name == mode.name
+    assert sequence.last_preemption.method.name == mode.name
     assert values(events) == [("a", VALUE)]
 
 

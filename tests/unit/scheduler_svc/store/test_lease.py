@@ -13,8 +13,8 @@ from scheduler_svc.store.redis import RedisStore
 LEASE = "{quire}:lease"
 
 
-async def taken(store: RedisStore, holder: str, floor: int = 0) -> int:
-    epoch = await store.take_lease(holder, 30, floor)
+async def taken(store: RedisStore, holder: str, above: int = 0) -> int:
+    epoch = await store.take_lease(holder, 30, above)
     assert epoch is not None
     return epoch
 
@@ -42,13 +42,13 @@ async def test_an_epoch_is_above_any_before_and_above_the_floor_and_the_clock(st
     assert first >= started
     second = await taken(store, "a")
     assert second > first
-    assert await taken(store, "a", floor=second + 10**9) == second + 10**9 + 1
+    assert await taken(store, "a", above=second + 10**9) == second + 10**9 + 1
     assert await taken(store, "a") == second + 10**9 + 2
 
 
 async def test_an_epoch_is_not_rounded(store: RedisStore) -> None:
-    floor = 8_999_999_999_999_999
-    assert await taken(store, "a", floor=floor) == floor + 1
+    above = 8_999_999_999_999_999
+    assert await taken(store, "a", above=above) == above + 1
 
 
 async def test_a_renewed_lease_lasts_anew(store: RedisStore, keys: "redis.Redis") -> None:
@@ -84,7 +84,7 @@ async def test_a_leader_that_was_paused_is_fenced_even_where_its_successor_has_l
 
 async def test_a_leader_may_begin_a_new_epoch(store: RedisStore) -> None:
     old = await taken(store, "a")
-    new = await store.take_lease("a", 30, floor=old + 5, epoch=old)
+    new = await store.take_lease("a", 30, above=old + 5, epoch=old)
     assert new is not None
     assert new > old + 5
     assert not await store.keep_lease("a", old, 30)
@@ -93,9 +93,9 @@ async def test_a_leader_may_begin_a_new_epoch(store: RedisStore) -> None:
 
 async def test_a_new_epoch_whose_answer_was_lost_may_be_taken_again(store: RedisStore, keys: "redis.Redis") -> None:
     old = await taken(store, "a")
-    lost = await store.take_lease("a", 30, floor=old + 5, epoch=old)
+    lost = await store.take_lease("a", 30, above=old + 5, epoch=old)
     keys.delete(LEASE)  # it ran out before the next call came through
-    again = await store.take_lease("a", 30, floor=old + 5, epoch=old)
+    again = await store.take_lease("a", 30, above=old + 5, epoch=old)
     assert lost is not None
     assert again is not None
     assert again > lost

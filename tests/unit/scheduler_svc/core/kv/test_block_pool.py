@@ -1,4 +1,4 @@
-"""Blocks: free, cached, used or in flight, and by how many owned."""
+"""Blocks: free, cached, used or copying, and by how many owned."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_too_few_blocks_change_nothing() -> None:
     pool = BlockPool(4)
     taken(pool, 3)
     assert pool.allocate(2) is None
-    assert pool.counts == BlockCounts(free=1, cached=0, used=3, in_flight=0)
+    assert pool.counts == BlockCounts(free=1, cached=0, used=3, copying=0)
 
 
 def test_block_with_two_owners_is_used_until_both_release_it() -> None:
@@ -28,7 +28,7 @@ def test_block_with_two_owners_is_used_until_both_release_it() -> None:
     assert pool.num_owners(blocks[0]) == 1
     assert pool.num_available == 1
     pool.release(blocks, keep=())
-    assert pool.counts == BlockCounts(free=2, cached=0, used=0, in_flight=0)
+    assert pool.counts == BlockCounts(free=2, cached=0, used=0, copying=0)
 
 
 def test_released_block_is_cached_only_if_it_is_in_the_index() -> None:
@@ -76,16 +76,16 @@ def test_newly_allocated_block_does_not_count_as_reused() -> None:
     assert list(pool.eviction_order) == [popular, other]
 
 
-def test_released_block_that_a_copy_names_is_in_flight_until_the_copy_is_done() -> None:
+def test_released_block_that_a_copy_names_is_copying_until_the_copy_is_done() -> None:
     pool = BlockPool(2)
     blocks = taken(pool, 1)
     pool.pin(blocks)
     pool.release(blocks, keep=ALL)
-    assert pool.counts == BlockCounts(free=1, cached=0, used=0, in_flight=1)
+    assert pool.counts == BlockCounts(free=1, cached=0, used=0, copying=1)
     assert pool.num_owners(blocks[0]) == 0
     assert pool.num_available == 1
     pool.unpin(blocks, keep=ALL, evict_first=False)
-    assert pool.counts == BlockCounts(free=1, cached=1, used=0, in_flight=0)
+    assert pool.counts == BlockCounts(free=1, cached=1, used=0, copying=0)
 
 
 def test_cached_block_that_a_copy_names_is_not_allocated() -> None:

@@ -21,9 +21,9 @@ class Bench:
         self.swaps.add(direction, move)
         return move
 
-    def in_flight(self) -> tuple[int, int]:
+    def copying(self) -> tuple[int, int]:
         """Blocks of device and host that only copies hold."""
-        return self.device.pool.counts.in_flight, self.host.pool.counts.in_flight
+        return self.device.pool.counts.copying, self.host.pool.counts.copying
 
 
 def test_blocks_are_pinned_from_the_plan_to_the_confirmation() -> None:
@@ -31,13 +31,13 @@ def test_blocks_are_pinned_from_the_plan_to_the_confirmation() -> None:
     move = bench.add(Direction.OUT, (0, 0), (1, 1))
     for tier in (bench.device, bench.host):
         tier.release([0, 1])
-    assert bench.in_flight() == (2, 2)
+    assert bench.copying() == (2, 2)
     bench.swaps.send(1, Direction.OUT)
-    assert bench.in_flight() == (2, 2)
+    assert bench.copying() == (2, 2)
     assert bench.swaps.finish(1, Direction.OUT) == [move]
     bench.swaps.unpin(Direction.OUT, move)
-    assert bench.in_flight() == (0, 0)
-    assert bench.device.pool.counts == BlockCounts(free=4, cached=0, used=0, in_flight=0)
+    assert bench.copying() == (0, 0)
+    assert bench.device.pool.counts == BlockCounts(free=4, cached=0, used=0, copying=0)
 
 
 def test_swaps_of_a_step_and_direction_are_one_transfer() -> None:
@@ -75,9 +75,9 @@ def test_block_of_two_swaps_is_pinned_until_both_are_done() -> None:
     bench.host.release([0])
     assert bench.swaps.pins()[1] == {0: 2}
     bench.swaps.unpin(Direction.IN, moves[0])
-    assert bench.in_flight() == (0, 1)
+    assert bench.copying() == (0, 1)
     bench.swaps.unpin(Direction.IN, moves[1])
-    assert bench.in_flight() == (0, 0)
+    assert bench.copying() == (0, 0)
 
 
 def test_device_blocks_with_a_copy_on_the_host_are_evicted_first() -> None:

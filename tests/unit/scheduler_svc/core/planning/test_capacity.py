@@ -10,7 +10,7 @@ STEP = 0.1  # seconds
 
 
 def busy(num_left: int) -> CoreBench:
-    """One place, taken by a sequence that has so many tokens to go; steps with one decode are learned to take STEP."""
+    """One slot, held by a sequence that has so many tokens to go; steps with one decode are learned to take STEP."""
     bench = CoreBench(max_sequences=1)
     bench.submit("runs", prompt(8), 400 + num_left)
     for _ in range(400):
@@ -20,19 +20,19 @@ def busy(num_left: int) -> CoreBench:
     return bench
 
 
-def test_first_place_is_free_when_the_first_running_sequence_ends() -> None:
+def test_first_slot_is_free_when_the_first_running_sequence_ends() -> None:
     bench = busy(50)
-    assert bench.scheduler.rates(bench.now).first_place_seconds == pytest.approx(50 * STEP, rel=0.1)
+    assert bench.scheduler.rates(bench.now).first_slot_seconds == pytest.approx(50 * STEP, rel=0.1)
 
 
-def test_no_wait_for_a_place_is_predicted_while_there_is_one() -> None:
+def test_no_wait_for_a_slot_is_predicted_while_there_is_one() -> None:
     bench = busy(50)
     bench.scheduler.cancel("runs")
     bench.now += 2.0
-    assert bench.scheduler.rates(bench.now).first_place_seconds == 0.0
+    assert bench.scheduler.rates(bench.now).first_slot_seconds == 0.0
 
 
-def test_deadline_before_a_place_is_free_is_rejected() -> None:
+def test_deadline_before_a_slot_is_free_is_rejected() -> None:
     bench = busy(50)
     request = Request("late", prompt(8, 500), 1, 1, arrived_at=bench.now, deadline=bench.now + 2.0)
     rejected = bench.scheduler.check(request, bench.now)

@@ -21,20 +21,20 @@ class Account:
     served: dict[str, float] = field(default_factory=dict)
     offsets: dict[tuple[int, str], float] = field(default_factory=dict)
     turns: dict[int, set[str]] = field(default_factory=dict)
-    floors: dict[int, float] = field(default_factory=dict)
+    min_counters: dict[int, float] = field(default_factory=dict)
 
     def add(self, sequence: Sequence, now: float) -> None:
         priority, tenant = sequence.request.priority, sequence.request.tenant
         if priority not in self.classes:
             self.classes.add(priority)
             for other in {s.request.tenant for s in self.waiting}:
-                self.place(other, now, min(self.classes))
+                self.update_turns(other, now, min(self.classes))
         self.waiting.append(sequence)
-        self.place(tenant, now, priority)
+        self.update_turns(tenant, now, priority)
 
     def remove(self, sequence: Sequence, now: float) -> None:
         self.waiting.remove(sequence)
-        self.place(sequence.request.tenant, now, sequence.request.priority)
+        self.update_turns(sequence.request.tenant, now, sequence.request.priority)
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         tenant = sequence.request.tenant
@@ -46,31 +46,31 @@ class Account:
             return []
         top = max(s.request.priority for s in self.waiting)
         for tenant in {s.request.tenant for s in self.waiting}:
-            self.place(tenant, now, top, top)
-        least = self.floor(top)
+            self.update_turns(tenant, now, top, top)
+        least = self.min_counter(top)
         return [self.candidate(t, top, now) for t in self.turns[top] if self.counter(t, top) == least]
 
-    def place(self, tenant: str, now: float, lowest: int, highest: int = 2**31) -> None:
+    def update_turns(self, tenant: str, now: float, lowest: int, highest: int = 2**31) -> None:
         for each in [c for c in self.classes if lowest <= c <= highest]:
             turns = self.turns.setdefault(each, set())
-            floor = self.floor(each)
+            least = self.min_counter(each)
             if not self.runnable(tenant, each, now):
                 turns.discard(tenant)
             elif tenant not in turns:
-                lifted = max(self.counter(tenant, each), floor) if (each, tenant) in self.offsets else floor
+                lifted = max(self.counter(tenant, each), least) if (each, tenant) in self.offsets else least
                 self.offsets[each, tenant] = lifted - self.served.get(tenant, 0.0)
                 turns.add(tenant)
 
-    def floor(self, each: int) -> float:
+    def min_counter(self, each: int) -> float:
         counters = [self.counter(tenant, each) for tenant in self.turns.get(each, ())]
-        self.floors[each] = min(counters, default=self.floors.get(each, 0.0))
-        return self.floors[each]
+        self.min_counters[each] = min(counters, default=self.min_counters.get(each, 0.0))
+        return self.min_counters[each]
 
     def counter(self, tenant: str, each: int) -> float:
         return self.served.get(tenant, 0.0) + self.offsets.get((each, tenant), 0.0)
 
     def runnable(self, tenant: str, each: int, now: float) -> list[Sequence]:
-        """A tenant's own of a class, and of each class below the oldest, if it has risen this far."""
+        """A tenant's own of a class, and of each class below the oldest, if it has waited long enough."""
         mine = [s for s in self.waiting if s.request.tenant == tenant]
         found = [s for s in mine if s.request.priority == each]
         for lower in {s.request.priority for s in mine if s.request.priority < each}:

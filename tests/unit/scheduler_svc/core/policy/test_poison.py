@@ -55,7 +55,7 @@ def test_other_requests_end_although_they_ran_beside_a_poison_one() -> None:
             break
         if "poison" in keys(plan):
             assert keys(plan) == ["poison"]
-            assert len(bench.replica.in_flight) == 1
+            assert len(bench.replica.steps_in_flight) == 1
             failed += bench.lose(bench.replica)
             bench.replica = bench.join()
         else:
@@ -73,7 +73,7 @@ def test_nothing_is_in_flight_beside_an_isolated_step() -> None:
         while (plan := bench.plan()) is not None:
             plans.append(keys(plan))
             is_isolated = len(plans) < 3 and "suspect" in plans[-1]
-            assert not is_isolated or (plans[-1] == ["suspect"] and len(bench.replica.in_flight) == 1)
+            assert not is_isolated or (plans[-1] == ["suspect"] and len(bench.replica.steps_in_flight) == 1)
         bench.commit()
     assert ["suspect"] in plans
     assert ["suspect", "other"] in [sorted(each, reverse=True) for each in plans], "a token clears it"

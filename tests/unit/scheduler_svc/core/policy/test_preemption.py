@@ -63,8 +63,8 @@ def test_swap_is_probed_after_many_recomputations() -> None:
     assert preemption.recompute_seconds < preemption.swap_seconds < 4 * preemption.recompute_seconds
     chosen = []
     for _ in range(130):
-        choice = weighing.compare_costs(bench.replica, one).choice
-        weighing.record_choice(bench.replica, choice)
+        choice = weighing.compare_costs(bench.replica, one).method
+        weighing.record_method(bench.replica, choice)
         chosen.append(choice)
     assert chosen.count(PreemptionMethod.SWAP) == 2
 
@@ -109,7 +109,7 @@ def test_method_is_the_cheaper_one_or_the_configured_one(
 ) -> None:
     bench = CoreBench(swap_bytes_per_second=bytes_per_second)
     preemption = preemption_of(bench, mode).compare_costs(bench.replica, running(bench, "a", num_prompt=10 * BLOCK))
-    assert preemption.choice is choice
+    assert preemption.method is choice
     assert preemption.swap_seconds == pytest.approx(2 * 10 * bench.replica.shape.block_bytes / bytes_per_second)
     assert preemption.recompute_seconds == pytest.approx(10 * BLOCK / bench.replica.shape.prefill_tokens_per_second)
 
@@ -129,7 +129,7 @@ def test_shared_blocks_cost_nothing() -> None:
 def test_everything_is_recomputed_without_host_blocks() -> None:
     bench = CoreBench(num_host_blocks=0)
     preemption = preemption_of(bench, PreemptionMode.SWAP).compare_costs(bench.replica, running(bench, "a"))
-    assert (preemption.choice, preemption.swap_seconds) == (PreemptionMethod.RECOMPUTE, math.inf)
+    assert (preemption.method, preemption.swap_seconds) == (PreemptionMethod.RECOMPUTE, math.inf)
 
 
 def test_sequence_that_would_be_recomputed_is_not_preempted_early() -> None:

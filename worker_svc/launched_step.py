@@ -43,7 +43,7 @@ class ScheduledRun(NamedTuple):
 
 
 @dataclass(slots=True)
-class InFlight:
+class LaunchedStep:
     """A launched step, to be passed to `Runner.finish`."""
 
     step_id: int
