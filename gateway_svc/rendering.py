@@ -17,7 +17,7 @@ class Rendering:
     """The scheduler runs `num_sequences`, and the best `n` of them are sent.
 
     `prompt_tail` holds the last tokens of the prompt that are text, as many as a character has bytes. `logprobs` is how
-    many top tokens are sent beside each token, or None.
+    many top tokens are sent with each token, or None.
     """
 
     request_id: str

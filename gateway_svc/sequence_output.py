@@ -42,7 +42,7 @@ class SequenceOutput:
     """A sequence's tokens, text and end, and the part of them that was not popped yet."""
 
     def __init__(self, index: int, vocabulary: Vocabulary, rendering: Rendering, start: ResumePosition) -> None:
-        """The first chunk begins at `start`, once the sequence has so many tokens."""
+        """The first chunk begins at token `start`, once the sequence has that many tokens."""
         self.index = index
         self.num_tokens = 0
         self.num_acknowledged = 0

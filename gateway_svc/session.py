@@ -224,7 +224,7 @@ class SchedulerSession:
 
 
 class _OneShotTimer:
-    """Calls `action` once, unless it is stopped before its time is over."""
+    """Calls `action` once, unless it is stopped before its time has passed."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action = action

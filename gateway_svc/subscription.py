@@ -158,7 +158,7 @@ class Subscription:
         self.submission.watermarks = {}
 
     def session_lost(self) -> None:
-        """The session is over: an unanswered command stays unanswered, and the next scheduler knows no reader."""
+        """The session has ended: an unanswered command stays unanswered, and the next scheduler knows no reader."""
         self._answered(SubscriptionEvent.SESSION_LOST)
 
     def record_submission(self, submit: scheduler_pb2.Submit, deadline: float | None) -> None:

@@ -113,7 +113,7 @@ class Subscriptions:
             self._send_next_for_all()
 
     def close(self) -> None:
-        """The session is over."""
+        """The session has ended."""
         self._is_open, self._accepted_models = False, frozenset()
         for subscription in self._subscriptions.values():
             subscription.session_lost()

@@ -21,9 +21,11 @@ class EngineCollector(Collector):
         yield from self._models()
         yield GaugeMetricFamily("quire_epoch", "The term of the scheduler that leads", self._engine.epoch)
         journal = self._engine.journal
-        degraded = "1 while the store cannot be reached, or is far behind"
+        degraded = "1 while the store cannot be reached, or lags by more than 2 s"
         yield GaugeMetricFamily("quire_store_degraded", degraded, journal.is_degraded)
-        yield GaugeMetricFamily("quire_journal_lag_seconds", "How far the store is behind the steps", journal.lag)
+        yield GaugeMetricFamily(
+            "quire_journal_lag_seconds", "Age of the oldest update that the store does not have", journal.lag
+        )
 
     def _models(self) -> Iterable[Metric]:
         """The counters of the cores, by model name, summed over versions."""

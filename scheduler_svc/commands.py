@@ -195,8 +195,8 @@ class Commands:
     async def _record(self, log: RequestLog) -> LiveRequest | None:
         """Record a request, or return the one that has its key. Raises StoreUnavailable and StaleEpoch.
 
-        The store may not know yet that the request with the key has ended here. Then this one is recorded behind that
-        ending.
+        The store may not know yet that the request with the key has ended here. Then this one is recorded after that
+        end.
         """
         ended = self._live.ended(log.key)
         if ended is not None and (_has_key(ended.log) or ended.log.submit.submission_id == log.submit.submission_id):
@@ -313,7 +313,7 @@ def _has_key(log: RequestLog) -> bool:
 
 
 def _is_outdated(found: RequestLog, ended: RequestLog) -> bool:
-    """Whether a record is over, as its submission has `ended` here, or a later one under its key has."""
+    """Whether a record has ended, as its submission has `ended` here, or a later one under its key has."""
     if found.submit.submission_id == ended.submit.submission_id:
         return True
     return found.state is State.ACCEPTED and ended.record is not RecordState.DISPLACED

@@ -107,7 +107,7 @@ class SchedulerEngine:
         session.send(scheduler_v1.SessionResponse(epoch=self.epoch, status=self.status))
 
     def leave(self, session: GatewaySession) -> None:
-        """A session is over: it receives no request's events any more."""
+        """A session has ended: it receives no request's events any more."""
         self._sessions.remove(session)
         for live in list(self.requests.all):
             self.requests.leave(live, session, has_broken=True)
@@ -275,7 +275,7 @@ class SchedulerEngine:
             model.wake()
 
     async def stop(self, seconds: float) -> None:
-        """Begin no more steps, and wait up to so many seconds for those in flight."""
+        """Begin no more steps, and wait up to `seconds` for those in flight."""
         self._is_stopping = True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -18,7 +18,7 @@ class GatewaySession:
         self._outbox.put_nowait(message)
 
     def close(self) -> None:
-        """End the stream behind the messages so far."""
+        """End the stream after the messages so far."""
         self._outbox.put_nowait(None)
 
     async def next(self) -> scheduler_v1.SessionResponse | None:

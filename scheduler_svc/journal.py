@@ -1,4 +1,4 @@
-"""Copies the logs of requests to the store, behind the steps."""
+"""Copies the logs of requests to the store. No step waits for it."""
 
 import asyncio
 import logging
@@ -144,7 +144,7 @@ class Journal:
                 await self._urgent.wait()
 
     async def flush(self, timeout: float) -> bool:
-        """Write everything within `timeout` seconds, beside `run` or after it; returns whether the store has it."""
+        """Write everything within `timeout` seconds, while `run` runs or after it; returns whether the store has it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while not (self._is_done or self._is_stale):

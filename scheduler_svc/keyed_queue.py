@@ -15,7 +15,7 @@ class KeyedQueue:
     """The commands that wait, by key, in order of arrival."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[Command]] = {}  # by key, behind the one that runs
+        self._waiting: dict[str, deque[Command]] = {}  # by key, after the one that runs
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, key: str, command: Command) -> None:

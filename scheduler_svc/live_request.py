@@ -67,7 +67,7 @@ class LiveRequest:
         return self.state is not before
 
     def start_timer(self, seconds: float, callback: Callable[["LiveRequest"], None]) -> None:
-        """Call `callback` unless the state changes within so many seconds."""
+        """Call `callback` after `seconds` unless the state changes before."""
         self._timer = asyncio.get_running_loop().call_later(seconds, callback, self)
 
     # The core's values.
@@ -95,7 +95,7 @@ class LiveRequest:
         """Add a step's tokens to the log."""
         log, index = self.log, event.sequence.index
         if index == len(log.sequences):
-            log.sequences.append(SequenceLog(score=event.score))  # of a search, once it is over
+            log.sequences.append(SequenceLog(score=event.score))  # of a search that has ended
         sequence = log.sequences[index]
         if not sequence.token_ids:
             sequence.cached_tokens = event.sequence.num_cached_prompt_tokens or 0

@@ -22,9 +22,7 @@ RESPONSES_REFUSED = Counter(
 )
 
 REQUESTS_TAKEN_OVER = Counter("quire_requests_taken_over_total", "Requests that were taken over from an earlier term")
-REQUESTS_ATTACHED = Counter(
-    "quire_requests_attached_total", "Times that a gateway was given what a request has so far, to go on with it"
-)
+REQUESTS_ATTACHED = Counter("quire_requests_attached_total", "Attaches of gateways to requests that have output")
 BLOCKS_RESTORED = Counter(
     "quire_blocks_restored_total", "Cached blocks found again on a worker when a scheduler connected to it"
 )

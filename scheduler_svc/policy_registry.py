@@ -53,7 +53,7 @@ def _load(point: EntryPoint) -> Callable[[PolicySettings], Policy]:
 
 
 def _accepts(function: Callable[..., object], num_arguments: int) -> bool:
-    """Whether it can be called with so many positional arguments, by its signature."""
+    """Whether it can be called with this many positional arguments, by its signature."""
     try:
         inspect.signature(function).bind(*[None] * num_arguments)
     except (TypeError, ValueError):  # ValueError: it is written in C and has no signature

@@ -19,7 +19,7 @@ class State(StrEnum):
 
 
 class RecordState(Enum):
-    """What the store has of a request beside its tokens."""
+    """What the store has of a request besides its tokens."""
 
     UNRECORDED = auto()
     """No record, as far as is known: none was written yet, or the store has lost it."""
@@ -56,7 +56,7 @@ class SequenceLog:
     is_end_durable: bool = False
 
     def truncate(self, num_tokens: int) -> None:
-        """Drop its end, and every token behind the first `num_tokens`."""
+        """Drop its end, and every token after the first `num_tokens`."""
         del self.token_ids[num_tokens:]
         del self.logprobs[num_tokens:]
         self.end = None
@@ -73,7 +73,7 @@ class SequenceLog:
 class RequestLog:
     """One request. `accepted_at`, `ended_at` and `deadline` are in seconds since 1970.
 
-    A beam search has no sequences until it is over.
+    A beam search has no sequences until it has ended.
     """
 
     submit: scheduler_v1.Submit
@@ -83,7 +83,7 @@ class RequestLog:
     ended_at: float | None = None
     sequences: list[SequenceLog] = field(default_factory=list)
     prompt_logprobs: list[worker_v1.TokenLogprobs] = field(default_factory=list)
-    """Of the prompt's tokens behind the first, where they were requested."""
+    """Of the prompt's tokens after the first, where they were requested."""
     num_prompt_logprobs_durable: int = 0
     """How many of them are in the store."""
     record: RecordState = RecordState.UNRECORDED

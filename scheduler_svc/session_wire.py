@@ -207,7 +207,7 @@ def tokens_to_proto(log: RequestLog, index: int, offset: int) -> scheduler_v1.Ev
 
 
 def prompt_logprobs_to_proto(log: RequestLog, first: int) -> scheduler_v1.Event:
-    """The log-probabilities of the prompt, without the first so many."""
+    """The log-probabilities of the prompt, from position `first` + 1 on."""
     return scheduler_v1.Event(key=log.key, prompt_logprobs=_prompt_logprobs_of(log, first))
 
 

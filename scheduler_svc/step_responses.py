@@ -53,9 +53,9 @@ class InvalidResponse(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class _Requested:
-    """The results of a sequence beside tokens. One with a `value` has no others.
+    """The results of a sequence besides tokens. One with a `value` has no others.
 
-    `num_top_logprobs` is beside each token; `prompt_length` is 0 unless log-probabilities of the prompt are requested.
+    `num_top_logprobs` is per token; `prompt_length` is 0 unless log-probabilities of the prompt are requested.
     """
 
     num_top_logprobs: int | None
@@ -69,7 +69,7 @@ class _ExpectedResult:
     """The valid answer to a step: these sequences, with `num_tokens` each.
 
     With `most`, for a worker that speculates, any number of tokens from 0 to `most` is valid instead. By index in the
-    step: how many top log-probabilities beside each token; values; and log-probabilities of the prompt, as their count
+    step: how many top log-probabilities per token; values; and log-probabilities of the prompt, as their count
     and the number of top ones.
     """
 
@@ -211,7 +211,7 @@ class ResponseValidator:
                 raise InvalidResponse(InvalidPart.RESULTS, text)
 
     def _is_valid(self, logprobs: worker_v1.TokenLogprobs, num_top_logprobs: int) -> bool:
-        """Whether these are numbers, with so many top tokens, all of them in the vocabulary."""
+        """Whether these are numbers, with `num_top_logprobs` top tokens, all of them in the vocabulary."""
         total = logprobs.logprob
         for entry in logprobs.top:  # in one pass: each access to a message costs time
             if entry.token_id >= self._vocab_size:

@@ -150,7 +150,7 @@ class WorkerLink:
                     self._progressed_at = time.monotonic()
                 if reader.done():
                     raise LinkBroken(f"step stream ended: {await call.details()}")
-        except asyncio.InvalidStateError:  # grpc raises it for a write to a call that is over
+        except asyncio.InvalidStateError:  # grpc raises it for a write to a call that has ended
             raise LinkBroken(f"step stream ended: {await call.details()}") from None
         finally:
             reader.cancel()
@@ -213,7 +213,9 @@ class WorkerLink:
             raise LinkBroken(f"worker is too small: it holds {text}")
         block_size = model.core.replicas[0].shape.block_size
         if description.block_size != block_size:
-            raise LinkBroken(f"worker has another block size: {description.block_size} beside {block_size}")
+            raise LinkBroken(
+                f"worker has block size {description.block_size}, and the others of its model have {block_size}"
+            )
 
 
 def _protocol_for(description: worker_v1.DescribeResponse) -> int:
@@ -226,7 +228,7 @@ def _protocol_for(description: worker_v1.DescribeResponse) -> int:
 
 
 async def _until_first(*works: Coroutine[None, None, None]) -> None:
-    """Run all of these until one is over, and cancel the others. Raises what that one raised."""
+    """Run all of these until one ends, and cancel the others. Raises what that one raised."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -239,7 +241,7 @@ async def _until_first(*works: Coroutine[None, None, None]) -> None:
 
 
 class WorkerPool:
-    """A link to each worker behind the configured names, which are resolved every few seconds."""
+    """A link to each worker at the configured names, which are resolved every few seconds."""
 
     def __init__(self, engine: SchedulerEngine, addresses: list[str]) -> None:
         self._engine = engine

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("quire.worker")
 
-# How long calls may continue after the worker is drained or its grace period is over.
+# How long calls may continue after the worker is drained or its grace period has passed.
 _GRACE_SECONDS = 1.0
 
 

@@ -26,7 +26,7 @@ class BlockCopier(Protocol):
     """
 
     is_synchronous: bool
-    """Whether a step computes only after its swaps are done; otherwise they run beside it."""
+    """Whether a step computes only after its swaps are done; otherwise they run at the same time."""
 
     def swap(self, step_id: int, direction: Direction, pairs: BlockPairs) -> "Future[SwapResult]":
         """Start copying blocks between the tiers, after all writes of earlier launches.

@@ -1,6 +1,6 @@
 """The one thread that launches and finishes steps, so that the event loop never waits for a model.
 
-A step has two halves: while one step runs on the device, the thread launches the next one behind it. If the maximum
+A step has two halves: while one step runs on the device, the thread launches the next one after it. If the maximum
 number of steps is launched, the thread waits for the device; otherwise it sleeps until the device is done or more work
 is submitted.
 """
@@ -36,7 +36,7 @@ L = TypeVar("L", bound=Launched)
 class Timed(Generic[T]):
     """The result of work, the time before it in which the device had nothing to do, and the time that it took.
 
-    In seconds. The time of work that was launched behind other work begins at the end of that work.
+    In seconds. The time of work that was launched after other work begins at the end of that work.
     """
 
     value: T

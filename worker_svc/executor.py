@@ -18,7 +18,7 @@ from worker_svc.sequences import Sequence
 from worker_svc.step import SamplingParams
 
 Drafts: TypeAlias = Items[Items[int]]
-"""Tokens that are computed behind the last known one of each sequence, to be accepted where they are sampled too."""
+"""Tokens that are computed after the last known one of each sequence, to be accepted where they are sampled too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def compute(
 ) -> SamplerOutput:
     """Compute a step on the host and sample for each of `batch.logits_indices` by the state of its sequence.
 
-    The accepted tokens are added to the states. A row behind a draft token samples as if that token had been sampled,
+    The accepted tokens are added to the states. A row after a draft token samples as if that token had been sampled,
     so an accepted row has the token that it would have without a draft.
     """
     logits = forward(batch)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 class HostThreadExecutor:
     """An `Executor` on a CPU whose `launch` does not block.
 
-    For a forward pass with threads of its own that releases the GIL: torch beside it computes on one thread.
+    For a forward pass with threads of its own that releases the GIL. Torch computes on one thread.
     """
 
     def __init__(self, forward: Forward, sampler: Sampler) -> None:

@@ -39,7 +39,7 @@ from worker_svc.runner import Runner
 from worker_svc.settings import WorkerSettings
 from worker_svc.warm_up import RepeatingDrafter, measure_prefill, measure_swaps, run_largest_step, warm_up
 
-# Tokens and sequences of a step. On 2 cores a prompt's tokens are computed fastest, and the streams beside it wait
+# Tokens and sequences of a step. On 2 cores a prompt's tokens are computed fastest, and other streams wait
 # least, in chunks of 256. A GPU needs more to be busy.
 _BUDGETS = {"cpu": (256, 64), "cuda": (2048, 256)}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

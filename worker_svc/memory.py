@@ -30,7 +30,7 @@ class MemoryBudget:
 
 
 def count_blocks(block_bytes: int, budget: MemoryBudget, device: torch.device, profile: Callable[[], object]) -> int:
-    """How many blocks fit beside the peak of `profile`, a run of the largest step. What it returns is kept until
+    """How many blocks fit with the peak of `profile`, a run of the largest step. What it returns is kept until
     then.
     """
     if device.type == "cuda":

@@ -43,7 +43,7 @@ class Prefault:
             threading.Thread(target=self._run, name="prefault", daemon=True).start()
 
     def wait_for(self, num_bytes: int) -> None:
-        """Return when so many bytes are done, or all that will be."""
+        """Return when `num_bytes` bytes are done, or all that will be."""
         with self._progress:
             self._progress.wait_for(lambda: not self._num_running or self._num_populated_bytes >= num_bytes)
 

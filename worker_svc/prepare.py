@@ -93,7 +93,7 @@ def _passes(check: Callable[[Path], None], directory: Path) -> bool:
 
 
 def _convert_source(source: ModelSource, directory: Path, report: Report) -> None:
-    """Convert into a directory beside the target and rename it, so that the target is complete whenever it exists."""
+    """Convert into a directory next to the target and rename it, so that the target is complete whenever it exists."""
     unfinished = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()

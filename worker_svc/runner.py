@@ -3,7 +3,7 @@
 A step runs in two halves, so that the next step is on its way to the device before this one's tokens are back: `launch`
 validates, lays out and enqueues it; `finish` applies the sampled tokens.
 
-With a drafter, draft tokens may be computed behind a sequence's last known token, and a token is sampled behind each.
+With a drafter, draft tokens may be computed after a sequence's last known token, and a token is sampled after each.
 Which of them count, and where the sequence continues, is known only after sampling. So a step that may have drafts, or
 follows one that has, is laid out after the step ahead has sampled; other steps are laid out while it runs.
 """
@@ -90,7 +90,7 @@ class Runner:
         finish.
         """
         if len(self._launched) == MAX_STEPS_IN_FLIGHT:
-            raise RuntimeError(f"a step launched behind {MAX_STEPS_IN_FLIGHT} that are not finished")
+            raise RuntimeError(f"a step launched while {MAX_STEPS_IN_FLIGHT} are not finished")
         started = time.perf_counter()
         self.block_hashes.update(step.block_hashes, step.host_block_hashes)
         self.block_hashes.invalidate_copied(step.block_ops)
@@ -284,7 +284,7 @@ class Runner:
         return SequenceResult(run.sequence_id, [token], () if logprobs is None else (logprobs,))
 
     def _apply_verified(self, run: ScheduledRun, rows: list[tuple[int | None, TokenLogprobs | None]]) -> SequenceResult:
-        """A sequence's result, from the tokens sampled behind its last known token and behind each draft token."""
+        """A sequence's result, from the tokens sampled after its last known token and after each draft token."""
         sequence = run.sequence
         if sequence.failure is not None:
             return self._fail_without_token(run)

@@ -68,10 +68,10 @@ class SamplerOutput:
 
 
 def num_accepted(tokens: Sequence[int | None], draft: Sequence[int]) -> int:
-    """How many of the sampled tokens count, of those behind a sequence's last known token and behind each draft token.
+    """How many of the sampled tokens count, of those after a sequence's last known token and after each draft token.
 
-    A draft token is accepted if it was sampled; then the token behind it counts too. The first that differs is
-    rejected, with all that was computed behind it. A row without a token (None) counts and ends the sequence's tokens.
+    A draft token is accepted if it was sampled; then the token after it counts too. The first that differs is
+    rejected, with all that was computed after it. A row without a token (None) counts and ends the sequence's tokens.
     """
     for place, (token, drafted) in enumerate(zip(tokens, draft, strict=False)):
         if token != drafted:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-# One step that runs and one behind it. More would not help any device, and an executor has buffers for two.
+# One step that runs and the next one. More would not help any device, and an executor has buffers for two.
 MAX_STEPS_IN_FLIGHT = 2
 
 # Kinds of results by their names in quire.worker.v1.ResultKind. A sequence with another kind fails.
@@ -154,7 +154,7 @@ class StepOutcome:
     Of the computed tokens, `decode_tokens` are the last sampled tokens of their sequences and `prefill_tokens` all
     other known ones; `draft_tokens` are drafts, `accepted_tokens` those of them that were sampled. `swap_results` are
     the swaps of this step and of earlier ones that were found done or failed, each once. `stall_seconds` is the part of
-    the step's time that its own swaps took, if they do not run beside it.
+    the step's time that its own swaps took, if they do not run at the same time.
     """
 
     sequences: list[SequenceResult]

@@ -11,7 +11,7 @@ from worker_svc.description import WorkerLimits
 from worker_svc.runner import Runner
 from worker_svc.step import BlockOps, BlockPairs, NewSequence, SamplingParams, ScheduledSequence, Step, StepOutcome
 
-# Bytes to swap for the measurement, so many that the start of a copy does not matter; seconds with a rate limit.
+# Bytes to swap for the measurement, enough that the start of a copy does not matter; seconds with a rate limit.
 _MEASURED_BYTES = 64 * 2**20
 _MEASURED_SECONDS = 0.1
 

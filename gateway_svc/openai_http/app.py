@@ -174,7 +174,7 @@ def _cursor(exchange: HttpExchange, delivery: Delivery, num_choices: int) -> Cur
     if last_event_id is None:
         return Cursor(num_choices) if is_lasting else None
     if not is_lasting:
-        message = "goes on with a stream that has an Idempotency-Key"
+        message = "continues a stream that has an Idempotency-Key"
         raise QuireError(Reason.INVALID_FIELD, message, field=LAST_EVENT_ID)
     return Cursor.parse(last_event_id, num_choices)
 

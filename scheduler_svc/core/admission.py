@@ -122,7 +122,7 @@ class Admission:
             del self._tenants[request.tenant]
 
     def observe_end(self, request: Request, num_output: int) -> None:
-        """A sequence ended by itself with so many output tokens: update the usual length."""
+        """A sequence ended by itself with `num_output` output tokens: update the usual length."""
         self._output_ratio += (num_output / request.max_tokens - self._output_ratio) / _OUTPUT_MEMORY
 
     def expected_output(self, request: Request) -> float:
@@ -205,7 +205,7 @@ def _num_sequences(request: Request) -> int:
 
 
 def _excess(load: _QueueLoad, max_requests: int, max_tokens: int, request: Request) -> float:
-    """Expected tokens that must be computed before a request may wait beside a load; 0 if it may now."""
+    """Expected tokens that must be computed before a request may be queued with a load; 0 if it may now."""
     too_many = max(0, load.num_requests + 1 - max_requests) / max(1, load.num_requests)
     too_large = max(0, load.num_tokens + num_tokens(request) - max_tokens) / max(1, load.num_tokens)
     return max(too_many, too_large) * load.expected

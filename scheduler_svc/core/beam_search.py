@@ -1,7 +1,7 @@
 """Beam search by the rules of transformers' `generate`: its algorithm, and the sequences that are its beams.
 
-All beams advance together: once each has its candidates, the best continuations of all go on, each as the sequence that
-it continues or as a fork of it. `beams.py` applies that to the scheduler.
+All beams advance together: once each has its candidates, the best continuations of all are kept, each as the sequence
+that it continues or as a fork of it. `beams.py` applies that to the scheduler.
 """
 
 from collections.abc import Sequence as Seq
@@ -123,7 +123,7 @@ class BeamStep:
     _indices: list[int]
 
     def add_child(self, child: Sequence) -> None:
-        """Add the fork for the next of the tokens behind the first."""
+        """Add the fork for the next of the tokens after the first."""
         self._group.sequences[self._indices.pop(0)] = child
 
 
@@ -166,7 +166,7 @@ class BeamGroup:
         return sorted(steps, key=lambda step: len(step.next_tokens))
 
     def events(self) -> list[TokensEvent]:
-        """The best sequences of a search that is over, each complete."""
+        """The best sequences of a search that has ended, each complete."""
         request = self._first.request
         events = []
         for index, found in enumerate(self._search.finished[: request.n]):

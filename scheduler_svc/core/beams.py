@@ -1,6 +1,6 @@
 """Advances beam searches: the core's part of beam search.
 
-`beam_search.py` decides how each beam goes on: in no, one or several ways. The first way continues its sequence under
+`beam_search.py` decides how each beam continues: in no, one or several ways. The first way continues its sequence under
 another id, since to the worker it has other tokens now; each other way is a fork.
 """
 
@@ -34,7 +34,7 @@ class BeamSearches:
         if not group.is_complete:
             return []
         for step in group.advance():
-            self._go_on(step)
+            self._continue(step)
         if not group.is_over:
             return []
         found = group.events()
@@ -44,7 +44,7 @@ class BeamSearches:
             self._requests.end(beam)
         return found
 
-    def _go_on(self, step: BeamStep) -> None:
+    def _continue(self, step: BeamStep) -> None:
         sequence, tokens = step.sequence, step.next_tokens
         if not tokens:
             self._requests.end(sequence)

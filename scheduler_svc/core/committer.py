@@ -50,7 +50,7 @@ class Committer:
         if num_new > 1:
             tokens = tokens[: request.num_until_end(offset, tokens)]
         num_kept = len(tokens)
-        # A step that samples is planned for one token; what it returned beyond that is computed, too. What is behind
+        # A step that samples is planned for one token; what it returned beyond that is computed, too. What is after
         # an end is not published.
         sequence.num_computed += num_new - samples
         sequence.num_committed += part.num_tokens + num_kept - samples
@@ -130,7 +130,7 @@ def prompt_logprobs_events(plan: StepPlan, outcome: StepOutcome) -> list[Event]:
 
 
 def _may_return(replica: Replica, part: ScheduledSequence, num_tokens: int) -> bool:
-    """Whether a step may return so many tokens for a sequence: one if it samples, unless the worker speculates.
+    """Whether a step may return `num_tokens` tokens for a sequence: one if it samples, unless the worker speculates.
 
     With a value there are none.
     """

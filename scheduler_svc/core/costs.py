@@ -83,7 +83,7 @@ class LinearFit:
 
 
 def count_pairs(num_before: int, num_tokens: int) -> float:
-    """Pairs of a token and one before it, or itself, for `num_tokens` tokens behind `num_before` of their sequence."""
+    """Pairs of a token and one before it, or itself, for `num_tokens` tokens after `num_before` of their sequence."""
     return num_tokens * (num_before + num_tokens / 2)
 
 
@@ -130,7 +130,7 @@ class CostModel:
         self._seconds = fade * self._seconds + usual
 
     def observe_swap(self, num_blocks: int, direction: Direction, seconds: float) -> None:
-        """A transfer of so many blocks took so long."""
+        """A swap of `num_blocks` blocks took `seconds`."""
         if not num_blocks:
             return
         fit = self._swap_fits.get(direction)
@@ -144,11 +144,11 @@ class CostModel:
         return self._swap_seconds(Direction.OUT, num_blocks_out) + self._swap_seconds(Direction.IN, num_blocks_in)
 
     def recompute_seconds(self, num_tokens: int, num_before: int = 0) -> float:
-        """How much longer steps take for so many prefill tokens, behind `num_before` tokens of their sequence."""
+        """How much longer steps take for `num_tokens` prefill tokens, after `num_before` tokens of their sequence."""
         return num_tokens * self._per_token + count_pairs(num_before, num_tokens) * self._per_pair
 
     def prefill_within(self, seconds: float, num_before: int) -> int:
-        """How many prefill tokens, behind `num_before` of their sequence, can be computed in that time."""
+        """How many prefill tokens, after `num_before` of their sequence, can be computed in that time."""
         if seconds <= 0:
             return 0
         each = self._per_token + self._per_pair * num_before

@@ -28,8 +28,8 @@ class SequenceExplanation:
     """One sequence.
 
     `num_ahead` is how many sequences are admitted or resumed before it, None unless it waits; `awaits_key` the request
-    whose blocks it waits for. `num_missing_blocks` are the blocks that it needs to go on and that are not available on
-    the device now. `predicted_start` is in seconds from now, None if it runs or nothing is known.
+    whose blocks it waits for. `num_missing_blocks` are the blocks that it needs to continue and that are not available
+    on the device now. `predicted_start` is in seconds from now, None if it runs or nothing is known.
     """
 
     index: int

@@ -39,7 +39,7 @@ class Replica:
         self.steps_in_flight: list[StepPlan] = []
         self.num_steps = 0
         self.is_retired = False  # it is given no new sequences
-        self.is_indivisible_due = False  # the next step begins with one that did not fit beside others
+        self.is_indivisible_due = False  # the next step begins with one that did not fit with others
         self.finished_ids: list[int] = []  # sequences that the worker forgets with the next step
 
     @property
@@ -60,7 +60,7 @@ class Replica:
 
     @property
     def has_pending_updates(self) -> bool:
-        """Whether the worker has something to do, or to learn, beside computing."""
+        """Whether the next step must carry something besides tokens to compute: ids of finished sequences, or swaps."""
         return bool(self.finished_ids) or self.kv.swaps.has_waiting
 
     def holds(self, sequence: Sequence) -> bool:

@@ -124,7 +124,7 @@ class Request:
         return len(self.prompt) + (0 if self.returns_value else self.max_tokens)
 
     def num_until_end(self, num_output: int, token_ids: Seq[int]) -> int:
-        """How many of these tokens count, behind `num_output` others: up to the first stop token."""
+        """How many of these tokens count, after `num_output` others: up to the first stop token."""
         for count, token in enumerate(token_ids, 1):
             if token in self.stop_token_ids and num_output + count > self.min_tokens:
                 return count
@@ -233,7 +233,7 @@ class Sequence:
         """
         request, num_known = self.request, len(self.tokens) + self.num_promised
         num_output, num_uncomputed = num_known - len(request.prompt), num_known - self.num_computed
-        # With speculation the tokens in flight may be more: what is planned must fit behind the most.
+        # With speculation the tokens in flight may be more: what is planned must fit after the most.
         num_output += self.num_extra
         if num_output >= request.max_tokens or num_uncomputed == 0:
             return False
@@ -245,7 +245,7 @@ class Sequence:
         )
 
     def restore(self, known: RestoredSequence) -> None:
-        """Start behind tokens that are known, or ended."""
+        """Start after tokens that are known, or ended."""
         request, num_output = self.request, len(known.token_ids)
         self.num_prompt_logprobs = known.num_prompt_logprobs
         if known.ended:

@@ -27,6 +27,6 @@ PROMPT_LOGPROBS = ResultKind("prompt_logprobs", ResultForm.TOKENS_AND_PROMPT_LOG
 class PromptComputation(Enum):
     """How a worker computes a prompt for a value."""
 
-    CHUNKED = auto()  # in any number of steps, behind a cached prefix
+    CHUNKED = auto()  # in any number of steps, after a cached prefix
     INDIVISIBLE = auto()  # all of it in one step
     INDIVISIBLE_WITHOUT_KV = auto()  # all of it in one step, which stores no KV

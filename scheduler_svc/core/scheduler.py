@@ -91,7 +91,7 @@ class Scheduler:
         return self._start(step)
 
     def _start(self, step: StepBuilder) -> StepPlan | None:
-        """Put a step in flight, with all that the worker must do or learn beside it."""
+        """Put a step in flight, with all that the worker must do or be sent besides."""
         replica = step.replica
         if step.scheduled and self.capacity.wants_backups(replica):
             replica.kv.back_up()
@@ -219,7 +219,7 @@ class Scheduler:
         """Queue a request, or return why it is rejected.
 
         `restored` is given for a request that was accepted before: one for each of its `n` sequences, or one without
-        tokens for a beam search, which starts over. Sequences that have not ended go on behind their tokens. If all
+        tokens for a beam search, which starts over. Sequences that have not ended continue after their tokens. If all
         have ended, the request is not live.
         """
         self.waiting.now = now
@@ -254,7 +254,7 @@ class Scheduler:
             del sequence.tokens[len(sequence.request.prompt) + num_tokens :]
 
     def acknowledge(self, key: str, index: int, num_tokens: int) -> None:
-        """The gateway has searched so many output tokens of a sequence for stop strings."""
+        """The gateway has searched `num_tokens` output tokens of a sequence for stop strings."""
         sequence = self._requests.find(key, index)
         if sequence is not None:
             sequence.num_acknowledged = max(sequence.num_acknowledged, num_tokens)
@@ -269,7 +269,7 @@ class Scheduler:
     def add_replica(self, replica: Replica) -> list[FailedEvent]:
         """Use a replica. It has the model of those that are there, and their block size.
 
-        Returns the requests that cannot go on, since they are too large for it.
+        Returns the requests that fail, since they are too large for it.
         """
         self.replicas.append(replica)
         self._replicas_changed()
@@ -287,7 +287,7 @@ class Scheduler:
         """Give a replica no new sequences. Returns the requests that no other replica can run.
 
         Its sequences are queued with their committed tokens as soon as there is a replica that is not retired; until
-        then they go on there.
+        then they continue there.
         """
         replica.is_retired = True
         self.capacity.forget_rates()

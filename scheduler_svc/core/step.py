@@ -31,7 +31,7 @@ class NewSequence:
     """A sequence that the worker does not know, with its known tokens.
 
     With `needs_prompt_logprobs`, each step that computes tokens of the prompt returns the log-probabilities of the
-    tokens behind them.
+    tokens after them.
     """
 
     sequence: Sequence
@@ -150,7 +150,7 @@ class StepOutcome:
     """What a worker returns for a step: results in the order of `StepPlan.scheduled`, and transfers that are done.
 
     `busy_seconds` is the time that the device took, if the worker reports it. `prompt_logprobs` are by index in
-    `StepPlan.scheduled`: one for each token of the prompt behind one that the step computed.
+    `StepPlan.scheduled`: one for each token of the prompt after one that the step computed.
     """
 
     results: Seq[SampledSequence]

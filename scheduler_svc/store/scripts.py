@@ -83,7 +83,7 @@ function ops.read(_, key)
   return read(key)
 end
 
--- Keys whose request is over, or whose record has expired, leave the set of live ones.
+-- Keys whose request has ended, or whose record has expired, leave the set of live ones.
 function ops.read_live(_, ...)
   local found = {}
   for _, key in ipairs({...}) do

@@ -19,7 +19,8 @@ def launch_command(command: Sequence[str], *, is_batch: bool = False) -> tuple[s
     """The command line that runs `command` for as long as this process lives.
 
     With `is_batch`, a program that wakes up waits until a running one pauses or has used its time slice, instead of
-    interrupting it. For services beside a worker, whose compute threads all wait for each one that is interrupted.
+    interrupting it. For services on the machine of a worker, whose compute threads all wait for each one that is
+    interrupted.
     """
     return (sys.executable, "-S", "-E", __file__, str(os.getpid()), _BATCH if is_batch else _NORMAL, *command)
 

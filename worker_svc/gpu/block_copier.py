@@ -1,4 +1,4 @@
-"""Copies blocks beside the steps on a GPU: swaps have a stream of their own, for which the computing stream never
+"""Copies blocks while steps run on a GPU: swaps have a stream of their own, for which the computing stream never
 waits.
 """
 
@@ -21,7 +21,7 @@ _STAGING_BYTES = 16 * 2**20
 
 
 class CopyStream(Protocol):
-    """A stream beside the one that computes."""
+    """A stream besides the one that computes."""
 
     def record_event(self) -> Any:
         """An event at the current end of the computing stream. For the thread that launches steps."""

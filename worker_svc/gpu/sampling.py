@@ -127,5 +127,5 @@ class _SequenceEntries:
         self._first = _Entries(np.concatenate([biased[left], suppressed]), np.concatenate([bias[left], forbidden]))
 
     def at(self, num_generated: int) -> _Entries:
-        """The entries for the token after so many tokens."""
+        """The entries for the token after `num_generated` tokens."""
         return self._first if num_generated < self._min_tokens else self._later

@@ -69,7 +69,7 @@ class StagingBuffer:
 
 
 class Staging:
-    """Two staging buffers on the host: for the step that runs and for the one that is laid out behind it.
+    """Two staging buffers on the host: for the step that runs and for the one that is laid out next.
 
     There is one buffer on the device: a step's copy into it runs in the stream after all reads of the step before. Its
     addresses never change, so captured graphs may read from it.

@@ -1,4 +1,4 @@
-"""Adapters beside a model's weights (PEFT's files). They are rejected, because ignoring them would change every
+"""Adapters in a model's directory (PEFT's files). They are rejected, because ignoring them would change every
 answer.
 """
 

@@ -32,7 +32,7 @@ def description_of(directory: Path) -> ModelDescription | None:
             cached.parent.mkdir(parents=True, exist_ok=True)
             unfinished = cached.with_suffix(f".{os.getpid()}")
             unfinished.write_bytes(_JSON.dump_json(description))
-            unfinished.replace(cached)  # atomic, also beside other starts
+            unfinished.replace(cached)  # atomic, also if other workers start
     return description
 
 

@@ -18,7 +18,7 @@ _DESCRIBED = "quire_described"
 # Values of a mask that is no window.
 _NO_WINDOW = 0
 _OTHER = -1
-# Arguments of a layer that do not change its attention, beside mask, scale, window and cap.
+# Arguments of a layer that do not change its attention, besides mask, scale, window and cap.
 _HARMLESS = {"dropout", "is_causal", "position_ids", "logits_to_keep"}
 # Equal rows differ by less, relative to their norm, even if products round differently.
 _NEAR = {torch.float32: 1e-3}

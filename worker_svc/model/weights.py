@@ -24,7 +24,7 @@ def weight_files(directory: Path) -> list[Path]:
         return [directory / "model.safetensors"]
     names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     for name in names:
-        # A shard is beside its index; a path would leave the directory.
+        # A shard is in the directory of its index; a path would leave it.
         if Path(name).name != name or not (directory / name).is_file():
             raise UnsupportedModel(f"the model in {directory} has no weights file {name}")
     return [directory / name for name in names]

@@ -49,7 +49,7 @@ class BlockHashMatcher:
         )
         self._runs: dict[
             tuple[bytes, bytes], bytes | None
-        ] = {}  # by the hash before a run and its tokens, the hash behind it
+        ] = {}  # by the hash before a run and its tokens, the hash after it
 
     def match(self, chain: TokenChain) -> None:
         """Find the blocks of a chain."""
@@ -65,7 +65,7 @@ class BlockHashMatcher:
                 self._match(parent, [*begun, *output], num_full)
 
     def _match(self, parent: bytes, tokens: Seq[int], end: int) -> bytes | None:
-        """Find the blocks behind the hash `parent` that the tokens up to `end` fill.
+        """Find the blocks after the hash `parent` that the tokens up to `end` fill.
 
         Returns the last one's hash; None if a block is missing.
         """
@@ -74,10 +74,10 @@ class BlockHashMatcher:
             run = parent, array("I", tokens[start : min(start + size, end)]).tobytes()
             if run not in self._runs:
                 self._runs[run] = self._find(*run)
-            behind = self._runs[run]
-            if behind is None:
+            after = self._runs[run]
+            if after is None:
                 return None
-            parent = behind
+            parent = after
         return parent
 
     def _find(self, parent: bytes, run: bytes) -> bytes | None:

@@ -47,7 +47,7 @@ class KVManager:
     def restore_cached_blocks(self, hash_report: BlockHashReport, chains: Iterable[TokenChain]) -> int:
         """Put blocks that the worker still holds into the prefix cache; returns how many. Before the first step only.
 
-        A block is known by its hash, recomputed from the token chains. Blocks behind a missing one are ignored.
+        A block is known by its hash, recomputed from the token chains. Blocks after a missing one are ignored.
         """
         if not hash_report.device and not hash_report.host:
             return 0
@@ -149,7 +149,7 @@ class KVManager:
     def detach(self, sequence: Sequence) -> None:
         """A sequence leaves: cancel what the next step would do to its table.
 
-        A copy from the host that is in progress goes on, and its result is ignored.
+        A copy from the host that is in progress continues, and its result is ignored.
         """
         self._swapping_in.pop(sequence.id, None)
         self.cancel_table_updates(sequence)

@@ -20,7 +20,7 @@ def extend_hashes(hashes: list[bytes], root: bytes, tokens: list[int], block_siz
 
 
 def pack_block(tokens: list[int], block: int, block_size: int) -> bytes:
-    """The tokens of a sequence's block, as the index keeps them beside its hash."""
+    """The tokens of a sequence's block, as the index keeps them with its hash."""
     return array("I", tokens[block * block_size : (block + 1) * block_size]).tobytes()
 
 

@@ -18,7 +18,7 @@ MAX_PREFIX_WAITS = 64  # heads of the queue that wait for another sequence's pre
 
 
 class Admitter:
-    """Takes sequences from the head of the queue as long as all their known tokens fit beside what runs."""
+    """Takes sequences from the head of the queue as long as all their known tokens fit together with what runs."""
 
     def __init__(
         self,

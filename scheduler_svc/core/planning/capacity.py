@@ -33,7 +33,7 @@ class Capacity:
         return replica.num_running < self.max_sequences(replica)
 
     def has_room(self, replica: Replica, sequence: Sequence, num_needed: int) -> bool:
-        """Whether a sequence that needs so many blocks leaves enough to those that run."""
+        """Whether a sequence that needs `num_needed` blocks leaves enough to those that run."""
         if replica.shape.is_without_kv(sequence.request):
             return True
         return num_needed + self.reserve(replica, sequence) <= replica.kv.num_available

@@ -1,7 +1,7 @@
 """Prompts that are computed in one step each.
 
-Those that fit beside others join a step. One that does not fit begins the next step, whatever the budget; the step
-after that is for the others.
+Those that fit into a step with others join it. One that does not fit begins the next step, whatever the budget; the
+step after that is for the others.
 """
 
 from scheduler_svc.core.planning.step_builder import StepBuilder
@@ -19,7 +19,7 @@ def begin_with_due(step: StepBuilder) -> None:
 
 
 def add_fitting(step: StepBuilder) -> None:
-    """Add the prompts that fit beside the rest of a step. If one does not, the next step begins with it."""
+    """Add the prompts that fit into the rest of a step. If one does not, the next step begins with it."""
     for sequence in _unplanned(step.replica):
         if not step.takes_whole(sequence):
             step.replica.is_indivisible_due = not step.begins_with_due

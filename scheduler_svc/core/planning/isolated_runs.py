@@ -98,5 +98,5 @@ class IsolatedRuns:
 
 
 def _next(replica: Replica) -> Sequence | None:
-    """The first isolated sequence that can go on."""
+    """The first isolated sequence that can be planned."""
     return next((s for s in replica.isolated if s.phase is Phase.RUNNING and s.is_plannable), None)

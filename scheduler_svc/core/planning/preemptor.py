@@ -96,10 +96,10 @@ class Preemptor:
             self._leave(replica, sequence)
 
     def clear_deadlock(self, replica: Replica, head: Sequence) -> bool:
-        """Make room for the head of the queue if nothing else will; False if something can still go on.
+        """Make room for the head of the queue if nothing else will; False if something can still be planned.
 
         What may be in its way: device blocks that swapped sequences keep, and beams that wait for beams in the queue.
-        A swapped beam may need more blocks than there are beside its siblings; recomputed it shares theirs.
+        A swapped beam may need more blocks than its siblings leave; recomputed it shares theirs.
         """
         if (
             replica.steps_in_flight

@@ -46,7 +46,7 @@ class RunningPlanner:
                 continue
             num_missing = kv.num_missing_blocks(sequence, num_tokens)
             if num_missing > kv.num_available:
-                step.is_closed = True  # those behind it take no block before it has its own
+                step.is_closed = True  # those after it take no block before it has its own
                 scheduled_ids = {part.sequence.id for part in step.scheduled}
                 self._preemptor.make_room(step.replica, sequence, num_missing, scheduled_ids)
                 break

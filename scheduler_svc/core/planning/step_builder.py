@@ -5,7 +5,7 @@ from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.step import NewSequence, ScheduledSequence
 
-LONG_PROMPT = 1024  # a prompt with at least so many tokens to compute is limited for the sake of decodes
+LONG_PROMPT = 1024  # tokens to compute from which on a prompt is limited, so that decodes do not wait for it
 
 
 class StepBuilder:
@@ -25,7 +25,7 @@ class StepBuilder:
     # What a step may take.
 
     def limit_long_prompts(self, seconds: float) -> None:
-        """Give long prompts at most so much of the step's time, a due indivisible prompt included."""
+        """Give long prompts at most `seconds` of the step's time, a due indivisible prompt included."""
         self._long_prompt_seconds = seconds - self._due_seconds
 
     def num_prefill_tokens(self, sequence: Sequence) -> int:
@@ -86,7 +86,7 @@ class StepBuilder:
     def _num_extra_tokens(self, sequence: Sequence, num_tokens: int) -> int:
         """How many tokens a step that samples may return beyond the first: none that would take another block."""
         request, shape = sequence.request, self.replica.shape
-        if request.beam is not None or num_tokens > 1:  # a worker drafts behind decodes only
+        if request.beam is not None or num_tokens > 1:  # a worker drafts for decodes only
             return 0
         num_output = sequence.num_known - len(request.prompt) + sequence.num_extra + 1
         end = sequence.num_computed + sequence.num_extra + num_tokens

@@ -115,7 +115,7 @@ class Placement:
         return min(chain((own,), usable), key=lambda offer: self._rank(offer, sequence, num_output))
 
     def _others(self, asks: Replica) -> Iterator[Replica]:
-        """The replicas behind the one that asks, round robin. One with swapped sequences of its own takes no others."""
+        """The replicas after the one that asks, round robin. One with swapped sequences of its own takes no others."""
         index = self._replicas.index(asks)
         others = chain(islice(self._replicas, index + 1, None), islice(self._replicas, index))
         return (other for other in islice(others, MAX_OTHERS) if not other.is_retired and not other.swapped)

@@ -13,7 +13,7 @@ from scheduler_svc.core.request import Phase, PreemptionMethod, PreemptionRecord
 MIN_STEPS = 16  # steps after its admission in which a sequence is preempted only if there is no other victim
 _ORDER_STEPS = 8  # steps for which an order of victims holds
 _PROBE_EVERY = 64  # recomputations after which a swap is tried, to learn what it costs now
-_PROBE_COST = 4  # a swap is tried only if it is estimated to cost at most so many times a recomputation
+_PROBE_COST = 4  # a swap is tried only if it is estimated to cost at most this many times a recomputation
 _LOW_STEPS = 4  # steps of decodes for which blocks are kept available, by swapping before they are needed
 
 

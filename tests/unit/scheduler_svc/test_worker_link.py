@@ -140,7 +140,7 @@ async def test_steps_that_each_end_in_time_may_follow_each_other_for_long(clock:
 @pytest.mark.parametrize(
     ("about", "reason"),
     [
-        ({"block_size": 8}, "worker has another block size: 8 beside 4"),
+        ({"block_size": 8}, "worker has block size 8, and the others of its model have 4"),
         ({"num_blocks": 3}, "worker is too small: it holds 12 tokens of a sequence, and 256 are promised"),
         (
             {"oldest_protocol": 7, "newest_protocol": 9},
