@@ -42,7 +42,7 @@ STORE = "store"
 
 
 async def serve(settings: SchedulerSettings) -> None:
-    """Run until a signal, or until another scheduler has taken over."""
+    """Runs until a signal, or until another scheduler has taken over."""
     store = RedisStore(settings.redis_url, settings.record_ttl)
     servicer, admin_servicer = SchedulerServicer(), AdminServicer()
     server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES, options=INTERNAL_OPTIONS)
@@ -99,12 +99,12 @@ class StoreHealth:
         self._sending: asyncio.Task[None] | None = None
 
     def set_status(self, status: scheduler_v1.Status) -> None:
-        """Report whether requests are recorded."""
+        """Reports whether requests are recorded."""
         self._sending = asyncio.create_task(self._health.set_one(STORE, not status.is_store_degraded))
 
 
 def end_process(leading: asyncio.Task[None]) -> None:
-    """End the process when it no longer leads, so that it is started again."""
+    """Ends the process when it no longer leads, so that it is started again."""
     if not leading.cancelled():
         if leading.exception() is not None:
             log.critical("a part of the scheduler failed", exc_info=leading.exception())

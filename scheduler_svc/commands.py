@@ -52,7 +52,7 @@ class Commands:
         self._queues = KeyedQueue()
 
     def take(self, request: scheduler_v1.SessionRequest, session: GatewaySession) -> None:
-        """Handle a command, now or as soon as the earlier ones of its key are done."""
+        """Handles a command, now or as soon as the earlier ones of its key are done."""
         match request.WhichOneof("command"):
             case "submit":
                 self._queues.take(request.submit.key, partial(self._submit, request.submit, session))
@@ -81,7 +81,7 @@ class Commands:
         return self._accept(submit, unflushed, session)
 
     async def _accept(self, submit: scheduler_v1.Submit, unflushed: "_Unflushed", session: GatewaySession) -> None:
-        """Record a request, then queue it; or join the one that has its key."""
+        """Records a request, then queues it; or joins the one that has its key."""
         live = LiveRequest(_log_of(submit))
         try:
             # A request that would be refused is not recorded: its prompt would stay in the store.
@@ -119,7 +119,7 @@ class Commands:
     async def _join_recorded(
         self, request: "_Request", unflushed: "_Unflushed", session: GatewaySession, refusal: FailedEvent | None = None
     ) -> None:
-        """Join the request that has the key and is not live, or refuse where there is none.
+        """Joins the request that has the key and is not live, or refuses where there is none.
 
         A `refusal` is sent instead where there is none, where the store cannot be reached, or where the key is free
         again.
@@ -147,7 +147,7 @@ class Commands:
     def _join_existing(
         self, found: LiveRequest, request: "_Request", unflushed: "_Unflushed", session: GatewaySession
     ) -> None:
-        """Join the request that has the key, unless its body is another one."""
+        """Joins the request that has the key, unless its body is another one."""
         if isinstance(request, scheduler_v1.Submit) and not _is_same(found.log.submit, request):
             self._refuse(request, session, Failure.KEY_IN_USE, "another request has this id")
         else:
@@ -162,7 +162,7 @@ class Commands:
         *,
         is_new: bool = False,
     ) -> None:
-        """Attach a session to a request, and start it if it does not run; or refuse."""
+        """Attaches a session to a request, and starts it if it does not run; or refuses."""
         log = live.log
         if not _has_key(log):
             self._refuse(request, session, reason_from_proto(log.failure), f"the request has ended: {log.state}")
@@ -193,7 +193,7 @@ class Commands:
     # The store.
 
     async def _record(self, log: RequestLog) -> LiveRequest | None:
-        """Record a request, or return the one that has its key. Raises StoreUnavailable and StaleEpoch.
+        """Records a request, or returns the one that has its key. Raises StoreUnavailable and StaleEpoch.
 
         The store may not know yet that the request with the key has ended here. Then this one is recorded after that
         end.

@@ -78,7 +78,7 @@ class SchedulerEngine:
         return self.journal.epoch
 
     def take_over(self, logs: Iterable[RequestLog]) -> None:
-        """Take over the requests of an earlier term. They wait for their gateways."""
+        """Takes over the requests of an earlier term. They wait for their gateways."""
         for request in logs:
             unflushed_tokens.complete(request)
             self.requests.take_over(request)
@@ -98,7 +98,7 @@ class SchedulerEngine:
         )
 
     def watch_status(self, watcher: Callable[[scheduler_v1.Status], None]) -> None:
-        """Call `watcher` with the status now and at each change."""
+        """Calls `watcher` with the status now and at each change."""
         self._status_watchers.append(watcher)
         watcher(self.status)
 
@@ -113,7 +113,7 @@ class SchedulerEngine:
             self.requests.leave(live, session, has_broken=True)
 
     def take(self, request: scheduler_v1.SessionRequest, session: GatewaySession) -> None:
-        """Handle a gateway's command, now or as soon as the store has answered."""
+        """Handles a gateway's command, now or as soon as the store has answered."""
         self._commands.take(request, session)
 
     def _on_durable(self, request: RequestLog, index: int) -> None:
@@ -197,7 +197,7 @@ class SchedulerEngine:
         return list(self._models_of)
 
     def _update_models(self, now: float) -> None:
-        """Move requests to versions that serve, fail those of versions without workers, and drop such versions."""
+        """Moves requests to versions that serve, fails those of versions without workers, and drops such versions."""
         for version in list(self.models):
             if self.models.replacement(version) is not None:
                 self.requests.move(version)
@@ -245,7 +245,7 @@ class SchedulerEngine:
         return plan
 
     def commit(self, replica: Replica, outcome: StepOutcome) -> None:
-        """Apply the outcome of a step, and send its events. Raises ValueError where it is not the step's."""
+        """Applies the outcome of a step, and sends its events. Raises ValueError where it is not the step's."""
         model = self._models_of[replica]
         with COMMIT_SECONDS.time():
             events = model.core.commit(replica, outcome, time.monotonic())
@@ -275,7 +275,7 @@ class SchedulerEngine:
             model.wake()
 
     async def stop(self, seconds: float) -> None:
-        """Begin no more steps, and wait up to `seconds` for those in flight."""
+        """Begins no more steps, and waits up to `seconds` for those in flight."""
         self._is_stopping = True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -13,12 +13,12 @@ class GatewaySession:
         self._outbox: asyncio.Queue[scheduler_v1.SessionResponse | None] = asyncio.Queue()
 
     def send(self, message: scheduler_v1.SessionResponse) -> None:
-        """Send a message. It belongs to the session from now on."""
+        """Sends a message. It belongs to the session from now on."""
         self.num_sent += 1
         self._outbox.put_nowait(message)
 
     def close(self) -> None:
-        """End the stream after the messages so far."""
+        """Ends the stream after the messages so far."""
         self._outbox.put_nowait(None)
 
     async def next(self) -> scheduler_v1.SessionResponse | None:

@@ -121,7 +121,7 @@ class Journal:
         return not self._store.is_answering or self.lag > _MAX_LAG
 
     async def run(self) -> None:
-        """Write until cancelled, or until a later term has begun. A failed write is repeated."""
+        """Writes until cancelled, or until a later term has begun. A failed write is repeated."""
         while not self._is_stale:
             if not self._wake.is_set():
                 with suppress(TimeoutError):
@@ -138,13 +138,13 @@ class Journal:
                 await asyncio.sleep(_RETRY)
 
     async def _gather(self, seconds: float) -> None:
-        """Wait, so that several steps share the next call, unless there is an urgent update."""
+        """Waits, so that several steps share the next call, unless there is an urgent update."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._urgent.wait()
 
     async def flush(self, timeout: float) -> bool:
-        """Write everything within `timeout` seconds, while `run` runs or after it; returns whether the store has it."""
+        """Writes everything within `timeout` seconds, while `run` runs or after it; returns whether that is done."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while not (self._is_done or self._is_stale):
@@ -205,7 +205,7 @@ class Journal:
         return call
 
     def _add(self, call: _PendingCall, request: RequestLog) -> None:
-        """Add as much of a log as there is room for. Its end is written with the last of its tokens."""
+        """Adds as much of a log as there is room for. Its end is written with the last of its tokens."""
         call.room -= _LOG_WEIGHT
         is_unconfirmed = request in self._unconfirmed
         if is_unconfirmed:
@@ -228,8 +228,8 @@ class Journal:
             call.ended.append(request)
 
     def _add_write(self, call: _PendingCall, request: RequestLog, index: int, num_prompt: int) -> bool:
-        """Add as much of a sequence as there is room for, the prompt's log-probabilities first; returns whether that is
-        all.
+        """Adds as much of a sequence as there is room for, the prompt's log-probabilities first; returns whether that
+        is all.
         """
         written, sequence = (request, index), request.sequences[index]
         prompt_weight, weight = _weight_of(request.prompt_logprobs), _weight_of(sequence.logprobs)
@@ -305,7 +305,7 @@ class Journal:
         self._truncated.difference_update([(request, index) for index in range(len(request.sequences))])
 
     def _mark_changed_again(self, requests: dict[RequestLog, float]) -> None:
-        """Put logs back with the times of their changes."""
+        """Puts logs back with the times of their changes."""
         for request, since in self._pending.items():
             requests.setdefault(request, since)
         self._pending = requests
@@ -322,7 +322,7 @@ class Journal:
             sequence.lose(num_tokens or 0)
 
     def _forget_written(self, requests: Iterable[RequestLog], now: float) -> None:
-        """Drop logs that have ended and are durable, once the store can no longer have lost them."""
+        """Drops logs that have ended and are durable, once the store can no longer have lost them."""
         for request in requests:
             if request.is_over and request not in self._pending and request in self._live:
                 del self._live[request]
@@ -341,7 +341,7 @@ class Journal:
         self._ended.clear()
 
     def _drop_oldest(self, num_kept: int) -> None:
-        """Keep only the latest of the ended requests that wait for the store."""
+        """Keeps only the latest of the ended requests that wait for the store."""
         if len(self._pending) <= num_kept:
             return
         over = [request for request in self._pending if request.is_over]

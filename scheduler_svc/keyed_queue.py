@@ -19,7 +19,7 @@ class KeyedQueue:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, key: str, command: Command) -> None:
-        """Run a command now, or after the earlier ones of its key."""
+        """Runs a command now, or after the earlier ones of its key."""
         if key in self._waiting:
             self._waiting[key].append(command)
             return

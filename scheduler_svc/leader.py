@@ -47,7 +47,7 @@ class Leader:
         self._parts: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
-        """Wait for the lease, and lead. Returns when another scheduler leads; raises where a part of this one fails."""
+        """Waits for the lease, and leads until another scheduler does. Raises where a part of this one fails."""
         acquiring = asyncio.create_task(self._leadership.acquire(self._settings.standby))
         self._parts.add(acquiring)
         try:
@@ -74,7 +74,7 @@ class Leader:
             await asyncio.gather(*self._parts, return_exceptions=True)
 
     async def _open(self, epoch: int) -> None:
-        """Take over the live requests, and start."""
+        """Takes over the live requests, and starts."""
         settings = self._settings
         logs = await self._live()
         make_core, fence = partial(Scheduler, self._limits), self._is_fenced.set
@@ -91,7 +91,7 @@ class Leader:
         self._parts.update(map(asyncio.create_task, works))
 
     async def hand_over(self) -> None:
-        """Write everything that is committed, and release the lease. To be called while `run` runs.
+        """Writes everything that is committed, and releases the lease. To be called while `run` runs.
 
         Servers that are not open to the engine yet will not be opened.
         """
@@ -120,7 +120,7 @@ class Leader:
         raise Fenced("a later term has begun")
 
     async def _renew(self, engine: SchedulerEngine) -> None:
-        """Keep the records of live requests from expiring."""
+        """Keeps the records of live requests from expiring."""
         while True:
             await asyncio.sleep(self._settings.record_ttl / 3)
             try:

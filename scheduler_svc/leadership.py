@@ -28,7 +28,7 @@ class Leadership:
         self._calling = asyncio.Lock()  # a call with the former epoch would be fenced by the new one
 
     async def acquire(self, standby: bool) -> int:
-        """Wait until this scheduler leads; returns its epoch. None begins to lead while the store is unavailable.
+        """Waits until this scheduler leads; returns its epoch. None begins to lead while the store is unavailable.
 
         A standby takes over at once from a leader that it saw. Where it finds none, as when the store comes back, it
         waits for the length of a lease first: the former leader, or another candidate, may take it.
@@ -51,7 +51,7 @@ class Leadership:
             await asyncio.sleep(self._poll)
 
     async def keep(self) -> None:
-        """Renew the lease until another scheduler leads, then raise Fenced. Calls that fail are repeated."""
+        """Renews the lease until another scheduler leads, then raises Fenced. Calls that fail are repeated."""
         begun = time.monotonic()
         while True:
             # Counted from call to call, so that a slow call leaves as much time for the next one.
@@ -66,7 +66,7 @@ class Leadership:
                 raise Fenced("another scheduler has taken over")
 
     async def raise_epoch(self, above: int) -> int:
-        """Begin a new epoch, above one that a worker has seen. Raises Fenced where another scheduler leads, or has led.
+        """Begins an epoch above one that a worker has seen. Raises Fenced where another scheduler leads, or has led.
 
         Until the store answers, it is not known which epoch is this leader's, and no other call renews the lease.
         """
@@ -84,7 +84,7 @@ class Leadership:
             return self.epoch
 
     async def release(self) -> None:
-        """Release the lease, if the store can be reached."""
+        """Releases the lease, if the store can be reached."""
         try:
             await self._store.release_lease(self._holder)
         except StoreUnavailable as error:

@@ -59,7 +59,7 @@ class LiveRequest:
         return self.state is LiveState.TAKEN_OVER or self.state is LiveState.UNCLAIMED
 
     def advance(self, event: LiveEvent) -> bool:
-        """Change the state. A timer of the state before is stopped. Whether the state is another one now."""
+        """Changes the state. A timer of the state before is stopped. Whether the state is another one now."""
         before, self.state = self.state, next_state(self.state, event)
         if self.state is not before and self._timer is not None:
             self._timer.cancel()
@@ -67,7 +67,7 @@ class LiveRequest:
         return self.state is not before
 
     def start_timer(self, seconds: float, callback: Callable[["LiveRequest"], None]) -> None:
-        """Call `callback` after `seconds` unless the state changes before."""
+        """Calls `callback` after `seconds` unless the state changes before."""
         self._timer = asyncio.get_running_loop().call_later(seconds, callback, self)
 
     # The core's values.
@@ -92,7 +92,7 @@ class LiveRequest:
         ]
 
     def append(self, event: TokensEvent) -> None:
-        """Add a step's tokens to the log."""
+        """Adds a step's tokens to the log."""
         log, index = self.log, event.sequence.index
         if index == len(log.sequences):
             log.sequences.append(SequenceLog(score=event.score))  # of a search that has ended
@@ -107,7 +107,7 @@ class LiveRequest:
             sequence.end = end_to_proto(event.end)
 
     def append_prompt_logprobs(self, event: PromptLogprobsEvent) -> None:
-        """Add log-probabilities of the prompt to the log."""
+        """Adds log-probabilities of the prompt to the log."""
         self._set_fingerprint()
         self.log.prompt_logprobs += cast("Seq[worker_v1.TokenLogprobs]", event.logprobs)
 
@@ -125,12 +125,12 @@ class LiveRequest:
         return self._num_delivered
 
     def add_gateway(self, session: GatewaySession) -> None:
-        """Send it the request's events from now on."""
+        """Sends it the request's events from now on."""
         if session not in self.gateways:
             self.gateways.append(session)
 
     def remove_gateways(self, *sessions: GatewaySession) -> None:
-        """Send them no more events."""
+        """Sends them no more events."""
         self._num_delivered = self.num_delivered
         for session in sessions:
             self.gateways.remove(session)

@@ -87,13 +87,13 @@ class LiveRequests:
     # Models.
 
     def move(self, old: ModelVersion) -> None:
-        """Run requests without tokens on the version that serves. Requests with another tokenizer's ids fail."""
+        """Runs requests without tokens on the version that serves. Requests with another tokenizer's ids fail."""
         for live in list(self._live.values()):
             if live.model is old and live.is_running and not live.log.fingerprint:
                 self._restart(live)
 
     def end_all(self, version: ModelVersion) -> None:
-        """Fail the requests of a version that no worker has any more."""
+        """Fails the requests of a version that no worker has any more."""
         for live in list(self._live.values()):
             if live.model is version and (live.log.fingerprint or live.is_running):
                 self._stop(live, Failure.UNAVAILABLE, _REPLACED)
@@ -111,7 +111,7 @@ class LiveRequests:
         return self._refuse_tokenizer(live, model, now) or model.core.check(live.request_at(now), now)
 
     def take_over(self, log: RequestLog) -> None:
-        """Keep a request of an earlier term until a gateway attaches, or the grace has passed."""
+        """Keeps a request of an earlier term until a gateway attaches, or the grace has passed."""
         REQUESTS_TAKEN_OVER.inc()
         live = self._live[log.key] = LiveRequest(log)
         live.model = self._models.for_request(log.model, log.fingerprint, time.monotonic())
@@ -126,7 +126,7 @@ class LiveRequests:
             self._detach(live)
 
     def start(self, live: LiveRequest, *, is_restored: bool) -> FailedEvent | None:
-        """Let the core compute what the log lacks, or return why it refuses; where nothing is missing, end the request.
+        """Lets the core compute what the log lacks, or returns why it refuses; ends a request that lacks nothing.
 
         A request that `is_restored` was accepted before: what its log has is restored, and no limit of a queue applies.
         """
@@ -136,7 +136,7 @@ class LiveRequests:
         return self._submit(live, is_restored=is_restored)
 
     def _restart(self, live: LiveRequest) -> FailedEvent | None:
-        """Let the core compute what the log lacks now, instead of what it was given before."""
+        """Lets the core compute what the log lacks now, instead of what it was given before."""
         if live.model is not None:
             live.model.core.cancel(live.log.key)
         return self._submit(live, is_restored=True)
@@ -166,7 +166,7 @@ class LiveRequests:
         return refusal
 
     def _refuse_tokenizer(self, live: LiveRequest, model: ModelVersion, now: float) -> FailedEvent | None:
-        """Refuse a request whose token ids are another tokenizer's. Protocol 1 does not have the fingerprint."""
+        """Refuses a request whose token ids are another tokenizer's. Protocol 1 does not have the fingerprint."""
         fingerprint, description = live.log.submit.tokenizer_fingerprint, model.description
         if not fingerprint or description is None or fingerprint == description.tokenizer_fingerprint:
             return None
@@ -175,7 +175,7 @@ class LiveRequests:
     def resume_request(
         self, live: LiveRequest, unflushed: Iterable[scheduler_v1.UnflushedTokens], *, is_new: bool
     ) -> FailedEvent | None:
-        """Run a request from its log and a gateway's unflushed tokens, or return why it is refused.
+        """Runs a request from its log and a gateway's unflushed tokens, or returns why it is refused.
 
         One that has ended stays so unless the gateway has tokens beyond its end. Raises Diverged.
         """
@@ -207,7 +207,7 @@ class LiveRequests:
     # End.
 
     def cancel(self, live: LiveRequest) -> None:
-        """End a request at once; its gateways are sent the failure."""
+        """Ends a request at once; its gateways are sent the failure."""
         self._stop(live, Failure.CANCELLED, "cancelled")
 
     def _stop(self, live: LiveRequest, reason: Failure, message: str) -> None:
@@ -220,7 +220,7 @@ class LiveRequests:
         live.model.wake()  # workers free its sequences, and its blocks may admit others
 
     def truncate(self, live: LiveRequest, index: int, num_tokens: int) -> None:
-        """End one sequence where its gateway found a stop string."""
+        """Ends one sequence where its gateway found a stop string."""
         if not unflushed_tokens.truncate(live.log, index, num_tokens):
             return
         self._journal.truncate(live.log, index)
@@ -237,7 +237,7 @@ class LiveRequests:
             self._journal.truncate(ended.log, index)
 
     def acknowledge(self, live: LiveRequest, index: int, num_tokens: int) -> None:
-        """Note how many tokens a gateway has searched for stop strings."""
+        """Notes how many tokens a gateway has searched for stop strings."""
         if live.model is not None:
             live.model.core.acknowledge(live.log.key, index, num_tokens)
             live.model.wake()
@@ -264,12 +264,12 @@ class LiveRequests:
     # Gateways.
 
     def attach(self, live: LiveRequest, session: GatewaySession) -> None:
-        """Send a running request's events to a gateway from now on."""
+        """Sends a running request's events to a gateway from now on."""
         live.add_gateway(session)
         self._advance(live, LiveEvent.ATTACH)
 
     def leave(self, live: LiveRequest, session: GatewaySession, *, has_broken: bool) -> None:
-        """Send a gateway no more events: its clients left, or its session broke."""
+        """Sends a gateway no more events: its clients left, or its session broke."""
         if session not in live.gateways:
             return
         live.remove_gateways(session)
@@ -291,7 +291,7 @@ class LiveRequests:
     # Events of the core and the journal.
 
     def dispatch(self, events: Seq[Event]) -> None:
-        """Apply events to the logs, and send them to the gateways."""
+        """Applies events to the logs, and sends them to the gateways."""
         messages: dict[GatewaySession, scheduler_v1.SessionResponse] = {}
         ended: dict[LiveRequest, Failure | None] = {}
         for event in events:

@@ -57,12 +57,12 @@ class ModelVersion:
             self.without_workers_since = now
 
     def wake(self) -> None:
-        """Let all of its workers make a step."""
+        """Lets all of its workers make a step."""
         for wake in self._wakes.values():
             wake.set()
 
     def wake_placed(self) -> None:
-        """Let workers make a step that were given sequences while another one's step was planned."""
+        """Lets workers make a step that were given sequences while another one's step was planned."""
         for replica in self.core.take_placed():
             self._wakes[replica].set()
 
@@ -164,7 +164,7 @@ class ModelVersions:
         return is_replaced or self._is_late(version, now)
 
     def discard(self, version: ModelVersion) -> None:
-        """Drop a version. Its counters stay in the totals of its name."""
+        """Drops a version. Its counters stay in the totals of its name."""
         self._versions.remove(version)
         if version.description is not None:
             self._discarded_totals[version.name] = _add(self._discarded_totals.get(version.name), version.core.totals)

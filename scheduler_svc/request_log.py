@@ -56,7 +56,7 @@ class SequenceLog:
     is_end_durable: bool = False
 
     def truncate(self, num_tokens: int) -> None:
-        """Drop its end, and every token after the first `num_tokens`."""
+        """Drops its end, and every token after the first `num_tokens`."""
         del self.token_ids[num_tokens:]
         del self.logprobs[num_tokens:]
         self.end = None
@@ -125,7 +125,7 @@ class RequestLog:
         )
 
     def set_record(self, record: RecordState) -> None:
-        """Set what the store has. The same state may be set again; a transition that is not in the table raises."""
+        """Sets what the store has. The same state may be set again; a transition that is not in the table raises."""
         if record is self.record:
             return
         if record not in RECORD_TRANSITIONS[self.record]:
@@ -133,11 +133,11 @@ class RequestLog:
         self.record = record
 
     def end(self, state: State, ended_at: float, failure: scheduler_v1.FailureReason | None) -> None:
-        """Set the outcome."""
+        """Sets the outcome."""
         self.state, self.ended_at, self.failure = state, ended_at, failure
 
     def reopen(self) -> None:
-        """Make a finished request live again: a gateway has tokens beyond its end."""
+        """Makes a finished request live again: a gateway has tokens beyond its end."""
         self.state, self.ended_at = State.ACCEPTED, None
         if self.record is RecordState.COMPLETE:
             self.set_record(RecordState.RECORDED)

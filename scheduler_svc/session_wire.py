@@ -115,7 +115,7 @@ def event_to_proto(event: Event) -> scheduler_v1.Event:
 
 
 def fill_event(message: scheduler_v1.Event, event: Event, fingerprint: bytes = b"") -> None:
-    """Fill an empty event that is part of a message already: a separate one would be copied into it.
+    """Fills an empty event that is part of a message already: a separate one would be copied into it.
 
     `fingerprint` is of the version of the model that computed the tokens.
     """

@@ -28,11 +28,11 @@ class SchedulerServicer(SchedulerServiceServicer):
         self._sessions: set[GatewaySession] = set()
 
     def lead(self, engine: SchedulerEngine) -> None:
-        """Accept sessions from now on."""
+        """Accepts sessions from now on."""
         self._engine = engine
 
     def resign(self) -> None:
-        """End all sessions, and accept no more."""
+        """Ends all sessions, and accepts no more."""
         self._engine = None
         for session in self._sessions:
             session.close()
@@ -40,7 +40,7 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def Session(  # noqa: N802
         self, requests: AsyncIterator[scheduler_v1.SessionRequest], context: Context
     ) -> AsyncIterator[scheduler_v1.SessionResponse]:
-        """Serve one gateway until either side ends the stream. Raises QuireError where this scheduler does not lead."""
+        """Serves one gateway until either side ends the stream. Raises QuireError if this scheduler does not lead."""
         engine = self._engine
         if engine is None:
             raise _not_leader()
@@ -84,7 +84,7 @@ async def _take_commands(
 
 
 def _check_protocol(protocol: int) -> None:
-    """Refuse a session of a protocol that this scheduler does not accept."""
+    """Refuses a session of a protocol that this scheduler does not accept."""
     if protocol not in SESSION_PROTOCOLS:
         message = f"this scheduler accepts session protocols {SESSION_PROTOCOLS}, not {protocol}"
         raise QuireError(Reason.PROTOCOL_UNSUPPORTED, message, field="hello.protocol")

@@ -54,7 +54,7 @@ def end_of(submit: scheduler_v1.Submit, token_ids: Sequence[int]) -> scheduler_v
 
 
 def truncate(log: RequestLog, index: int, num_tokens: int) -> bool:
-    """End a sequence by a stop string after its first `num_tokens`. False: nothing changes."""
+    """Ends a sequence by a stop string after its first `num_tokens`. False: nothing changes."""
     if index >= len(log.sequences) or log.submit.HasField("beam_search") or _returns_value(log):
         return False
     sequence = log.sequences[index]
@@ -68,7 +68,7 @@ def truncate(log: RequestLog, index: int, num_tokens: int) -> bool:
 def merge(
     log: RequestLog, unflushed: Iterable[scheduler_v1.UnflushedTokens], num_delivered: Sequence[int]
 ) -> list[LogChange]:
-    """Merge a gateway's unflushed tokens; returns the changes of the log.
+    """Merges a gateway's unflushed tokens; returns the changes of the log.
 
     `num_delivered` is how many tokens of each sequence were sent to other gateways since the log was read; these stay.
     Raises Diverged, and changes nothing, where the unflushed tokens contradict them or begin beyond the log's. Those of

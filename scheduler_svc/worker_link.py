@@ -54,11 +54,11 @@ class WorkerLink:
         self._is_leaving = False
 
     def leave(self) -> None:
-        """Stop using the worker, once its sequences have ended or moved."""
+        """Stops using the worker, once its sequences have ended or moved."""
         self._is_leaving = True
 
     async def run(self) -> None:
-        """Use the worker until it has left, or until cancelled."""
+        """Uses the worker until it has left, or until cancelled."""
         while not self._is_leaving:
             try:
                 await self._serve()
@@ -116,7 +116,7 @@ class WorkerLink:
                 call.cancel()
 
     async def _open(self, worker: WorkerClient, call: StepCall, opening: worker_v1.StepRequest) -> BlockHashReport:
-        """Open the stream; returns the hashes of the worker's blocks from earlier streams."""
+        """Opens the stream; returns the hashes of the worker's blocks from earlier streams."""
         try:
             async with asyncio.timeout(_STEP_TIMEOUT):
                 await call.write(opening)
@@ -166,8 +166,8 @@ class WorkerLink:
             self._wake.set()
 
     async def _watch(self, worker: WorkerClient, replica: Replica) -> None:
-        """Retire the worker when it drains. Raises LinkBroken when it does not answer, which a stream does not show, or
-        when a step takes too long, as on a device that hangs.
+        """Retires the worker when it drains. Raises LinkBroken when it does not answer, which a stream does not show,
+        or when a step takes too long, as on a device that hangs.
         """
         is_silent = False
         while True:
@@ -203,7 +203,7 @@ class WorkerLink:
         self._on_change()
 
     def _check_fits(self, description: worker_v1.DescribeResponse) -> None:
-        """Reject a worker whose limits differ from those of the same model's workers. Raises LinkBroken."""
+        """Rejects a worker whose limits differ from those of the same model's workers. Raises LinkBroken."""
         model = self._engine.models.find(description.model, description.fingerprint)
         if model is None or not model.core.replicas:
             return
@@ -228,7 +228,7 @@ def _protocol_for(description: worker_v1.DescribeResponse) -> int:
 
 
 async def _until_first(*works: Coroutine[None, None, None]) -> None:
-    """Run all of these until one ends, and cancel the others. Raises what that one raised."""
+    """Runs all of these until one ends, and cancels the others. Raises what that one raised."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -251,7 +251,7 @@ class WorkerPool:
         self._unresolved: set[str] = set()  # names that could not be resolved
 
     async def run(self) -> None:
-        """Keep the links until cancelled."""
+        """Keeps the links until cancelled."""
         try:
             while True:
                 found = await self._resolve()

@@ -40,7 +40,7 @@ _GRACE_SECONDS = 1.0
 
 
 async def serve(settings: WorkerSettings) -> None:
-    """Serve until SIGTERM or SIGINT. Listens at once; SERVING when the model is loaded and warm."""
+    """Serves until SIGTERM or SIGINT. Listens at once; SERVING when the model is loaded and warm."""
     server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES, options=INTERNAL_OPTIONS)
     device = DeviceThread()
     service = WorkerService(device)

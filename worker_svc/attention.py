@@ -41,7 +41,7 @@ class StepAttention(Protocol):
     """Attention of one step."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Store the keys and values [num_tokens, num_kv_heads, head_dim] of the step's tokens in their slots.
+        """Stores the keys and values [num_tokens, num_kv_heads, head_dim] of the step's tokens in their slots.
 
         Returns the attention output of each query [num_tokens, num_heads, head_dim] over its sequence's context, in the
         shape of `query`.

@@ -47,7 +47,7 @@ class Batch:
 
 
 def make_batch(chunks: Sequence[SequenceChunk], block_size: int) -> Batch:
-    """Lay out at least one chunk."""
+    """Lays out at least one chunk."""
     # This runs between two forward passes, when its code is not in the CPU's caches: fewer operations are better.
     tokens, first_positions, tables, num_cached, samples, num_drafted = zip(*chunks, strict=True)
     lengths = np.fromiter(map(len, tokens), np.int64, len(chunks))

@@ -29,16 +29,16 @@ class BlockCopier(Protocol):
     """Whether a step computes only after its swaps are done; otherwise they run at the same time."""
 
     def swap(self, step_id: int, direction: Direction, pairs: BlockPairs) -> "Future[SwapResult]":
-        """Start copying blocks between the tiers, after all writes of earlier launches.
+        """Starts copying blocks between the tiers, after all writes of earlier launches.
 
         An error is the swap's failure. Only torch.AcceleratorError is raised, by the future.
         """
 
     def copy(self, pairs: BlockPairs) -> "Future[None]":
-        """Start copying blocks of the device, before all reads of later launches. The future raises errors."""
+        """Starts copying blocks of the device, before all reads of later launches. The future raises errors."""
 
     def cancel_all(self) -> None:
-        """Cancel what is not done. Returns when nothing is copied any more."""
+        """Cancels what is not done. Returns when nothing is copied any more."""
 
 
 class RateLimiter:
@@ -117,7 +117,7 @@ class HostBlockCopier:
 def swap_blocks(
     direction: Direction, blocks: Tensor, host_blocks: Tensor, pairs: BlockPairs, staging: Tensor | None = None
 ) -> None:
-    """Copy (source, destination) blocks between the tiers, uint8 [num_blocks, block_bytes] each."""
+    """Copies (source, destination) blocks between the tiers, uint8 [num_blocks, block_bytes] each."""
     if direction is Direction.OUT:
         swap_out(blocks, host_blocks, pairs, staging)
     else:

@@ -26,18 +26,18 @@ class BlockHashTable:
         self._host: dict[int, bytes] = {}
 
     def update(self, device: BlockHashes, host: BlockHashes) -> None:
-        """Store the hashes of these blocks."""
+        """Stores the hashes of these blocks."""
         self._device.update(device)
         self._host.update(host)
 
     def invalidate_copied(self, block_ops: BlockOps) -> None:
-        """Delete the hashes of the destinations of a step's swaps and copies."""
+        """Deletes the hashes of the destinations of a step's swaps and copies."""
         self.invalidate_written(block for pairs in (block_ops.swap_in, block_ops.copies) for _, block in pairs)
         for _, block in block_ops.swap_out:
             self._host.pop(block, None)
 
     def invalidate_written(self, block_ids: Iterable[int]) -> None:
-        """Delete the hashes of these device blocks, which are about to be written."""
+        """Deletes the hashes of these device blocks, which are about to be written."""
         for block in block_ids:
             self._device.pop(block, None)
 

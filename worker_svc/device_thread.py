@@ -25,7 +25,7 @@ class Launched(Protocol):
         """Whether finishing it would not wait."""
 
     def wait(self) -> None:
-        """Return when it is done or has failed. Any thread may call it, several at once. Raises nothing."""
+        """Returns when it is done or has failed. Any thread may call it, several at once. Raises nothing."""
 
 
 T = TypeVar("T")
@@ -100,14 +100,14 @@ class DeviceThread:
         self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> "Future[Timed[T]]":
-        """Queue work that begins when all work before it is finished. The future has its result or exception.
+        """Queues work that begins when all work before it is finished. The future has its result or exception.
 
         Cancelling the future removes work that has not begun.
         """
         return self._put(_Work(Future(), None, lambda _: work()))
 
     def submit_step(self, launch: Callable[[], L], finish: Callable[[L], T]) -> "Future[Timed[T]]":
-        """Queue work in two halves. It is launched while at most one step before it runs, and finished when it is done.
+        """Queues work in two halves: launched while at most one step before it runs, finished when its step is done.
 
         The future has the result of `finish`, or the exception of either half; cancelling it removes work that was not
         launched. Futures complete in the order of their work.
@@ -115,11 +115,11 @@ class DeviceThread:
         return self._put(_Work(Future(), launch, finish))
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Queue work and wait for its result."""
+        """Queues work and waits for its result."""
         return (await asyncio.wrap_future(self.submit(work))).value
 
     def close(self) -> None:
-        """Drop queued work and wait for work that runs."""
+        """Drops queued work and waits for work that runs."""
         with self._lock:
             self._is_closed = True
             self._inbox.put(_TOLERANCE)
@@ -159,7 +159,7 @@ class DeviceThread:
             self._inbox.put(_DEVICE_DONE)
 
     def _advance(self) -> None:
-        """Finish and start whatever can be."""
+        """Finishes and starts whatever can be."""
         while True:
             if self._started and self._started[0].is_done():
                 self._finish_first()

@@ -87,5 +87,5 @@ class Drafting:
         return draft
 
     def stop(self, sequence: Sequence) -> None:
-        """Draft no more for a sequence."""
+        """Drafts no more for a sequence."""
         self._drafters[sequence] = _NoDrafter()

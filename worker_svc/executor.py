@@ -43,7 +43,7 @@ class SampleHandle(Protocol):
         """Whether `result` would return at once. Never raises."""
 
     def wait(self) -> None:
-        """Return when `is_done` is true. Any thread may call it. Never raises."""
+        """Returns when `is_done` is true. Any thread may call it. Never raises."""
 
     def result(self) -> SamplerOutput:
         """The sampled tokens; waits for them. Raises the error of the device."""
@@ -56,7 +56,7 @@ class Executor(Protocol):
     """A model over its cache, with its sampler. For one thread, under `torch.inference_mode`."""
 
     def launch(self, batch: Batch, sequences: Items[Sequence], drafts: Drafts = ()) -> SampleHandle:
-        """Compute a step after those launched before, and sample a token for each of `batch.logits_indices`.
+        """Computes a step after those launched before, and samples a token for each of `batch.logits_indices`.
 
         `sequences` are those of these rows. Each has one row, and one for each token of its draft; `drafts` are in the
         order of the sequences, or empty. `batch.token_ids` may hold placeholders of the launch before. At most one
@@ -67,7 +67,7 @@ class Executor(Protocol):
         """Whether a sequence with these sampling parameters may have a draft."""
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
-        """Run other work where steps are computed or enqueued, between the launches before and after it."""
+        """Runs other work where steps are computed or enqueued, between the launches before and after it."""
 
 
 class Sampler(Protocol):
@@ -80,7 +80,7 @@ class Sampler(Protocol):
 def compute(
     forward: Forward, sampler: Sampler, batch: Batch, states: Items[SamplingState], drafts: Drafts = ()
 ) -> SamplerOutput:
-    """Compute a step on the host and sample for each of `batch.logits_indices` by the state of its sequence.
+    """Computes a step on the host and samples for each of `batch.logits_indices` by the state of its sequence.
 
     The accepted tokens are added to the states. A row after a draft token samples as if that token had been sampled,
     so an accepted row has the token that it would have without a draft.
@@ -106,7 +106,7 @@ def compute(
 
 
 def run_inline(work: Callable[[], T]) -> "Future[T]":
-    """Run the work now. The future is done and has its result or exception."""
+    """Runs the work now. The future is done and has its result or exception."""
     future: Future[T] = Future()
     try:
         future.set_result(work())

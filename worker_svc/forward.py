@@ -11,7 +11,7 @@ class Forward(Protocol):
     """A model over its own paged cache. For one thread, under `torch.inference_mode`."""
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Compute a step's tokens and store their keys and values in their slots.
+        """Computes a step's tokens and stores their keys and values in their slots.
 
         Returns the logits float32 [num_samples, vocab_size] that follow the tokens at `batch.logits_indices`. The next
         call may overwrite them.

@@ -61,7 +61,7 @@ class ModelInstance:
 
 
 def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> ModelInstance:
-    """Load the model of the settings, in seconds to minutes. `report` receives progress lines, on another thread.
+    """Loads the model of the settings, in seconds to minutes. `report` receives progress lines, on another thread.
 
     Raises ModelNotFound, or StartupFailed and its subclasses UnsupportedModel, DeviceNotFound and OutOfMemory, with a
     text for the operator.

@@ -22,7 +22,7 @@ class IntList:
         return self._buffer[: self._length]
 
     def __setitem__(self, place: int, value: int) -> None:
-        """Change an existing value."""
+        """Changes an existing value."""
         if not 0 <= place < self._length:
             raise IndexError(place)
         self._buffer[place] = value

@@ -66,7 +66,7 @@ class LaunchedStep:
         )
 
     def wait(self) -> None:
-        """Return when it is done; any thread may call it."""
+        """Returns when it is done; any thread may call it."""
         if self.sample_handle is not None:
             self.sample_handle.wait()
         if self.pending_copies:

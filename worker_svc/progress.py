@@ -11,7 +11,7 @@ NEXT_SECONDS = 5.0
 
 @contextmanager
 def progress(label: str, report: Callable[[str], None]) -> Iterator[None]:
-    """Report `label` after two seconds, the elapsed time every five seconds, and the end unless the block raises.
+    """Reports `label` after two seconds, the elapsed time every five seconds, and the end unless the block raises.
 
     Nothing is reported for what takes less. `report` is called on another thread.
     """

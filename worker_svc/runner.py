@@ -70,7 +70,7 @@ class Runner:
         return not self._launched
 
     def reset(self) -> None:
-        """Forget all sequences and cancel all swaps. Blocks keep their hashes.
+        """Forgets all sequences and cancels all swaps. Blocks keep their hashes.
 
         No step may be in flight.
         """
@@ -79,14 +79,14 @@ class Runner:
         self._failures.clear()
 
     def step(self, step: Step) -> StepOutcome:
-        """Run one step. Raises only for an internal error or one of the device; then every sequence in it has
+        """Runs one step. Raises only for an internal error or one of the device; then every sequence in it has
         failed.
         """
         return self.finish(self.launch(step))
 
     @torch.inference_mode()
     def launch(self, step: Step) -> LaunchedStep:
-        """Start a step; at most one other step may be unfinished. Raises as `step` does, and then there is nothing to
+        """Starts a step; at most one other step may be unfinished. Raises as `step` does, and then there is nothing to
         finish.
         """
         if len(self._launched) == MAX_STEPS_IN_FLIGHT:
@@ -117,7 +117,7 @@ class Runner:
         return launched
 
     def finish(self, launched: LaunchedStep) -> StepOutcome:
-        """Wait for a launched step and apply its sampled tokens. In the order of launches. Raises as `step`."""
+        """Waits for a launched step and applies its sampled tokens. In the order of launches. Raises as `step`."""
         self._launched.popleft()
         runs, results = launched.runs, launched.results
         self._apply(launched)
@@ -144,14 +144,14 @@ class Runner:
         )
 
     def _wait_for_drafts_ahead(self, step: Step) -> None:
-        """Wait for the step ahead to sample if this step may have drafts or that one has."""
+        """Waits for the step ahead to sample if this step may have drafts or that one has."""
         for ahead in self._launched:
             if ahead.has_drafts or any(item.max_extra_tokens for item in step.scheduled):
                 with suppress(Exception):  # `finish` raises it again
                     self._apply(ahead)
 
     def _apply(self, launched: LaunchedStep) -> None:
-        """Wait for a step's sampled tokens and add them to their sequences, once. Raises as `step`."""
+        """Waits for a step's sampled tokens and adds them to their sequences, once. Raises as `step`."""
         if launched.is_applied:
             return
         with self._failing_all(launched.runs):
@@ -251,7 +251,7 @@ class Runner:
         return sequence
 
     def _fail(self, sequence_id: int, reason: str) -> SequenceResult:
-        """Fail a sequence in this step and in all later ones, until it is finished."""
+        """Fails a sequence in this step and in all later ones, until it is finished."""
         if self._sequences.pop(sequence_id, None) is not None:
             self._failures[sequence_id] = reason
         return SequenceResult(sequence_id, [], failure=reason)
@@ -262,7 +262,7 @@ class Runner:
             self._fail(run.sequence_id, reason)
 
     def _enqueue(self, runs: list[ScheduledRun], has_drafts: bool) -> SampleHandle:
-        """Launch these runs. Their tokens are promised, unless some have drafts."""
+        """Launches these runs. Their tokens are promised, unless some have drafts."""
         sequences = [run.sequence for run in runs if run.samples]
         drafts = [run.draft for run in runs if run.samples] if has_drafts else ()
         with self._failing_all(runs):
@@ -312,7 +312,7 @@ class Runner:
 
     @contextmanager
     def _failing_all(self, runs: list[ScheduledRun]) -> Iterator[None]:
-        """Fail all these sequences if the block raises: none of their states is known then."""
+        """Fails all these sequences if the block raises: none of their states is known then."""
         try:
             yield
         except torch.AcceleratorError as error:

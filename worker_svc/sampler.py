@@ -39,7 +39,7 @@ class SamplingState:
         self.adjustments = Adjustments(params, tokens, prompt_length)
 
     def add(self, token: int) -> None:
-        """Add a sampled token: the next one is for the position after it."""
+        """Adds a sampled token: the next one is for the position after it."""
         self.position += 1
         self.adjustments.add(token)
 
@@ -80,7 +80,7 @@ def num_accepted(tokens: Sequence[int | None], draft: Sequence[int]) -> int:
 
 
 def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> SamplerOutput:
-    """Sample one token for each row of logits [rows, vocab], of any float dtype; the logits may be changed.
+    """Samples one token for each row of logits [rows, vocab], of any float dtype; the logits may be changed.
 
     The order is vLLM's: log-probabilities are of the model's own logits; then bias, penalties and suppression, which
     also affect greedy sampling; then temperature; then min-p and top-k, each on its own, and top-p over what they keep.

@@ -94,7 +94,7 @@ class Sequence:
         return start, end == known
 
     def update(self, update: BlockTableUpdate, limits: WorkerLimits) -> None:
-        """Replace one block of the table. Raises InvalidSequence if the index does not exist."""
+        """Replaces one block of the table. Raises InvalidSequence if the index does not exist."""
         if update.index >= len(self.blocks):
             raise InvalidSequence(
                 f"block-table update of index {update.index}, but the table has {len(self.blocks)} blocks"
@@ -104,15 +104,15 @@ class Sequence:
         self.blocks.values[update.index] = update.block_id
 
     def append_placeholder(self, placeholder_token: int) -> None:
-        """Add a token that is being sampled."""
+        """Adds a token that is being sampled."""
         self.tokens.append(placeholder_token)
 
     def fill_placeholder(self, position: int, token: int) -> None:
-        """Set the promised token of this position."""
+        """Sets the promised token of this position."""
         self.tokens[position] = token
 
     def extend(self, tokens: Items[int]) -> None:
-        """Add the tokens of a step that promised nothing and computed all but the last of them."""
+        """Adds the tokens of a step that promised nothing and computed all but the last of them."""
         self.tokens.extend(tokens)
         self.num_computed = len(self.tokens) - 1
 

@@ -37,11 +37,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._has_no_stream.set()
 
     def serve(self, instance: "ModelInstance") -> None:
-        """Serve this replica from now on."""
+        """Serves this replica from now on."""
         self._instance = instance
 
     async def drain(self) -> None:
-        """Accept no more streams, report it in Describe, and wait until the open stream ends."""
+        """Accepts no more streams, reports it in Describe, and waits until the open stream ends."""
         self._is_draining = True
         await self._has_no_stream.wait()
 

@@ -27,7 +27,7 @@ class SequenceSpans:
         self._spans: dict[int, _SequenceSpan] = {}
 
     def begin_step(self, step: Step) -> None:
-        """End the spans of finished sequences and begin those of new ones."""
+        """Ends the spans of finished sequences and begins those of new ones."""
         for sequence_id in step.finished_ids:
             sequence_span = self._spans.pop(sequence_id, None)
             if sequence_span is not None:
@@ -42,7 +42,7 @@ class SequenceSpans:
                 self._spans[new.sequence_id] = _SequenceSpan(span)
 
     def end_step(self, step: Step, outcome: StepOutcome) -> None:
-        """Count a step's tokens."""
+        """Counts a step's tokens."""
         if not self._spans:
             return
         for scheduled, result in zip(step.scheduled, outcome.sequences, strict=True):
@@ -56,7 +56,7 @@ class SequenceSpans:
             sequence_span.num_sampled += len(result.token_ids)
 
     def close(self) -> None:
-        """End all spans: the stream has ended."""
+        """Ends all spans: the stream has ended."""
         for sequence_span in self._spans.values():
             sequence_span.end()
         self._spans.clear()

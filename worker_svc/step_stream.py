@@ -72,7 +72,7 @@ class StepStream:
         self._responses.put_nowait(ProtocolViolation(f"superseded by generation {generation}"))
 
     def close(self) -> None:
-        """Drop the steps that were not launched, and end the spans of all sequences."""
+        """Drops the steps that were not launched, and ends the spans of all sequences."""
         self._is_open = False
         for future in self._pending:
             future.cancel()
@@ -108,7 +108,7 @@ class StepStream:
         future.add_done_callback(partial(self._respond_from_loop, request.step_id, step))
 
     def _respond_from_loop(self, step_id: int, step: Step, future: StepFuture) -> None:
-        """Send a step's response on the event loop, from the thread that finishes it: a future would cost one more
+        """Sends a step's response on the event loop, from the thread that finishes it: a future would cost one more
         iteration.
         """
         with suppress(RuntimeError):  # the loop is closed: no responses any more

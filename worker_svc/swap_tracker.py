@@ -31,7 +31,7 @@ class SwapTracker:
         return [future for _, future in self._pending]
 
     def start(self, step_id: int, block_ops: BlockOps) -> "list[Future[Any]]":
-        """Start a step's swaps and copies. The returned futures must be done before the step is; their errors are the
+        """Starts a step's swaps and copies. The returned futures must be done before the step is; their errors are the
         step's.
 
         A swap that names a block that does not exist fails as a whole. Of copies, only the invalid one is left out; the
@@ -78,7 +78,7 @@ class SwapTracker:
             raise InvalidSequence("a copy into one of its blocks names a block that does not exist, or a block twice")
 
     def cancel_all(self) -> None:
-        """Cancel what is not done and forget all."""
+        """Cancels what is not done and forgets all."""
         self._block_copier.cancel_all()
         self._pending.clear()
         self._invalid_blocks.clear()

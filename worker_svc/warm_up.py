@@ -29,7 +29,7 @@ class RepeatingDrafter:
 
 
 def run_largest_step(limits: WorkerLimits, make_runner: Callable[[WorkerLimits], Runner]) -> Runner:
-    """Run a step with the maximum of tokens and sequences, each with the costliest kind of sampling; with a drafter,
+    """Runs a step with the maximum of tokens and sequences, each with the costliest kind of sampling; with a drafter,
     also one with the maximum of sampled rows.
 
     `make_runner` receives limits with the blocks that this needs; its drafter guesses as much as allowed. Returns the

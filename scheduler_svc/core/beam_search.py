@@ -68,7 +68,7 @@ class BeamSearch:
         self._stop_token_ids = stop_token_ids
 
     def advance(self, candidates: Seq[Seq[Candidate]]) -> None:
-        """Advance all beams by one token, from each one's candidates, most probable first."""
+        """Advances all beams by one token, from each one's candidates, most probable first."""
         length = len(self.beams[0].tokens) + 1
         width = self.params.width
         ending_ids = self._stop_token_ids if length > self._min_tokens else frozenset[int]()
@@ -123,7 +123,7 @@ class BeamStep:
     _indices: list[int]
 
     def add_child(self, child: Sequence) -> None:
-        """Add the fork for the next of the tokens after the first."""
+        """Adds the fork for the next of the tokens after the first."""
         self._group.sequences[self._indices.pop(0)] = child
 
 
@@ -147,11 +147,11 @@ class BeamGroup:
         return all(s.id in self._candidates and not s.num_promised for s in self.sequences)
 
     def take(self, sequence: Sequence, result: SampledSequence) -> None:
-        """Keep the candidates that the worker returned for a beam."""
+        """Keeps the candidates that the worker returned for a beam."""
         self._candidates[sequence.id] = cast(_TokenLogprobs, result.logprobs[0]).top
 
     def advance(self) -> list[BeamStep]:
-        """Advance all beams, or end the search. Beams that end come first, since they free blocks."""
+        """Advances all beams, or ends the search. Beams that end come first, since they free blocks."""
         before = self.sequences
         self._search.advance([self._candidates[s.id] for s in before])
         self._candidates = {}

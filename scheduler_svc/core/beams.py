@@ -22,7 +22,7 @@ class BeamSearches:
         self._capacity = capacity
 
     def commit(self, sequence: Sequence, result: SampledSequence) -> list[TokensEvent] | None:
-        """Keep a beam's candidates, and advance its search once all beams have theirs.
+        """Keeps a beam's candidates, and advances its search once all beams have theirs.
 
         Returns the sequences found if the search has ended with that; None if the worker returned too few candidates.
         """

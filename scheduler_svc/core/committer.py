@@ -35,7 +35,7 @@ class Committer:
         self._totals = totals
 
     def commit(self, replica: Replica, part: ScheduledSequence, result: SampledSequence, events: list[Event]) -> int:
-        """Take in the result for a sequence that has not ended; returns how many tokens are new."""
+        """Takes in the result for a sequence that has not ended; returns how many tokens are new."""
         sequence, samples, tokens = part.sequence, part.samples, result.token_ids
         request, num_new = sequence.request, len(tokens)
         if result.failure is not None or (num_new != samples and not _may_return(replica, part, num_new)):
@@ -114,7 +114,7 @@ class Committer:
 
 
 def prompt_logprobs_events(plan: StepPlan, outcome: StepOutcome) -> list[Event]:
-    """Take in log-probabilities of prompts. Tokens that are computed again return none a second time."""
+    """Takes in log-probabilities of prompts. Tokens that are computed again return none a second time."""
     events: list[Event] = []
     for schedule_index, logprobs in outcome.prompt_logprobs.items():
         part = plan.scheduled[schedule_index]

@@ -45,7 +45,7 @@ class LinearFit:
         return sum(c * x for c, x in zip(self.coefficients, terms, strict=True))
 
     def observe(self, terms: Seq[float], value: float) -> float:
-        """Learn from an observation. Returns it, clipped if it was an outlier."""
+        """Learns from an observation. Returns it, clipped if it was an outlier."""
         predicted = self.predict(terms)
         scale = max(_LEAST_SECONDS, predicted)
         most = _OUTLIER * max(self._usual_error, _LEAST_ERROR) * scale
@@ -69,7 +69,7 @@ class LinearFit:
         return predicted + error
 
     def _learn(self, terms: Seq[float], error: float) -> None:
-        """Distribute an error over the coefficients. Those that would become negative stay 0."""
+        """Distributes an error over the coefficients. Those that would become negative stay 0."""
         free = list(range(len(terms)))
         while free:
             matrix = [[self._information[i][j] for j in free] for i in free]
@@ -186,7 +186,7 @@ class CostModel:
 
 
 def _solve(matrix: Seq[Seq[float]], right: Seq[float]) -> list[float]:
-    """Solve matrix × x = right; `matrix` is symmetric and positive definite. Gaussian elimination, without pivots."""
+    """Solves matrix × x = right; `matrix` is symmetric and positive definite. Gaussian elimination, without pivots."""
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     size = len(rows)
     for i in range(size):

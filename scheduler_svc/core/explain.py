@@ -97,7 +97,7 @@ _PROGRESS = {status: index for index, status in enumerate(SequenceStatus)}
 
 
 def explain(scheduler: Scheduler, key: str, now: float) -> Explanation | None:
-    """Explain a request; None if no live one has this key. O(requests that wait)."""
+    """Explains a request; None if no live one has this key. O(requests that wait)."""
     sequences = scheduler.sequences(key)
     if not sequences:
         return None

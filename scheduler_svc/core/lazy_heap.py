@@ -30,7 +30,7 @@ class LazyHeap(Generic[T, K]):
         return self._entries[item][0]
 
     def put(self, item: T, key: K) -> None:
-        """Add an item, or change its key."""
+        """Adds an item, or changes its key."""
         entry = (key, self._num_added, item)
         self._num_added += 1
         self._entries[item] = entry
@@ -38,7 +38,7 @@ class LazyHeap(Generic[T, K]):
         self._compact()
 
     def discard(self, item: T) -> None:
-        """Remove an item, if it is there."""
+        """Removes an item, if it is there."""
         if self._entries.pop(item, None) is not None:
             self._compact()
 

@@ -72,7 +72,7 @@ class Replica:
     # Sequences are admitted.
 
     def admit(self, sequence: Sequence, hit: Hit) -> None:
-        """Run a queued sequence with what `kv.match` found. There is room. Its last token is left to compute."""
+        """Runs a queued sequence with what `kv.match` found. There is room. Its last token is left to compute."""
         if self.shape.is_indivisible(sequence.request):
             self._admit_indivisible(sequence)
             return
@@ -90,12 +90,12 @@ class Replica:
         self.indivisible.append(sequence)
 
     def resume(self, sequence: Sequence) -> None:
-        """Swap a sequence in. There is room."""
+        """Swaps a sequence in. There is room."""
         self.swapped.remove(sequence)
         self._enter(sequence, self.kv.swap_in(sequence))
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Run a new sequence that begins with `parent`'s tokens, all of which are computed. There is room."""
+        """Runs a new sequence that begins with `parent`'s tokens, all of which are computed. There is room."""
         self.kv.fork(parent, child)
         self._enter(child, child.num_cached_tokens)
 
@@ -107,12 +107,12 @@ class Replica:
         insort(self.running, sequence, key=lambda s: s.order)
 
     def isolate(self, sequence: Sequence) -> None:
-        """Move a sequence that runs to `isolated`."""
+        """Moves a sequence that runs to `isolated`."""
         (self.indivisible if sequence in self.indivisible else self.running).remove(sequence)
         self.isolated.append(sequence)
 
     def end_isolation(self, sequence: Sequence) -> None:
-        """Move a sequence back among those that run together."""
+        """Moves a sequence back among those that run together."""
         self.isolated.remove(sequence)
         if self.shape.is_indivisible(sequence.request):
             self.indivisible.append(sequence)
@@ -120,7 +120,7 @@ class Replica:
             insort(self.running, sequence, key=lambda s: s.order)
 
     def rename(self, sequence: Sequence, sequence_id: int) -> None:
-        """Give a sequence that no step names another id. To the worker it is another sequence, with other tokens."""
+        """Gives a sequence that no step names another id. To the worker it is another sequence, with other tokens."""
         self._send_finished(sequence)
         self.kv.cancel_table_updates(sequence)
         sequence.num_sent_blocks = None
@@ -129,7 +129,7 @@ class Replica:
     # Sequences leave.
 
     def leave(self, sequence: Sequence, phase: Phase) -> None:
-        """Take a sequence out of further steps, to the given phase. Steps in flight keep its blocks."""
+        """Takes a sequence out of further steps, to the given phase. Steps in flight keep its blocks."""
         next(group for group in (self.running, self.indivisible, self.isolated) if sequence in group).remove(sequence)
         self._send_finished(sequence)
         self.kv.detach(sequence)
@@ -138,7 +138,7 @@ class Replica:
         self.free_if_idle(sequence)
 
     def free_if_idle(self, sequence: Sequence) -> bool:
-        """Release the blocks of a leaving sequence once no step in flight names them; whether that is done."""
+        """Releases the blocks of a leaving sequence once no step in flight names them; whether that is done."""
         if sequence.num_steps_in_flight or sequence.id not in self.pending_free:
             return False
         del self.pending_free[sequence.id]
@@ -151,7 +151,7 @@ class Replica:
         insort(self.swapped, sequence, key=lambda s: s.order)
 
     def drop_swapped(self, sequence: Sequence) -> None:
-        """Free the swapped KV of a sequence."""
+        """Frees the swapped KV of a sequence."""
         self.kv.drop_swapped(sequence)
         if sequence.phase is Phase.SWAPPED:
             self.swapped.remove(sequence)
@@ -174,19 +174,19 @@ class Replica:
     # Steps.
 
     def start_step(self, plan: StepPlan) -> None:
-        """Put a step in flight."""
+        """Puts a step in flight."""
         self.kv.start_step(plan)
         self.finished_ids = []
         self.steps_in_flight.append(plan)
 
     def finish_step(self) -> StepPlan:
-        """Take the oldest step out of flight."""
+        """Takes the oldest step out of flight."""
         plan = self.steps_in_flight.pop(0)
         self.kv.finish_step(plan)
         return plan
 
     def publish(self, sequence: Sequence) -> None:
-        """Put the blocks that a sequence's committed steps have filled into the prefix cache."""
+        """Puts the blocks that a sequence's committed steps have filled into the prefix cache."""
         if sequence.num_committed // self.shape.block_size > sequence.num_published:
             self.kv.publish(sequence, self.steps_in_flight[-1] if self.steps_in_flight else None)
 
@@ -202,7 +202,7 @@ class Replica:
         return [sequence for sequence in result.lost if sequence.phase is not Phase.PREEMPTED]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless blocks, phases and steps in flight agree."""
+        """Raises AssertionError unless blocks, phases and steps in flight agree."""
         present = [*self.running, *self.indivisible, *self.isolated]
         leaving = list(self.pending_free.values())
         swapped_kvs = [s.swapped_kv for s in (*self.swapped, *leaving) if s.swapped_kv is not None]

@@ -178,7 +178,7 @@ class Sequence:
     last_preemption: PreemptionRecord | None = None
 
     def set_phase(self, phase: Phase) -> None:
-        """Change the phase. Raises AssertionError if that is not a legal transition."""
+        """Changes the phase. Raises AssertionError if that is not a legal transition."""
         if phase not in _TRANSITIONS[self.phase]:
             raise AssertionError(f"sequence {self.id} cannot go from {self.phase} to {phase}")
         self.phase = phase
@@ -245,7 +245,7 @@ class Sequence:
         )
 
     def restore(self, known: RestoredSequence) -> None:
-        """Start after tokens that are known, or ended."""
+        """Starts after tokens that are known, or ended."""
         request, num_output = self.request, len(known.token_ids)
         self.num_prompt_logprobs = known.num_prompt_logprobs
         if known.ended:
@@ -260,12 +260,12 @@ class Sequence:
         self.num_acknowledged = num_output
 
     def append(self, token_ids: Seq[int]) -> None:
-        """Add sampled tokens."""
+        """Adds sampled tokens."""
         if self.tokens is self.request.prompt:
             self.tokens = list(self.tokens)  # shared by all sequences of the request until they differ
         self.tokens.extend(token_ids)
 
     def forget_blocks(self) -> None:
-        """Reset to nothing computed. Its blocks are released already."""
+        """Resets to nothing computed. Its blocks are released already."""
         self.block_ids = []
         self.num_computed = self.num_committed = self.num_published = self.num_cached_tokens = 0

@@ -51,7 +51,7 @@ class RequestTable:
         return next((replica for replica in self._replicas if replica.holds(sequence)), None)
 
     def add(self, request: Request, restored: Seq[RestoredSequence] = ()) -> list[Sequence]:
-        """Make a request's sequences; returns those that have not ended. If all have, the request is not live."""
+        """Makes a request's sequences; returns those that have not ended. If all have, the request is not live."""
         sequences = [
             Sequence(self.new_id(), request, index, self._num_requests, request.prompt)
             for index in range(request.n if request.beam is None else 1)
@@ -84,7 +84,7 @@ class RequestTable:
     # The end of requests.
 
     def cancel(self, key: str, reason: Failure, message: str) -> FailedEvent | None:
-        """End all of a request's sequences; None if the key is not live."""
+        """Ends all of a request's sequences; None if the key is not live."""
         sequences = self._requests.get(key)
         if sequences is None:
             return None
@@ -93,7 +93,7 @@ class RequestTable:
         return FailedEvent(sequences[0].request, reason, message)
 
     def cancel_all(self, keys: Iterable[str], reason: Failure, message: str) -> list[FailedEvent]:
-        """End several requests."""
+        """Ends several requests."""
         return [event for key in keys if (event := self.cancel(key, reason, message)) is not None]
 
     def take_late(self, now: float) -> list[str]:
@@ -105,7 +105,7 @@ class RequestTable:
         return late
 
     def end(self, sequence: Sequence, replica: Replica | None = None) -> None:
-        """End a sequence, wherever it is; on `replica`, if the caller knows."""
+        """Ends a sequence, wherever it is; on `replica`, if the caller knows."""
         if sequence.phase is Phase.ENDED:
             return
         self._leave(sequence, replica)

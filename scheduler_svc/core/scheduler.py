@@ -91,7 +91,7 @@ class Scheduler:
         return self._start(step)
 
     def _start(self, step: StepBuilder) -> StepPlan | None:
-        """Put a step in flight, with all that the worker must do or be sent besides."""
+        """Puts a step in flight, with all that the worker must do or be sent besides."""
         replica = step.replica
         if step.scheduled and self.capacity.wants_backups(replica):
             replica.kv.back_up()
@@ -110,7 +110,7 @@ class Scheduler:
         return plan
 
     def _count_kv_slots(self, replica: Replica) -> None:
-        """Count how full the blocks in use are. Only a table's last block may be partly filled."""
+        """Counts how full the blocks in use are. Only a table's last block may be partly filled."""
         size = replica.shape.block_size
         self.totals.kv_slots += (replica.shape.num_blocks - replica.kv.num_available) * size
         owners = (*replica.running, *replica.indivisible, *replica.isolated, *replica.pending_free.values())
@@ -124,7 +124,7 @@ class Scheduler:
         return self.placement.take_placed()
 
     def commit(self, replica: Replica, outcome: StepOutcome, now: float) -> list[Event]:
-        """Take in the outcome of the oldest step in flight; returns what the driver passes on.
+        """Takes in the outcome of the oldest step in flight; returns what the driver passes on.
 
         Tokens are appended, full blocks enter the prefix cache, sequences end. Blocks of sequences that left are freed
         once no step in flight names them. Raises ValueError, before anything is changed, if the outcome is not that
@@ -216,7 +216,7 @@ class Scheduler:
         return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)
 
     def submit(self, request: Request, now: float, restored: Seq[RestoredSequence] = ()) -> FailedEvent | None:
-        """Queue a request, or return why it is rejected.
+        """Queues a request, or returns why it is rejected.
 
         `restored` is given for a request that was accepted before: one for each of its `n` sequences, or one without
         tokens for a beam search, which starts over. Sequences that have not ended continue after their tokens. If all
@@ -237,16 +237,16 @@ class Scheduler:
         return None
 
     def cancel(self, key: str, reason: Failure = Failure.CANCELLED, message: str = "cancelled") -> FailedEvent | None:
-        """End all of a request's sequences; None if the key is not live."""
+        """Ends all of a request's sequences; None if the key is not live."""
         return self._requests.cancel(key, reason, message)
 
     def expire(self, now: float) -> list[FailedEvent]:
-        """End the requests whose deadline has passed."""
+        """Ends the requests whose deadline has passed."""
         late = self._requests.take_late(now)
         return self._requests.cancel_all(late, Failure.DEADLINE_EXCEEDED, "the deadline passed")
 
     def finish(self, key: str, index: int, num_tokens: int) -> None:
-        """End one sequence at a stop string: only its first `num_tokens` output tokens count."""
+        """Ends one sequence at a stop string: only its first `num_tokens` output tokens count."""
         sequence = self._requests.find(key, index)
         if sequence is not None and sequence.request.beam is None and not sequence.request.returns_value:
             self.waiting.admission.observe_end(sequence.request, num_tokens)
@@ -260,14 +260,14 @@ class Scheduler:
             sequence.num_acknowledged = max(sequence.num_acknowledged, num_tokens)
 
     def lift_stop_string_lead(self, key: str) -> None:
-        """Let a request's sequences run on although no gateway searches them for stop strings any more."""
+        """Lets a request's sequences run on although no gateway searches them for stop strings any more."""
         for sequence in self._requests.sequences(key):
             sequence.num_acknowledged = sequence.request.max_tokens
 
     # Replicas.
 
     def add_replica(self, replica: Replica) -> list[FailedEvent]:
-        """Use a replica. It has the model of those that are there, and their block size.
+        """Uses a replica. It has the model of those that are there, and their block size.
 
         Returns the requests that fail, since they are too large for it.
         """
@@ -284,7 +284,7 @@ class Scheduler:
         return events
 
     def retire(self, replica: Replica) -> list[FailedEvent]:
-        """Give a replica no new sequences. Returns the requests that no other replica can run.
+        """Gives a replica no new sequences. Returns the requests that no other replica can run.
 
         Its sequences are queued with their committed tokens as soon as there is a replica that is not retired; until
         then they continue there.
@@ -339,7 +339,7 @@ class Scheduler:
         return next((refusal for refusal in wide if refusal is not None), None)
 
     def _cancel_unsupported(self) -> list[FailedEvent]:
-        """End the requests whose kind of result no replica computes any more, unless there are no replicas."""
+        """Ends the requests whose kind of result no replica computes any more, unless there are no replicas."""
         events: list[FailedEvent] = []
         for key in list(self.keys):
             refusal = refuse_kind(self.sequences(key)[0].request, self.replicas)

@@ -113,7 +113,7 @@ class Store(Protocol):
         ...
 
     async def put(self, log: RequestLog, epoch: int) -> RequestLog | None:
-        """Record an accepted request without its tokens, unless a record is in its way.
+        """Records an accepted request without its tokens, unless a record is in its way.
 
         Returns that record, with all its tokens, or None where this one is recorded. In the way is another submission's
         record that is live or finished, and this one's own record if it has tokens or has finished. Raises
@@ -122,7 +122,7 @@ class Store(Protocol):
         ...
 
     async def write(self, batch: WriteBatch, epoch: int) -> list[Gap | KeyTaken]:
-        """Write a batch, in one call; returns what was not written. Must not be called concurrently."""
+        """Writes a batch, in one call; returns what was not written. Must not be called concurrently."""
         ...
 
     async def read(self, key: str) -> RequestLog | None:
@@ -137,7 +137,7 @@ class Store(Protocol):
         ...
 
     async def renew(self, keys: Iterable[str], epoch: int) -> None:
-        """Start the TTL of live requests anew."""
+        """Starts the TTL of live requests anew."""
         ...
 
     async def leader(self) -> str | None:
@@ -145,7 +145,7 @@ class Store(Protocol):
         ...
 
     async def take_lease(self, holder: str, seconds: float, above: int = 0, epoch: int | None = None) -> int | None:
-        """Take the lease where no other holder has it: returns a new epoch, higher than all earlier ones and `above`.
+        """Takes the lease where no other holder has it: returns a new epoch, higher than all earlier ones and `above`.
 
         None while another holder has the lease, or where `epoch` is given and another holder took a later one. A call
         that was not answered may be repeated.
@@ -153,16 +153,16 @@ class Store(Protocol):
         ...
 
     async def keep_lease(self, holder: str, epoch: int, seconds: float) -> bool:
-        """Renew the lease, also one that has expired. False where there has been a later epoch.
+        """Renews the lease, also one that has expired. False where there has been a later epoch.
 
         The timeout is half the length of the lease, so that there is time to try again.
         """
         ...
 
     async def release_lease(self, holder: str) -> None:
-        """Release the lease."""
+        """Releases the lease."""
         ...
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Closes the connections."""
         ...

@@ -63,11 +63,11 @@ class RedisClient:
         return await self._ask(lambda: cast(Awaitable[set[bytes]], self._redis.smembers(name)))
 
     async def hang_up(self) -> None:
-        """Close the connections that are not in use."""
+        """Closes the connections that are not in use."""
         await self._redis.connection_pool.disconnect(inuse_connections=False)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Closes the connections."""
         await self._redis.aclose()
 
     async def _ask(self, ask: Callable[[], Awaitable[_Answer]], timeout: float | None = None) -> _Answer:
@@ -88,7 +88,7 @@ class RedisClient:
                 raise asyncio.CancelledError
 
     async def _take_turn(self) -> None:
-        """Wait for a connection. A timeout here is not a failure of Redis."""
+        """Waits for a connection. A timeout here is not a failure of Redis."""
         try:
             async with asyncio.timeout(_TIMEOUT):
                 await self._turns.acquire()

@@ -105,7 +105,7 @@ class RedisStore:
             await client.hang_up()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Closes the connections."""
         for client in (self._records, self._steps, self._lease):
             await client.close()
 

@@ -27,7 +27,7 @@ class CopyStream(Protocol):
         """An event at the current end of the computing stream. For the thread that launches steps."""
 
     def run(self, work: Callable[[], None], after: Any) -> float:
-        """Enqueue work here after an event, if there is one, and sleep until it is done. Returns its seconds."""
+        """Enqueues work here after an event, if there is one, and sleeps until it is done. Returns its seconds."""
 
 
 class CudaCopyStream:

@@ -56,7 +56,7 @@ class DeviceForward(Protocol):
     """
 
     def __call__(self, inputs: ForwardInputs, sampled: Tensor, logits: Tensor) -> None:
-        """Enqueue a step: store keys and values in their slots, and write the logits of the sampled rows to `logits`.
+        """Enqueues a step: stores keys and values in their slots, writes the logits of the sampled rows to `logits`.
 
         `sampled` int64 [rows] holds the tokens that placeholders refer to; `logits` is float32 [num_rows, vocab_size].
         """
@@ -200,7 +200,7 @@ class DeviceExecutor:
 
     @torch.inference_mode()
     def _capture(self, capture: Callable[[Work], Work], report: Callable[[int, int], None]) -> None:
-        """Capture the launches for each batch size; the largest first, because its memory serves the others.
+        """Captures the launches for each batch size; the largest first, because its memory serves the others.
 
         The capture reads the addresses that `_lay_out_decode` fills for as many rows. They are empty now.
         """

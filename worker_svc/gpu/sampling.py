@@ -70,7 +70,7 @@ def sampling_inputs(columns: Items[Tensor], entries: Items[Tensor], token_counts
 def adjust_and_sample(
     logits: Tensor, inputs: SamplingInputs, sampled: Tensor, filtered: Items[tuple[int, SamplingParams]] = ()
 ) -> None:
-    """Sample a token for each row of float32 logits [rows, vocab_size], which are changed, into int64 `sampled` [rows].
+    """Samples a token for each row of float32 logits [rows, vocab_size], which it changes, into int64 `sampled` [rows].
 
     A row without a token gets -1. Without `filtered` rows, from which logit filters drop tokens, nothing here waits for
     the device or depends on a value on it, so it can be captured.

@@ -21,7 +21,7 @@ class StreamEvent(Protocol):
         """Whether the device has reached it."""
 
     def synchronize(self) -> None:
-        """Return when the device has reached it."""
+        """Returns when the device has reached it."""
 
 
 class _CompletedEvent:
@@ -50,7 +50,7 @@ def pinned(num_bytes: int, device: torch.device) -> Tensor:
 
 
 def pin(memory: Tensor) -> None:
-    """Pin existing host memory, permanently.
+    """Pins existing host memory, permanently.
 
     A pinned tensor of torch's takes the next power of two in bytes: too much for GiB. Raises RuntimeError if the system
     does not allow to pin so much.
@@ -91,7 +91,7 @@ class Staging:
         return buffer
 
     def send(self, buffer: StagingBuffer, groups: Sequence[Sequence[NDArray[Any]]]) -> list[list[Tensor]]:
-        """Copy groups of contiguous arrays to the device in one copy. Returns the same groups as tensors.
+        """Copies groups of contiguous arrays to the device in one copy. Returns the same groups as tensors.
 
         The arrays follow each other, each at a multiple of ALIGNMENT.
         """
@@ -110,7 +110,7 @@ class Staging:
         return tensors
 
     def fetch(self, buffer: StagingBuffer, tensors: Sequence[Tensor]) -> Tensor:
-        """Start copying tensors back, as the last operation of the buffer's step. Returns their bytes on the host,
+        """Starts copying tensors back, as the last operation of the buffer's step. Returns their bytes on the host,
         concatenated.
 
         The bytes are valid after `buffer.done`, until the buffer is reused.

@@ -65,7 +65,7 @@ def build(
     builder: Builder[LinearT, NormT, HeadT],
     shard: Shard = WHOLE,
 ) -> BuiltModel[LinearT, NormT, HeadT]:
-    """Build all weights; linear layers are one rank's, embedding and norms are whole.
+    """Builds all weights; linear layers are one rank's, embedding and norms are whole.
 
     Raises UnsupportedModel where a tensor is missing or of another shape, or ranks cannot share a layer.
     """

@@ -136,7 +136,7 @@ class CompiledModel:
 def load_compiled_model(
     description: ModelDescription, directory: Path, dtype: torch.dtype, kernels: CompiledKernels
 ) -> CompiledModel:
-    """Load the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
+    """Loads the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
     cpu = torch.device("cpu")
     with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, cpu) as checkpoint:
         model = CompiledModel(description, checkpoint, kernels.thread_pool, int8=kernels.int8)

@@ -57,7 +57,7 @@ class LinearWeights:
         self.biased = layer.biased and (not split_inputs or shard.rank == 0)
 
     def for_each_part(self, place: Place) -> None:
-        """Call `take` for the parts in order. Each is released before the next stored layer is read."""
+        """Calls `take` for the parts in order. Each is released before the next stored layer is read."""
         number = 0
         for stored in self.layer.stored:
             self._hand_over(stored, number, place)

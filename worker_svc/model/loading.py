@@ -54,7 +54,7 @@ def load(
     *,
     deterministic: bool = False,
 ) -> LoadedModel:
-    """Load the model of a directory; `description` is its description, or None.
+    """Loads the model of a directory; `description` is its description, or None.
 
     Raises UnsupportedModel, which says why it cannot be served.
 

@@ -92,7 +92,7 @@ class TorchModel:
         return HostExecutor(TorchForward(self, make_attention(self._kind, cache, self.layout.layers)))
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: StepAttention, logits_indices: Tensor) -> Tensor:
-        """Compute a step's tokens.
+        """Computes a step's tokens.
 
         Args:
             token_ids, positions: int64 [num_tokens], the sequences one after another.
@@ -136,7 +136,7 @@ class TorchForward:
 def load_torch_model(
     description: ModelDescription, directory: Path, dtype: torch.dtype, kind: AttentionKind = AttentionKind.TORCH
 ) -> TorchModel:
-    """Load the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
+    """Loads the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
     cpu = torch.device("cpu")
     with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, cpu) as checkpoint:
         model = TorchModel(description, checkpoint, kind)

@@ -79,7 +79,7 @@ class _Float32Logits:
 def load_transformers_model(
     config: Any, directory: Path, dtype: torch.dtype, device: torch.device, kernels: Kernels
 ) -> TransformersModel:
-    """Load the model of a directory, given its config. Raises UnsupportedModel, which says why it cannot be served."""
+    """Loads the model of a directory, given its config. Raises UnsupportedModel, which says why it cannot be served."""
     try:
         _check_class(config)
         return TransformersModel(_load(config, directory, dtype, device), kernels)

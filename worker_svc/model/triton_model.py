@@ -102,7 +102,7 @@ def load_triton_model(
     *,
     deterministic: bool = False,
 ) -> TritonModel:
-    """Load the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
+    """Loads the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
     with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, device) as checkpoint:
         model = TritonModel(description, checkpoint, deterministic=deterministic)
         checkpoint.check_all_taken()

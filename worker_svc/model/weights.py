@@ -67,7 +67,7 @@ class Checkpoint:
         return tensor
 
     def drop(self, name: str) -> None:
-        """Leave a tensor unused, if it exists."""
+        """Leaves a tensor unused, if it exists."""
         self._files.pop(name, None)
 
     def check_all_taken(self) -> None:

@@ -52,7 +52,7 @@ class BlockHashMatcher:
         ] = {}  # by the hash before a run and its tokens, the hash after it
 
     def match(self, chain: TokenChain) -> None:
-        """Find the blocks of a chain."""
+        """Finds the blocks of a chain."""
         rest = len(chain.prompt) % self._block_size
         num_full = len(chain.prompt) - rest
         parent = self._match(root_hash(self._fingerprint, chain.salt), chain.prompt, num_full)
@@ -65,7 +65,7 @@ class BlockHashMatcher:
                 self._match(parent, [*begun, *output], num_full)
 
     def _match(self, parent: bytes, tokens: Seq[int], end: int) -> bytes | None:
-        """Find the blocks after the hash `parent` that the tokens up to `end` fill.
+        """Finds the blocks after the hash `parent` that the tokens up to `end` fill.
 
         Returns the last one's hash; None if a block is missing.
         """

@@ -65,7 +65,7 @@ class BlockPool:
         return bool(self._found_again[block_id])
 
     def mark_found_again(self, block_id: int) -> None:
-        """Count a copy as reused, because the block that it was copied from was."""
+        """Counts a copy as reused, because the block that it was copied from was."""
         self._found_again[block_id] = True
 
     def is_pinned(self, block_id: int) -> bool:
@@ -81,7 +81,7 @@ class BlockPool:
         return self._ref_counts[block_id] == 0 and block_id not in self._cached
 
     def allocate(self, count: int) -> tuple[list[int], list[int]] | None:
-        """Allocate `count` blocks, each with one owner.
+        """Allocates `count` blocks, each with one owner.
 
         Returns the blocks, and those of them that were evicted from the cache; None if there are too few.
         """
@@ -97,13 +97,13 @@ class BlockPool:
         return block_ids, evicted
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Add an owner to blocks, which are used or cached."""
+        """Adds an owner to blocks, which are used or cached."""
         for block_id in block_ids:
             self._own(block_id)
             self._found_again[block_id] = True
 
     def release(self, block_ids: list[int], keep: Container[int]) -> None:
-        """Remove an owner from each block. A block without owners is cached if it is in `keep`, else free.
+        """Removes an owner from each block. A block without owners is cached if it is in `keep`, else free.
 
         The last block is released first, so that the tail of a cached prefix is evicted before its head.
         """
@@ -152,7 +152,7 @@ class BlockPool:
         self._ref_counts[block_id] += 1
 
     def check_integrity(self, owners: Mapping[int, int], pins: Mapping[int, int]) -> None:
-        """Raise AssertionError unless every block is in one state and has the given owners and pins."""
+        """Raises AssertionError unless every block is in one state and has the given owners and pins."""
         free, cached = set(self._free), set(self._cached)
         owned = {block_id for block_id, count in enumerate(self._ref_counts) if count}
         assert len(free) == len(self._free), "a block is free twice"

@@ -21,7 +21,7 @@ class BlockTier:
         return self.pool.counts
 
     def allocate(self, count: int) -> list[int] | None:
-        """Allocate `count` blocks, which leave the index; None if there are too few."""
+        """Allocates `count` blocks, which leave the index; None if there are too few."""
         taken = self.pool.allocate(count)
         if taken is None:
             return None
@@ -30,7 +30,7 @@ class BlockTier:
         return block_ids
 
     def publish(self, block_id: int, content: BlockContent) -> int:
-        """Add a block to the index; returns the block that the index has for the hash, which may be another one."""
+        """Adds a block to the index; returns the block that the index has for the hash, which may be another one."""
         known = self.index.publish(block_id, content)
         if known == block_id:
             self._new_hashes.append((block_id, content.hash))
@@ -42,13 +42,13 @@ class BlockTier:
         return hashes
 
     def restore_cached_blocks(self, found: dict[int, BlockContent]) -> None:
-        """Add free blocks that the worker still holds to the index. The last one is evicted first."""
+        """Adds free blocks that the worker still holds to the index. The last one is evicted first."""
         self.pool.restore_cached_blocks(list(found))
         for block_id, content in found.items():
             self.index.publish(block_id, content)
 
     def release(self, block_ids: list[int]) -> None:
-        """Remove an owner from each block."""
+        """Removes an owner from each block."""
         self.pool.release(block_ids, keep=self.index)
 
     def unpin(self, block_ids: Iterable[int], *, evict_first: bool = False) -> None:
@@ -56,7 +56,7 @@ class BlockTier:
         self.pool.unpin(block_ids, keep=self.index, evict_first=evict_first)
 
     def check_integrity(self, owners: Mapping[int, int], pins: Mapping[int, int]) -> None:
-        """Raise AssertionError unless pool and index agree with each other and with the owners and pins given."""
+        """Raises AssertionError unless pool and index agree with each other and with the owners and pins given."""
         self.pool.check_integrity(owners, pins)
         for block_id in range(self.pool.num_blocks):
             if self.pool.is_cached(block_id):

@@ -35,5 +35,5 @@ class ComputingBlocks:
         return producer, end
 
     def check_integrity(self, present: set[int]) -> None:
-        """Raise AssertionError unless each of the sequences has one of these ids."""
+        """Raises AssertionError unless each of the sequences has one of these ids."""
         assert all(s.id in present for s in self._sequences.values()), "a sequence that left is to compute a block"

@@ -51,6 +51,6 @@ class EvictionOrder:
             del self._again[block_id]
 
     def pop(self) -> int:
-        """Evict the first block. There must be one."""
+        """Evicts the first block. There must be one."""
         row = self._once or self._again
         return row.popitem(last=False)[0]

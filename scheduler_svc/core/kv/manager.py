@@ -45,7 +45,7 @@ class KVManager:
         self._swapping_in: dict[int, Swap] = {}  # by sequence id
 
     def restore_cached_blocks(self, hash_report: BlockHashReport, chains: Iterable[TokenChain]) -> int:
-        """Put blocks that the worker still holds into the prefix cache; returns how many. Before the first step only.
+        """Puts blocks that the worker still holds into the prefix cache; returns how many. Before the first step only.
 
         A block is known by its hash, recomputed from the token chains. Blocks after a missing one are ignored.
         """
@@ -114,7 +114,7 @@ class KVManager:
         return self._prefixes.match(sequence)
 
     def reuse(self, sequence: Sequence, hit: Hit) -> None:
-        """Start a sequence's table with the blocks of a hit. There is room."""
+        """Starts a sequence's table with the blocks of a hit. There is room."""
         self.device.pool.share(hit.device_ids)
         sequence.block_ids = list(hit.device_ids)
         sequence.num_published = len(hit.device_ids)
@@ -127,13 +127,13 @@ class KVManager:
         self._prefixes.start_computing(sequence, hit.num_full)
 
     def allocate(self, sequence: Sequence, count: int) -> None:
-        """Append new blocks to a sequence's table. There is room."""
+        """Appends new blocks to a sequence's table. There is room."""
         block_ids = self.device.allocate(count)
         assert block_ids is not None, "allocate without room"
         sequence.block_ids += block_ids
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Start a table with `parent`'s tokens, all of which are computed. There is room for one block.
+        """Starts a table with `parent`'s tokens, all of which are computed. There is room for one block.
 
         Full blocks are shared; the last block is copied unless it is full.
         """
@@ -166,7 +166,7 @@ class KVManager:
             self._block_table_updates = [update for update in updates if update.sequence_id != sequence.id]
 
     def free(self, sequence: Sequence) -> None:
-        """Release a sequence's table, which no step in flight names any more."""
+        """Releases a sequence's table, which no step in flight names any more."""
         self.device.release(sequence.block_ids)
         if sequence.swapped_kv is not None:  # how many tokens its last steps returned is known now
             sequence.swapped_kv.num_tokens = sequence.num_committed
@@ -174,7 +174,7 @@ class KVManager:
         sequence.forget_blocks()
 
     def _copy(self, source: int, sequence: Sequence) -> None:
-        """Append a block to a table that the next step makes a copy of another one."""
+        """Appends a block to a table that the next step makes a copy of another one."""
         self.device.pool.share([source])  # owned by the copy
         self.allocate(sequence, 1)
         self._copies.append(BlockCopy(source, sequence.block_ids[-1]))
@@ -182,7 +182,7 @@ class KVManager:
     # Swaps.
 
     def swap_out(self, sequence: Sequence) -> bool:
-        """Swap out a sequence that is about to leave the device.
+        """Swaps out a sequence that is about to leave the device.
 
         False if the host has no room for it, or a block of it is still the target of a copy. Shared blocks stay on the
         device. Steps in flight write its last tokens before the copy reads them.
@@ -215,7 +215,7 @@ class KVManager:
         return True
 
     def swap_in(self, sequence: Sequence) -> int:
-        """Start the table of a swapped sequence; returns how many tokens it holds. There is room.
+        """Starts the table of a swapped sequence; returns how many tokens it holds. There is room.
 
         Blocks that the device still caches are not copied.
         """
@@ -239,7 +239,7 @@ class KVManager:
         return sequence.id in self._swapping_in
 
     def drop_swapped(self, sequence: Sequence) -> None:
-        """Free the swapped KV of a sequence."""
+        """Frees the swapped KV of a sequence."""
         swapped_kv = sequence.swapped_kv
         assert swapped_kv is not None
         sequence.swapped_kv = None
@@ -285,7 +285,7 @@ class KVManager:
             (result.lost if has_failed else result.arrived).append(sequence)
 
     def _swap_in_blocks(self, sequence: Sequence, host_ids: list[int]) -> None:
-        """Append blocks to a table that are copied from the host."""
+        """Appends blocks to a table that are copied from the host."""
         num_before = len(sequence.block_ids)
         self.allocate(sequence, len(host_ids))
         device_ids = sequence.block_ids[num_before:]
@@ -295,7 +295,7 @@ class KVManager:
         self._swapping_in[sequence.id] = swap
 
     def back_up(self) -> None:
-        """Copy the cached device blocks that would be evicted next to the host, as far as there is room."""
+        """Copies the cached device blocks that would be evicted next to the host, as far as there is room."""
         # At most a part of the host, or backups would evict each other.
         room = min(_BACKUPS_PER_STEP, self._shape.num_host_blocks // 4, self.host.pool.num_available)
         oldest = [
@@ -313,7 +313,7 @@ class KVManager:
     # Steps.
 
     def start_step(self, plan: StepPlan) -> None:
-        """Have a step carry all that waits for one."""
+        """Has a step carry all that waits for one."""
         plan.swap_out.extend(self.swaps.send(plan.step_id, Direction.OUT))
         plan.swap_in.extend(self.swaps.send(plan.step_id, Direction.IN))
         plan.copies.extend(self._copies)
@@ -325,11 +325,11 @@ class KVManager:
         self._block_table_updates.clear()
 
     def finish_step(self, plan: StepPlan) -> None:
-        """Release what only this step held."""
+        """Releases what only this step held."""
         self.device.release(plan.held_block_ids)
 
     def publish(self, sequence: Sequence, newest: StepPlan | None) -> None:
-        """Put a sequence's blocks that committed steps have filled into the prefix cache.
+        """Puts a sequence's blocks that committed steps have filled into the prefix cache.
 
         If another block holds the same, the sequence shares that one from now on, and its own is released: when
         `newest`, the newest step in flight, is done, since it may name it.
@@ -361,7 +361,7 @@ class KVManager:
     def check_integrity(
         self, tables: Collection[Sequence], swapped_kvs: Collection[SwappedKV], steps_in_flight: Iterable[StepPlan]
     ) -> None:
-        """Raise AssertionError unless every block is in one state and has the owners that list it.
+        """Raises AssertionError unless every block is in one state and has the owners that list it.
 
         `tables` are the sequences that own device blocks.
         """

@@ -101,11 +101,11 @@ class PrefixCache:
         return BlockContent(sequence.block_hashes[block], pack_block(sequence.tokens, block, self._shape.block_size))
 
     def extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
-        """Hash a sequence's first `num_blocks` blocks, as far as they are not yet."""
+        """Hashes a sequence's first `num_blocks` blocks, as far as they are not yet."""
         if num_blocks > len(sequence.block_hashes):
             root = root_hash(self._shape.fingerprint, sequence.request.salt)
             extend_hashes(sequence.block_hashes, root, sequence.tokens, self._shape.block_size, num_blocks)
 
     def check_integrity(self, present: set[int]) -> None:
-        """Raise AssertionError if a sequence is to compute blocks whose id is not among those present."""
+        """Raises AssertionError if a sequence is to compute blocks whose id is not among those present."""
         self._computing.check_integrity(present)

@@ -12,7 +12,7 @@ def root_hash(fingerprint: bytes, salt: bytes) -> bytes:
 
 
 def extend_hashes(hashes: list[bytes], root: bytes, tokens: list[int], block_size: int, num_blocks: int) -> None:
-    """Append hashes of a sequence's full blocks until there are `num_blocks`. Each includes the one before."""
+    """Appends hashes of a sequence's full blocks until there are `num_blocks`. Each includes the one before."""
     parent = hashes[-1] if hashes else root
     for block in range(len(hashes), num_blocks):
         parent = sha256(parent + pack_block(tokens, block, block_size)).digest()
@@ -68,13 +68,13 @@ class PrefixIndex:
         return block_ids
 
     def publish(self, block_id: int, content: BlockContent) -> int:
-        """Add a block; returns the block that the index has for the hash, which may be another one."""
+        """Adds a block; returns the block that the index has for the hash, which may be another one."""
         known = self._blocks.setdefault(content.hash, block_id)
         if known == block_id:
             self._contents[block_id] = content
         return known
 
     def forget(self, block_ids: list[int]) -> None:
-        """Remove blocks, which are about to be overwritten."""
+        """Removes blocks, which are about to be overwritten."""
         for block_id in block_ids:
             del self._blocks[self._contents.pop(block_id).hash]

@@ -45,7 +45,7 @@ class SwapManager:
         return any(self._waiting.values())
 
     def add(self, direction: Direction, swap: Swap) -> None:
-        """Have the next step carry a swap."""
+        """Has the next step carry a swap."""
         device, host = self._tiers
         device.pool.pin(pair.device for pair in swap.pairs)
         host.pool.pin(pair.host for pair in swap.pairs)

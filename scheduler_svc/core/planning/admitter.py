@@ -35,7 +35,7 @@ class Admitter:
         self._totals = totals
 
     def admit(self, step: StepBuilder) -> None:
-        """Admit sequences to the step's replica, or to others that are predicted to end them earlier.
+        """Admits sequences to the step's replica, or to others that are predicted to end them earlier.
 
         Those that come to this replica are computed in this step, as far as its budget goes.
         """
@@ -71,7 +71,7 @@ class Admitter:
         return replica.shape.computes(head.request) and (self._capacity.has_free_slot(replica) or head.is_one_of_beams)
 
     def _compute(self, step: StepBuilder, at: Replica, sequence: Sequence) -> None:
-        """Compute what has just been admitted in this step, if it can be."""
+        """Computes what has just been admitted in this step, if it can be."""
         if at is not step.replica:
             self._placement.note_placed(at)
         elif at.shape.is_indivisible(sequence.request):

@@ -10,7 +10,7 @@ from scheduler_svc.core.request import Sequence
 
 
 def begin_with_due(step: StepBuilder) -> None:
-    """Begin a step with the prompt that did not fit into the last one, if there is any."""
+    """Begins a step with the prompt that did not fit into the last one, if there is any."""
     replica = step.replica
     if replica.is_indivisible_due:
         replica.is_indivisible_due = False
@@ -19,7 +19,7 @@ def begin_with_due(step: StepBuilder) -> None:
 
 
 def add_fitting(step: StepBuilder) -> None:
-    """Add the prompts that fit into the rest of a step. If one does not, the next step begins with it."""
+    """Adds the prompts that fit into the rest of a step. If one does not, the next step begins with it."""
     for sequence in _unplanned(step.replica):
         if not step.takes_whole(sequence):
             step.replica.is_indivisible_due = not step.begins_with_due

@@ -39,7 +39,7 @@ class IsolatedRuns:
         return _next(replica) is not None
 
     def add_next(self, step: StepBuilder) -> None:
-        """Compute the next suspected sequence, or make room for it. Does nothing while steps are in flight."""
+        """Computes the next suspected sequence, or makes room for it. Does nothing while steps are in flight."""
         replica = step.replica
         sequence = _next(replica) if replica.isolated and not replica.steps_in_flight else None
         if sequence is None:
@@ -85,7 +85,7 @@ class IsolatedRuns:
         return failed_key
 
     def isolate_queued(self, sequences: Iterable[Sequence]) -> None:
-        """Set sequences apart that are queued and suspected."""
+        """Sets sequences apart that are queued and suspected."""
         self._waiting.isolate(sequences)
 
     def clear(self, sequence: Sequence, replica: Replica | None) -> None:

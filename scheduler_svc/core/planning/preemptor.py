@@ -25,13 +25,13 @@ class Preemptor:
         return preempted
 
     def make_room(self, replica: Replica, sequence: Sequence, count: int, protected_ids: set[int]) -> None:
-        """Preempt others until `count` blocks are or will be available for a sequence, or else the sequence itself."""
+        """Preempts others until `count` blocks are or will be available for a sequence, or else the sequence itself."""
         while sequence.phase is Phase.RUNNING and count > replica.kv.num_available + replica.num_pending_free:
             if not self.preempt_victim(replica, protected_ids):
                 self._preempt(replica, sequence)
 
     def preempt_victim(self, replica: Replica, protected_ids: set[int]) -> bool:
-        """Have one sequence give up its blocks; False if there is none.
+        """Has one sequence give up its blocks; False if there is none.
 
         The last running sequence is preempted only if no sequence is swapped out: swapped KV keeps shared blocks on the
         device, and is dropped before.
@@ -73,20 +73,20 @@ class Preemptor:
             self._waiting.add(sequence)
 
     def drop_swapped(self, replica: Replica, sequence: Sequence) -> None:
-        """Free the KV of a swapped sequence, and queue it."""
+        """Frees the KV of a swapped sequence, and queues it."""
         self.num_sequences_freed += 1
         replica.drop_swapped(sequence)
         self._waiting.add(sequence)
 
     def recompute(self, replica: Replica, sequence: Sequence) -> None:
-        """Queue a sequence that lost its KV, since a copy failed."""
+        """Queues a sequence that lost its KV, since a copy failed."""
         if sequence.phase is Phase.SWAPPING_IN:
             self._waiting.release_all(sequence)
             replica.leave(sequence, Phase.PREEMPTED)
         self._waiting.add(sequence)
 
     def drain(self, replica: Replica) -> None:
-        """Queue all sequences of a replica for other ones."""
+        """Queues all sequences of a replica for other ones."""
         for sequence in list(replica.swapped):
             self.drop_swapped(replica, sequence)
         for sequence in replica.pending_free.values():
@@ -96,7 +96,7 @@ class Preemptor:
             self._leave(replica, sequence)
 
     def clear_deadlock(self, replica: Replica, head: Sequence) -> bool:
-        """Make room for the head of the queue if nothing else will; False if something can still be planned.
+        """Makes room for the head of the queue if nothing else will; False if something can still be planned.
 
         What may be in its way: device blocks that swapped sequences keep, and beams that wait for beams in the queue.
         A swapped beam may need more blocks than its siblings leave; recomputed it shares theirs.

@@ -17,7 +17,7 @@ class RunningPlanner:
         self._preemptor = preemptor
 
     def add_decodes(self, step: StepBuilder) -> None:
-        """Add the sequences with one token to compute; if they exceed the budget, they take turns.
+        """Adds the sequences with one token to compute; if they exceed the budget, they take turns.
 
         Long prompts get no more of the step's time than makes it about `gap_factor` times as long as its decodes.
         """
@@ -32,7 +32,7 @@ class RunningPlanner:
             step.limit_long_prompts((self._limits.gap_factor - 1) * replica.costs.step_seconds(0, len(decodes)))
 
     def add_prompt_chunks(self, step: StepBuilder) -> None:
-        """Add the sequences with several tokens to compute, as far as the budget and the blocks go."""
+        """Adds the sequences with several tokens to compute, as far as the budget and the blocks go."""
         if step.is_closed:
             return
         kv = step.replica.kv

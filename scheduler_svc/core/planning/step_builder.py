@@ -25,7 +25,7 @@ class StepBuilder:
     # What a step may take.
 
     def limit_long_prompts(self, seconds: float) -> None:
-        """Give long prompts at most `seconds` of the step's time, a due indivisible prompt included."""
+        """Gives long prompts at most `seconds` of the step's time, a due indivisible prompt included."""
         self._long_prompt_seconds = seconds - self._due_seconds
 
     def num_prefill_tokens(self, sequence: Sequence) -> int:
@@ -58,7 +58,7 @@ class StepBuilder:
     # What it takes.
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
-        """Compute the next `num_tokens` tokens of a sequence. There is room for their blocks."""
+        """Computes the next `num_tokens` tokens of a sequence. There is room for their blocks."""
         start = sequence.num_computed
         num_missing = self.replica.kv.num_missing_blocks(sequence, num_tokens)
         if num_missing > 0:
@@ -94,7 +94,7 @@ class StepBuilder:
         return min(shape.max_sampled_tokens - 1, request.max_tokens - num_output, num_slots)
 
     def add_indivisible(self, sequence: Sequence) -> None:
-        """Compute all of a prompt. Its sequence ends with that."""
+        """Computes all of a prompt. Its sequence ends with that."""
         num_tokens = len(sequence.tokens)
         if not self.replica.shape.is_without_kv(sequence.request):
             sequence.num_computed = num_tokens
@@ -108,7 +108,7 @@ class StepBuilder:
         self.budget = max(0, self.budget - num_tokens)
 
     def add_due(self, sequence: Sequence) -> None:
-        """Begin with an indivisible prompt that did not fit into the step before."""
+        """Begins with an indivisible prompt that did not fit into the step before."""
         self.begins_with_due = True
         self._due_seconds = self.replica.costs.recompute_seconds(len(sequence.tokens))
         self.add_indivisible(sequence)

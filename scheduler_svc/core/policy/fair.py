@@ -150,7 +150,7 @@ class FairPolicy:
         return best
 
     def _update_turn(self, tenant: TenantQueues, at: FairClass) -> None:
-        """Give a tenant a turn in a class if it is eligible there, or note when it will be, by its queued sequences."""
+        """Gives a tenant a turn in a class if one of its sequences is eligible there, else notes when one will be."""
         eligible_at = self._eligible_at(tenant, at)
         if eligible_at is None or eligible_at <= self._now:
             at.not_eligible.discard(tenant)
@@ -208,7 +208,7 @@ class FairPolicy:
         return new
 
     def _retire_classes(self) -> None:
-        """Forget classes without requests, so that no request has to rise through them."""
+        """Forgets classes without requests, so that no request has to rise through them."""
         if self._now < self._swept_at + self._ageing_seconds:
             return
         self._swept_at = self._now

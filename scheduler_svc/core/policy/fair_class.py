@@ -58,7 +58,7 @@ class FairClass:
         return self._min_counter
 
     def enter(self, tenant: TenantQueues) -> None:
-        """Give a tenant a turn, unless it has one."""
+        """Gives a tenant a turn, unless it has one."""
         if tenant in self._ready:
             return
         self._offsets[tenant] = self.counter(tenant) - tenant.served
@@ -86,5 +86,5 @@ class FairClass:
         return tenant not in self._ready and self.counter(tenant) <= self.min_counter()
 
     def forget(self, tenant: TenantQueues) -> None:
-        """Drop a tenant's offset."""
+        """Drops a tenant's offset."""
         self._offsets.pop(tenant, None)

@@ -37,16 +37,16 @@ class Policy(Protocol):
         """How many sequences are queued."""
 
     def add(self, sequence: Sequence, now: float) -> None:
-        """Queue a sequence. A preempted one is ordered by its first arrival."""
+        """Queues a sequence. A preempted one is ordered by its first arrival."""
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out of the queue. Does nothing if it is not queued."""
+        """Takes a sequence out of the queue. Does nothing if it is not queued."""
 
     def first(self, now: float) -> Sequence | None:
         """The sequence to admit next. It stays queued until `remove`."""
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
-        """Charge the sequence's tenant for computed prompt tokens or generated tokens."""
+        """Charges the sequence's tenant for computed prompt tokens or generated tokens."""
 
     def preemption_key(self, sequence: Sequence) -> OrderKey:
         """Sort key of running sequences. The largest is preempted first."""

@@ -58,7 +58,7 @@ class Placement:
     # Loads.
 
     def measure(self, replica: Replica) -> ReplicaLoad:
-        """Measure the load of a replica. O(sequences that run)."""
+        """Measures the load of a replica. O(sequences that run)."""
         num_tokens = num_blocks = 0
         size = replica.shape.block_size
         for sequence in replica.running:

@@ -74,7 +74,7 @@ class IsolatingQueue(WaitingSequences):
         return super().__len__() + len(self._suspected)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence."""
+        """Queues a sequence."""
         if not self._poison.is_suspected(sequence):
             super().add(sequence)
             return
@@ -84,7 +84,7 @@ class IsolatingQueue(WaitingSequences):
         self._suspected[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out of the queue."""
+        """Takes a sequence out of the queue."""
         if sequence in self._suspected:
             del self._suspected[sequence]
         else:
@@ -103,7 +103,7 @@ class IsolatingQueue(WaitingSequences):
         return self.awaited_beam(replica) or next(iter(self._suspected))
 
     def isolate(self, sequences: Iterable[Sequence]) -> None:
-        """Set those apart that are queued and suspected now."""
+        """Sets those apart that are queued and suspected now."""
         for sequence in sequences:
             is_misplaced = self._poison.is_suspected(sequence) and sequence not in self._suspected
             if sequence.phase is Phase.QUEUED and is_misplaced:

@@ -52,7 +52,7 @@ class PreemptionPolicy:
         return PreemptionRecord(method, swap, recompute)
 
     def record_method(self, replica: Replica, method: PreemptionMethod) -> None:
-        """Count recomputations: without a swap now and then, its cost would never be measured again."""
+        """Counts recomputations: without a swap now and then, its cost would never be measured again."""
         self._num_unswapped[replica] = 0 if method is PreemptionMethod.SWAP else self._num_unswapped.get(replica, 0) + 1
 
     def pick_victim(self, replica: Replica, protected_ids: set[int]) -> Sequence | None:

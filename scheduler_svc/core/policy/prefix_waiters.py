@@ -27,7 +27,7 @@ class PrefixWaiters:
         return producer.id in self._by_producer
 
     def add(self, producer: Sequence, num_tokens: int, sequence: Sequence) -> None:
-        """Have a sequence wait."""
+        """Has a sequence wait."""
         self._by_producer.setdefault(producer.id, []).append(_PrefixWaiter(sequence, num_tokens))
         self._producers[sequence.id] = producer
 
@@ -41,7 +41,7 @@ class PrefixWaiters:
         self._keep(producer, [waiter for waiter in self._by_producer[producer.id] if waiter.sequence is not sequence])
 
     def take_ready(self, producer: Sequence) -> Iterator[Sequence]:
-        """Remove and yield the sequences for which the producer has committed enough tokens."""
+        """Removes and yields the sequences for which the producer has committed enough tokens."""
         waiters = self._by_producer.get(producer.id)
         if waiters is None:
             return
@@ -52,7 +52,7 @@ class PrefixWaiters:
                 yield waiter.sequence
 
     def take_all(self, producer: Sequence) -> Iterator[Sequence]:
-        """Remove and yield all sequences that wait for a producer."""
+        """Removes and yields all sequences that wait for a producer."""
         for waiter in self._by_producer.pop(producer.id, ()):
             del self._producers[waiter.sequence.id]
             yield waiter.sequence

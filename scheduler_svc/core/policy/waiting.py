@@ -21,7 +21,7 @@ class WaitingSequences:
         return len(self.policy) + len(self.prefix_waiters) + len(self._awaited_beams)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence with all its known tokens."""
+        """Queues a sequence with all its known tokens."""
         if sequence.phase is not Phase.QUEUED:
             sequence.set_phase(Phase.QUEUED)
         self.admission.enter(sequence.request)
@@ -31,7 +31,7 @@ class WaitingSequences:
             self.policy.add(sequence, self.now)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out of the queue."""
+        """Takes a sequence out of the queue."""
         if self._awaited_beams.pop(sequence.id, None) is None:
             self.policy.remove(sequence)
 
@@ -69,17 +69,17 @@ class WaitingSequences:
         return queued if queued is not None and rank(queued, now) > rank(swapped, now) else swapped
 
     def wait_for_prefix(self, producer: Sequence, num_tokens: int, sequence: Sequence) -> None:
-        """Have a sequence wait until the first `num_tokens` tokens of another one, which it shares, are computed."""
+        """Has a sequence wait until the first `num_tokens` tokens of another one, which it shares, are computed."""
         sequence.set_phase(Phase.WAITING_FOR_PREFIX)
         self.prefix_waiters.add(producer, num_tokens, sequence)
 
     def release_ready(self, producer: Sequence) -> None:
-        """Queue the sequences for which this one has computed enough."""
+        """Queues the sequences for which this one has computed enough."""
         if self.prefix_waiters.has_waiters(producer):
             for sequence in self.prefix_waiters.take_ready(producer):
                 self.add(sequence)
 
     def release_all(self, producer: Sequence) -> None:
-        """Queue all sequences that wait for this one, since it computes no more for now."""
+        """Queues all sequences that wait for this one, since it computes no more for now."""
         for sequence in self.prefix_waiters.take_all(producer):
             self.add(sequence)

@@ -184,7 +184,7 @@ async def test_what_a_sequence_holds_and_waits_for(engine: Engine, channel: grpc
         "another",
         4,
     )
-    assert explained.last_preemption.method == admin_v1.RETURN_RECOMPUTE
+    assert explained.last_preemption.choice == admin_v1.RETURN_RECOMPUTE
     assert explained.last_preemption.swap_estimate.ToTimedelta() == timedelta(seconds=0.25)
     assert explained.last_preemption.recompute_estimate.ToTimedelta() == timedelta(seconds=0.125)
     assert explained.HasField("predicted_start")
