@@ -19,7 +19,7 @@ class Entry:
     """Number of the latest fault."""
     index: int = 0
     offset: int | None = None
-    """Target of the first item in its sequence; None where the protocol does not tell."""
+    """Position of the first item in its sequence; None if the protocol does not send it."""
     items: tuple[Item, ...] = ()
     text: str = ""
     logprobs: tuple[float, ...] = ()

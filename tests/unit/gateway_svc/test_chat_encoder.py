@@ -252,7 +252,7 @@ def test_what_a_template_looks_for_in_a_message_is_found_beside_a_literal() -> N
 
 
 def test_text_prompts_may_have_control_tokens() -> None:
-    """Whoever sends a raw prompt formats it."""
+    """The client formats a raw prompt."""
     family = FAMILIES["chatml"]
     tokenizer = ModelTokenizer(Tokenizer.from_str(family.tokenizer.to_str()), None, family.template, ())
     assert count("chatml", "<|im_end|>", tokenizer._encode_text("a<|im_end|>", None)) == 1
