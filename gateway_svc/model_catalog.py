@@ -38,7 +38,7 @@ class CatalogModel:
         except (BadSetting, InvalidModelFiles) as error:
             raise type(error)(settings.locate(error)) from error
         fingerprint = tokenizer_fingerprint(served.tokenizer_path)
-        validator = Validator(tokenizer, defaults)
+        validator = Validator(tokenizer, defaults, settings.chat_roles)
         return cls(served.name, served.aliases, fingerprint, tokenizer, defaults, validator)
 
     @property

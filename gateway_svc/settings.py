@@ -8,10 +8,12 @@ from pydantic_settings import SettingsConfigDict
 from svc_common.model_settings import (
     MODELS,
     SERVED_MODEL_NAME,
+    ChatRoles,
     ModelSettings,
     ModelsFile,
     ServedModelNames,
     read_models_file,
+    split_roles,
 )
 from svc_common.models import split_names
 from svc_common.settings import ServiceSettings
@@ -51,6 +53,11 @@ class GatewaySettings(ServiceSettings):
     chat_template: str | None = Field(
         None, description="file of a Jinja chat template, or the template itself, instead of the model's own"
     )
+    chat_roles: ChatRoles | None = Field(
+        None,
+        description="roles of a chat's messages that the template knows beside system, developer, user, assistant and "
+        "tool, separated by commas",
+    )
     generation_config: str = Field(
         "quire",
         min_length=1,
@@ -82,6 +89,7 @@ class GatewaySettings(ServiceSettings):
                 tokenizer_revision=self.tokenizer_revision,
                 served_names=split_names(self.served_model_name or ""),
                 chat_template=self.chat_template,
+                chat_roles=split_roles(self.chat_roles or ""),
                 generation_config=self.generation_config,
                 override_generation_config=self.override_generation_config,
             )

@@ -43,17 +43,21 @@ MAX_STOP_LENGTH = 1_024
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1_024
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-# Templates insert roles unchanged, so they have no character that ends a line or begins a special token.
-_ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _RANDOM_SEED_BITS = 53  # an integer that JSON clients in any language can hold
 
 
 class Validator:
-    """Validates requests for one model. `defaults` are the operator's."""
+    """Validates requests for one model. `defaults` are the operator's; `roles` are those that the operator adds."""
 
-    def __init__(self, tokenizer: ModelTokenizer, defaults: GenerationDefaults | None = None) -> None:
+    def __init__(
+        self, tokenizer: ModelTokenizer, defaults: GenerationDefaults | None = None, roles: Sequence[str] = ()
+    ) -> None:
         self._tokenizer = tokenizer
+        # Templates write a role as it is, and may make a control token of it.
+        self._roles = (*ROLES, *roles)
         self._defaults = defaults or GenerationDefaults()
 
     async def generation(
@@ -139,8 +143,8 @@ class Validator:
             message = "this model has no chat template"
             raise QuireError(Reason.FEATURE_UNSUPPORTED, message, field=check.field_path(Field.MESSAGES))
         for item_index, (role, content) in enumerate(prompt.messages):
-            if not _ROLE.fullmatch(role):
-                message = "must be a name such as system, user or assistant"
+            if role not in self._roles:
+                message = f"must be {', '.join(self._roles[:-1])} or {self._roles[-1]}"
                 raise QuireError(
                     Reason.INVALID_FIELD, message, field=f"{check.field_path(Field.MESSAGES, item_index)}.role"
                 )

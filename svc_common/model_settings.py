@@ -1,7 +1,9 @@
 """Settings of the served models: of one model by variables, or of several by a TOML file (QUIRE_MODELS)."""
 
 import json
+import re
 import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +26,9 @@ _ABSENT: dict[str, Any] = {"generation_config": "quire", "workers": 1}
 """Default values of settings; the default of all others is empty."""
 
 
+_ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
 class InvalidModelsFile(Exception):  # noqa: N818
     """An invalid file of models. The text names file, entry and key."""
 
@@ -42,6 +47,7 @@ class ModelSettings:
     tokenizer_revision: str | None = None
     served_names: tuple[str, ...] = ()
     chat_template: str | None = None
+    chat_roles: tuple[str, ...] = ()
     generation_config: str = "quire"
     override_generation_config: str | None = None
     workers: int = 1
@@ -117,12 +123,30 @@ def _check_distinct(models: list[ModelSettings]) -> None:
                 )
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return split_names(value)
-    if isinstance(value, list) and all(isinstance(name, str) for name in value):
-        return check_names(value)
-    raise ValueError("must be a string or a list of strings")
+def split_roles(roles: str) -> tuple[str, ...]:
+    """The roles in QUIRE_CHAT_ROLES. Raises ValueError."""
+    return check_roles([role.strip() for role in roles.split(",")]) if roles else ()
+
+
+def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
+    """Roles that a chat's messages may have. Raises ValueError for one that could be more than a word in a template."""
+    for role in roles:
+        if not _ROLE.fullmatch(role):
+            raise ValueError(f"{role!r} is not a role: 1 to 64 letters, digits, '_' and '-'")
+    return tuple(roles)
+
+
+def _listed(check: Callable[[Sequence[str]], tuple[str, ...]]) -> BeforeValidator:
+    """Reads a list of strings, or a string that separates them by commas."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        if isinstance(value, str):
+            value = [item.strip() for item in value.split(",")] if value else []
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return check(value)
+        raise ValueError("must be a string or a list of strings")
+
+    return BeforeValidator(read)
 
 
 class _ModelEntry(BaseModel):
@@ -134,8 +158,9 @@ class _ModelEntry(BaseModel):
     revision: str | None = None
     tokenizer: str | None = None
     tokenizer_revision: str | None = None
-    served_model_name: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
+    served_model_name: Annotated[tuple[str, ...], _listed(check_names)] = ()
     chat_template: str | None = None
+    chat_roles: Annotated[tuple[str, ...], _listed(check_roles)] = ()
     generation_config: str = Field("quire", min_length=1)
     override_generation_config: dict[str, JsonValue] | None = None
     workers: int = Field(1, ge=1, le=64)
@@ -152,6 +177,7 @@ class _ModelEntry(BaseModel):
             tokenizer_revision=self.tokenizer_revision or None,
             served_names=self.served_model_name,
             chat_template=_relative_template(directory, self.chat_template),
+            chat_roles=self.chat_roles,
             generation_config=generation_config,
             override_generation_config=None if override is None else json.dumps(override),
             workers=self.workers,
@@ -200,6 +226,11 @@ def _check_names_setting(names: str) -> str:
     return names
 
 
+def _check_roles_setting(roles: str) -> str:
+    split_roles(roles)
+    return roles
+
+
 def _check_alone(path: Path | None, info: ValidationInfo) -> Path | None:
     """Raises ValueError where a setting of one model is set together with a file of several."""
     for name in (*ModelSettings.__dataclass_fields__, "served_model_name"):
@@ -211,6 +242,9 @@ def _check_alone(path: Path | None, info: ValidationInfo) -> Path | None:
 
 ServedModelNames = Annotated[str, AfterValidator(_check_names_setting)]
 """The value of QUIRE_SERVED_MODEL_NAME."""
+
+ChatRoles = Annotated[str, AfterValidator(_check_roles_setting)]
+"""The value of QUIRE_CHAT_ROLES."""
 
 ModelsFile = Annotated[Path | None, BeforeValidator(lambda path: path or None), AfterValidator(_check_alone)]
 """The value of QUIRE_MODELS; a field of this type must follow those of one model, which it excludes."""

@@ -258,8 +258,11 @@ def _message(message: JsonFields) -> tuple[str, str]:
         raise invalid(message.field_path("content"), "must be given")
     if isinstance(content, str):
         return role, content
+    parts = message.objects("content")
+    if not parts:
+        raise invalid(message.field_path("content"), "must have at least one part")
     # Templates take one text: parts are joined by line breaks, as in vLLM.
-    return role, "\n".join(map(_text_part, message.objects("content") or ()))
+    return role, "\n".join(map(_text_part, parts))
 
 
 def _text_part(part: JsonFields) -> str:

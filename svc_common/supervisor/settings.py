@@ -8,6 +8,7 @@ from pydantic_settings import SettingsConfigDict
 from svc_common.model_settings import (
     MODELS,
     SERVED_MODEL_NAME,
+    ChatRoles,
     ModelSettings,
     ModelsFile,
     ServedModelNames,
@@ -52,6 +53,7 @@ class SupervisorSettings(ServiceSettings):
     )
     served_model_name: ServedModelNames | None = Field(None, description=SERVED_MODEL_NAME)
     chat_template: str | None = Field(None, description="passed on to gateways")
+    chat_roles: ChatRoles | None = Field(None, description="passed on to gateways")
     generation_config: str | None = Field(None, description="passed on to gateways")
     override_generation_config: str | None = Field(None, description="passed on to gateways")
     models: ModelsFile = Field(None, description=MODELS)
@@ -64,7 +66,8 @@ class SupervisorSettings(ServiceSettings):
     def gateway_environment(self) -> dict[str, str]:
         """Variables of the settings that are passed on to gateways."""
         named = {
-            name: getattr(self, name) for name in ("chat_template", "generation_config", "override_generation_config")
+            name: getattr(self, name)
+            for name in ("chat_template", "chat_roles", "generation_config", "override_generation_config")
         }
         return {f"QUIRE_{name.upper()}": value for name, value in named.items() if value}
 

@@ -133,6 +133,19 @@ async def test_text_and_chats_become_tokens(quire: Harness) -> None:
     assert list(answer.token_ids) == encoded(rendered)
 
 
+async def test_a_literal_of_a_control_token_is_text_in_a_chat_and_a_token_in_a_text(quire: Harness) -> None:
+    text = await quire.stub.Tokenize(api.TokenizeRequest(text="a<|im_end|>"))
+    assert list(text.token_ids) == [*encoded("a"), EOS]
+    chat = api.Chat(messages=[api.ChatMessage(role="user", content="a<|im_end|>")])
+    token_ids = (await quire.stub.Tokenize(api.TokenizeRequest(chat=chat))).token_ids
+    assert list(token_ids).count(EOS) == 1  # the template's
+    assert "a<|im_end|>" in (await quire.stub.Detokenize(api.DetokenizeRequest(token_ids=token_ids))).text
+    quire.scheduler.script = answer_with(HELLO, stop_token_id=EOS)
+    await quire.stub.Generate(api.GenerateRequest(generation=api.Generation(chat=chat)))
+    (submit,) = quire.scheduler.all("submit")
+    assert submit.prompt_token_ids == token_ids
+
+
 async def test_tokens_become_text(quire: Harness) -> None:
     hidden = await quire.stub.Detokenize(api.DetokenizeRequest(token_ids=[*HELLO, EOS]))
     kept = await quire.stub.Detokenize(api.DetokenizeRequest(token_ids=[*HELLO, EOS], keep_special_tokens=True))

@@ -19,6 +19,9 @@ from tiny_model import EOS
 HELLO = encoded("hello world")
 
 
+ROOT = api.Chat(messages=[api.ChatMessage(role="root", content="a")])
+
+
 async def test_a_refusal_carries_its_request_id_and_no_first_metadata(quire: Harness) -> None:
     call = quire.stub.StreamGenerate(asking("", request_id="mine"))
     error = await refused(call)
@@ -34,6 +37,13 @@ async def test_a_refusal_carries_its_request_id_and_no_first_metadata(quire: Har
         ("Tokenize", api.TokenizeRequest(text=""), "INVALID_FIELD", "text"),
         ("Tokenize", api.TokenizeRequest(text="a", model="x"), "MODEL_NOT_FOUND", "model"),
         ("Tokenize", api.TokenizeRequest(chat=api.Chat()), "INVALID_FIELD", "chat.messages"),
+        ("Tokenize", api.TokenizeRequest(chat=ROOT), "INVALID_FIELD", "chat.messages[0].role"),
+        (
+            "Generate",
+            api.GenerateRequest(generation=api.Generation(chat=ROOT)),
+            "INVALID_FIELD",
+            "generation.chat.messages[0].role",
+        ),
         ("Detokenize", api.DetokenizeRequest(token_ids=[1, 10**6]), "INVALID_FIELD", "token_ids[1]"),
         ("Detokenize", api.DetokenizeRequest(token_ids=[1], model="x"), "MODEL_NOT_FOUND", "model"),
         ("Cancel", api.CancelRequest(), "INVALID_FIELD", "request_id"),

@@ -146,6 +146,7 @@ def test_gateway_values_become_its_settings(monkeypatch: pytest.MonkeyPatch) -> 
     assert read.chat_template is not None
     assert read.chat_template.replace("$$(", "$(") == CHAT_TEMPLATE  # as Kubernetes reads it
     assert "$(" not in read.chat_template.replace("$$(", "")
+    assert read.chat_roles == "ipython,critic"
     assert read.generation_config == "auto"
     assert read.override_generation_config is not None
     config = VALUES["everything"]["model"]["overrideGenerationConfig"]

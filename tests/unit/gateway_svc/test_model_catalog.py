@@ -8,6 +8,8 @@ from gateway_svc.field_paths import contract_field_path
 from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.settings import BadSetting
 from gateway_svc.tokenizer import InvalidModelFiles
+from gateway_svc.unvalidated_request import ChatPrompt
+from gateway_svc.validation import FieldChecker
 from svc_common.errors import QuireError, Reason
 from svc_common.model_settings import ModelSettings, read_models_file
 from svc_common.models import ModelNotFound, tokenizer_fingerprint
@@ -44,6 +46,23 @@ def test_models_are_found_by_name_and_alias(several: Path) -> None:
     }
     assert (first.given_defaults, second.given_defaults) == ({}, {"top_k": 3})
     catalog.close()
+
+
+async def test_a_model_takes_the_roles_that_its_settings_add(model_directory: Path) -> None:
+    ipython = ChatPrompt([("ipython", "a")])
+    for roles, is_taken in (((), False), (("ipython", "critic"), True)):
+        catalog = ModelCatalog.load([ModelSettings(str(model_directory), chat_roles=roles)])
+        (model,) = catalog
+        check = FieldChecker(contract_field_path)
+        for role in ("system", "developer", "user", "assistant"):
+            assert await model.validator.encode(ChatPrompt([(role, "a")]), check)
+        if is_taken:
+            assert await model.validator.encode(ipython, check)
+        else:
+            with pytest.raises(QuireError, match="must be system, developer, user, assistant or tool") as raised:
+                await model.validator.encode(ipython, check)
+            assert raised.value.field == "chat.messages[0].role"
+        catalog.close()
 
 
 def test_a_model_that_is_not_there_is_refused_with_those_that_are(several: Path) -> None:

@@ -139,6 +139,16 @@ async def test_a_lone_stop_string_is_named_without_a_place(tokenizer: ModelToken
             "chat.messages[0].role",
             "messages[0].role",
         ),
+        *(
+            (
+                {"chat": api.Chat(messages=[api.ChatMessage(role="user", content="a"), api.ChatMessage(role=role)])},
+                {"messages": [{"role": "user", "content": "a"}, {"role": role, "content": ""}]},
+                INVALID,
+                "chat.messages[1].role",
+                "messages[1].role",
+            )
+            for role in ("", "root", "User", "user ", "function", "ipython")
+        ),
         (
             {"chat": api.Chat(messages=[api.ChatMessage(role="tool", content="a")])},
             {"messages": [{"role": "tool", "content": "a"}]},

@@ -37,11 +37,13 @@ def test_every_key_is_the_setting_of_that_name(tmp_path: Path) -> None:
         tokenizer_revision = "v2"
         served_model_name = ["one", "two"]
         chat_template = "{{ messages[0].content }}"
+        chat_roles = ["ipython", "critic"]
         generation_config = "auto"
         override_generation_config = { temperature = 0.5, max_new_tokens = 4_000_000 }
         workers = 3
         [[models]]
         served_model_name = "three, four"
+        chat_roles = "ipython, critic"
         """,
     )
     first, second = read_models_file(path)
@@ -52,6 +54,7 @@ def test_every_key_is_the_setting_of_that_name(tmp_path: Path) -> None:
         tokenizer_revision="v2",
         served_names=("one", "two"),
         chat_template="{{ messages[0].content }}",
+        chat_roles=("ipython", "critic"),
         generation_config="auto",
         override_generation_config=first.override_generation_config,
         workers=3,
@@ -65,7 +68,7 @@ def test_every_key_is_the_setting_of_that_name(tmp_path: Path) -> None:
         "QUIRE_TOKENIZER_REVISION": "v2",
         "QUIRE_SERVED_MODEL_NAME": "one,two",
     }
-    assert second.names == ("three", "four")
+    assert (second.names, second.chat_roles) == (("three", "four"), ("ipython", "critic"))
 
 
 def test_relative_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +117,9 @@ def test_relative_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: py
         ('[[models]]\nserved_model_name = "a b"', "models[0].served_model_name: 'a b' is not a name for a model"),
         ('[[models]]\nserved_model_name = ["a", ""]', "models[0].served_model_name: '' is not a name for a model"),
         ('[[models]]\nserved_model_name = ["a", "a"]', "models[0].served_model_name: a is a duplicate"),
+        ("[[models]]\nchat_roles = 3", "models[0].chat_roles: must be a string or a list of strings"),
+        ('[[models]]\nchat_roles = "a b"', "models[0].chat_roles: 'a b' is not a role: 1 to 64 letters"),
+        ('[[models]]\nchat_roles = ["a", ""]', "models[0].chat_roles: '' is not a role"),
         ('[[models]]\noverride_generation_config = "{}"', "models[0].override_generation_config: "),
         ("[[models]]\n[[models]]", f"models[1]: the name {DEFAULT_MODEL} is that of models[0] too"),
         (
@@ -161,12 +167,23 @@ def test_a_name_that_cannot_be_is_refused_by_its_setting(
     assert "QUIRE_SERVED_MODEL_NAME (--served-model-name): " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("roles", ["a,,b", " ", "a b", "<|a|>", "ä", "a" * 65])
+@pytest.mark.parametrize("kind", [GatewaySettings, SupervisorSettings])
+def test_a_role_that_cannot_be_is_refused_by_its_setting(
+    roles: str, kind: type[GatewaySettings] | type[SupervisorSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(kind, [f"--chat-roles={roles}"])
+    assert "QUIRE_CHAT_ROLES (--chat-roles): " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [
         (GatewaySettings, "model", "tiny"),
         (GatewaySettings, "served_model_name", "tiny"),
         (GatewaySettings, "chat_template", "{{ messages }}"),
+        (GatewaySettings, "chat_roles", "ipython"),
         (GatewaySettings, "generation_config", "auto"),
         (GatewaySettings, "override_generation_config", "{}"),
         (SupervisorSettings, "model", "tiny"),
@@ -207,10 +224,11 @@ def test_an_empty_setting_is_an_absent_one(
 
 def test_one_model_has_its_settings() -> None:
     named = ["--model", "owner/name", "--revision", "v1", "--tokenizer", "other", "--tokenizer-revision", "v2"]
-    more = ["--served-model-name", "a,b", "--chat-template", "t", "--generation-config", "auto"]
-    settings = read_settings(GatewaySettings, [*named, *more, "--override-generation-config", "{}"])
+    more = ["--served-model-name", "a,b", "--chat-template", "t", "--chat-roles", "r, s"]
+    rest = ["--generation-config", "auto", "--override-generation-config", "{}"]
+    settings = read_settings(GatewaySettings, [*named, *more, *rest])
     assert settings.model_settings() == [
-        ModelSettings("owner/name", "v1", "other", "v2", ("a", "b"), "t", "auto", "{}")
+        ModelSettings("owner/name", "v1", "other", "v2", ("a", "b"), "t", ("r", "s"), "auto", "{}")
     ]
     (supervised,) = read_settings(SupervisorSettings, [*named, "--workers", "3"]).model_settings()
     assert supervised == ModelSettings("owner/name", "v1", "other", "v2", workers=3)

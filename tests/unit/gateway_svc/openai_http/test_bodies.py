@@ -89,6 +89,7 @@ def test_content_may_come_in_parts_of_text() -> None:
         ({"role": 1, "content": "a"}, Reason.INVALID_FIELD, "messages[1].role"),
         ({"role": "user"}, Reason.INVALID_FIELD, "messages[1].content"),
         ({"role": "user", "content": 1}, Reason.INVALID_FIELD, "messages[1].content"),
+        ({"role": "user", "content": []}, Reason.INVALID_FIELD, "messages[1].content"),
         ({"role": "user", "content": ["a"]}, Reason.INVALID_FIELD, "messages[1].content[0]"),
         ({"role": "user", "content": [{"type": "text"}]}, Reason.INVALID_FIELD, "messages[1].content[0].text"),
         (

@@ -76,7 +76,12 @@ def test_flags_of_model_and_keys_reach_the_services() -> None:
 
 
 def test_settings_of_gateways_alone_reach_gateways_alone() -> None:
-    given = {"chat_template": "{{ messages }}", "generation_config": "auto", "override_generation_config": "{}"}
+    given = {
+        "chat_template": "{{ messages }}",
+        "chat_roles": "ipython",
+        "generation_config": "auto",
+        "override_generation_config": "{}",
+    }
     roles = table(**given)
     for name, value in given.items():
         assert roles["gateway"].environment[f"QUIRE_{name.upper()}"] == value
