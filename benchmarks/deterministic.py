@@ -86,9 +86,9 @@ def interleave(what: str, off: DecodeSteps | Prompt, on: DecodeSteps | Prompt, r
 
 def measure(off: Runner, on: Runner, sequences: Sequence[int], rounds: int) -> Iterable[dict[str, Any]]:
     for count in sequences:
-        yield interleave(f"{count} sequences decode", DecodeSteps(off, count), DecodeSteps(on, count), rounds)
+        yield interleave(f"decode, batch of {count}", DecodeSteps(off, count), DecodeSteps(on, count), rounds)
     prompts = Prompt(off), Prompt(on)
-    yield interleave(f"a prompt of {off.limits.max_step_tokens} tokens", *prompts, rounds)
+    yield interleave(f"prefill, {off.limits.max_step_tokens} tokens", *prompts, rounds)
 
 
 def deterministic_table(result: dict[str, Any]) -> Cells:

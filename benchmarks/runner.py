@@ -57,7 +57,7 @@ def failures_exit(name: str) -> Iterator[None]:
 
 
 def in_turns(cases: Sequence[T], num_runs: int) -> Iterator[tuple[int, T]]:
-    """Run number and case, `num_runs` times each. Runs start with another case each: other load affects all alike."""
+    """Run numbers and cases, `num_runs` times each. Runs start with another case each: other load affects all alike."""
     for run in range(num_runs):
         start = run % len(cases)
         for case in (*cases[start:], *cases[:start]):

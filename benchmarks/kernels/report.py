@@ -24,12 +24,12 @@ def _targets(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if case["asked"] == SpeedTarget.DECODE.value:
             yield target(f"{name}: share of the copy rate", case["of_device"], Sense.AT_LEAST, DECODE_OF_COPY_RATE)
             if best:
-                yield target(f"{name}: speed beside {best[0]}", best[1] / case["ms"], Sense.AT_LEAST, 1.0)
+                yield target(f"{name}: speed relative to {best[0]}", best[1] / case["ms"], Sense.AT_LEAST, 1.0)
         if case["asked"] == SpeedTarget.PREFILL.value:
             times = [peer["ms"] for peer_name, peer in case["peers"].items() if _is_sdpa(peer_name) and "ms" in peer]
             if times:
                 speed = min(times) / case["ms"]
-                yield target(f"{name}: speed beside the fastest SDPA", speed, Sense.AT_LEAST, PREFILL_OF_SDPA)
+                yield target(f"{name}: speed relative to the fastest SDPA", speed, Sense.AT_LEAST, PREFILL_OF_SDPA)
 
 
 def _is_sdpa(name: str) -> bool:

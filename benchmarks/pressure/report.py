@@ -13,7 +13,7 @@ AUTO, SWAP, RECOMPUTE = "auto", "swap", "recompute"
 
 MAX_RATIO_TO_BEST = 1.1  # times the seconds of the better one of always to swap and always to recompute
 MIN_CHOICES = 20  # of either kind, over all regimes, in every run
-GAP_GROWTH = 2.0  # times the inter-token p99 without a long prompt beside
+GAP_GROWTH = 2.0  # times the inter-token p99 without a long prompt
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,12 @@ class LongPromptFigures:
 def judge_regimes(regimes: Mapping[str, RegimeFigures]) -> list[dict[str, Any]]:
     """Targets of the choice by cost."""
     targets = [
-        target(f"{name}: auto by the better of swap and recompute", f.ratio_to_best, Sense.AT_MOST, MAX_RATIO_TO_BEST)
+        target(
+            f"{name}: auto, relative to the better of swap and recompute",
+            f.ratio_to_best,
+            Sense.AT_MOST,
+            MAX_RATIO_TO_BEST,
+        )
         for name, f in regimes.items()
     ]
     turns = list(zip(*(figures.runs[AUTO] for figures in regimes.values()), strict=True))
@@ -119,14 +124,14 @@ def judge_regimes(regimes: Mapping[str, RegimeFigures]) -> list[dict[str, Any]]:
         ("swaps", [sum(run.swaps for run in turn) for turn in turns]),
         ("recomputes", [sum(run.recomputes for run in turn) for turn in turns]),
     ):
-        text = f"{what} chosen in a run of all regimes, the fewest"
+        text = f"fewest {what} by cost in a run of all regimes"
         targets.append(target(text, min(counts), Sense.AT_LEAST, MIN_CHOICES))
     return targets
 
 
 def judge_long_prompt(figures: LongPromptFigures) -> list[dict[str, Any]]:
-    """The target of streams beside a long prompt."""
-    text = "inter-token p99 of streams beside a long prompt, by alone"
+    """The target of streams during a long prompt."""
+    text = "inter-token p99 of streams during a long prompt, relative to streams alone"
     return [target(text, figures.growth, Sense.BELOW, GAP_GROWTH)]
 
 
@@ -139,7 +144,7 @@ def choice_table(result: dict[str, Any]) -> Cells:
         chosen = [_range([run[kind] for run in modes[AUTO]["runs"]]) for kind in ("swaps", "recomputes")]
         of_all = f"{regime['num_blocks']} of {regime['num_blocks_at_once']}"
         rows.append([regime["title"], of_all, *seconds, f"{regime['behind_the_better']:.2f}", *chosen])
-    columns = ("", "blocks", "by cost, s", "swap, s", "recompute, s", "of the better", "swaps", "recomputes")
+    columns = ("", "blocks", "by cost, s", "swap, s", "recompute, s", "relative to the better", "swaps", "recomputes")
     return Cells(columns, rows)
 
 

@@ -82,8 +82,8 @@ def recovery_table(result: dict[str, Any]) -> Cells:
 
 _METHOD = (
     "Each stream has a client and a connection of its own; a process gets `kill -9` at some token of theirs, and is "
-    "started again at once. Tokens that were under way then do not count: a stream goes on at the end of its longest "
-    "pause."
+    "started again at once. Tokens that were already sent then do not count: a stream continues at the end of its "
+    "longest pause."
 )
 
 

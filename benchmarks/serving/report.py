@@ -131,7 +131,7 @@ def _ratios(result: dict[str, Any], load: str, figure: str) -> str:
 def sweep_table(result: dict[str, Any]) -> Cells:
     """A row for each concurrency: each system's throughput and time to first token."""
     systems = result["systems"].values()
-    columns = ["in flight"]
+    columns = ["requests in flight"]
     for system in systems:
         columns += [f"{system['title']}: tokens/s", "first token p50, ms", "inter-token p50, ms"]
     rows = []

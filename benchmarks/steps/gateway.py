@@ -23,7 +23,7 @@ Call = grpc.aio.StreamStreamCall[scheduler_v1.SessionRequest, scheduler_v1.Sessi
 async def decode_together(
     address: str, num_sequences: int, num_steps: int, start_worker: Callable[[], object], timeout: float
 ) -> list[float]:
-    """Have as many sequences decode together for `num_steps` steps; when the results of each came (`perf_counter`).
+    """Has as many sequences decode together for `num_steps` steps; when the results of each came (`perf_counter`).
 
     All are queued before there is a worker, so that they start as one. Raises BenchmarkFailed.
     """
@@ -43,7 +43,7 @@ async def decode_together(
 async def decode_to_the_end(
     address: str, num_sequences: int, max_tokens: int, start_worker: Callable[[], object], timeout: float
 ) -> None:
-    """Have as many sequences generate `max_tokens` each. Raises BenchmarkFailed."""
+    """Has as many sequences generate `max_tokens` each. Raises BenchmarkFailed."""
     message = f"{num_sequences} sequences did not end in {timeout:.0f} s"
     async with _session(address, timeout, message) as call:
         await _submit_all(call, num_sequences, max_tokens)

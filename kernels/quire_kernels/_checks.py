@@ -39,7 +39,7 @@ class AttentionRule(NamedTuple):
 
 
 def require(condition: bool, argument: str, rule: str) -> None:
-    """Raise ValueError "argument: must ..." unless the condition holds."""
+    """Raises ValueError "argument: must ..." unless the condition holds."""
     if not condition:
         raise ValueError(f"{argument}: must {rule}")
 

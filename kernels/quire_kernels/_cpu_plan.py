@@ -100,7 +100,7 @@ class _Runs:
 def plan_cpu_attention(
     block_tables: Any, query_starts: Any, context_lens: Any, block_size: int, *, window: int | None = None
 ) -> CpuAttentionPlan:
-    """Lay out a step's attention, once for all layers of one window.
+    """Lays out a step's attention, once for all layers of one window.
 
     Args:
         block_tables: integer [num_seqs, max_blocks], a CPU tensor or an array as the two below; entries beyond a

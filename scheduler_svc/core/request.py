@@ -233,7 +233,7 @@ class Sequence:
         """
         request, num_known = self.request, len(self.tokens) + self.num_promised
         num_output, num_uncomputed = num_known - len(request.prompt), num_known - self.num_computed
-        # With speculation the tokens in flight may be more: what is planned must fit after the most.
+        # With speculation steps in flight may return more tokens: what is planned must fit after the most.
         num_output += self.num_extra
         if num_output >= request.max_tokens or num_uncomputed == 0:
             return False

@@ -53,7 +53,7 @@ def measure(
         )
     targets = [
         Target(
-            f"{row['policy']}: longest that one was overtaken by a later one beyond the bound, s",
+            f"{row['policy']}: overtaken beyond the bound, most, s",
             row["beyond_bound"],
             Sense.AT_MOST,
             0.0,

@@ -50,7 +50,7 @@ def measure(
                 )
     targets = [
         Target(
-            f"fair, {row['rate']:g} requests/s each, one {row['factor']} times that: least that one of the nine gets",
+            f"fair, {row['rate']:g} requests/s each, the tenth × {row['factor']}: least of the nine",
             row["least_share"],
             Sense.AT_LEAST,
             0.95,

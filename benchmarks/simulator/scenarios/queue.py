@@ -68,7 +68,9 @@ def measure(
                 5,
                 ".2f",
             ),
-            Target(f"{policy}: the same beside an empty queue", p50 / shortest.both.p50, Sense.AT_MOST, 1.5, ".2f"),
+            Target(
+                f"{policy}: the same, relative to an empty queue", p50 / shortest.both.p50, Sense.AT_MOST, 1.5, ".2f"
+            ),
         ]
     return {**outcome([asdict(case) for case in cases], targets), "num_running": num_running, "num_steps": num_steps}
 

@@ -104,8 +104,8 @@ def test_streams_stand_with_the_prompt_and_without() -> None:
 
 def test_a_missed_target_stands_out() -> None:
     first, *_, last = target_lines(RESULT)
-    assert first == "**long: auto by the better of swap and recompute: 1.2, target ≤ 1.1: missed**"
-    assert last == "inter-token p99 of streams beside a long prompt, by alone: 1.6, target < 2"
+    assert first == "**long: auto, relative to the better of swap and recompute: 1.2, target ≤ 1.1: missed**"
+    assert last == "inter-token p99 of streams during a long prompt, relative to streams alone: 1.6, target < 2"
 
 
 def test_the_section_says_what_was_measured() -> None:
