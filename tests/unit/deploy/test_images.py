@@ -46,6 +46,11 @@ def test_it_copies_what_is_there_and_sent_to_the_builder(service: str) -> None:
         assert f"!{source}" in ignored
 
 
+def test_the_worker_has_a_compiler_for_its_kernels() -> None:
+    stages = re.split(r"^FROM ", recipe("worker"), flags=re.MULTILINE)
+    assert re.search(r"apt-get install .*\bg\+\+ .*\blibc6-dev\b", stages[-1])
+
+
 @services
 def test_it_runs_its_service_as_nobody_on_its_ports(service: str) -> None:
     text = recipe(service)

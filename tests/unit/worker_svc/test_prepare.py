@@ -18,9 +18,10 @@ from transformers import AutoModelForCausalLM
 
 from runner_driver import Driver, make_runner
 from svc_common.models import ModelNotFound, find_source, resolve_model
+from svc_common.preparation import PreparationFailed
 from tiny_gguf import TOKENS, write_tiny_gguf
 from worker_svc import prepare as prepare_module
-from worker_svc.prepare import PreparationFailed, prepare
+from worker_svc.prepare import prepare
 
 
 @pytest.fixture(scope="module")
