@@ -208,8 +208,9 @@ def _kernels(
         # Of other models they compute the attention if they support its shape; that is known after loading.
         refused = "only models of the Llama family support weights in 8 bits" if int8 else None
     if refused is None:
+        directory = (settings.kernel_cache_dir or cache_root() / "kernels").expanduser()
         try:
-            library = load_library(cache_root() / "kernels", report)
+            library = load_library(directory, report)
         except BuildFailed as error:
             refused = str(error)
         else:

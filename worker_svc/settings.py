@@ -1,8 +1,9 @@
 """Settings of the worker."""
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from svc_common.model_settings import SERVED_MODEL_NAME, ServedModelNames
@@ -41,6 +42,9 @@ class WorkerSettings(ServiceSettings):
         "auto",
         description="kernels of the model; auto: triton on a GPU; on a CPU compiled, if they support the model and a "
         "C++ compiler is found, else torch",
+    )
+    kernel_cache_dir: Annotated[Path | None, BeforeValidator(lambda path: path or None)] = Field(
+        None, description="writable directory of compiled CPU kernels; unset: `kernels` in QUIRE_CACHE_DIR"
     )
     quantization: Literal["none", "int8"] = Field(
         "none", description="int8: weights in 8 bits with a scale for each output; compiled kernels only"

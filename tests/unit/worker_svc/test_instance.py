@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from ctypes import CDLL
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -13,8 +14,9 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig
 
 from llama_models import SIZES, VARIANTS
+from quire_kernels.cpu.library import load_library
 from runner_driver import Driver
-from svc_common.models import ModelNotFound, tokenizer_fingerprint
+from svc_common.models import ModelNotFound, cache_root, tokenizer_fingerprint
 from svc_common.settings import read_settings
 from transformers_models import VARIANTS as OTHERS
 from worker_svc.batch import Batch
@@ -327,3 +329,21 @@ def test_dtypes_config_and_weights_change_the_fingerprint(
         model_fingerprint(save_model(VARIANTS["mistral"]()), torch.float32),
     }
     assert len(fingerprints) == 7
+
+
+def test_compiled_kernels_are_kept_in_the_directory_of_the_settings(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = cache_root() / "kernels"
+    directories: list[Path] = []
+
+    def load_kernels(directory: Path, report: Callable[[str], None]) -> CDLL:
+        directories.append(directory)
+        return load_library(kept, report)  # which compiles them at most once for all tests
+
+    monkeypatch.setattr("worker_svc.instance.load_library", load_kernels)
+    # Models are often on a read-only volume.
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "models"))
+    _load(tiny_llama, "--kernels", "compiled", "--kernel-cache-dir", str(tmp_path / "kernels"))
+    _load(tiny_llama, "--kernels", "compiled", "--kernel-cache-dir", "")
+    assert directories == [tmp_path / "kernels", tmp_path / "models" / "kernels"]
