@@ -1,6 +1,7 @@
 """The chart rendered by helm, and the contents of its objects."""
 
 import json
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -53,11 +54,12 @@ VALUES: dict[str, Object] = {
                 "gpus": 4,
                 "resources": {"requests": {"cpu": 8}, "limits": {"memory": "64Gi"}},
             },
-            {"name": "/models/small", "servedModelName": ["small"], "workers": 0, "gpus": 0},
+            {"name": "/models/small.gguf", "servedModelName": ["small"], "workers": 0, "gpus": 0},
         ],
         "worker": {"gpus": 1},
         "gateway": {"podAnnotations": {"a": "b"}},
     },
+    "gguf": {"model": {"name": "/models/model.Q4_0.gguf", "volume": {"existingClaim": "models"}}},
     "everything": {
         "fullnameOverride": "llm",
         "commonLabels": {"team": "ml"},
@@ -77,6 +79,14 @@ VALUES: dict[str, Object] = {
             "maxModelLen": 131_072,
             "hubToken": {"existingSecret": "hub"},
             "volume": {"existingClaim": "models"},
+        },
+        "prepare": {
+            "env": [
+                {"name": "HTTPS_PROXY", "value": "http://proxy.example.com:3128"},
+                {"name": "HF_ENDPOINT", "valueFrom": {"configMapKeyRef": {"name": "hub", "key": "url"}}},
+            ],
+            "envFrom": [{"secretRef": {"name": "pip"}}, {"configMapRef": {"name": "proxy"}, "prefix": "A_"}],
+            "caBundle": {"existingConfigMap": "ca", "key": "bundle.pem"},
         },
         "budgets": {
             "blockSize": 16,
@@ -108,7 +118,7 @@ VALUES: dict[str, Object] = {
                 "maxTenantTokens": 10**9,
             },
         },
-        "worker": {"affinity": {"nodeAffinity": {}}, "startupSeconds": 61},
+        "worker": {"affinity": {"nodeAffinity": {}}, "startupSeconds": 61, "kernelCacheSizeLimit": "3Gi"},
         "redis": {"existingSecret": "redis", "storage": {"storageClassName": "ssd"}},
         "networkPolicy": {
             "gatewayFrom": [{"namespaceSelector": {"matchLabels": {"name": "apps"}}}],
@@ -116,6 +126,9 @@ VALUES: dict[str, Object] = {
         },
     },
 }
+RELEASES = {"long_name": "release-" + 45 * "x"}
+"""Releases with another name than `test`. Helm allows 53 characters."""
+VALUES["long_name"] = {"worker": {"replicas": 2}, "scheduler": {"replicas": 3}}
 everywhere = pytest.mark.parametrize("values", VALUES)
 
 
@@ -136,9 +149,25 @@ def helm(*arguments: str, values: Object) -> subprocess.CompletedProcess[str]:
 
 @cache
 def render(values: str) -> tuple[Object, ...]:
-    done = helm("template", "test", str(CHART), values=VALUES[values])
+    return tuple(render_release(RELEASES.get(values, "test"), VALUES[values]))
+
+
+def render_release(release: str, values: Object, chart: Path = CHART, *flags: str) -> list[Object]:
+    """The objects of a release with these values. Raises AssertionError with helm's text where it refuses them."""
+    done = helm("template", release, str(chart), *flags, values=values)
     assert done.returncode == 0, done.stderr
-    return tuple(document for document in yaml.load_all(done.stdout, StrictLoader) if document)
+    return [document for document in yaml.load_all(done.stdout, StrictLoader) if document]
+
+
+def render_notes(values: str, directory: Path) -> str:
+    """The text that helm prints after an installation. `directory` is empty."""
+    # helm shows notes of what it installs only: they are rendered here as a template like others.
+    chart = shutil.copytree(CHART, directory / "quire")
+    (chart / "templates" / "NOTES.txt").rename(chart / "notes")
+    (chart / "templates" / "notes.yaml").write_text('{{ dict "notes" (tpl (.Files.Get "notes") .) | toYaml }}\n')
+    release = RELEASES.get(values, "test")
+    (rendered,) = render_release(release, VALUES[values], chart, "--show-only", "templates/notes.yaml")
+    return str(rendered["notes"])
 
 
 def of_kind(values: str, *kinds: str) -> dict[str, Object]:

@@ -2,12 +2,10 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import kubernetes_validate
 import pytest
-import yaml
 
 from helm_chart import (
     CHART,
@@ -21,6 +19,8 @@ from helm_chart import (
     of_service,
     pod_specs,
     render,
+    render_notes,
+    render_release,
     workloads,
 )
 
@@ -60,7 +60,15 @@ def test_every_object_is_valid(values: str, version: str) -> None:
         {"models": [{"servedModelName": ["a.b"]}, {"servedModelName": ["a-b"]}]},
         {"models": [{"volume": {"existingClaim": "models"}}]},
         {"models": [{"workers": -1}]},
+        {"prepare": {"env": [{"value": "http://proxy:3128"}]}},
+        {"prepare": {"env": {"HTTPS_PROXY": "http://proxy:3128"}}},
+        {"prepare": {"envFrom": [{"name": "proxy"}]}},
         {"worker": {"gpus": -1}},
+        {"worker": {"maxUnavailable": 0}},
+        {"worker": {"maxUnavailable": "0%"}},
+        {"gateway": {"maxUnavailable": "one"}},
+        {"worker": {"kernelCacheSizeLimit": "much"}},
+        {"fullnameOverride": "-"},
         {"budgets": {"blockSize": 0}},
         {"budgets": {"swapSpace": -1}},
         {"scheduler": {"policy": "no name"}},
@@ -174,14 +182,57 @@ def test_gpus_are_requested_and_tolerated() -> None:
 
 
 @everywhere
-def test_the_notes_lead_to_the_admin_port_by_the_releases_names(values: str, tmp_path: Path) -> None:
-    # helm shows notes of what it installs only: they are rendered here as a template like others.
-    chart = shutil.copytree(CHART, tmp_path / "quire")
-    (chart / "templates" / "NOTES.txt").rename(chart / "notes")
-    (chart / "templates" / "notes.yaml").write_text('{{ dict "notes" (tpl (.Files.Get "notes") .) | toYaml }}\n')
-    done = helm("template", "test", str(chart), "--show-only", "templates/notes.yaml", values=VALUES[values])
-    assert done.returncode == 0, done.stderr
-    notes = yaml.safe_load(done.stdout)["notes"]
-    name = workloads(values)["scheduler"]["metadata"]["name"]
-    port = environment(values, "scheduler")["QUIRE_SCHEDULER_ADMIN_PORT"]
-    assert f"port-forward statefulset/{name} {port} " in notes
+def test_the_notes_name_what_the_release_has(values: str, tmp_path: Path) -> None:
+    notes = render_notes(values, tmp_path)
+    objects = {(thing["kind"].lower(), thing["metadata"]["name"]): thing for thing in render(values)}
+    for name, workload in workloads(values).items():
+        if workload["kind"] == "StatefulSet":
+            pod = {"spec": {"ports": [{"port": port} for port in _ports(values, name)]}}
+            for index in range(workload["spec"]["replicas"]):
+                objects["pod", f"{workload['metadata']['name']}-{index}"] = pod
+    named = re.findall(r"\b(deployment|statefulset|service|pod)/(\S+)", notes)
+    assert {kind for kind, _ in named} >= {"deployment", "service", "pod"}
+    assert [one for one in named if one not in objects] == []
+
+    forwarded = re.findall(r"port-forward (\w+)/(\S+) ([\d: ]+) &", notes)
+    ports = [(kind, name, int(pair.split(":")[1])) for kind, name, pairs in forwarded for pair in pairs.split()]
+    ports += [("service", name, int(port)) for name, port in re.findall(r"([\w-]+)\.default:(\d+)", notes)]
+    assert len(ports) == 4 + workloads(values)["scheduler"]["spec"]["replicas"]
+    for kind, name, port in ports:
+        assert port in {item["port"] for item in objects[kind, name]["spec"]["ports"]}
+
+    secrets = re.findall(r"\bsecret (\S+?)\.?\n", f"{notes}\n")
+    assert [("secret", name) for name in secrets if ("secret", name) not in objects] == []
+    assert bool(secrets) == any(kind == "secret" for kind, _ in objects)
+
+
+def _ports(values: str, name: str) -> set[int]:
+    """Ports of a workload's container, and the scheduler's admin port, which only port-forward reaches."""
+    admin = environment(values, name).get("QUIRE_SCHEDULER_ADMIN_PORT")
+    return {port["containerPort"] for port in container(values, name)["ports"]} | ({int(admin)} if admin else set())
+
+
+@everywhere
+def test_a_drain_evicts_one_of_several_pods_and_is_never_blocked_for_good(values: str) -> None:
+    budgets = of_kind(values, "PodDisruptionBudget")
+    for name, workload in workloads(values).items():
+        if name in of_service(values, "worker"):
+            assert (name in budgets) == (workload["spec"]["replicas"] > 1)
+    assert {"gateway", "scheduler"} <= set(budgets)
+    for name, budget in budgets.items():
+        assert budget["spec"]["maxUnavailable"] == 1
+        # Pods that are not ready are evicted in any case: a worker may be loading for half an hour.
+        assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+        assert budget["spec"]["selector"] == workloads(values)[name]["spec"]["selector"]
+
+
+@pytest.mark.parametrize(
+    ("worker", "expected"),
+    [({"replicas": 8, "maxUnavailable": "25%"}, ["25%"]), ({"replicas": 8, "maxUnavailable": None}, [])],
+)
+def test_the_budget_of_workers_is_a_value(worker: Object, expected: list[str]) -> None:
+    objects = render_release("test", {"worker": worker})
+    budgets = [thing for thing in objects if thing["kind"] == "PodDisruptionBudget"]
+    assert [one["spec"]["maxUnavailable"] for one in budgets if one["metadata"]["name"] == "test-quire-worker"] == (
+        expected
+    )

@@ -1,4 +1,4 @@
-"""Several models in the chart: each is prepared on the pods that read it, and has its own workers."""
+"""Models in the chart: each is prepared on the pods that read it, and has its own workers."""
 
 import json
 import tempfile
@@ -29,38 +29,86 @@ NAMING = {"QUIRE_MODEL", "QUIRE_REVISION", "QUIRE_TOKENIZER", "QUIRE_TOKENIZER_R
 """The variables that name a model."""
 
 
-def prepared(values: str, name: str) -> list[dict[str, str]]:
-    """Variables of each init container of a workload, less the token of the hub."""
-    containers = workloads(values)[name]["spec"]["template"]["spec"]["initContainers"]
+def init_containers(values: str, name: str) -> list[Object]:
+    containers = list(pod_specs(values)[name]["initContainers"])
     assert len({item["name"] for item in containers}) == len(containers)
-    image = container(values, of_service(values, "worker")[0])["image"]
-    assert {item["image"] for item in containers} == {image}
-    variables = [{variable["name"]: variable.get("value", "") for variable in item["env"]} for item in containers]
-    return [{key: value for key, value in one.items() if key != "HF_TOKEN"} for one in variables]
+    return containers
+
+
+def named_by(item: Object) -> dict[str, str]:
+    """Variables of a container that name models or where they are."""
+    names = CACHES | NAMING | {"QUIRE_MODELS"}
+    return {variable["name"]: variable["value"] for variable in item["env"] if variable["name"] in names}
 
 
 def read_by(values: str, name: str) -> dict[str, str]:
-    """The same variables of the service itself."""
-    return {key: value for key, value in environment(values, name).items() if key in CACHES | NAMING}
+    return named_by(container(values, name))
 
 
 @everywhere
 def test_every_model_is_prepared_where_it_is_read(values: str) -> None:
-    workers = of_service(values, "worker")
-    for name in workers:
-        assert prepared(values, name) == [read_by(values, name)]
-    assert prepared(values, "gateway") == [read_by(values, name) for name in workers]
+    for name in of_service(values, "worker"):
+        (item,) = init_containers(values, name)
+        assert item["image"] == container(values, name)["image"]
+        assert item["command"] == ["python", "-m", "worker_svc.prepare"]
+        assert named_by(item) == read_by(values, name)
+
+
+@everywhere
+def test_gateways_prepare_no_weights(values: str) -> None:
+    *conversions, item = init_containers(values, "gateway")
+    assert item["image"] == container(values, "gateway")["image"]
+    assert item["command"] == ["python", "-m", "gateway_svc.prepare"]
+    assert named_by(item) == read_by(values, "gateway")
+    mounts = {mount["name"] for mount in item["volumeMounts"]}
+    assert mounts >= {"models", "tmp"} | ({"models-file"} if values == "models" else set())
+    # Only the worker's image converts GGUF files.
+    converted = [name for name in of_service(values, "worker") if ".gguf" in str(read_by(values, name))]
+    assert [named_by(one) for one in conversions] == [read_by(values, name) for name in converted]
+    assert {one["image"] for one in conversions} <= {container(values, of_service(values, "worker")[0])["image"]}
+    assert bool(conversions) == (values in ("gguf", "models"))
+
+
+@everywhere
+def test_what_is_prepared_can_be_written(values: str) -> None:
+    for name in ("gateway", *of_service(values, "worker")):
+        for item in init_containers(values, name):
+            mounts = {mount["mountPath"]: mount for mount in item["volumeMounts"]}
+            assert not mounts["/models"].get("readOnly")
+            assert {"/models/quire", "/models/huggingface"} <= set(named_by(item).values())
+
+
+def test_what_prepares_gets_its_variables_from_the_values() -> None:
+    values = VALUES["everything"]["prepare"]
+    items = [one for name in ("gateway", "worker") for one in init_containers("everything", name)]
+    assert len(items) == 2
+    for item in items:
+        variables = {variable["name"]: variable for variable in item["env"]}
+        assert len(variables) == len(item["env"])
+        assert [variables[one["name"]] for one in values["env"]] == values["env"]
+        assert item["envFrom"] == values["envFrom"]
+        assert variables["HF_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": "token"}
+        bundle = {variables[name]["value"] for name in ("SSL_CERT_FILE", "PIP_CERT")}
+        (mount,) = [one for one in item["volumeMounts"] if one["name"] == "ca-bundle"]
+        assert bundle == {f"{mount['mountPath']}/{values['caBundle']['key']}"}
+    for name in ("gateway", "worker"):
+        (volume,) = [one for one in pod_specs("everything")[name]["volumes"] if one["name"] == "ca-bundle"]
+        assert volume["configMap"] == {"name": values["caBundle"]["existingConfigMap"]}
+        # The services themselves download nothing.
+        assert not {"HF_TOKEN", "HTTPS_PROXY", "SSL_CERT_FILE"} & environment("everything", name).keys()
+    assert all("envFrom" not in one for one in init_containers("default", "gateway"))
 
 
 @everywhere
 def test_the_model_is_named_by_the_values(values: str) -> None:
     first, *_ = (read_by(values, name) for name in of_service(values, "worker"))
-    named = {"everything": NAMING, "models": {"QUIRE_SERVED_MODEL_NAME"}}.get(values, set())
+    named = {"everything": NAMING, "models": {"QUIRE_SERVED_MODEL_NAME"}, "gguf": {"QUIRE_MODEL"}}.get(values, set())
     assert first.keys() == CACHES | named
-    # With several models, gateways get them from the file.
-    expected = {key: value for key, value in first.items() if key in CACHES} if values == "models" else first
-    assert read_by(values, "gateway") == expected
-    assert ("QUIRE_MODELS" in environment(values, "gateway")) == (values == "models")
+    if values == "models":
+        # With several models, gateways get them from the file.
+        first = {key: value for key, value in first.items() if key in CACHES}
+        first["QUIRE_MODELS"] = "/etc/quire/models/models.toml"
+    assert read_by(values, "gateway") == first
 
 
 def models_file() -> list[ModelSettings]:
@@ -74,7 +122,7 @@ def models_file() -> list[ModelSettings]:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / name
         # A path below /models exists only inside a pod.
-        path.write_text(text.replace('"/models/small"', '"org/small"'))
+        path.write_text(text.replace('"/models/small.gguf"', '"org/small"'))
         return read_models_file(path)
 
 

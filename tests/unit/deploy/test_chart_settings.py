@@ -161,6 +161,18 @@ def test_no_swap_space_is_not_the_same_as_an_absent_value(monkeypatch: pytest.Mo
     assert "QUIRE_SWAP_SPACE" not in environment("default", "worker")
 
 
+@everywhere
+def test_workers_can_write_compiled_kernels(values: str) -> None:
+    for name in of_service(values, "worker"):
+        volumes = {volume["name"]: volume for volume in pod_specs(values)[name]["volumes"]}
+        mounts = container(values, name)["volumeMounts"]
+        for variable in ("QUIRE_KERNEL_CACHE_DIR", "TRITON_CACHE_DIR"):
+            directory = Path(environment(values, name)[variable])
+            (mount,) = [one for one in mounts if directory.is_relative_to(one["mountPath"])]
+            assert not mount.get("readOnly")
+            assert volumes[mount["name"]]["emptyDir"] == {"sizeLimit": "3Gi" if values == "everything" else "2Gi"}
+
+
 def test_large_numbers_stay_numbers() -> None:
     assert environment("everything", "worker")["QUIRE_NUM_BLOCKS"] == "2000000"
 

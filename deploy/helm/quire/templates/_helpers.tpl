@@ -1,16 +1,37 @@
 {{/* Names */}}
 {{- define "quire.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
+{{- regexReplaceAll "[-_.]+$" (default .Chart.Name .Values.nameOverride | trunc 50) "" -}}
 {{- end -}}
 
-{{- define "quire.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
-{{- else if contains (include "quire.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{/*
+A DNS label of at most `max` characters: the name itself if it is one; otherwise its valid characters and a hash of it, so
+that different names stay different. (dict "name" "a.b" "max" 42)
+*/}}
+{{- define "quire.dnsLabel" -}}
+{{- if and (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .name) (le (len .name) (int .max)) -}}
+{{- .name -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (include "quire.name" .) | trunc 50 | trimSuffix "-" -}}
+{{- $valid := regexReplaceAll "[^a-z0-9]+" (lower .name) "-" | trimPrefix "-" -}}
+{{- /* A Service's name begins with a letter. */ -}}
+{{- $valid = regexReplaceAll "^([0-9])" $valid "n${1}" -}}
+{{- printf "%s-%s" ($valid | trunc (int (sub .max 9)) | trimSuffix "-") (sha256sum .name | trunc 8) -}}
 {{- end -}}
+{{- end -}}
+
+{{/* The name that the names of all objects are made of, of any length. */}}
+{{- define "quire.wholeName" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains (include "quire.name" .) .Release.Name -}}
+{{- .Release.Name -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "quire.name" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The same as a DNS label, so short that the name of any component but a model's workers may follow it. */}}
+{{- define "quire.fullname" -}}
+{{- include "quire.dnsLabel" (dict "name" (include "quire.wholeName" .) "max" 42) -}}
 {{- end -}}
 
 {{- define "quire.serviceAccountName" -}}
@@ -23,8 +44,8 @@
 
 {{/* Labels of a component: (dict "root" $ "component" "gateway") */}}
 {{- define "quire.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "quire.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "quire.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
@@ -39,20 +60,30 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
-{{/* Name of a component's objects. Those of a model's workers stay short enough for the pods of a StatefulSet. */}}
+{{/*
+Name of a component's objects, of at most 52 characters: the pods of a StatefulSet have a label with its name, "-" and a
+hash of up to 10 characters, and a label has at most 63.
+*/}}
 {{- define "quire.objectName" -}}
-{{- $fullname := include "quire.fullname" .root -}}
-{{- if hasPrefix "worker-" .component -}}
-{{- $fullname = $fullname | trunc (int (sub 51 (len .component))) | trimSuffix "-" -}}
-{{- end -}}
-{{- printf "%s-%s" $fullname .component -}}
+{{- $max := min 42 (sub 51 (len .component)) -}}
+{{- printf "%s-%s" (include "quire.dnsLabel" (dict "name" (include "quire.wholeName" .root) "max" $max)) .component -}}
 {{- end -}}
 
 {{- define "quire.metadata" -}}
 name: {{ include "quire.objectName" . }}
-namespace: {{ .root.Release.Namespace }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "quire.labels" . | nindent 2 }}
+{{- end -}}
+
+{{/* Spec of a PodDisruptionBudget: (dict "about" $about "maxUnavailable" 1) */}}
+{{- define "quire.disruptionBudget" -}}
+maxUnavailable: {{ .maxUnavailable }}
+# A pod that is not ready serves nobody. Its eviction need not wait for others, which may never become ready.
+unhealthyPodEvictionPolicy: AlwaysAllow
+selector:
+  matchLabels:
+    {{- include "quire.selectorLabels" .about | nindent 4 }}
 {{- end -}}
 
 {{/* Image of a service of ours: (dict "root" $ "image" .Values.gateway.image) */}}
@@ -74,7 +105,7 @@ securityContext:
 automountServiceAccountToken: false
 # Kubernetes would set a variable for each Service, QUIRE_SCHEDULER_PORT among them.
 enableServiceLinks: false
-serviceAccountName: {{ include "quire.serviceAccountName" .root }}
+serviceAccountName: {{ include "quire.serviceAccountName" .root | quote }}
 securityContext:
   runAsNonRoot: true
   runAsUser: {{ .user }}
@@ -138,7 +169,8 @@ What is served, as JSON: {"models": […]}. Each has the keys of values.yaml, `c
 {{- $names := list -}}
 {{- range $model := .Values.models -}}
 {{- $served := default (list (default "default" $model.name)) $model.servedModelName -}}
-{{- $component := printf "worker-%s" (regexReplaceAll "[^a-z0-9]+" (first $served | lower) "-" | trimPrefix "-" | trunc 20 | trimSuffix "-") -}}
+{{- $label := regexReplaceAll "[^a-z0-9]+" (first $served | lower) "-" | trimPrefix "-" | trunc 20 | trimSuffix "-" -}}
+{{- $component := printf "worker-%s" (default (first $served | sha256sum | trunc 8) $label) -}}
 {{- if has $component $components -}}
 {{- fail (printf "models: two entries have workers called %s: give one of them another servedModelName" $component) -}}
 {{- end -}}
@@ -196,6 +228,13 @@ What is served, as JSON: {"models": […]}. Each has the keys of values.yaml, `c
 {{- end }}
 {{- end -}}
 
+{{/* The same for gateways that serve several models. */}}
+{{- define "quire.modelsEnv" -}}
+{{ include "quire.cacheEnv" . }}
+- name: QUIRE_MODELS
+  value: /etc/quire/models/models.toml
+{{- end -}}
+
 {{/* The TOML file of several models. JSON strings are valid TOML. */}}
 {{- define "quire.modelsFile" -}}
 {{- range (include "quire.models" . | fromJson).models }}
@@ -214,10 +253,14 @@ What is served, as JSON: {"models": […]}. Each has the keys of values.yaml, `c
 {{ end }}
 {{- end -}}
 
+{{/* Whether only the worker's image can prepare a model, by converting a file of it: "true" or nothing. */}}
+{{- define "quire.isConverted" -}}
+{{- if or (hasSuffix ".gguf" (default "" .name)) (hasSuffix ".gguf" (default "" .tokenizer)) -}}true{{- end -}}
+{{- end -}}
+
 {{/*
-Prepares a model's files. Gateways read the tokenizer, so their pods run this too, with the worker's image: only that
-image can convert a model. On a shared volume one pod works and the others wait for it.
-(dict "root" $ "model" $model "resources" .Values.worker.prepareResources)
+Prepares a model's files with the worker's image. On a shared volume one pod works and the others wait for it.
+(dict "root" $ "model" $model)
 */}}
 {{- define "quire.prepareContainer" -}}
 - name: {{ .model.component | replace "worker" "prepare-model" }}
@@ -226,21 +269,63 @@ image can convert a model. On a shared volume one pod works and the others wait 
   command: [python, -m, worker_svc.prepare]
   env:
     {{- include "quire.modelEnv" .model | nindent 4 }}
-    {{- with .root.Values.model.hubToken }}
-    {{- if .existingSecret }}
-    - name: HF_TOKEN
-      valueFrom:
-        secretKeyRef:
-          name: {{ .existingSecret }}
-          key: {{ .key }}
+    {{- with include "quire.prepareEnv" .root | trim }}
+    {{- . | nindent 4 }}
     {{- end }}
-    {{- end }}
-  {{- include "quire.containerSecurity" . | nindent 2 }}
+  {{- include "quire.prepareSettings" .root | nindent 2 }}
   resources:
-    {{- toYaml .resources | nindent 4 }}
+    {{- toYaml .root.Values.worker.prepareResources | nindent 4 }}
   volumeMounts:
     - {name: models, mountPath: /models}
-    - {name: tmp, mountPath: /tmp}
+    {{- include "quire.prepareMounts" .root | nindent 4 }}
+{{- end -}}
+
+{{/* What containers that prepare models have in common. */}}
+{{- define "quire.prepareEnv" -}}
+{{- if .Values.model.hubToken.existingSecret }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.model.hubToken.existingSecret }}
+      key: {{ .Values.model.hubToken.key }}
+{{- end }}
+{{- if .Values.prepare.caBundle.existingConfigMap }}
+{{- /* httpx, huggingface_hub and its transfers read the first, pip the second. */}}
+{{- range list "SSL_CERT_FILE" "PIP_CERT" }}
+- name: {{ . }}
+  value: /etc/quire/ca/{{ $.Values.prepare.caBundle.key }}
+{{- end }}
+{{- end }}
+{{- with .Values.prepare.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "quire.prepareSettings" -}}
+{{- with .Values.prepare.envFrom -}}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{ end -}}
+{{- include "quire.containerSecurity" . }}
+{{- end -}}
+
+{{- define "quire.prepareMounts" -}}
+- {name: tmp, mountPath: /tmp}
+{{- if .Values.prepare.caBundle.existingConfigMap }}
+- {name: ca-bundle, mountPath: /etc/quire/ca, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{/* Volumes of pods that prepare models. */}}
+{{- define "quire.prepareVolumes" -}}
+{{ include "quire.modelVolume" . }}
+{{- with .Values.prepare.caBundle.existingConfigMap }}
+- name: ca-bundle
+  configMap:
+    name: {{ . }}
+{{- end }}
+- name: tmp
+  emptyDir: {}
 {{- end -}}
 
 {{- define "quire.modelVolume" -}}
@@ -262,7 +347,7 @@ image can convert a model. On a shared volume one pod works and the others wait 
 
 {{/* Secret that holds the password of the chart's own Redis. */}}
 {{- define "quire.redisSecret" -}}
-{{- default (printf "%s-redis" (include "quire.fullname" .)) .Values.redis.existingSecret -}}
+{{- default (include "quire.objectName" (dict "root" . "component" "redis")) .Values.redis.existingSecret -}}
 {{- end -}}
 
 {{- define "quire.redisEnv" -}}
@@ -273,7 +358,7 @@ image can convert a model. On a shared volume one pod works and the others wait 
       name: {{ include "quire.redisSecret" . }}
       key: {{ .Values.redis.key }}
 - name: QUIRE_REDIS_URL
-  value: redis://:$(REDIS_PASSWORD)@{{ include "quire.fullname" . }}-redis:6379/0
+  value: redis://:$(REDIS_PASSWORD)@{{ include "quire.objectName" (dict "root" . "component" "redis") }}:6379/0
 {{- else if .Values.redis.externalUrlSecret.name -}}
 - name: QUIRE_REDIS_URL
   valueFrom:
@@ -297,7 +382,7 @@ image can convert a model. On a shared volume one pod works and the others wait 
 
 {{- /* The addresses of all schedulers, for gateways. */}}
 {{- define "quire.schedulers" -}}
-{{- $name := printf "%s-scheduler" (include "quire.fullname" .) -}}
+{{- $name := include "quire.objectName" (dict "root" . "component" "scheduler") -}}
 {{- $addresses := list -}}
 {{- range until (int .Values.scheduler.replicas) -}}
 {{- $addresses = append $addresses (printf "%s-%d.%s:50052" $name . $name) -}}
