@@ -37,7 +37,7 @@ class ModelGateway(GatewaySession):
         self.known = known  # by key: the submission, and its tokens
         self.attached: set[str] = set()
         self.unknown: set[str] = set()  # keys that the scheduler does not know
-        self.asked: dict[int, str] = {}  # by attachment id, the submission
+        self.asked: dict[int, str] = {}  # by command id, the submission
         self._errors = errors
 
     def send(self, message: scheduler_v1.SessionResponse) -> None:

@@ -26,7 +26,7 @@ class ScriptedSession:
     def __init__(self, scheduler: "ScriptedScheduler") -> None:
         self._scheduler = scheduler
         self.asked: dict[str, int] = {}
-        """The attachment id of each key's unanswered command."""
+        """The id of each key's unanswered command."""
         self.is_mute = False
         self.outbox: asyncio.Queue[scheduler_v1.SessionResponse | None] = asyncio.Queue()
 

@@ -39,7 +39,7 @@ class HeldUpStore(RedisStore):
 
 
 class Gateway(GatewaySession):
-    """Keeps the answers to its commands, by attachment id."""
+    """Keeps the answers to its commands, by command id."""
 
     def __init__(self) -> None:
         super().__init__()
