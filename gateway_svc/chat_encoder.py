@@ -34,9 +34,11 @@ class ChatEncoder:
         names = unguessable_names(literals)
         self._names = {token_id: (literal, names[literal]) for literal, token_id in self._control.ids.items()}
         self._renamed = renamed_tokenizer(tokenizer, names)
-        # Where a normalizer applies to control tokens too, other text than their literals may become one.
-        self._is_normalized = tokenizer.normalizer is not None and any(
-            token.normalized and token.content in literals for token in tokenizer.get_added_tokens_decoder().values()
+        # A normalizer that applies to control tokens too may make one of other text than its literal.
+        normalized = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.normalized}
+        self._normalize = tokenizer.normalizer.normalize_str if tokenizer.normalizer and normalized & literals else None
+        self._normalizes_literals = self._normalize is not None and any(
+            literal not in self._normalize(literal) for literal in literals
         )
 
     def encode(self, messages: Messages, rendered: str) -> list[int]:
@@ -48,9 +50,17 @@ class ChatEncoder:
         if any(character in string for string in _client_strings(messages) for character in self._beginnings):
             placeholders = _Placeholders(messages)
             text = self._render(messages, rendered, placeholders)
-        if text is rendered and not self._is_normalized:
+        if text is rendered and not self._may_normalize_to_literals(rendered):
             return _encode(self._tokenizer, rendered)
         return self._encode_with_names(text, placeholders)
+
+    def _may_normalize_to_literals(self, text: str) -> bool:
+        """Whether the tokenizer's normalizer may make more control tokens of a text than its literals are."""
+        if self._normalize is None:
+            return False
+        if self._normalizes_literals:
+            return True
+        return self._literal.findall(text) != self._literal.findall(self._normalize(text))
 
     def _render(self, messages: Messages, rendered: str, placeholders: "_Placeholders") -> str:
         """The chat with placeholders for literals; `rendered` itself where its messages make no control token."""

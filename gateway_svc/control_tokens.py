@@ -76,8 +76,15 @@ def _alternatives(words: set[str]) -> str:
 
 
 def unguessable_names(literals: Iterable[str]) -> dict[str, str]:
-    """A name for each literal that no text contains unless it was put there: 80 random bits."""
-    return {literal: "".join(secrets.choice(_NAME_LETTERS) for _ in range(_NAME_LENGTH)) for literal in literals}
+    """A name for each literal that no text contains unless it was put there: 80 random bits.
+
+    It begins and ends as the literal does, since some tokens are found only between characters that are no letters.
+    """
+    names = {}
+    for literal in literals:
+        letters = "".join(secrets.choice(_NAME_LETTERS) for _ in range(_NAME_LENGTH))
+        names[literal] = f"{literal[0]}{letters}{literal[-1]}"
+    return names
 
 
 def renamed_tokenizer(tokenizer: Tokenizer, names: Mapping[str, str]) -> Tokenizer:
