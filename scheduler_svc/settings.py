@@ -12,6 +12,7 @@ from scheduler_svc.core.policy.preemption import PreemptionMode
 from scheduler_svc.engine import EngineSettings
 from scheduler_svc.live_requests import Graces
 from scheduler_svc.policy_registry import find_policy
+from svc_common.redis_url import RedisUrl
 from svc_common.settings import ServiceSettings
 
 
@@ -31,10 +32,8 @@ class SchedulerSettings(ServiceSettings):
         pattern=r"^\s*[^\s,]+:\d+(\s*,\s*[^\s,]+:\d+)*\s*$",
         description="workers as host:port, separated by commas; a DNS name may stand for several",
     )
-    redis_url: str = Field(
-        "redis://127.0.0.1:6379/0",
-        pattern="^(redis|rediss|unix)://",
-        description="Redis that keeps the lease and the records",
+    redis_url: RedisUrl = Field(
+        RedisUrl("redis://127.0.0.1:6379/0"), description="Redis that keeps the lease and the records"
     )
     standby: CliImplicitFlag[bool] = Field(
         False, description="start as a standby: take a free lease only after QUIRE_LEASE_SECONDS"

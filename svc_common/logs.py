@@ -6,6 +6,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+from svc_common.redaction import redact
+
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
@@ -19,7 +21,10 @@ def configure_logging(role: str, level: str) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one JSON object: ts (UTC), level, event, role, logger, and the fields of `extra`."""
+    """A record as one JSON object: ts (UTC), level, event, role, logger, and the fields of `extra`.
+
+    Credentials of URLs are replaced, in exceptions also.
+    """
 
     def __init__(self, role: str) -> None:
         super().__init__()
@@ -38,17 +43,17 @@ class JsonFormatter(logging.Formatter):
         entry |= {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return entry
+        return {key: redact(value) if isinstance(value, str) else value for key, value in entry.items()}
 
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(self.entry(record), default=str, ensure_ascii=False)
+        return json.dumps(self.entry(record), default=lambda value: redact(str(value)), ensure_ascii=False)
 
 
 class ConsoleFormatter(JsonFormatter):
     """A readable record: local time, role, level, event, then key=value."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return console_line(self.entry(record))
+        return redact(console_line(self.entry(record)))
 
 
 def console_line(entry: dict[str, Any]) -> str:

@@ -6,12 +6,19 @@ from typing import TypeVar
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
 
+from svc_common.redaction import redact
+
 
 class ServiceSettings(BaseSettings):
     """Settings of every service."""
 
     model_config = SettingsConfigDict(
-        env_prefix="QUIRE_", frozen=True, extra="forbid", cli_kebab_case=True, cli_hide_none_type=True
+        env_prefix="QUIRE_",
+        frozen=True,
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        hide_input_in_errors=True,
     )
 
     host: str = Field("127.0.0.1", description="address to listen on")
@@ -24,21 +31,21 @@ SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 def read_settings(kind: type[SettingsT], args: list[str] | None = None) -> SettingsT:
     """Settings from flags, then variables, then defaults.
 
-    Exits with status 2 and a line for each invalid value with its variable and flag. A kind has its program's name as
-    `cli_prog_name` in its model_config.
+    Exits with status 2 and a line for each invalid value with its variable and flag, without credentials. A kind has
+    its program's name as `cli_prog_name` in its model_config.
     """
     prog = kind.model_config.get("cli_prog_name")
     try:
-        return CliApp.run(kind, cli_args=sys.argv[1:] if args is None else args, cli_exit_on_error=True)
+        return CliApp.run(kind, cli_args=sys.argv[1:] if args is None else args, cli_exit_on_error=False)
     except (ValidationError, SettingsError) as error:
         for line in _explain(error):
-            print(f"{prog}: {line}", file=sys.stderr)
+            print(f"{prog}: {redact(line)}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
 def _explain(error: ValidationError | SettingsError) -> list[str]:
     if isinstance(error, SettingsError):
-        return [str(error)]
+        return [str(error).removeprefix("error parsing CLI: ")]
     lines = []
     for problem in error.errors():
         name = "_".join(str(part) for part in problem["loc"])

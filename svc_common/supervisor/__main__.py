@@ -29,7 +29,7 @@ async def supervise(settings: SupervisorSettings, console: Console) -> None:
     addresses = assign(settings, models)
     addresses.check()
     if settings.redis_url:
-        redis_url, stores = settings.redis_url, []
+        redis_url, stores = settings.redis_url.get_secret_value(), []
     else:
         redis = EmbeddedRedis.prepare(settings.run_dir, free_port())
         redis_url, stores = redis.url, [redis_role(redis)]

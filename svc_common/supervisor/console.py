@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TextIO
 
 from svc_common.logs import console_line
+from svc_common.redaction import redact
 
 _SHOWN_AFTER = 2.0
 _REPEATED_AFTER = 15.0
@@ -36,7 +37,9 @@ class WaitStatus:
 
 
 class Console:
-    """Writes to stderr; only the ready lines go to stdout. A closed pipe does not end the supervisor."""
+    """Writes to stderr, without credentials of URLs; only the ready lines go to stdout. A closed pipe does not end the
+    supervisor.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -74,6 +77,7 @@ class Console:
             self._put(f"{_CLEAR_LINE}{status and 'quire: '}{status}")
 
     def _write(self, line: str) -> None:
+        line = redact(line)
         clear = _CLEAR_LINE if self._status else ""
         again = f"quire: {self._status}" if self._status else ""
         self._put(f"{clear}{line}\n{again}")

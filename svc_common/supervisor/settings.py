@@ -1,8 +1,9 @@
 """Settings of the supervisor. Roles inherit the environment, and with it all other QUIRE_ variables."""
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from svc_common.model_settings import (
@@ -15,6 +16,7 @@ from svc_common.model_settings import (
     read_models_file,
 )
 from svc_common.models import split_names
+from svc_common.redis_url import RedisUrl
 from svc_common.settings import ServiceSettings
 
 
@@ -39,7 +41,9 @@ class SupervisorSettings(ServiceSettings):
     gateways: int = Field(1, ge=1, le=64, description="number of gateways")
     schedulers: int = Field(1, ge=1, le=8, description="number of schedulers; one leads, the others are standbys")
     workers: int = Field(1, ge=1, le=64, description="number of workers")
-    redis_url: str | None = Field(None, description="URL of a running Redis; unset: one is started")
+    redis_url: Annotated[RedisUrl | None, BeforeValidator(lambda url: url or None)] = Field(
+        None, description="URL of a running Redis; unset: one is started"
+    )
     model: str | None = Field(None, description="model directory, GGUF file or hub id; unset: SmolLM2-135M-Instruct")
     revision: str | None = Field(None, description="branch, tag or commit of the model's hub id; unset: main")
     tokenizer: str | None = Field(

@@ -60,6 +60,19 @@ def test_on_a_terminal_a_line_is_for_people() -> None:
     assert line.split(" ", 1)[1] == "worker    warning slow step num_tokens=32"
 
 
+def test_credentials_of_urls_are_not_logged() -> None:
+    try:
+        raise ValueError("redis://:s3cr3t@h")
+    except ValueError:
+        failure = sys.exc_info()
+    record = logging.LogRecord("quire.worker", logging.INFO, "x.py", 1, "at %s", ("redis://:s3cr3t@h",), failure)
+    record.url, record.error = "redis://:s3cr3t@h", ValueError("redis://:s3cr3t@h")
+    for formatter in (JsonFormatter("worker"), ConsoleFormatter("worker")):
+        line = formatter.format(record)
+        assert line.count("redis://***@h") == 5  # twice in the traceback
+        assert "s3cr3t" not in line
+
+
 def test_a_json_line_can_be_shown_as_one_for_people() -> None:
     record = logging.LogRecord("quire.worker", logging.INFO, "x.py", 1, "hello", (), None)
     entry = json.loads(JsonFormatter("worker").format(record))

@@ -45,6 +45,16 @@ def test_any_other_line_is_shown_as_it_is(line: str) -> None:
     assert out.getvalue() == f"worker | {line}\n"
 
 
+def test_credentials_of_urls_are_not_shown() -> None:
+    out = io.StringIO()
+    console = Console(out)
+    console.relay("worker", "ValueError: redis://:s3cr3t@h")
+    console.relay("worker", json.dumps({"ts": "2026-01-02T03:04:05+00:00", "level": "info", "event": "at redis://a@h"}))
+    console.write_line("redis://:s3cr3t@h")
+    assert out.getvalue().count("redis://***@h") == 3
+    assert "s3cr3t" not in out.getvalue()
+
+
 def test_a_terminal_that_is_gone_is_no_error(clock: list[float]) -> None:
     console = Console(GoneTerminal())
     console.write_line("hello")
