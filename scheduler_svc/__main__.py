@@ -43,7 +43,7 @@ STORE = "store"
 
 async def serve(settings: SchedulerSettings) -> None:
     """Runs until a signal, or until another scheduler has taken over."""
-    store = RedisStore(settings.redis_url.get_secret_value(), settings.record_ttl)
+    store = RedisStore(settings.redis_url.get_secret_value(), settings.record_ttl, settings.redis_prefix)
     servicer, admin_servicer = SchedulerServicer(), AdminServicer()
     server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES, options=INTERNAL_OPTIONS)
     add_SchedulerServiceServicer_to_server(servicer, server)

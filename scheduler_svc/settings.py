@@ -12,7 +12,7 @@ from scheduler_svc.core.policy.preemption import PreemptionMode
 from scheduler_svc.engine import EngineSettings
 from scheduler_svc.live_requests import Graces
 from scheduler_svc.policy_registry import find_policy
-from svc_common.redis_url import RedisUrl
+from svc_common.redis_url import DEFAULT_PREFIX, PREFIX, RedisPrefix, RedisUrl
 from svc_common.settings import ServiceSettings
 
 
@@ -35,6 +35,7 @@ class SchedulerSettings(ServiceSettings):
     redis_url: RedisUrl = Field(
         RedisUrl("redis://127.0.0.1:6379/0"), description="Redis that keeps the lease and the records"
     )
+    redis_prefix: RedisPrefix = Field(DEFAULT_PREFIX, description=PREFIX)
     standby: CliImplicitFlag[bool] = Field(
         False, description="start as a standby: take a free lease only after QUIRE_LEASE_SECONDS"
     )

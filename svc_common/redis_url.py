@@ -1,12 +1,21 @@
-"""The URL of a Redis, as a setting. Its password is not part of any representation or error."""
+"""Settings of a Redis: its URL, whose password is not part of any representation or error, and the prefix of keys."""
 
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Secret
+from pydantic import AfterValidator, Secret, StringConstraints
 from redis.asyncio import ConnectionPool
 
 from svc_common.redaction import redact
+
+DEFAULT_PREFIX = "quire"
+PREFIX = (
+    "prefix of all keys in Redis, as {quire}:lease, of letters, digits and _.:-; deployments that share a Redis need "
+    "different ones"
+)
+"""The description of the setting."""
+RedisPrefix = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
+"""The hash tag of all keys of a deployment."""
 
 _RULES = (
     "not a URL of a Redis, such as redis://:password@host:6379/0; the scheme is redis, rediss or unix, and special "

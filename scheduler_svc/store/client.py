@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from scheduler_svc.store.base import StaleEpoch, StoreUnavailable
-from scheduler_svc.store.scripts import KEYS, SCRIPT, STALE
+from scheduler_svc.store.scripts import SCRIPT, STALE, StoreKeys
 
 log = logging.getLogger("quire.scheduler")
 
@@ -26,19 +26,23 @@ Argument = str | bytes | int | float
 
 
 class RedisClient:
-    """Calls of one `kind`, with their own connections. Failures of one kind do not affect another.
+    """Calls of one `kind` on the `keys` of a deployment, with their own connections.
 
+    Failures of one kind do not affect another.
     After a failure every call fails for `fail_fast` seconds without being sent. `on_lost` is called when a connection
     was lost, before the call is repeated. Every call may raise StoreUnavailable and StaleEpoch.
     """
 
-    def __init__(self, url: str, kind: str, fail_fast: float, on_lost: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, url: str, keys: StoreKeys, kind: str, fail_fast: float, on_lost: Callable[[], Awaitable[None]]
+    ) -> None:
         # A failed call is not repeated here: the caller handles it.
         self._redis = redis.Redis.from_url(
             url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT, retry=Retry(NoBackoff(), 0)
         )
         self.is_answering = True
         self.num_restarts = 0
+        self._keys = keys
         self._kind = kind
         self._fail_fast = fail_fast
         self._on_lost = on_lost
@@ -49,7 +53,7 @@ class RedisClient:
         """The result of a function of the script; `timeout` is for the whole call, in seconds."""
 
         async def ask() -> Any:
-            given = (len(KEYS), *KEYS, function, *arguments)
+            given = (len(self._keys), *self._keys, function, *arguments)
             try:
                 return await self._redis.evalsha(_SHA, *given)  # type: ignore[arg-type]
             except NoScriptError:

@@ -10,23 +10,29 @@ from scheduler_svc.request_log import RequestLog
 from scheduler_svc.store.base import Gap, KeyTaken, UnsupportedRecord, WriteBatch
 from scheduler_svc.store.client import Argument, RedisClient
 from scheduler_svc.store.packing import pack_ending, pack_record, pack_writes, unpack_log, unpack_written
+from scheduler_svc.store.scripts import StoreKeys
+from svc_common.redis_url import DEFAULT_PREFIX
 
 log = logging.getLogger("quire.scheduler")
 
-_LIVE = "{quire}:live"
 _FAIL_FAST = 0.2  # seconds after a failure in which calls fail at once
 _EPOCH_TTL = 7 * 86400  # seconds; without a stored epoch the next one is still later, by the clock
 _CHUNK = 128  # records in one call that reads or renews
 
 
 class RedisStore:
-    """Records in the Redis at `url`, kept for `ttl` seconds after their last renewal."""
+    """Records in the Redis at `url`, kept for `ttl` seconds after their last renewal.
 
-    def __init__(self, url: str, ttl: int = 3600) -> None:
+    Deployments that share a Redis differ in the `prefix` of their keys.
+    """
+
+    def __init__(self, url: str, ttl: int = 3600, prefix: str = DEFAULT_PREFIX) -> None:
+        self._keys = StoreKeys.of(prefix)
         # Neither new requests nor large batches delay the lease, and new requests do not delay the steps.
-        self._records = RedisClient(url, "records", _FAIL_FAST, self._hang_up)
-        self._steps = RedisClient(url, "steps", _FAIL_FAST, self._hang_up)
-        self._lease = RedisClient(url, "lease", 0, self._hang_up)  # its callers retry at their own interval
+        self._records = RedisClient(url, self._keys, "records", _FAIL_FAST, self._hang_up)
+        self._steps = RedisClient(url, self._keys, "steps", _FAIL_FAST, self._hang_up)
+        # Its callers retry at their own interval.
+        self._lease = RedisClient(url, self._keys, "lease", 0, self._hang_up)
         self._ttl = ttl
         self._last_write = 0
 
@@ -69,7 +75,7 @@ class RedisStore:
 
     async def live(self) -> list[RequestLog]:
         logs: list[RequestLog] = []
-        for chunk in _chunks(sorted(await self._records.members(_LIVE))):
+        for chunk in _chunks(sorted(await self._records.members(self._keys.live))):
             for reply in await self._records.evaluate("read_live", *chunk):
                 try:
                     logs.append(unpack_log(reply))

@@ -1,14 +1,31 @@
 """The Lua script that runs in Redis. It is one script, so that a call that finds it missing shows a restarted server.
 
-Its first argument is the function's name, and its first two keys are the epoch's and the lease's. Keys of records are
-made here: all of a deployment share a hash tag, and so a shard. The script needs Redis 6.2.
+Its first argument is the function's name. Its keys are those of `StoreKeys`; keys of records are made here. The script
+needs Redis 6.2.
 """
 
-KEYS = ("{quire}:epoch", "{quire}:lease")
+from typing import NamedTuple
+
 STALE = "QUIRESTALE"
 
+
+class StoreKeys(NamedTuple):
+    """The keys of a deployment. All have its prefix as their hash tag, and so are in one shard."""
+
+    epoch: str
+    lease: str
+    live: str
+    """The set of the keys of live requests."""
+    records: str
+    """What keys of records begin with."""
+
+    @classmethod
+    def of(cls, prefix: str) -> "StoreKeys":
+        return cls(*(f"{{{prefix}}}:{name}" for name in ("epoch", "lease", "live", "request:")))
+
+
 SCRIPT = """
-local EPOCH, LEASE, LIVE, PREFIX = KEYS[1], KEYS[2], '{quire}:live', '{quire}:request:'
+local EPOCH, LEASE, LIVE, PREFIX = unpack(KEYS)
 local call = redis.call
 local ops = {}
 

@@ -92,6 +92,7 @@ def service_roles(
                 "QUIRE_SCHEDULER_METRICS_PORT": str(metrics.port),
                 "QUIRE_WORKERS_AT": ",".join(map_address(name, worker.dial_address) for worker in addresses.workers),
                 "QUIRE_REDIS_URL": map_address(name, redis_url),
+                "QUIRE_REDIS_PREFIX": settings.redis_prefix,
                 # The first leads at once; the others wait for it, even where they start faster.
                 **({"QUIRE_STANDBY": "1"} if index else {}),
             },

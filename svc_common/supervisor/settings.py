@@ -16,7 +16,7 @@ from svc_common.model_settings import (
     read_models_file,
 )
 from svc_common.models import split_names
-from svc_common.redis_url import RedisUrl
+from svc_common.redis_url import DEFAULT_PREFIX, PREFIX, RedisPrefix, RedisUrl
 from svc_common.settings import ServiceSettings
 
 
@@ -44,6 +44,7 @@ class SupervisorSettings(ServiceSettings):
     redis_url: Annotated[RedisUrl | None, BeforeValidator(lambda url: url or None)] = Field(
         None, description="URL of a running Redis; unset: one is started"
     )
+    redis_prefix: RedisPrefix = Field(DEFAULT_PREFIX, description=PREFIX)
     model: str | None = Field(None, description="model directory, GGUF file or hub id; unset: SmolLM2-135M-Instruct")
     revision: str | None = Field(None, description="branch, tag or commit of the model's hub id; unset: main")
     tokenizer: str | None = Field(

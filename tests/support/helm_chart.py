@@ -31,7 +31,9 @@ VALUES: dict[str, Object] = {
     "gpu": {
         "worker": {"gpus": 2, "replicas": 3, "runtimeClassName": "nvidia", "tolerations": [{"operator": "Exists"}]}
     },
-    "external_redis": {"redis": {"enabled": False, "externalUrl": "redis://redis.example.com:6379/0"}},
+    "external_redis": {
+        "redis": {"enabled": False, "externalUrl": "redis://redis.example.com:6379/0", "prefix": "team-b"}
+    },
     "external_redis_secret": {"redis": {"enabled": False, "externalUrlSecret": {"name": "store"}}},
     "open": {"networkPolicy": {"enabled": False}, "serviceAccount": {"create": False}},
     "models": {

@@ -124,6 +124,12 @@ def test_services_find_each_other(values: str) -> None:
         assert workload["spec"]["serviceName"] in {service["metadata"]["name"] for service in services.values()}
 
 
+@everywhere
+def test_releases_may_share_a_redis_under_prefixes(values: str) -> None:
+    prefix = environment(values, "scheduler").get("QUIRE_REDIS_PREFIX")
+    assert prefix == ("team-b" if values == "external_redis" else None)
+
+
 def test_a_gateway_drains_before_it_is_killed() -> None:
     spec = pod_specs("default")["gateway"]
     before = int(spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])

@@ -87,6 +87,18 @@ def test_settings_are_shown_without_the_password(
     assert "s3cr3t" not in printed.out + printed.err
 
 
+@pytest.mark.parametrize("prefix", ["", "a b", "{a}", "ä", "a*", "a" * 65, "a\n"])
+@pytest.mark.parametrize("kind", [SchedulerSettings, SupervisorSettings])
+def test_a_prefix_that_cannot_be_is_refused(
+    kind: Kind, prefix: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUIRE_REDIS_PREFIX", prefix)
+    with pytest.raises(SystemExit) as exit_info:
+        read_settings(kind, [])
+    assert exit_info.value.code == 2
+    assert "QUIRE_REDIS_PREFIX (--redis-prefix): string should match pattern" in capsys.readouterr().err
+
+
 def test_help_has_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read_settings(SchedulerSettings, ["--help"])

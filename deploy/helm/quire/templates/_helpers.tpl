@@ -351,6 +351,10 @@ envFrom:
 {{- end -}}
 
 {{- define "quire.redisEnv" -}}
+{{- with .Values.redis.prefix }}
+- name: QUIRE_REDIS_PREFIX
+  value: {{ . | quote }}
+{{ end -}}
 {{- if .Values.redis.enabled -}}
 - name: REDIS_PASSWORD
   valueFrom:

@@ -31,7 +31,7 @@ def test_services_find_each_other() -> None:
     assert set(roles) == {"worker-0", "worker-1", "scheduler", "gateway-0", "gateway-1"}
     scheduler = roles["scheduler"].environment
     assert scheduler["QUIRE_WORKERS_AT"] == "127.0.0.1:50053,127.0.0.1:50054"
-    assert scheduler["QUIRE_REDIS_URL"] == REDIS
+    assert (scheduler["QUIRE_REDIS_URL"], scheduler["QUIRE_REDIS_PREFIX"]) == (REDIS, "quire")
     assert (scheduler["QUIRE_SCHEDULER_ADMIN_HOST"], scheduler["QUIRE_SCHEDULER_ADMIN_PORT"]) == ("127.0.0.1", "50062")
     assert roles["worker-1"].environment["QUIRE_WORKER_PORT"] == "50054"
     assert roles["worker-1"].environment["QUIRE_WORKER_METRICS_PORT"] == "9112"
@@ -86,6 +86,11 @@ def test_settings_of_gateways_alone_reach_gateways_alone() -> None:
     for name, value in given.items():
         assert roles["gateway"].environment[f"QUIRE_{name.upper()}"] == value
         assert f"QUIRE_{name.upper()}" not in {**roles["worker"].environment, **roles["scheduler"].environment}
+
+
+def test_the_prefix_of_redis_keys_reaches_schedulers() -> None:
+    roles = table(redis_prefix="team-b", schedulers=2)
+    assert {roles[name].environment["QUIRE_REDIS_PREFIX"] for name in ("scheduler-0", "scheduler-1")} == {"team-b"}
 
 
 def test_what_names_the_model_and_its_tokenizer_reaches_workers_and_gateways() -> None:
