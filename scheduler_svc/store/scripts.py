@@ -55,6 +55,10 @@ end
 
 local function record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, ttl)
   local name = PREFIX .. key
+  -- A Redis that is full refuses this command. It checks its memory before the first write of a script only, and never
+  -- refuses a DEL.
+  call('SADD', LIVE, key)
+  call('EXPIRE', LIVE, ttl)
   local before = tonumber(call('HGET', name, 'count') or '0')
   each_sequence(name, math.max(before, tonumber(count)), function(tokens, logprobs) call('DEL', tokens, logprobs) end)
   call('DEL', name, name .. ':prompt_logprobs')
@@ -63,8 +67,6 @@ local function record(key, submission, submit, accepted_at, deadline, count, fin
   if deadline ~= '' then call('HSET', name, 'deadline', deadline) end
   if fingerprint ~= '' then call('HSET', name, 'fingerprint', fingerprint) end
   call('EXPIRE', name, ttl)
-  call('SADD', LIVE, key)
-  call('EXPIRE', LIVE, ttl)
 end
 
 local function read(key)
