@@ -46,7 +46,7 @@ class HttpHandlers:
             ("POST", "/v1/chat/completions", self.chat_completions),
         ]
         return Router(
-            [Route(path, self._endpoint(method, path, handle)) for method, path, handle in routes],
+            [Route(spelling, self._endpoint(*route)) for route in routes for spelling in _spellings(route[1])],
             redirect_slashes=False,
             default=self._endpoint(None, "none", no_route),
         )
@@ -121,7 +121,7 @@ class HttpHandlers:
         return Call(self._tenant(exchange), operation, _deadline(exchange), exchange.context)
 
     def _tenant(self, exchange: HttpExchange) -> Tenant:
-        return self._authenticator.tenant(exchange.headers.get("authorization"))
+        return self._authenticator.tenant(exchange.header("Authorization"))
 
     def _model_json(self, name: str, info: ModelInfo) -> Json:
         return {
@@ -133,6 +133,12 @@ class HttpHandlers:
             "root": info.name,
             "max_model_len": info.context_length,
         }
+
+
+def _spellings(path: str) -> list[str]:
+    """A route's path, with and without a slash at the end."""
+    # A parameter at the end of a path is a name of any length: the slash would be a part of it.
+    return [path] if path.endswith("}") else [path, f"{path}/"]
 
 
 async def no_route(exchange: HttpExchange) -> None:
@@ -161,7 +167,7 @@ async def _stream(exchange: HttpExchange, answer: ResponseBuilder, group: Reques
 
 def _idempotency_key(exchange: HttpExchange) -> str | None:
     """The client's own id of the request, which is also the reply's."""
-    name = exchange.headers.get("idempotency-key")
+    name = exchange.header("Idempotency-Key")
     if name is not None and is_request_id(name):
         exchange.request_id = name
     return name
@@ -169,7 +175,7 @@ def _idempotency_key(exchange: HttpExchange) -> str | None:
 
 def _cursor(exchange: HttpExchange, delivery: Delivery, num_choices: int) -> Cursor | None:
     """Where a stream begins that can be resumed: one whose client named it."""
-    last_event_id = exchange.headers.get(LAST_EVENT_ID)
+    last_event_id = exchange.header(LAST_EVENT_ID)
     is_lasting = delivery is not Delivery.WHOLE and "idempotency-key" in exchange.headers
     if last_event_id is None:
         return Cursor(num_choices) if is_lasting else None
@@ -181,7 +187,7 @@ def _cursor(exchange: HttpExchange, delivery: Delivery, num_choices: int) -> Cur
 
 def _deadline(exchange: HttpExchange) -> float | None:
     """The client's deadline on the monotonic clock, in seconds."""
-    header = exchange.headers.get("x-request-timeout")
+    header = exchange.header("x-request-timeout")
     if header is None:
         return None
     try:

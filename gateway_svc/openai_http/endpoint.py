@@ -10,7 +10,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from starlette.types import Receive, Scope, Send
 
 from gateway_svc.metrics import GatewayMetrics
-from gateway_svc.openai_http.errors import WRONG_METHOD, HttpError
+from gateway_svc.openai_http.errors import WRONG_METHOD, HttpError, HttpRejection
 from gateway_svc.openai_http.exchange import HttpExchange
 from gateway_svc.request_group import ClientDisconnected
 from svc_common.errors import QuireError, Reason
@@ -69,6 +69,8 @@ class HttpEndpoint:
                 await exchange.send_error(replace(WRONG_METHOD, allow=self._method))
         except QuireError as error:
             await exchange.send_error(HttpError.of(error))
+        except HttpRejection as rejection:
+            await exchange.send_error(rejection.error)
         except ClientDisconnected:
             pass
         except Exception:

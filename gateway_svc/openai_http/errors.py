@@ -79,3 +79,14 @@ class HttpError:
 
 NO_ROUTE = HttpError(404, "invalid_request_error", "not_found", "there is nothing at this address")
 WRONG_METHOD = HttpError(405, "invalid_request_error", "method_not_allowed", "this address takes another method")
+NOT_JSON = HttpError(
+    415, "invalid_request_error", "unsupported_media_type", "Content-Type must be application/json", "Content-Type"
+)
+
+
+class HttpRejection(Exception):  # noqa: N818
+    """A rejection that only HTTP has."""
+
+    def __init__(self, error: HttpError) -> None:
+        super().__init__(error.message)
+        self.error = error

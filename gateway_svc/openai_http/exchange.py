@@ -13,7 +13,7 @@ from opentelemetry.context import Context
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from gateway_svc.openai_http.errors import HttpError
+from gateway_svc.openai_http.errors import NOT_JSON, HttpError, HttpRejection
 from gateway_svc.openai_http.events import sse_event, to_json
 from gateway_svc.openai_http.json_fields import JsonBody, parse_body
 from gateway_svc.request_group import ClientDisconnected
@@ -44,8 +44,20 @@ class HttpExchange:
         self._stage = _ResponseStage.OPEN
         self._sent_at = 0.0
 
+    def header(self, name: str) -> str | None:
+        """A header's value. Raises QuireError where the request has it more than once: proxies and servers differ in
+        which one they take."""
+        values = self.headers.getlist(name)
+        if len(values) > 1:
+            raise QuireError(Reason.INVALID_FIELD, "is there more than once", field=name)
+        return values[0] if values else None
+
     async def read_json(self) -> JsonBody:
-        """The body. Raises QuireError where it is too large or not a JSON object, and ClientDisconnected."""
+        """The body. Raises QuireError where it is too large or not a JSON object, HttpRejection where it has another
+        content type, and ClientDisconnected."""
+        # Browsers send other types, and none, to any server without asking it: a web page could post to a local one.
+        if (self.header("Content-Type") or "").partition(";")[0].strip().lower() != "application/json":
+            raise HttpRejection(NOT_JSON)
         # A Content-Length above the limit is enough to reject: the server discards the body.
         length = self.headers.get("content-length", "")
         if length.isdecimal() and int(length) > MAX_BODY_BYTES:

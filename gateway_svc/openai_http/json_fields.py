@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -10,6 +11,8 @@ from gateway_svc.sampling_fields import SamplingField, Value
 from svc_common.errors import QuireError, Reason
 
 T = TypeVar("T")
+
+_MAX_PATH = 200  # characters of a path in an error
 
 
 class JsonFields:
@@ -152,17 +155,49 @@ def as_object(where: str, value: Any) -> dict[str, Any]:
 
 
 def parse_body(data: bytes) -> JsonBody:
-    """A body that is a JSON object. Raises QuireError MALFORMED_MESSAGE."""
+    """A body that is a JSON object. Raises QuireError MALFORMED_MESSAGE, and INVALID_FIELD where an object has a key
+    twice: parsers differ in which value they take."""
     constants: list[str] = []
+    repeated_keys: dict[int, tuple[dict[str, Any], str]] = {}
 
     def not_finite(name: str) -> float:
         constants.append(name)
         return math.nan
 
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            repeated_keys[id(values)] = values, next(key for key in counts if counts[key] > 1)
+        return values
+
     try:
-        values = json.loads(data, parse_constant=not_finite)
+        values = json.loads(data, parse_constant=not_finite, object_pairs_hook=unique)
     except (ValueError, RecursionError):
         raise QuireError(Reason.MALFORMED_MESSAGE, "the body is not JSON") from None
     if not isinstance(values, dict):
         raise QuireError(Reason.MALFORMED_MESSAGE, "the body is not a JSON object")
+    if repeated_keys:
+        raise invalid(_repeated_field(values, repeated_keys), "is there twice")
     return JsonBody(values, tuple(constants))
+
+
+def _repeated_field(body: dict[str, Any], repeated_keys: Mapping[int, tuple[dict[str, Any], str]]) -> str:
+    """The path of a field that its object has twice. `repeated_keys` has each such object, with one key, by its id."""
+    left: list[tuple[str, Any]] = [("", body)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, dict):
+            dotted = f"{path}." if path else ""
+            if id(value) in repeated_keys:
+                return _printable(dotted + repeated_keys[id(value)][1])
+            left += ((dotted + name, item) for name, item in value.items())
+        elif isinstance(value, list):
+            left += ((f"{path}[{index}]", item) for index, item in enumerate(value))
+    raise AssertionError("the outermost object with a repeated key is a part of the body")
+
+
+def _printable(path: str) -> str:
+    """A path whose names are the client's: short, and without halves of surrogate pairs."""
+    cut = path if len(path) <= _MAX_PATH else f"{path[:_MAX_PATH]}…"
+    return cut.encode("utf-8", "backslashreplace").decode()

@@ -16,6 +16,7 @@ from scripted_scheduler import answer_with
 from tiny_model import CONTEXT_LENGTH, EOS
 
 MESSAGES = [{"role": "user", "content": "hello"}]
+JSON = {"content-type": "application/json"}
 ROLE, CONTENT = "messages[0].role", "messages[0].content"
 
 
@@ -124,12 +125,62 @@ async def test_bad_input_is_refused_by_field(
         (b'{"prompt": "a", "x": NaN}', "malformed_message", None),
         (b'{"prompt": "a", "temperature": 1e999}', "invalid_field", "temperature"),
         (b'{"prompt": "\\ud800"}', "invalid_field", "prompt"),
+        (b'{"prompt": "a", "n": 1, "prompt": "b"}', "invalid_field", "prompt"),
+        (b'{"prompt": "a", "prompt": "a"}', "invalid_field", "prompt"),
+        (b'{"prompt": "a", "logit_bias": {"5": 1, "5": 2}}', "invalid_field", "logit_bias.5"),
+        (b'{"prompt": "a", "x": [{}, {"y": 1, "y": 2}]}', "invalid_field", "x[1].y"),
+        (b'{"prompt": "a", "x": {"y": 1, "y": 2}, "x": 1}', "invalid_field", "x"),
+        (b'{"prompt": "a", "\\ud800": 1, "\\ud800": 2}', "invalid_field", "\\ud800"),
     ],
 )
 async def test_bad_json_is_refused(data: bytes, code: str, param: str | None, quire: Harness) -> None:
-    response = await quire.http.post("/v1/completions", content=data)
+    response = await quire.http.post("/v1/completions", content=data, headers=JSON)
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, code, param)
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", "text/json", "", None],
+)
+async def test_a_web_page_of_another_origin_cannot_post(content_type: str | None, quire: Harness) -> None:
+    headers = {} if content_type is None else {"content-type": content_type}
+    response = await quire.http.post("/v1/completions", content=b'{"prompt": "a"}', headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (415, "unsupported_media_type", "Content-Type")
+    assert not quire.scheduler.all("submit")
+
+
+@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "Application/JSON ;charset=UTF-8"])
+async def test_json_may_have_a_charset(content_type: str, quire: Harness) -> None:
+    quire.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
+    headers = {"content-type": content_type}
+    response = await quire.http.post("/v1/completions", content=b'{"prompt": "a"}', headers=headers)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["Idempotency-Key", "x-request-timeout", "last-event-id", "Authorization", "Content-Type"]
+)
+async def test_a_header_that_is_there_twice_is_refused(name: str, quire: Harness) -> None:
+    headers = [(name, "1"), (name, "2"), *(JSON | {"idempotency-key": "one"}).items()]
+    content = b'{"prompt": "a", "stream": true}'
+    response = await quire.http.post("/v1/completions", content=content, headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "invalid_field", name)
+    assert not quire.scheduler.all("submit")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions/", {"prompt": "a"}), ("/v1/chat/completions/", {"messages": MESSAGES}), ("/v1/models/", None)],
+)
+async def test_a_slash_at_the_end_of_a_path_changes_nothing(
+    path: str, body: dict[str, Any] | None, quire: Harness
+) -> None:
+    quire.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
+    response = await quire.http.request("GET" if body is None else "POST", path, json=body)
+    assert response.status_code == 200
 
 
 @pytest.mark.parametrize("has_length", [True, False], ids=["with its length", "in chunks"])
@@ -139,7 +190,7 @@ async def test_a_body_that_is_too_large_leaves_the_next_alone(has_length: bool, 
             yield b" " * 2**20
 
     content = b" " * (40 * 2**20) if has_length else chunks()
-    response = await quire.http.post("/v1/completions", content=content)
+    response = await quire.http.post("/v1/completions", content=content, headers=JSON)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "message_too_large")
     assert (await quire.http.get("/v1/models")).status_code == 200
 
@@ -149,7 +200,8 @@ async def test_a_body_that_is_too_large_leaves_the_next_alone(has_length: bool, 
     [
         ("GET", "/nowhere", 404, "not_found"),
         ("POST", "/v1/embeddings", 404, "not_found"),
-        ("GET", "/v1/completions/", 404, "not_found"),
+        ("GET", "/v1/completions//", 404, "not_found"),
+        ("GET", "/v1/completions/", 405, "method_not_allowed"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models/tiny", 405, "method_not_allowed"),
         ("PATCH", "/health", 405, "method_not_allowed"),
@@ -202,7 +254,7 @@ bodies = st.dictionaries(st.sampled_from(KNOWN) | st.text(max_size=5), json_valu
 )
 async def test_any_body_is_answered_or_refused_as_documented(data: bytes, path: str, quire: Harness) -> None:
     quire.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
-    response = await quire.http.post(path, content=data)
+    response = await quire.http.post(path, content=data, headers=JSON)
     if response.status_code != 200:
         assert response.status_code in (400, 404)
         code = response.json()["error"]["code"]

@@ -16,6 +16,7 @@ from quire.inference.v1 import inference_pb2 as pb
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
 
 METHOD = "/quire.inference.v1.InferenceService/Generate"
+JSON = {"content-type": "application/json"}
 LONG = [7] * 9000
 NAN = float("nan")
 
@@ -150,7 +151,7 @@ async def test_grpc_names_the_field(channel: grpc.aio.Channel, case: Case, rpc: 
 async def test_http_names_the_field(http: httpx.AsyncClient, case: Case, streams: bool) -> None:
     _, _, values, reason, _, param = case
     body = {**values, "stream": streams}
-    answer = await http.post("/v1/completions", content=json.dumps(body), headers={"content-type": "application/json"})
+    answer = await http.post("/v1/completions", content=json.dumps(body), headers=JSON)
     assert answer.status_code == (404 if reason == "MODEL_NOT_FOUND" else 400)
     error = answer.json()["error"]
     assert error["param"] == param
@@ -184,7 +185,7 @@ async def test_random_bytes_are_a_malformed_message(channel: grpc.aio.Channel) -
 
 
 async def test_random_bytes_over_http(http: httpx.AsyncClient) -> None:
-    answer = await http.post("/v1/completions", content=b"\xff\x13\x37" * 50)
+    answer = await http.post("/v1/completions", content=b"\xff\x13\x37" * 50, headers=JSON)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -197,6 +198,6 @@ async def test_message_of_100_mb_is_too_large(channel: grpc.aio.Channel) -> None
 
 
 async def test_body_of_100_mb_is_too_large(http: httpx.AsyncClient) -> None:
-    answer = await http.post("/v1/completions", content=bytes(100_000_000))
+    answer = await http.post("/v1/completions", content=bytes(100_000_000), headers=JSON)
     assert answer.status_code == 413
     assert answer.json()["error"]["message"]
