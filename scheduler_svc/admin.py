@@ -32,7 +32,11 @@ _STATES = {
     SequenceStatus.RUNNING: admin_v1.SEQUENCE_STATE_RUNNING,
     SequenceStatus.ENDED: admin_v1.SEQUENCE_STATE_ENDED,
 }
-_RETURNS = {PreemptionMethod.SWAP: admin_v1.RETURN_SWAP, PreemptionMethod.RECOMPUTE: admin_v1.RETURN_RECOMPUTE}
+_RETURNS = {
+    PreemptionMethod.SWAP: admin_v1.RETURN_SWAP,
+    PreemptionMethod.RECOMPUTE: admin_v1.RETURN_RECOMPUTE,
+    PreemptionMethod.KEEP: admin_v1.RETURN_KEEP,
+}
 
 
 class Explainer(Protocol):

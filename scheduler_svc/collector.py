@@ -55,7 +55,9 @@ class EngineCollector(Collector):
             totals = [self._engine.models.discarded_totals(name), *(core.totals for core in cores)]
             swaps, hosts = sum(one.swaps for one in totals), sum(one.host_hits for one in totals)
             preemptions.add_metric([name, "swap"], swaps)
-            preemptions.add_metric([name, "recompute"], sum(one.preemptions for one in totals) - swaps)
+            keeps = sum(one.keeps for one in totals)
+            preemptions.add_metric([name, "keep"], keeps)
+            preemptions.add_metric([name, "recompute"], sum(one.preemptions for one in totals) - swaps - keeps)
             hits.add_metric([name, "device"], sum(one.cache_hits for one in totals) - hosts)
             hits.add_metric([name, "host"], hosts)
             for gauge, read_core in gauges:

@@ -34,6 +34,7 @@ class PreemptionMethod(StrEnum):
 
     SWAP = "swap"
     RECOMPUTE = "recompute"
+    KEEP = "keep"
     OTHER = "other"
     """A method that this version of the client does not know."""
 
@@ -235,7 +236,11 @@ _STATES = {
     pb.SEQUENCE_STATE_PREEMPTED: SequenceState.PREEMPTED,
     pb.SEQUENCE_STATE_ENDED: SequenceState.ENDED,
 }
-_PREEMPTION_METHODS = {pb.RETURN_SWAP: PreemptionMethod.SWAP, pb.RETURN_RECOMPUTE: PreemptionMethod.RECOMPUTE}
+_PREEMPTION_METHODS = {
+    pb.RETURN_SWAP: PreemptionMethod.SWAP,
+    pb.RETURN_RECOMPUTE: PreemptionMethod.RECOMPUTE,
+    pb.RETURN_KEEP: PreemptionMethod.KEEP,
+}
 
 
 def _seconds(duration: Duration) -> float:

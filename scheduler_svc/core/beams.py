@@ -54,6 +54,7 @@ class BeamSearches:
         for token in tokens[1:]:
             child = Sequence(self._requests.new_id(), sequence.request, 0, sequence.arrival, [*sequence.tokens, token])
             child.num_cached_prompt_tokens = sequence.num_cached_prompt_tokens
+            child.waited = sequence.waited
             child.siblings = sequence.siblings
             child.siblings.append(child)
             step.add_child(child)

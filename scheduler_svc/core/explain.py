@@ -178,18 +178,16 @@ def _swapped_at(scheduler: Scheduler, sequence: Sequence) -> Replica | None:
 
 
 def _num_ahead(scheduler: Scheduler, sequence: Sequence, at: Replica | None, now: float) -> int | None:
-    """How many sequences are admitted or resumed before this one: swapped ones before queued ones of their class."""
-    policy = scheduler.waiting.policy
-
-    def order(other: Sequence) -> tuple[int, int, int]:
-        return (-policy.effective_priority(other, now), other.arrival, other.index)
-
+    """How many sequences are admitted or resumed before this one: swapped ones, unless class or tenant are behind."""
+    scheduler.waiting.now = max(scheduler.waiting.now, now)
+    rank = scheduler.waiting.rank
     if at is not None:
-        return sum(order(other) < order(sequence) for other in at.swapped)
+        own = (rank(sequence), sequence.arrival, sequence.index)
+        return sum((rank(other), other.arrival, other.index) < own for other in at.swapped)
     if sequence.phase is not Phase.QUEUED:
         return None
     swapped = (other for replica in scheduler.replicas for other in replica.swapped)
-    num_swapped = sum(order(other)[0] <= order(sequence)[0] for other in swapped)
+    num_swapped = sum(rank(other) <= rank(sequence) for other in swapped)
     return scheduler.waiting.num_ahead(sequence, num_swapped, now)
 
 

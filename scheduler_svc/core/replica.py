@@ -38,6 +38,7 @@ class Replica:
         self.pending_free: dict[int, Sequence] = {}
         self.steps_in_flight: list[StepPlan] = []
         self.num_steps = 0
+        self.num_slots_of: Counter[str] = Counter()  # sequences that hold a slot, by tenant
         self.is_retired = False  # it is given no new sequences
         self.is_indivisible_due = False  # the next step begins with one that did not fit with others
         self.finished_ids: list[int] = []  # sequences that the worker forgets with the next step
@@ -87,6 +88,7 @@ class Replica:
             self.kv.reuse(sequence, Hit([]))
             self.kv.allocate(sequence, self.shape.num_blocks_for(len(sequence.tokens)))
         sequence.set_phase(Phase.RUNNING)
+        self.num_slots_of[sequence.request.tenant] += 1
         self.indivisible.append(sequence)
 
     def resume(self, sequence: Sequence) -> None:
@@ -104,6 +106,7 @@ class Replica:
         sequence.num_steps = 0
         sequence.num_sent_blocks = None
         sequence.set_phase(Phase.SWAPPING_IN if self.kv.is_swapping_in(sequence) else Phase.RUNNING)
+        self.num_slots_of[sequence.request.tenant] += 1
         insort(self.running, sequence, key=lambda s: s.order)
 
     def isolate(self, sequence: Sequence) -> None:
@@ -131,6 +134,9 @@ class Replica:
     def leave(self, sequence: Sequence, phase: Phase) -> None:
         """Takes a sequence out of further steps, to the given phase. Steps in flight keep its blocks."""
         next(group for group in (self.running, self.indivisible, self.isolated) if sequence in group).remove(sequence)
+        self.num_slots_of[sequence.request.tenant] -= 1
+        if not self.num_slots_of[sequence.request.tenant]:
+            del self.num_slots_of[sequence.request.tenant]
         self._send_finished(sequence)
         self.kv.detach(sequence)
         sequence.set_phase(phase)
@@ -150,6 +156,16 @@ class Replica:
         sequence.set_phase(Phase.SWAPPED)
         insort(self.swapped, sequence, key=lambda s: s.order)
 
+    def restore_table(self, sequence: Sequence) -> None:
+        """Gives a sequence that kept its blocks their table again, so that they can be swapped out or freed."""
+        sequence.num_computed = sequence.num_committed = self.kv.swap_in(sequence)
+
+    def free_table(self, sequence: Sequence) -> None:
+        """Frees the blocks of a restored table. A sequence that was not swapped out is in no list any more."""
+        if sequence.swapped_kv is None:
+            self.swapped.remove(sequence)
+        self.kv.free(sequence)
+
     def drop_swapped(self, sequence: Sequence) -> None:
         """Frees the swapped KV of a sequence."""
         self.kv.drop_swapped(sequence)
@@ -163,6 +179,7 @@ class Replica:
     def abandon(self) -> list[Sequence]:
         """The worker is lost. Returns its sequences that have not ended, without blocks."""
         self.steps_in_flight.clear()
+        self.num_slots_of.clear()
         running = [*self.running, *self.indivisible, *self.isolated]
         sequences = [*running, *self.pending_free.values(), *self.swapped]
         for sequence in sequences:
@@ -213,9 +230,11 @@ class Replica:
             else:
                 self._check_indivisible(sequence)
         assert all(s.phase is Phase.SWAPPED and s.swapped_kv is not None for s in self.swapped)
-        num_steps = Counter(part.sequence.id for plan in self.steps_in_flight for part in plan.scheduled)
-        owners = (*present, *leaving)
-        assert all(num_steps[s.id] == s.num_steps_in_flight for s in owners), "steps in flight do not add up"
+        assert self.num_slots_of == Counter(s.request.tenant for s in present), "slots of tenants do not add up"
+        in_flight = Counter(part.sequence.id for plan in self.steps_in_flight for part in plan.scheduled)
+        assert all(in_flight[s.id] == s.num_steps_in_flight for s in (*present, *leaving)), (
+            "steps in flight do not add up"
+        )
         assert self.running == sorted(self.running, key=lambda s: s.order)
         assert not any(self.shape.is_indivisible(s.request) for s in (*self.running, *self.swapped))
 

@@ -37,6 +37,7 @@ class PreemptionMethod(Enum):
 
     SWAP = auto()
     RECOMPUTE = auto()
+    KEEP = auto()  # it stays on the device: the sequence gave up its slot, and no block was short
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class PreemptionRecord:
 class SwappedKV:
     """The KV of a swapped sequence: device blocks that it shares with others and keeps, then host blocks.
 
-    They hold its first `num_tokens` tokens; the shared ones may hold up to the first `num_cached_tokens`.
+    They hold its first `num_tokens` tokens; the shared ones may hold up to the first `num_cached_tokens`. With
+    `is_kept` all blocks stayed on the device, of which the first `num_published` are in the prefix index.
     """
 
     kept_block_ids: list[int]
@@ -60,6 +62,8 @@ class SwappedKV:
     num_tokens: int
     num_cached_tokens: int
     num_swapping: int = 0  # host blocks whose copy is not confirmed
+    is_kept: bool = False
+    num_published: int = 0
 
 
 class EarlyStopping(Enum):
@@ -167,6 +171,9 @@ class Sequence:
     num_acknowledged: int = 0  # output tokens that the gateway has searched for stop strings
     num_cached_prompt_tokens: int | None = None  # found in the prefix cache when it was first admitted; for usage
     num_preemptions: int = 0
+    waited: float = 0.0  # seconds that it has waited before it was last admitted
+    waits_since: float | None = None  # on the driver's clock; None while it runs
+    has_yielded: bool = False  # it waits because another one had a right to its slot or blocks
     num_steps: int = 0  # since it was last admitted
     num_prompt_logprobs: int = 0  # returned so far; the first token of the prompt has none
     block_ids: list[int] = field(default_factory=list)
@@ -192,6 +199,27 @@ class Sequence:
     def is_one_of_beams(self) -> bool:
         """Whether it is one of several beams. They hold blocks while they wait for each other."""
         return self.request.beam is not None and self.num_output > 0
+
+    @property
+    def ages_from(self) -> float:
+        """When it would have arrived if it had waited ever since. It must be waiting."""
+        assert self.waits_since is not None
+        return self.waits_since - self.waited
+
+    def seconds_waited(self, now: float) -> float:
+        """How long it has waited in all; time in which it ran does not count."""
+        return self.waited + (max(0.0, now - self.waits_since) if self.waits_since is not None else 0.0)
+
+    def start_waiting(self, now: float) -> None:
+        """It waits from now on. Does nothing if it waits already."""
+        if self.waits_since is None:
+            self.waits_since = now
+
+    def stop_waiting(self, now: float) -> None:
+        """It runs from now on."""
+        self.waited = self.seconds_waited(now)
+        self.waits_since = None
+        self.has_yielded = False
 
     @property
     def num_known(self) -> int:

@@ -61,6 +61,7 @@ class RequestTable:
             sequence.restore(known)
         for sequence in sequences:
             sequence.siblings = sequences
+            sequence.start_waiting(request.arrived_at)
         live = [sequence for sequence in sequences if sequence.phase is not Phase.ENDED]
         if not live:
             return []

@@ -12,8 +12,10 @@ from scheduler_svc.core.limits import MAX_STEPS_IN_FLIGHT, SchedulerLimits
 from scheduler_svc.core.planning import indivisible
 from scheduler_svc.core.planning.admitter import Admitter
 from scheduler_svc.core.planning.capacity import Capacity
+from scheduler_svc.core.planning.fair_preemption import FairPreemption
 from scheduler_svc.core.planning.isolated_runs import IsolatedRuns
 from scheduler_svc.core.planning.preemptor import Preemptor
+from scheduler_svc.core.planning.prompt_turns import PromptTurns
 from scheduler_svc.core.planning.running import RunningPlanner
 from scheduler_svc.core.planning.step_builder import StepBuilder
 from scheduler_svc.core.policy import POLICIES
@@ -51,7 +53,17 @@ class Scheduler:
         self.placement = IsolatingPlacement(self.replicas, self.poison)
         self.capacity = Capacity(limits, self.placement, preemption)
         self._preemptor = Preemptor(preemption, self.waiting, self.totals)
-        self._running = RunningPlanner(limits, preemption, self._preemptor)
+        shares_by_tenant = sharing is Sharing.BY_TENANT
+        turns = PromptTurns(self.waiting, shares_by_tenant=shares_by_tenant)
+        self._running = RunningPlanner(limits, preemption, self._preemptor, turns)
+        self._fair_preemption = FairPreemption(
+            self.replicas,
+            self.waiting,
+            self.capacity,
+            preemption,
+            self._preemptor,
+            shares_by_tenant=shares_by_tenant,
+        )
         self._admitter = Admitter(self.waiting, self.placement, self.capacity, self._preemptor, self.totals)
         self._isolated_runs = IsolatedRuns(self.poison, self.waiting, self._preemptor)
         self._requests = RequestTable(self.replicas, self.waiting, self._isolated_runs)
@@ -81,9 +93,10 @@ class Scheduler:
     def _plan_step(self, replica: Replica) -> StepPlan | None:
         step = StepBuilder(replica, self.limits)
         if not self._isolated_runs.is_due(replica):
+            head = self._fair_preemption.make_way(replica)
             indivisible.begin_with_due(step)
             self._running.add_decodes(step)
-            self._running.add_prompt_chunks(step)
+            self._running.add_prompt_chunks(step, head)
             indivisible.add_fitting(step)
             self._admitter.admit(step)
         if not step.scheduled:

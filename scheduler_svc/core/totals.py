@@ -9,6 +9,7 @@ class Totals:
 
     preemptions: int = 0
     swaps: int = 0  # preemptions by swap
+    keeps: int = 0  # preemptions that left the KV on the device
     prompt_tokens: int = 0
     generation_tokens: int = 0
     computed_tokens: int = 0  # by steps, recomputed ones included

@@ -211,6 +211,47 @@ class CrowdedWorld(RandomWorld):
         return replace(request, prompt=prompt, tenant=tenant, salt=tenant.encode())
 
 
+class ContestedWorld(RandomWorld):
+    """Three tenants with other weights and priorities want more slots and blocks than there are, for long outputs."""
+
+    def __init__(self, seed: int, max_new_tokens: int = 1) -> None:
+        super().__init__(seed, max_new_tokens)
+        rng = self.rng
+        self.share_of_losses = 0.001
+        self.share_of_common = rng.choice([0.0, 0.5])
+        self.shape = replace(
+            self.shape,
+            num_blocks=rng.choice([40, 64, 200]),
+            max_sequences=rng.choice([2, 3, 6]),
+            num_host_blocks=rng.choice([0, 40, 200]),
+            max_step_tokens=rng.choice([4, 16]),
+        )
+        limits = replace(
+            self.world.limits,
+            max_step_tokens=rng.choice([4, 8, 32]),
+            queue=AdmissionLimits(max_requests=30),
+            policy=rng.choice(["priority", "fair", "fair", "fair"]),
+        )
+        self.world = World(limits, rng)
+        for _ in range(self.num_sites):
+            self.add_worker()
+
+    def request(self) -> Request:
+        request, rng = super().request(), self.rng
+        if request.returns_value:
+            return request
+        capacity = self.shape.num_blocks * self.shape.block_size
+        return replace(
+            request,
+            max_tokens=max(1, min(capacity - len(request.prompt), rng.choice([5, 60, 150]))),
+            stop_token_ids=frozenset(),
+            min_tokens=0,
+            deadline=None,
+            tenant=rng.choice(["x", "x", "x", "y", "z"]),
+            priority=rng.choice([-1, 0, 0, 0, 1]),
+        )
+
+
 def run_world(world: RandomWorld, num_actions: int) -> World:
     """Performs actions, runs all requests to their end, and checks the invariants of the end."""
     for _ in range(num_actions):

@@ -195,6 +195,8 @@ def _choice(sequence: SequenceExplanation) -> str:
     swap, recompute = _time(last.swap_seconds), _time(last.recompute_seconds)
     if last.choice is PreemptionMethod.SWAP:
         return f", the last by swap: {swap} by estimate, recompute {recompute}"
+    if last.choice is PreemptionMethod.KEEP:
+        return ", the last for another tenant or a higher priority: its blocks stayed on the device"
     return f", the last by recompute: {recompute} by estimate, swap {swap}"
 
 

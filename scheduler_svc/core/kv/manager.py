@@ -181,6 +181,25 @@ class KVManager:
 
     # Swaps.
 
+    def keep(self, sequence: Sequence) -> bool:
+        """Keeps all blocks of a sequence that is about to give up its slot; `swap_in` restores its table.
+
+        False if one of them is still the target of a copy.
+        """
+        if any(copy.destination in sequence.block_ids for copy in self._copies):
+            return False
+        num_cached_tokens = max(sequence.num_cached_tokens, sequence.num_computed + sequence.num_extra)
+        sequence.swapped_kv = SwappedKV(
+            sequence.block_ids,
+            [],
+            sequence.num_computed,
+            num_cached_tokens,
+            is_kept=True,
+            num_published=sequence.num_published,
+        )
+        sequence.block_ids = []
+        return True
+
     def swap_out(self, sequence: Sequence) -> bool:
         """Swaps out a sequence that is about to leave the device.
 
@@ -226,7 +245,8 @@ class KVManager:
         found = self._prefixes.match_cached(sequence, len(swapped_kv.kept_block_ids), num_full)
         self.device.pool.share(found)
         sequence.block_ids = swapped_kv.kept_block_ids + found
-        sequence.num_published = min(len(sequence.block_ids), num_full)
+        num_published = swapped_kv.num_published if swapped_kv.is_kept else len(sequence.block_ids)
+        sequence.num_published = min(num_published, num_full)
         sequence.num_cached_tokens = swapped_kv.num_cached_tokens
         if len(found) < len(swapped_kv.host_ids):
             self._swap_in_blocks(sequence, swapped_kv.host_ids[len(found) :])

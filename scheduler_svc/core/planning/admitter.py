@@ -86,6 +86,7 @@ class Admitter:
         num_needed = replica.kv.num_needed_to_swap_in(sequence)
         if not self._capacity.has_free_slot(replica) or not self._capacity.has_room(replica, sequence, num_needed):
             return None
+        sequence.stop_waiting(self._waiting.now)
         replica.resume(sequence)
         return replica
 
@@ -104,6 +105,7 @@ class Admitter:
     def _enter(self, offer: PlacementOffer, sequence: Sequence) -> Replica:
         replica, hit = offer.replica, offer.hit
         self._waiting.remove(sequence)
+        sequence.stop_waiting(self._waiting.now)
         waiting = (Phase.QUEUED, Phase.WAITING_FOR_PREFIX)
         if not any(sibling is not sequence and sibling.phase in waiting for sibling in sequence.siblings):
             self._waiting.admission.leave(sequence.request)

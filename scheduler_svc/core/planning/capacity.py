@@ -48,6 +48,11 @@ class Capacity:
         low = self._preemption.low_watermark(replica, len(replica.running) + 1)
         return self._placement.load(replica).num_blocks + max(low, replica.shape.num_blocks // 100)
 
+    def measured_reserve(self, replica: Replica, sequence: Sequence) -> int:
+        """The same, of the load as it is now."""
+        self._placement.measure(replica)
+        return self.reserve(replica, sequence)
+
     def may_fork(self, replica: Replica) -> bool:
         """Whether a replica has room for a fork of one of its sequences."""
         self._placement.measure(replica)

@@ -1,11 +1,12 @@
 """Preempts sequences, and queues again what lost its blocks."""
 
 from dataclasses import replace
+from functools import partial
 
 from scheduler_svc.core.policy.preemption import PreemptionPolicy
 from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
-from scheduler_svc.core.request import Phase, PreemptionMethod, Sequence
+from scheduler_svc.core.request import Phase, PreemptionMethod, PreemptionRecord, Sequence
 from scheduler_svc.core.totals import Totals
 
 
@@ -28,7 +29,32 @@ class Preemptor:
         """Preempts others until `count` blocks are or will be available for a sequence, or else the sequence itself."""
         while sequence.phase is Phase.RUNNING and count > replica.kv.num_available + replica.num_pending_free:
             if not self.preempt_victim(replica, protected_ids):
-                self._preempt(replica, sequence)
+                self.preempt(replica, sequence)
+
+    def take_slot(self, replica: Replica, sequence: Sequence) -> None:
+        """Has a running sequence give up its slot. What it has computed stays on the device."""
+        costs = self._policy.compare_costs(replica, sequence)
+        if not replica.kv.unshared_tail(sequence):  # the prefix cache keeps what it has
+            self._record(sequence, replace(costs, method=PreemptionMethod.RECOMPUTE))
+        elif replica.kv.keep(sequence):
+            self._record(sequence, replace(costs, method=PreemptionMethod.KEEP))
+        else:
+            return
+        self._leave(replica, sequence)
+
+    def release_kept(self, replica: Replica, but: Sequence | None = None) -> bool:
+        """Has a sequence without a slot give up the blocks that it kept; False if there is none but this one."""
+        kept = [s for s in replica.swapped if s is not but and s.swapped_kv is not None and s.swapped_kv.is_kept]
+        if not kept:
+            return False
+        sequence = max(kept, key=partial(self._policy.preemption_key, replica))
+        replica.restore_table(sequence)
+        preemption = self._choose(replica, sequence)
+        replica.free_table(sequence)
+        self._record(sequence, preemption)
+        if sequence.swapped_kv is None:
+            self._waiting.add(sequence)
+        return True
 
     def preempt_victim(self, replica: Replica, protected_ids: set[int]) -> bool:
         """Has one sequence give up its blocks; False if there is none.
@@ -36,6 +62,8 @@ class Preemptor:
         The last running sequence is preempted only if no sequence is swapped out: swapped KV keeps shared blocks on the
         device, and is dropped before.
         """
+        if self.release_kept(replica):
+            return True
         victim = self._policy.pick_victim(replica, protected_ids)
         if victim is None or len(replica.running) == 1:
             if replica.swapped:
@@ -43,21 +71,30 @@ class Preemptor:
                 return True
             if victim is None:
                 return False
-        self._preempt(replica, victim)
+        self.preempt(replica, victim)
         return True
 
-    def _preempt(self, replica: Replica, victim: Sequence) -> None:
-        preemption = self._policy.compare_costs(replica, victim)
-        if preemption.method is PreemptionMethod.SWAP and not replica.kv.swap_out(victim):
+    def preempt(self, replica: Replica, victim: Sequence) -> None:
+        """Has a running sequence give up its slot and its blocks."""
+        self._record(victim, self._choose(replica, victim))
+        self._leave(replica, victim)
+
+    def _choose(self, replica: Replica, sequence: Sequence) -> PreemptionRecord:
+        """Begins to swap a sequence out if that costs less than to recompute it, and the host has room."""
+        preemption = self._policy.compare_costs(replica, sequence)
+        if preemption.method is PreemptionMethod.SWAP and not replica.kv.swap_out(sequence):
             preemption = replace(preemption, method=PreemptionMethod.RECOMPUTE)
         self.num_sequences_freed += 1
-        victim.num_preemptions += 1
-        victim.last_preemption = preemption
-        self._preempted.append(victim)
         self._policy.record_method(replica, preemption.method)
+        return preemption
+
+    def _record(self, sequence: Sequence, preemption: PreemptionRecord) -> None:
+        sequence.num_preemptions += 1
+        sequence.last_preemption = preemption
+        self._preempted.append(sequence)
         self._totals.preemptions += 1
         self._totals.swaps += preemption.method is PreemptionMethod.SWAP
-        self._leave(replica, victim)
+        self._totals.keeps += preemption.method is PreemptionMethod.KEEP
 
     def _leave(self, replica: Replica, sequence: Sequence) -> None:
         self._waiting.release_all(sequence)
@@ -68,6 +105,7 @@ class Preemptor:
     def finish(self, replica: Replica, sequence: Sequence) -> None:
         """No step names a preempted sequence any more: it waits on the replica if it is swapped, else in the queue."""
         if sequence.swapped_kv is not None:
+            sequence.start_waiting(self._waiting.now)
             replica.keep_swapped(sequence)
         else:
             self._waiting.add(sequence)
@@ -111,7 +149,7 @@ class Preemptor:
         if others := [s for s in replica.swapped if s is not head]:
             self.drop_swapped(replica, others[-1])
         elif beams := [s for s in replica.running if s.request.beam is not None and s.request is not head.request]:
-            self._preempt(replica, beams[-1])
+            self.preempt(replica, beams[-1])
         elif head.swapped_kv is not None and head.request.beam is not None:
             self.drop_swapped(replica, head)
         else:

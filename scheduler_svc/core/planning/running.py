@@ -2,6 +2,7 @@
 
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.planning.preemptor import Preemptor
+from scheduler_svc.core.planning.prompt_turns import PromptTurns
 from scheduler_svc.core.planning.step_builder import StepBuilder
 from scheduler_svc.core.policy.preemption import PreemptionPolicy
 from scheduler_svc.core.replica import Replica
@@ -11,10 +12,13 @@ from scheduler_svc.core.request import Phase, Sequence
 class RunningPlanner:
     """Adds running sequences to steps, and preempts some of them when blocks run out."""
 
-    def __init__(self, limits: SchedulerLimits, policy: PreemptionPolicy, preemptor: Preemptor) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, policy: PreemptionPolicy, preemptor: Preemptor, turns: PromptTurns
+    ) -> None:
         self._limits = limits
         self._policy = policy
         self._preemptor = preemptor
+        self._turns = turns
 
     def add_decodes(self, step: StepBuilder) -> None:
         """Adds the sequences with one token to compute; if they exceed the budget, they take turns.
@@ -31,17 +35,21 @@ class RunningPlanner:
         if decodes:
             step.limit_long_prompts((self._limits.gap_factor - 1) * replica.costs.step_seconds(0, len(decodes)))
 
-    def add_prompt_chunks(self, step: StepBuilder) -> None:
-        """Adds the sequences with several tokens to compute, as far as the budget and the blocks go."""
+    def add_prompt_chunks(self, step: StepBuilder, head: Sequence | None = None) -> None:
+        """Adds the sequences with several tokens to compute, as far as the budget and the blocks go.
+
+        Classes go in order, and within a class tenants take turns. A `head` of the queue that can be admitted now has a
+        turn like those that run: half of the budget is left to it.
+        """
         if step.is_closed:
             return
         kv = step.replica.kv
-        for sequence in [s for s in step.replica.running if s.is_prefill]:
-            if step.budget == 0:
+        prompts = [s for s in step.replica.running if s.is_prefill and s.is_plannable]
+        num_left = self._turns.num_left_to(head, prompts, step.budget) if head is not None else 0
+        for sequence in self._turns.order(step.replica, prompts):
+            if step.budget <= num_left:
                 break
-            if not sequence.is_plannable:
-                continue
-            num_tokens = step.num_prefill_tokens(sequence)
+            num_tokens = step.num_prefill_tokens(sequence, step.budget - num_left)
             if num_tokens == 0:
                 continue
             num_missing = kv.num_missing_blocks(sequence, num_tokens)
@@ -51,6 +59,7 @@ class RunningPlanner:
                 self._preemptor.make_room(step.replica, sequence, num_missing, scheduled_ids)
                 break
             step.add(sequence, num_tokens)
+            self._turns.charge(step.replica, sequence, num_tokens)
 
     def _pick_decodes(self, replica: Replica) -> tuple[list[Sequence], bool]:
         """The sequences that decode in this step, and whether blocks are short. Preempts sequences for their blocks.

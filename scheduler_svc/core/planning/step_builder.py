@@ -28,9 +28,9 @@ class StepBuilder:
         """Gives long prompts at most `seconds` of the step's time, a due indivisible prompt included."""
         self._long_prompt_seconds = seconds - self._due_seconds
 
-    def num_prefill_tokens(self, sequence: Sequence) -> int:
-        """How many of a prompt's tokens fit; they are taken from the time for long prompts."""
-        num_tokens = min(sequence.num_uncomputed, self.budget)
+    def num_prefill_tokens(self, sequence: Sequence, most: int | None = None) -> int:
+        """How many of a prompt's tokens fit, at most `most`; they are taken from the time for long prompts."""
+        num_tokens = min(sequence.num_uncomputed, self.budget if most is None else most)
         if len(sequence.tokens) - sequence.num_cached_tokens < LONG_PROMPT or self._long_prompt_seconds is None:
             return num_tokens
         num_before, costs = sequence.num_computed, self.replica.costs

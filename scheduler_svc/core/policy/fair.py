@@ -1,9 +1,10 @@
 """Fair shares by the token: classes of priority, tenants in turn, earliest deadline first within a tenant."""
 
 from bisect import bisect_left, bisect_right, insort
+from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
 
-from scheduler_svc.core.policy.fair_class import FairClass, Turn
+from scheduler_svc.core.policy.fair_class import FairClass
 from scheduler_svc.core.policy.order import OrderKey, PolicySettings, arrival_order
 from scheduler_svc.core.policy.tenants import TenantQueues, Urgency
 from scheduler_svc.core.request import Sequence
@@ -17,12 +18,13 @@ _PRIORITY = attrgetter("priority")
 class FairPolicy:
     """The highest class with queued requests is first; in it, the tenant that has received least; then deadlines.
 
-    *Classes.* The effective class of a request rises by one class in use for each ageing_seconds that it waits, up to
-    the highest class with queued requests, and the request counts there as one of that class. So after at most
-    (MAX_CLASSES - 1) × ageing_seconds it is in the highest class.
+    *Classes.* A request rises by one class in use for each ageing_seconds that it waits, up to the highest class with
+    queued requests, and counts there as one of that class. So after at most (MAX_CLASSES - 1) × ageing_seconds it is in
+    the highest class. Time in which it runs does not count; a preempted one goes on from what it had waited before.
 
     *Tenants.* Each has a virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024):
-    tokens received, over the weight of the request. The tenant with the smallest counter in the class is first. A
+    tokens received, over the weight of the request. The tenant with the smallest counter in the class is first; of
+    equal ones the one that was charged longest ago. A
     tenant that enters a class starts at the smallest counter there, or at its own if that is larger. So a long queue of
     one tenant delays no other tenant of its class: a single request waits for one turn of each of them.
 
@@ -43,6 +45,7 @@ class FairPolicy:
         self._max_tenants = 64  # above which idle tenants without debt are forgotten
         self._now = 0.0
         self._swept_at = 0.0
+        self._num_charges = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -52,6 +55,7 @@ class FairPolicy:
             raise AssertionError(f"sequence {sequence.id} is queued already")
         self._now = max(self._now, now)
         self._retire_classes()
+        sequence.start_waiting(self._now)
         own = self._class_for(sequence.request.priority)
         own.num_waiting += 1
         own.used_at = self._now
@@ -87,6 +91,8 @@ class FairPolicy:
         request = sequence.request
         tenant = self._tenant(request.tenant)
         tenant.served += num_tokens / max(request.weight, _MIN_WEIGHT)
+        self._num_charges += 1
+        tenant.charged_at = self._num_charges
 
     def preemption_key(self, sequence: Sequence) -> OrderKey:
         """A sequence counts in its effective class, also while it runs."""
@@ -99,6 +105,12 @@ class FairPolicy:
         self._now = max(self._now, now)
         effective = self._effective_class(sequence)
         return effective.priority if effective is not None else sequence.request.priority
+
+    def outranks(self, waiting: Sequence, running: Sequence, now: float) -> bool:
+        """One of a higher priority, unless the running one has risen beyond it by waiting."""
+        if waiting.request.priority <= running.request.priority:
+            return False
+        return self.effective_priority(waiting, now) >= self.effective_priority(running, now)
 
     def debt(self, tenant: str, priority: int | None = None) -> float:
         known = self._tenants.get(tenant)
@@ -121,10 +133,7 @@ class FairPolicy:
                 peers.setdefault(other.request.tenant, []).append(other)
             elif level is not None and level.rank > mine.rank:
                 num_ahead += 1
-        turns: dict[Sequence, Turn] = {}
-        for name, queue in peers.items():
-            turns.update(self._turns(self._tenants[name], mine, queue))
-        return num_ahead + sum(turn < turns[sequence] for turn in turns.values())
+        return num_ahead + self._turns_of(peers, mine).index(sequence)
 
     # Order.
 
@@ -136,7 +145,7 @@ class FairPolicy:
         return (due, *arrival_order(sequence))
 
     def _rises_at(self, sequence: Sequence, num_classes: int) -> float:
-        return sequence.request.arrived_at + num_classes * self._ageing_seconds
+        return sequence.ages_from + num_classes * self._ageing_seconds
 
     def _candidate(self, tenant: TenantQueues, top: FairClass) -> Sequence:
         """The sequence of a tenant with a turn: the most urgent of the class and of those that rose to it."""
@@ -174,16 +183,25 @@ class FairPolicy:
         if top is None:
             return None
         own = self._waiting.get(sequence) or self._nearest(sequence.request.priority)
-        num_classes = max(0, int((self._now - sequence.request.arrived_at) / self._ageing_seconds))
-        return self._classes[max(own.rank, min(own.rank + num_classes, top.rank))]
+        num_risen = int(sequence.seconds_waited(self._now) / self._ageing_seconds)
+        return self._classes[max(own.rank, min(own.rank + num_risen, top.rank))]
 
-    def _turns(self, tenant: TenantQueues, at: FairClass, queue: list[Sequence]) -> list[tuple[Sequence, Turn]]:
-        counter, entered = at.turn(tenant)
-        turns = []
-        for sequence in sorted(queue, key=self._urgency):
-            turns.append((sequence, (counter, entered)))
-            counter += max(1, sequence.num_uncomputed) / max(sequence.request.weight, _MIN_WEIGHT)
-        return turns
+    def _turns_of(self, queues: dict[str, list[Sequence]], at: FairClass) -> list[Sequence]:
+        """The queued sequences of a class, by tenant, in the order of their turns."""
+        left = {name: sorted(queue, key=self._urgency, reverse=True) for name, queue in queues.items()}
+        turns = [(at.turn(self._tenants[name]), name) for name in left]
+        heapify(turns)
+        order: list[Sequence] = []
+        while turns:
+            (counter, _, entered), name = turns[0]
+            sequence = left[name].pop()
+            order.append(sequence)
+            if left[name]:
+                counter += max(1, sequence.num_uncomputed) / max(sequence.request.weight, _MIN_WEIGHT)
+                heapreplace(turns, ((counter, self._num_charges + len(order), entered), name))
+            else:
+                heappop(turns)
+        return order
 
     # Classes and tenants.
 

@@ -3,7 +3,9 @@
 from scheduler_svc.core.lazy_heap import LazyHeap
 from scheduler_svc.core.policy.tenants import TenantQueues
 
-Turn = tuple[float, int]  # a tenant's counter in a class, and which of equals came first
+Turn = tuple[float, int, int]
+"""A tenant's counter in a class. Of equals the one that was charged longest ago is first, then the one that came first.
+"""
 
 
 class FairClass:
@@ -45,8 +47,8 @@ class FairClass:
 
     def turn(self, tenant: TenantQueues) -> Turn:
         """Sort key of a tenant's turn. The smallest is first."""
-        entered = self._ready.key(tenant)[1] if tenant in self._ready else self._num_entered
-        return (self.counter(tenant), entered)
+        entered = self._ready.key(tenant)[2] if tenant in self._ready else self._num_entered
+        return (self.counter(tenant), tenant.charged_at, entered)
 
     def min_counter(self) -> float:
         """The smallest counter of the tenants with a turn; if there are none, the last known one."""
@@ -62,7 +64,7 @@ class FairClass:
         if tenant in self._ready:
             return
         self._offsets[tenant] = self.counter(tenant) - tenant.served
-        self._ready.put(tenant, (tenant.served + self._offsets[tenant], self._num_entered))
+        self._ready.put(tenant, (tenant.served + self._offsets[tenant], tenant.charged_at, self._num_entered))
         self._num_entered += 1
 
     def leave(self, tenant: TenantQueues) -> None:
@@ -72,13 +74,13 @@ class FairClass:
             self._ready.discard(tenant)
 
     def next(self) -> TenantQueues | None:
-        """The tenant whose turn it is: of equal counters, the one that entered the class first."""
+        """The tenant whose turn it is."""
         while (first := self._ready.first()) is not None:
-            (known, entered), tenant = first
+            (known, _, entered), tenant = first
             counter = tenant.served + self._offsets[tenant]
             if counter == known:
                 return tenant
-            self._ready.put(tenant, (counter, entered))
+            self._ready.put(tenant, (counter, tenant.charged_at, entered))
         return None
 
     def owes_nothing(self, tenant: TenantQueues) -> bool:

@@ -54,6 +54,12 @@ class Policy(Protocol):
     def effective_priority(self, sequence: Sequence, now: float) -> int:
         """The class that a sequence counts as now; its own if classes do not rise with waiting."""
 
+    def outranks(self, waiting: Sequence, running: Sequence, now: float) -> bool:
+        """Whether a queued or swapped sequence takes the slot of a running one, whatever tenants they have.
+
+        Then it must go before the running one if both wait.
+        """
+
     def debt(self, tenant: str, priority: int | None = None) -> float:
         """How many weighted tokens a tenant has received more than the one that has received least; 0 if not counted.
 

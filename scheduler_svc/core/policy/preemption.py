@@ -1,6 +1,7 @@
 """Which running sequence is preempted when blocks run out, and whether it is swapped or recomputed."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -60,13 +61,9 @@ class PreemptionPolicy:
 
         The order is made anew every few steps, and holds for those between.
         """
-        order = self._orders.get(replica)
-        if order is None or replica.num_steps - order.made_at >= _ORDER_STEPS:
-            ranked = sorted(replica.running, key=partial(self._preemption_key, replica), reverse=True)
-            order = self._orders[replica] = _VictimOrder(replica.num_steps, ranked)
         recent = None
-        for sequence in order.ranked:
-            if sequence.id in protected_ids or sequence.phase is not Phase.RUNNING or sequence not in replica.running:
+        for sequence in self.victims(replica):
+            if sequence.id in protected_ids:
                 continue
             if sequence.num_steps >= MIN_STEPS:
                 return sequence
@@ -78,7 +75,18 @@ class PreemptionPolicy:
             (s for s in reversed(replica.running) if s.phase is Phase.RUNNING and s.id not in protected_ids), None
         )
 
-    def _preemption_key(self, replica: Replica, sequence: Sequence) -> tuple[float, ...]:
+    def victims(self, replica: Replica) -> Iterator[Sequence]:
+        """Running sequences in the order in which they are preempted, without those that were admitted lately."""
+        order = self._orders.get(replica)
+        if order is None or replica.num_steps - order.made_at >= _ORDER_STEPS:
+            ranked = sorted(replica.running, key=partial(self.preemption_key, replica), reverse=True)
+            order = self._orders[replica] = _VictimOrder(replica.num_steps, ranked)
+        for sequence in order.ranked:
+            if sequence.phase is Phase.RUNNING and sequence in replica.running:
+                yield sequence
+
+    def preemption_key(self, replica: Replica, sequence: Sequence) -> tuple[float, ...]:
+        """The policy's key, with the number of the sequence's own blocks: of a tenant's, the smallest is first."""
         rank, debt, *arrival = self._policy.preemption_key(sequence)
         return (rank, debt, -len(replica.kv.unshared_tail(sequence)), *arrival)
 

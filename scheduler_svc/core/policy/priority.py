@@ -24,5 +24,10 @@ class PriorityPolicy(StaticPolicy):
         num_classes = max(0, int((now - request.arrived_at) / self._ageing_seconds))
         return min(request.priority + num_classes, _HIGHEST)
 
+    def outranks(self, waiting: Sequence, running: Sequence, now: float) -> bool:
+        """One of a higher priority that precedes it."""
+        is_higher = waiting.request.priority > running.request.priority
+        return is_higher and self._virtual_arrival(waiting) < self._virtual_arrival(running)
+
     def _virtual_arrival(self, sequence: Sequence) -> float:
         return sequence.request.arrived_at - sequence.request.priority * self._ageing_seconds

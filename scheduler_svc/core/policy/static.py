@@ -37,6 +37,9 @@ class StaticPolicy:
     def effective_priority(self, sequence: Sequence, now: float) -> int:
         return sequence.request.priority
 
+    def outranks(self, waiting: Sequence, running: Sequence, now: float) -> bool:
+        return False
+
     def debt(self, tenant: str, priority: int | None = None) -> float:
         return 0.0
 

@@ -11,22 +11,22 @@ Arrival = tuple[float, int, int]
 
 
 class Queue:
-    """A tenant's queued sequences of one class, by urgency and by arrival."""
+    """A tenant's queued sequences of one class, by urgency and by how long they have waited."""
 
     def __init__(self) -> None:
         self._by_urgency: LazyHeap[Sequence, Urgency] = LazyHeap()
-        self._by_arrival: LazyHeap[Sequence, Arrival] = LazyHeap()
+        self._by_age: LazyHeap[Sequence, Arrival] = LazyHeap()
 
     def __len__(self) -> int:
         return len(self._by_urgency)
 
     def add(self, sequence: Sequence, urgency: Urgency) -> None:
         self._by_urgency.put(sequence, urgency)
-        self._by_arrival.put(sequence, arrival_order(sequence))
+        self._by_age.put(sequence, (sequence.ages_from, *arrival_order(sequence)[1:]))
 
     def remove(self, sequence: Sequence) -> None:
         self._by_urgency.discard(sequence)
-        self._by_arrival.discard(sequence)
+        self._by_age.discard(sequence)
 
     def most_urgent(self) -> Sequence | None:
         """The sequence of this class that is admitted first."""
@@ -35,7 +35,7 @@ class Queue:
 
     def oldest(self) -> Sequence | None:
         """The sequence that has waited longest, and rises out of this class first."""
-        first = self._by_arrival.first()
+        first = self._by_age.first()
         return first[1] if first is not None else None
 
 
@@ -45,6 +45,7 @@ class TenantQueues:
     def __init__(self, name: str) -> None:
         self.name = name
         self.served = 0.0
+        self.charged_at = 0  # which charge, of all tenants, was its last one
         self._queues: dict[int, Queue] = {}
 
     @property

@@ -46,7 +46,8 @@ class WaitingSequences:
         """The sequence that a replica admits or resumes next.
 
         First beams that others wait for. Then the sequence that the policy names, or a sequence swapped out here if
-        its class is not lower. A retired replica takes only the latter, and beams whose siblings are there.
+        neither its class is lower nor its tenant's debt larger. A retired replica takes only the latter, and beams
+        whose siblings are there.
         """
         return self.awaited_beam(replica) or self._first_of_class(replica)
 
@@ -64,9 +65,16 @@ class WaitingSequences:
         queued = self.policy.first(self.now) if not replica.is_retired else None
         if not replica.swapped:
             return queued
-        rank, now = self.policy.effective_priority, self.now
-        swapped = max(replica.swapped, key=lambda s: (rank(s, now), -s.arrival, -s.index))
-        return queued if queued is not None and rank(queued, now) > rank(swapped, now) else swapped
+        swapped = min(replica.swapped, key=lambda s: (self.rank(s), s.arrival, s.index))
+        return queued if queued is not None and self.rank(queued) < self.rank(swapped) else swapped
+
+    def rank(self, sequence: Sequence) -> tuple[int, float, bool]:
+        """Of swapped and queued sequences the smallest is first: class, negated; tenant's debt; whether it has yielded.
+
+        So a sequence that has yielded does not come back before the one that it has yielded to.
+        """
+        debt = self.policy.preemption_key(sequence)[1]
+        return (-self.policy.effective_priority(sequence, self.now), debt, sequence.has_yielded)
 
     def wait_for_prefix(self, producer: Sequence, num_tokens: int, sequence: Sequence) -> None:
         """Has a sequence wait until the first `num_tokens` tokens of another one, which it shares, are computed."""

@@ -27,6 +27,7 @@ class Return(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RETURN_UNSPECIFIED: _ClassVar[Return]
     RETURN_SWAP: _ClassVar[Return]
     RETURN_RECOMPUTE: _ClassVar[Return]
+    RETURN_KEEP: _ClassVar[Return]
 SEQUENCE_STATE_UNSPECIFIED: SequenceState
 SEQUENCE_STATE_QUEUED: SequenceState
 SEQUENCE_STATE_WAITING_FOR_PREFIX: SequenceState
@@ -39,6 +40,7 @@ SEQUENCE_STATE_ENDED: SequenceState
 RETURN_UNSPECIFIED: Return
 RETURN_SWAP: Return
 RETURN_RECOMPUTE: Return
+RETURN_KEEP: Return
 
 class RequestName(_message.Message):
     __slots__ = ("tenant", "request_id", "prompt")

@@ -1,0 +1,216 @@
+"""Running sequences yield slots, blocks and step tokens to lower-served tenants and to higher classes."""
+
+import random
+from itertools import count
+from typing import Any
+
+import pytest
+
+from core_bench import SHAPE, CoreBench, prompt
+from random_worlds import ContestedWorld, run_world
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.planning.fair_preemption import TURN_TOKENS
+from scheduler_svc.core.policy import PolicySettings
+from scheduler_svc.core.policy.preemption import MIN_STEPS
+from scheduler_svc.core.request import BeamParams, EarlyStopping, Phase, PreemptionMethod, Sequence
+
+NUM_SLOTS = SHAPE.max_sequences
+_starts = count(0, 10_000)
+
+
+def flooded(
+    policy: str = "fair", num_steps: int = 3 * MIN_STEPS, num_requests: int = 2 * NUM_SLOTS, **fields: Any
+) -> CoreBench:
+    """A tenant's long requests hold every slot; more of them wait."""
+    bench = CoreBench(policy=policy, num_blocks=4000)
+    for number in range(num_requests):
+        bench.submit(f"flood-{number}", prompt(5, next(_starts)), 1000, tenant="flood", **fields)
+    for _ in range(num_steps):
+        advance(bench)
+    return bench
+
+
+def advance(bench: CoreBench, seconds: float = 0.05) -> None:
+    bench.now += seconds
+    bench.step()
+
+
+def steps_until_token(bench: CoreBench, sequence: Sequence, most: int = 500) -> int:
+    """Steps from now on until a sequence has its first token."""
+    for number in range(1, most + 1):
+        advance(bench)
+        if sequence.num_output:
+            return number
+    raise AssertionError(f"no token within {most} steps")
+
+
+def test_short_request_gets_a_slot_at_once_beside_a_tenant_that_holds_all() -> None:
+    bench = flooded()
+    [short] = bench.submit("short", prompt(3, next(_starts)), 3, tenant="other")
+    assert steps_until_token(bench, short) <= 2
+
+
+def test_short_request_is_computed_beside_prompts_that_fill_every_step() -> None:
+    """The prompts of the flood hold all slots and have computed nothing but the first chunk."""
+    bench = CoreBench(policy="fair", num_blocks=8000)
+    for number in range(70):
+        bench.submit(f"flood-{number}", prompt(1200, next(_starts)), 1200, tenant="flood")
+    advance(bench)
+    [short] = bench.submit("short", prompt(3, next(_starts)), 3, tenant="other")
+    assert steps_until_token(bench, short) <= 2
+
+
+def test_long_prompt_gets_its_share_of_each_step_beside_a_flood_of_prompts() -> None:
+    bench = CoreBench(policy="fair", num_blocks=8000)
+    for number in range(70):
+        bench.submit(f"flood-{number}", prompt(1200, next(_starts)), 1200, tenant="flood")
+    advance(bench)
+    [long] = bench.submit("long", prompt(640, next(_starts)), 3, tenant="other")
+    assert steps_until_token(bench, long) <= 2 * 640 // SHAPE.max_step_tokens + 2
+
+
+@pytest.mark.parametrize("policy", ["fair", "priority"])
+def test_higher_class_takes_a_slot_from_a_lower_one_of_the_same_tenant(policy: str) -> None:
+    """However long the lower class has run: only waiting raises a request."""
+    bench = flooded(policy, num_requests=NUM_SLOTS, priority=-10)
+    bench.now += 100.0
+    [urgent] = bench.submit("urgent", prompt(3, next(_starts)), 3, tenant="flood", priority=10)
+    assert steps_until_token(bench, urgent) <= 2
+
+
+def test_first_come_first_served_takes_no_slot_away() -> None:
+    bench = flooded("fcfs")
+    bench.submit("urgent", prompt(3, next(_starts)), 3, tenant="other", priority=10)
+    bench.steps(50)
+    assert bench.scheduler.totals.preemptions == 0
+
+
+def test_request_takes_no_slot_from_its_own_tenant() -> None:
+    bench = flooded()
+    bench.submit("more", prompt(3, next(_starts)), 3, tenant="flood")
+    bench.steps(50)
+    assert bench.scheduler.totals.preemptions == 0
+
+
+def test_sequence_keeps_a_slot_for_its_first_steps() -> None:
+    bench = flooded(num_steps=3)
+    [short] = bench.submit("short", prompt(3, next(_starts)), 3, tenant="other")
+    assert MIN_STEPS - 4 < steps_until_token(bench, short) <= MIN_STEPS + 2
+
+
+def test_kv_of_a_sequence_without_a_slot_stays_on_the_device() -> None:
+    bench = flooded()
+    [short] = bench.submit("short", prompt(3, next(_starts)), 3, tenant="other")
+    steps_until_token(bench, short)
+    [kept] = bench.replica.swapped
+    assert kept.last_preemption is not None
+    assert kept.last_preemption.method is PreemptionMethod.KEEP
+    num_known = len(kept.tokens)
+    while len(kept.tokens) == num_known:
+        plan = bench.step()
+    [part] = [part for part in plan.scheduled if part.sequence is kept]
+    assert (part.start, part.num_tokens) == (num_known - 1, 1)
+    assert not plan.swap_in
+
+
+def test_two_floods_share_the_slots_by_weight_and_then_hold_them() -> None:
+    bench = flooded()
+    for number in range(NUM_SLOTS):
+        bench.submit(f"other-{number}", prompt(5, next(_starts)), 1000, tenant="other", weight=3.0)
+    for _ in range(4 * NUM_SLOTS):
+        advance(bench)
+    assert bench.replica.num_slots_of == {"flood": NUM_SLOTS // 4, "other": NUM_SLOTS * 3 // 4}
+    before = bench.scheduler.totals.preemptions
+    for _ in range(200):
+        advance(bench)
+    assert bench.replica.num_slots_of["other"] >= NUM_SLOTS * 3 // 4 - 1
+    assert bench.scheduler.totals.preemptions - before < 200 * NUM_SLOTS / TURN_TOKENS
+
+
+def test_tenants_take_turns_when_there_are_more_of_them_than_slots() -> None:
+    bench = CoreBench(policy="fair", max_sequences=2, num_blocks=4000)
+    sequences = [bench.submit(f"{name}", prompt(5, next(_starts)), 3000, tenant=f"{name}")[0] for name in range(6)]
+    for _ in range(3000):
+        advance(bench)
+    served = [sequence.num_output for sequence in sequences]
+    assert max(served) - min(served) <= 2 * (TURN_TOKENS + MIN_STEPS)
+
+
+def test_blocks_are_taken_from_a_tenant_that_holds_more_of_them() -> None:
+    bench = CoreBench(policy="fair", num_blocks=200, max_sequences=8)
+    for number in range(8):
+        bench.submit(f"flood-{number}", prompt(80, next(_starts)), 200, tenant="flood")
+    for _ in range(2 * MIN_STEPS):
+        advance(bench)
+    assert bench.replica.kv.num_available < 60
+    [large] = bench.submit("large", prompt(240, next(_starts)), 3, tenant="other")
+    assert steps_until_token(bench, large) <= 40
+
+
+def test_kept_blocks_are_given_up_before_a_running_sequence_is_preempted() -> None:
+    bench = CoreBench(policy="fair", num_blocks=120, max_sequences=2)
+    flood = [bench.submit(f"flood-{n}", prompt(40, next(_starts)), 400, tenant="flood")[0] for n in range(2)]
+    for _ in range(2 * MIN_STEPS):
+        advance(bench)
+    [other] = bench.submit("other", prompt(8, next(_starts)), 300, tenant="other")
+    while other.phase is Phase.QUEUED:
+        advance(bench)
+    [kept] = [one for one in flood if one.phase is Phase.SWAPPED]
+    assert kept.swapped_kv is not None
+    assert kept.swapped_kv.is_kept
+    while kept.swapped_kv is not None and kept.swapped_kv.is_kept and kept.phase is Phase.SWAPPED:
+        advance(bench)
+    assert kept.num_preemptions >= 1
+    bench.run()
+    assert [one.num_output for one in (*flood, other)] == [400, 400, 300]
+
+
+def test_beam_search_keeps_its_slots() -> None:
+    bench = CoreBench(policy="fair", max_sequences=4, num_blocks=4000)
+    beam = BeamParams(4, 1.0, EarlyStopping.NEVER)
+    bench.submit("search", prompt(5, next(_starts)), 100, n=4, tenant="flood", beam=beam)
+    bench.submit("short", prompt(3, next(_starts)), 3, tenant="other")
+    bench.step()
+    assert bench.scheduler.totals.preemptions == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_newcomer_waits_no_longer_than_the_documented_bound(seed: int) -> None:
+    """Random floods of several tenants; a request of another tenant has its first token after the steps that
+    docs/policies.md states."""
+    rng = random.Random(seed)
+    num_slots = rng.choice([2, 4, 8])
+    budget = rng.choice([8, 16, 64])
+    limits = SchedulerLimits(policy="fair", policy_settings=PolicySettings(ageing_seconds=1e6))
+    bench = CoreBench(limits=limits, max_sequences=num_slots, max_step_tokens=budget, num_blocks=4000)
+    num_tenants = rng.choice([1, 1, 2])
+    for number in range(40):
+        bench.submit(
+            f"flood-{number}",
+            prompt(rng.choice([3, 30, 300]), next(_starts)),
+            rng.choice([50, 500]),
+            n=rng.choice([1, 1, 3]),
+            tenant=f"flood-{number % num_tenants}",
+            priority=rng.choice([-1, 0, 0]),
+        )
+    for _ in range(rng.randrange(5, 200)):
+        advance(bench)
+    length = rng.choice([3, 20, 100])
+    [new] = bench.submit("new", prompt(length, next(_starts)), 3, tenant="new")
+    bound = MIN_STEPS + 2 + -(-length * (num_tenants + 1) // max(1, budget - num_slots))
+    if num_slots <= num_tenants:  # each tenant holds one slot, and they take turns
+        bound += TURN_TOKENS
+    assert steps_until_token(bench, new) <= bound
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_blocks_and_tokens_are_right_in_contested_worlds(seed: int) -> None:
+    run_world(ContestedWorld(seed, 1 + 3 * (seed % 3 == 0)), 800)
+
+
+def test_contested_worlds_contain_what_they_are_to_check() -> None:
+    counts = {"keeps": 0, "swaps": 0}
+    for seed in range(12):
+        found = run_world(ContestedWorld(seed), 600).counts
+        counts = {name: counts[name] + found[name] for name in counts}
+    assert min(counts.values()) > 20, counts
