@@ -169,7 +169,7 @@ class CoreDriver:
         totals = self.core.totals
         return CoreFigures(
             num_swapped=totals.swaps,
-            num_recomputed=totals.preemptions - totals.swaps,
+            num_recomputed=totals.preemptions - totals.swaps - totals.keeps,
             num_looked_up=totals.cache_queries,
             num_found_on_device=totals.cache_hits - totals.host_hits,
             num_found_on_host=totals.host_hits,

@@ -84,12 +84,17 @@ class FairPreemption:
         num_missing = self._num_missing_blocks(replica, head)
         if num_missing <= 0:
             return True
-        if num_missing > replica.num_pending_free and not self._preemptor.release_kept(replica, but=head):
+        # Decodes take some of the blocks before they are free.
+        soon = self._policy.low_watermark(replica, len(replica.running))
+        while num_missing + soon > replica.num_pending_free:
+            if self._preemptor.release_kept(replica, but=head):
+                continue
             own = Counter(s.request.tenant for s in replica.running for _ in s.block_ids)
             victim = next(self._victims(replica, head, own, num_missing), None)
-            if victim is not None:
-                victim.has_yielded = True
-                self._preemptor.preempt(replica, victim)
+            if victim is None:
+                break
+            victim.has_yielded = True
+            self._preemptor.preempt(replica, victim)
         return False
 
     def _num_missing_blocks(self, replica: Replica, head: Sequence) -> int:
