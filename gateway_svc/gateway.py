@@ -14,6 +14,7 @@ from gateway_svc.auth import Authenticator
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.openai_http.app import HttpHandlers
+from gateway_svc.openai_http.hosts import AllowedHosts
 from gateway_svc.request_manager import RequestManager
 from gateway_svc.servicer import SERVICE, InferenceServicer
 from gateway_svc.session import SchedulerSession
@@ -52,7 +53,8 @@ class Gateway:
         self.grpc_port = bind(self._grpc, settings.host, settings.grpc_port)
         self._http_socket = _listen(settings.host, settings.http_port)
         self.http_port: int = self._http_socket.getsockname()[1]
-        handlers = HttpHandlers(self._request_manager, authenticator)
+        hosts = AllowedHosts.for_listener(settings.host, settings.allowed_host_patterns)
+        handlers = HttpHandlers(self._request_manager, authenticator, hosts, settings.cors_origin_list)
         self._http = _HttpServer(
             uvicorn.Config(
                 handlers.app(),

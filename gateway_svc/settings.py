@@ -18,6 +18,9 @@ from svc_common.model_settings import (
 from svc_common.models import split_names
 from svc_common.settings import ServiceSettings
 
+_HOST = r"(\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)"
+_ORIGIN = r"(\*|[a-z][a-z0-9+.-]*://[A-Za-z0-9._-]+(:[0-9]+)?|[a-z]+://\[[0-9a-f:.]+\](:[0-9]+)?)"
+
 
 class BadSetting(Exception):  # noqa: N818
     """A setting whose value cannot be used. The text is for the operator, and names the variable."""
@@ -71,11 +74,31 @@ class GatewaySettings(ServiceSettings):
     )
     models: ModelsFile = Field(None, description=MODELS)
     api_keys: Path | None = Field(None, description="TOML file of API keys; unset: no key is required")
+    allowed_hosts: str = Field(
+        "",
+        pattern=rf"^\s*({_HOST}(\s*,\s*{_HOST})*)?\s*$",
+        description="names that a Host header over HTTP may have, separated by commas, beside addresses; *.name is all "
+        "names below one, * any; empty: localhost if host is on loopback, else any",
+    )
+    cors_origins: str = Field(
+        "",
+        pattern=rf"^\s*({_ORIGIN}(\s*,\s*{_ORIGIN})*)?\s*$",
+        description="origins of web pages that may use the HTTP API, such as https://chat.example.com, separated by "
+        "commas; * is all; empty: none",
+    )
     drain_grace: float = Field(30.0, ge=0, description="seconds after SIGTERM in which running requests may end")
 
     @property
     def scheduler_addresses(self) -> list[str]:
         return [address.strip() for address in self.schedulers_at.split(",")]
+
+    @property
+    def allowed_host_patterns(self) -> tuple[str, ...]:
+        return _split(self.allowed_hosts)
+
+    @property
+    def cors_origin_list(self) -> tuple[str, ...]:
+        return _split(self.cors_origins)
 
     def model_settings(self) -> list[ModelSettings]:
         """The settings of each model, the default one first. Raises InvalidModelsFile."""
@@ -94,3 +117,7 @@ class GatewaySettings(ServiceSettings):
                 override_generation_config=self.override_generation_config,
             )
         ]
+
+
+def _split(names: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in names.split(",") if name.strip())

@@ -2,9 +2,11 @@
 
 import math
 import time
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
@@ -15,6 +17,7 @@ from gateway_svc.openai_http.cursor import LAST_EVENT_ID, Cursor
 from gateway_svc.openai_http.endpoint import Handler, HttpEndpoint
 from gateway_svc.openai_http.errors import NO_ROUTE
 from gateway_svc.openai_http.exchange import HttpExchange
+from gateway_svc.openai_http.hosts import AllowedHosts
 from gateway_svc.openai_http.responses import ChatFormat, CompletionFormat, Format, Json, ResponseBuilder
 from gateway_svc.request_group import RequestGroup
 from gateway_svc.request_manager import Call, RequestManager
@@ -28,9 +31,18 @@ _MAX_TIMEOUT_SECONDS = 86_400.0
 
 
 class HttpHandlers:
-    def __init__(self, request_manager: RequestManager, authenticator: Authenticator) -> None:
+    def __init__(
+        self,
+        request_manager: RequestManager,
+        authenticator: Authenticator,
+        hosts: AllowedHosts,
+        origins: Collection[str] = (),
+    ) -> None:
+        """`origins` are those of web pages that may use this API; `*` is all."""
         self._request_manager = request_manager
         self._authenticator = authenticator
+        self._hosts = hosts
+        self._origins = origins
         self._started_at = int(time.time())
 
     def app(self) -> ASGIApp:
@@ -45,14 +57,23 @@ class HttpHandlers:
             ("POST", "/v1/completions", self.completions),
             ("POST", "/v1/chat/completions", self.chat_completions),
         ]
-        return Router(
+        router = Router(
             [Route(spelling, self._endpoint(*route)) for route in routes for spelling in _spellings(route[1])],
             redirect_slashes=False,
             default=self._endpoint(None, "none", no_route),
         )
+        if not self._origins:
+            return router
+        return CORSMiddleware(
+            router,
+            allow_origins=self._origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),  # clients add headers of their own, such as x-stainless-lang
+            expose_headers=("x-request-id", "retry-after", "x-should-retry"),
+        )
 
     def _endpoint(self, method: str | None, path: str, handle: Handler) -> HttpEndpoint:
-        return HttpEndpoint(method, path, handle, self._request_manager.metrics)
+        return HttpEndpoint(method, path, handle, self._request_manager.metrics, self._hosts)
 
     async def health(self, exchange: HttpExchange) -> None:
         """200 where a request would be accepted now; also whether it would survive its scheduler."""

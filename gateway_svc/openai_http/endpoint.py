@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai_http.errors import WRONG_METHOD, HttpError, HttpRejection
 from gateway_svc.openai_http.exchange import HttpExchange
+from gateway_svc.openai_http.hosts import AllowedHosts
 from gateway_svc.request_group import ClientDisconnected
 from svc_common.errors import QuireError, Reason
 from svc_common.telemetry import context_from, tracer
@@ -26,12 +27,15 @@ Handler = Callable[[HttpExchange], Awaitable[None]]
 class HttpEndpoint:
     """An ASGI application around one handler."""
 
-    def __init__(self, method: str | None, route: str, handle: Handler, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, method: str | None, route: str, handle: Handler, metrics: GatewayMetrics, hosts: AllowedHosts
+    ) -> None:
         """`route` labels metrics and spans. With `method` None any method is accepted."""
         self._method = method
         self._route = route
         self._handle = handle
         self._metrics = metrics
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send)
@@ -63,6 +67,7 @@ class HttpEndpoint:
 
     async def _guarded(self, exchange: HttpExchange, method: str) -> None:
         try:
+            self._hosts.check(exchange.header("Host"))
             if self._takes(method):
                 await self._handle(exchange)
             else:

@@ -100,6 +100,8 @@ VALUES: dict[str, Object] = {
         "auth": {"existingSecret": "keys"},
         "otel": {"endpoint": "http://collector:4317"},
         "gateway": {
+            "allowedHosts": ["api.example.com", "*.internal"],
+            "corsOrigins": ["https://chat.example.com"],
             "service": {"type": "LoadBalancer", "httpPort": 80, "annotations": {"a": "b"}},
             "podAnnotations": {"a": "b"},
             "nodeSelector": {"disk": "fast"},

@@ -153,6 +153,8 @@ def test_gateway_values_become_its_settings(monkeypatch: pytest.MonkeyPatch) -> 
     assert read.chat_template.replace("$$(", "$(") == CHAT_TEMPLATE  # as Kubernetes reads it
     assert "$(" not in read.chat_template.replace("$$(", "")
     assert read.chat_roles == "ipython,critic"
+    assert read.allowed_host_patterns == ("api.example.com", "*.internal")
+    assert read.cors_origin_list == ("https://chat.example.com",)
     assert read.generation_config == "auto"
     assert read.override_generation_config is not None
     config = VALUES["everything"]["model"]["overrideGenerationConfig"]

@@ -23,3 +23,17 @@ def test_a_bad_list_of_schedulers_is_named(value: str, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         read_settings(GatewaySettings, ["--schedulers-at", value])
     assert "QUIRE_SCHEDULERS_AT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["a b", "a,", "a/b", "a:1", "*a"])
+def test_a_bad_list_of_hosts_is_named(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(GatewaySettings, ["--allowed-hosts", value])
+    assert "QUIRE_ALLOWED_HOSTS" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["example.com", "https://a/", "https://a b", "https://a,"])
+def test_a_bad_list_of_origins_is_named(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(GatewaySettings, ["--cors-origins", value])
+    assert "QUIRE_CORS_ORIGINS" in capsys.readouterr().err
