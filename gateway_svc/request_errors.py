@@ -57,6 +57,8 @@ def error_from_failed(failed: scheduler_pb2.Failed, field_path: FieldPath, tenan
         case scheduler_pb2.FAILURE_REASON_QUARANTINED:
             message = "workers died whenever they ran the request: it is not tried again"
             return QuireError(Reason.REQUEST_QUARANTINED, message)
+        case scheduler_pb2.FAILURE_REASON_RECORD_INCOMPLETE:
+            return QuireError(Reason.REQUEST_LOST, "a part of the request's output was lost: send it as a new request")
         case scheduler_pb2.FAILURE_REASON_STORE_DEGRADED:
             return QuireError(Reason.STORE_DEGRADED, "requests cannot be recorded now", retry_after=soon)
     return internal(failed.message or f"reason {failed.reason}")

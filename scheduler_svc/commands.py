@@ -25,7 +25,7 @@ from scheduler_svc.session_wire import (
     message_of,
     reason_from_proto,
 )
-from scheduler_svc.store.base import StaleEpoch, Store, StoreUnavailable, UnsupportedRecord
+from scheduler_svc.store.base import IncompleteRecord, StaleEpoch, Store, StoreUnavailable, UnusableRecord
 from svc_common.durations import to_seconds
 
 _FLUSH = 1.0  # seconds that a request waits at most for the store to know the end of the one that had its key
@@ -96,8 +96,8 @@ class Commands:
                 self._refuse(submit, session, Failure.STORE_DEGRADED, message)
                 return
             found = None
-        except UnsupportedRecord as error:
-            self._refuse(submit, session, Failure.UNAVAILABLE, f"the request's name is in use by {error}")
+        except UnusableRecord as error:
+            self._refuse(submit, session, _failure_of(error), f"the request's name is in use by {error}")
             return
         except Exception:
             self._refuse(submit, session, Failure.INTERNAL, "the request could not be taken")
@@ -131,8 +131,8 @@ class Commands:
                 self._refuse(request, session, Failure.UNAVAILABLE, "the store cannot be reached")
                 return
             found = None
-        except UnsupportedRecord as error:
-            self._refuse(request, session, Failure.UNAVAILABLE, f"the request has {error}")
+        except UnusableRecord as error:
+            self._refuse(request, session, _failure_of(error), f"the request has {error}")
             return
         except Exception:
             self._refuse(request, session, Failure.INTERNAL, "the request could not be resumed")
@@ -252,7 +252,7 @@ class Commands:
         """The request ended before the stop match arrived."""
         try:
             found = await self._read(finish.key)
-        except (StoreUnavailable, UnsupportedRecord):
+        except (StoreUnavailable, UnusableRecord):
             return  # a gateway that replays the request finds the same stop string
         if found is None or found.log.submit.submission_id != finish.submission_id:
             return
@@ -305,6 +305,11 @@ def _log_of(submit: scheduler_v1.Submit) -> RequestLog:
     log = RequestLog(submit, accepted_at=now, deadline=deadline)
     unflushed_tokens.complete(log)
     return log
+
+
+def _failure_of(error: UnusableRecord) -> Failure:
+    """Why a request with such a record is refused. A later release may read what this one does not support."""
+    return Failure.RECORD_INCOMPLETE if isinstance(error, IncompleteRecord) else Failure.UNAVAILABLE
 
 
 def _has_key(log: RequestLog) -> bool:

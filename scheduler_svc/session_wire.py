@@ -41,6 +41,7 @@ _FAILURES = {
     Failure.STORE_DEGRADED: scheduler_v1.FAILURE_REASON_STORE_DEGRADED,
     Failure.DIVERGED: scheduler_v1.FAILURE_REASON_DIVERGED,
     Failure.UNSUPPORTED_RESULT: scheduler_v1.FAILURE_REASON_UNSUPPORTED_RESULT,
+    Failure.RECORD_INCOMPLETE: scheduler_v1.FAILURE_REASON_RECORD_INCOMPLETE,
 }
 _REASONS = {reason: failure for failure, reason in _FAILURES.items()}
 

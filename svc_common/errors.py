@@ -32,6 +32,7 @@ class Reason(StrEnum):
     RESUME_OFFSET_INVALID = "RESUME_OFFSET_INVALID"
     REQUEST_UNKNOWN = "REQUEST_UNKNOWN"
     REQUEST_QUARANTINED = "REQUEST_QUARANTINED"
+    REQUEST_LOST = "REQUEST_LOST"
     STORE_DEGRADED = "STORE_DEGRADED"
     NOT_LEADER = "NOT_LEADER"
     PROTOCOL_UNSUPPORTED = "PROTOCOL_UNSUPPORTED"
@@ -59,6 +60,7 @@ _CODES: dict[Reason, grpc.StatusCode] = {
     Reason.REQUEST_UNKNOWN: grpc.StatusCode.NOT_FOUND,
     # Not the client's fault, and not to be retried: another run could crash more workers.
     Reason.REQUEST_QUARANTINED: grpc.StatusCode.INTERNAL,
+    Reason.REQUEST_LOST: grpc.StatusCode.DATA_LOSS,
     Reason.STORE_DEGRADED: grpc.StatusCode.UNAVAILABLE,
     Reason.NOT_LEADER: grpc.StatusCode.UNAVAILABLE,
     Reason.PROTOCOL_UNSUPPORTED: grpc.StatusCode.FAILED_PRECONDITION,

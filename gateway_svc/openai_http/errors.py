@@ -18,6 +18,7 @@ _BY_STATUS: dict[grpc.StatusCode, tuple[int, str]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
     grpc.StatusCode.CANCELLED: (499, "cancelled"),
     grpc.StatusCode.INTERNAL: (500, "server_error"),
+    grpc.StatusCode.DATA_LOSS: (500, "server_error"),
     grpc.StatusCode.UNAVAILABLE: (503, "service_unavailable"),
     grpc.StatusCode.DEADLINE_EXCEEDED: (504, "timeout"),
 }
@@ -46,7 +47,7 @@ class HttpError:
         """A QuireError by the one table. Seconds to wait are rounded up to at least 1."""
         status, kind = _BY_REASON.get(error.reason) or _BY_STATUS[error.code]
         retry_after = None if error.retry_after is None else max(1, math.ceil(error.retry_after))
-        in_vain = error.reason is Reason.REQUEST_QUARANTINED or (
+        in_vain = error.reason in (Reason.REQUEST_QUARANTINED, Reason.REQUEST_LOST) or (
             error.reason is Reason.DEADLINE_TOO_SHORT and retry_after is None
         )
         return cls(

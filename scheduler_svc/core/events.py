@@ -71,6 +71,7 @@ class Failure(Enum):
     STORE_DEGRADED = auto()
     DIVERGED = auto()
     UNSUPPORTED_RESULT = auto()
+    RECORD_INCOMPLETE = auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,16 @@ class StaleEpoch(Exception):  # noqa: N818
     """A scheduler of a later term has written: this one is fenced, and the call had no effect."""
 
 
-class UnsupportedRecord(Exception):  # noqa: N818
-    """A record of a version that this release does not read. The text is for the operator."""
+class UnusableRecord(Exception):  # noqa: N818
+    """A record that cannot be read. The text is for the operator, and holds no tokens."""
+
+
+class UnsupportedRecord(UnusableRecord):
+    """A record of a version that this release does not read."""
+
+
+class IncompleteRecord(UnusableRecord):
+    """A record of which the store has lost tokens or log-probabilities that it had acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,7 @@ class Store(Protocol):
 
         Returns that record, with all its tokens, or None where this one is recorded. In the way is another submission's
         record that is live or finished, and this one's own record if it has tokens or has finished. Raises
-        UnsupportedRecord where a record of an unsupported version is in the way.
+        UnusableRecord where a record that cannot be read is in the way.
         """
         ...
 
@@ -128,12 +136,12 @@ class Store(Protocol):
     async def read(self, key: str) -> RequestLog | None:
         """The record of a request with its tokens, all of them durable; None where there is none.
 
-        Raises UnsupportedRecord.
+        Raises UnusableRecord.
         """
         ...
 
     async def live(self) -> list[RequestLog]:
-        """Every record whose request has not ended, in order of acceptance, without those of an unsupported version."""
+        """Every record whose request has not ended, in order of acceptance, without those that cannot be read."""
         ...
 
     async def renew(self, keys: Iterable[str], epoch: int) -> None:

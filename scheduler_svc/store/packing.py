@@ -7,7 +7,7 @@ from typing import cast
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.request_log import RecordState, RequestLog, SequenceLog, State
-from scheduler_svc.store.base import Ending, Gap, KeyTaken, UnsupportedRecord, Write
+from scheduler_svc.store.base import Ending, Gap, IncompleteRecord, KeyTaken, UnsupportedRecord, Write
 from scheduler_svc.store.client import Argument
 from svc_common.protocols import RECORD_VERSIONS
 
@@ -90,12 +90,13 @@ def unpack_written(reply: tuple[Sequence[int], Sequence[bytes]]) -> list[Gap | K
 
 
 def unpack_log(reply: Reply) -> RequestLog:
-    """A record with its sequences, all of them durable. Raises UnsupportedRecord."""
+    """A record with its sequences, all of them durable. Raises UnsupportedRecord and IncompleteRecord."""
     pairs, all_tokens, all_logprobs, prompt_logprobs = reply
     fields = dict(zip((name.decode() for name in pairs[::2]), pairs[1::2], strict=True))
     version = int(fields.get("version", 1))
     if version not in RECORD_VERSIONS:
         raise UnsupportedRecord(f"a record of version {version}, and this scheduler reads {RECORD_VERSIONS}")
+    _check_counts(fields, all_tokens, all_logprobs, prompt_logprobs)
     submit = scheduler_v1.Submit.FromString(fields["submit"])
     state = State(fields["state"].decode())
     sequences = [
@@ -115,6 +116,22 @@ def unpack_log(reply: Reply) -> RequestLog:
         failure=cast(scheduler_v1.FailureReason, int(fields["failure"])) if "failure" in fields else None,
         fingerprint=fields.get("fingerprint", b""),
     )
+
+
+def _check_counts(
+    fields: dict[str, bytes],
+    all_tokens: Sequence[bytes],
+    all_logprobs: Sequence[Sequence[bytes]],
+    prompt_logprobs: Sequence[bytes],
+) -> None:
+    """Raises IncompleteRecord where there is less than was written. Records of earlier releases have no counts."""
+    counts = {"num_prompt_logprobs": len(prompt_logprobs)}
+    for index, (packed, logprobs) in enumerate(zip(all_tokens, all_logprobs, strict=True)):
+        counts |= {f"num_tokens:{index}": len(packed) // 4, f"num_logprobs:{index}": len(logprobs)}
+    for name, count in counts.items():
+        written = int(fields.get(name, 0))
+        if count < written:
+            raise IncompleteRecord(f"a record that lost a part of its output: {name} is {count}, and was {written}")
 
 
 def _unpack_sequence(fields: dict[str, bytes], index: int, packed: bytes, logprobs: Sequence[bytes]) -> SequenceLog:

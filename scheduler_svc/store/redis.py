@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from scheduler_svc.request_log import RequestLog
-from scheduler_svc.store.base import Gap, KeyTaken, UnsupportedRecord, WriteBatch
+from scheduler_svc.store.base import Gap, KeyTaken, UnusableRecord, WriteBatch
 from scheduler_svc.store.client import Argument, RedisClient
 from scheduler_svc.store.packing import pack_ending, pack_record, pack_writes, unpack_log, unpack_written
 from scheduler_svc.store.scripts import StoreKeys
@@ -79,7 +79,7 @@ class RedisStore:
             for reply in await self._records.evaluate("read_live", *chunk):
                 try:
                     logs.append(unpack_log(reply))
-                except UnsupportedRecord as error:
+                except UnusableRecord as error:
                     log.error("a request is not taken over", extra={"why": str(error)})
         return sorted(logs, key=lambda log: log.accepted_at)
 

@@ -155,12 +155,27 @@ local function extend(name, index, offset, packed, logprobs, cuts, ttl)
   end
 end
 
+-- Counts of tokens and log-probabilities, by which a record that lost some, as by eviction, is told from a whole one.
+-- They are not lowered when lost ones are written again: gateways rely on as many.
+local function note_counts(name, index, offset, packed, logprobs, cuts, tokens_before, logprobs_before)
+  tokens_before, logprobs_before = tonumber(tokens_before or '0'), tonumber(logprobs_before or '0')
+  local num_tokens = offset + #packed / 4
+  local num_logprobs = #logprobs > 0 and offset + #logprobs or math.min(offset, logprobs_before)
+  if not cuts then
+    num_tokens, num_logprobs = math.max(num_tokens, tokens_before), math.max(num_logprobs, logprobs_before)
+  end
+  if num_tokens ~= tokens_before then call('HSET', name, 'num_tokens:' .. index, num_tokens) end
+  if num_logprobs ~= logprobs_before then call('HSET', name, 'num_logprobs:' .. index, num_logprobs) end
+end
+
 -- The log-probabilities of the prompt of a write, whose offset is not beyond the stored ones. Those are kept.
 local function extend_prompt(name, offset, logprobs, ttl)
   local key = name .. ':prompt_logprobs'
   local have = call('LLEN', key)
   for number = have - offset + 1, #logprobs do call('RPUSH', key, logprobs[number]) end
   if have == 0 then call('EXPIRE', key, ttl) end
+  local before = tonumber(call('HGET', name, 'num_prompt_logprobs') or '0')
+  if offset + #logprobs > before then call('HSET', name, 'num_prompt_logprobs', offset + #logprobs) end
 end
 
 -- Packed: thirteen numbers, then key, submission, tokens, score, fingerprint, end, and each of the log-probabilities
@@ -192,7 +207,7 @@ local function writes(blob, ttl, is_taken)
     local has_logprobs = num_logprobs ~= 4294967295
     local logprobs, prompt = take_each(has_logprobs and num_logprobs or 0), take_each(num_prompt)
     local name = PREFIX .. key
-    local there = call('HMGET', name, 'submission_id', 'count')
+    local there = call('HMGET', name, 'submission_id', 'count', 'num_tokens:' .. index, 'num_logprobs:' .. index)
     local have, have_prompt = -1, 0
     if there[1] == submission then
       have = call('STRLEN', name .. ':tokens:' .. index) / 4
@@ -207,6 +222,7 @@ local function writes(blob, ttl, is_taken)
       gapped[key] = true
     else
       extend(name, index, offset, packed, logprobs, cuts == 1, ttl)
+      note_counts(name, index, offset, packed, logprobs, cuts == 1, there[3], there[4])
       if #prompt > 0 then extend_prompt(name, prompt_offset, prompt, ttl) end
       if index >= tonumber(there[2]) then call('HSET', name, 'count', index + 1) end
       if cached ~= 4294967295 then call('HSET', name, 'cached:' .. index, cached) end

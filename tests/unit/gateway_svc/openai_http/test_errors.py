@@ -23,6 +23,7 @@ TABLE = {
     Reason.RESUME_OFFSET_INVALID: (400, "invalid_request_error"),
     Reason.REQUEST_UNKNOWN: (404, "invalid_request_error"),
     Reason.REQUEST_QUARANTINED: (500, "server_error"),
+    Reason.REQUEST_LOST: (500, "server_error"),
     Reason.STORE_DEGRADED: (503, "service_unavailable"),
     Reason.NOT_LEADER: (503, "service_unavailable"),
     Reason.PROTOCOL_UNSUPPORTED: (400, "invalid_request_error"),
@@ -63,8 +64,9 @@ def test_a_deadline_that_no_later_time_helps_is_not_tried_again() -> None:
     assert busy.headers == {"retry-after": "3"}
 
 
-def test_what_killed_workers_is_not_tried_again() -> None:
-    assert HttpError.of(QuireError(Reason.REQUEST_QUARANTINED, "so")).headers == {"x-should-retry": "false"}
+@pytest.mark.parametrize("reason", [Reason.REQUEST_QUARANTINED, Reason.REQUEST_LOST])
+def test_what_killed_workers_or_was_lost_is_not_tried_again(reason: Reason) -> None:
+    assert HttpError.of(QuireError(reason, "so")).headers == {"x-should-retry": "false"}
 
 
 def test_a_draining_gateway_closes_the_connection() -> None:
