@@ -13,6 +13,7 @@ from scheduler_svc.metrics import LEADER
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.store.base import StaleEpoch, Store, StoreUnavailable
+from scheduler_svc.store.eviction import watch_eviction
 from scheduler_svc.worker_link import WorkerPool
 
 log = logging.getLogger("quire.scheduler")
@@ -81,7 +82,9 @@ class Leader:
         engine = SchedulerEngine(make_core, self._store, epoch, settings.engine, self._leadership.raise_epoch, fence)
         engine.take_over(logs)
         workers = WorkerPool(engine, settings.worker_addresses)
-        self._begin(engine.journal.run(), engine.watch(), self._renew(engine), workers.run())
+        self._begin(
+            engine.journal.run(), engine.watch(), self._renew(engine), workers.run(), watch_eviction(self._store)
+        )
         log.info("requests taken over", extra={"requests": len(logs)})
         LEADER.set(1)
         self._engine = engine

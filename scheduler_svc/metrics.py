@@ -26,4 +26,9 @@ REQUESTS_ATTACHED = Counter("quire_requests_attached_total", "Attaches of gatewa
 BLOCKS_RESTORED = Counter(
     "quire_blocks_restored_total", "Cached blocks found again on a worker when a scheduler connected to it"
 )
+EVICTION_POLICY = Gauge(
+    "quire_store_eviction_policy",
+    "1 for the maxmemory-policy of Redis; `unknown` where it cannot be read",
+    ["policy"],
+)
 LEADER = Gauge("quire_leader", "1 while this scheduler leads")

@@ -148,6 +148,10 @@ class Store(Protocol):
         """Starts the TTL of live requests anew."""
         ...
 
+    async def eviction_policy(self) -> str | None:
+        """What the store does when its memory is full, as Redis names it; None where that cannot be read."""
+        ...
+
     async def leader(self) -> str | None:
         """The holder of the lease."""
         ...

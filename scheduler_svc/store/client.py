@@ -66,6 +66,17 @@ class RedisClient:
         """The members of a set."""
         return await self._ask(lambda: cast(Awaitable[set[bytes]], self._redis.smembers(name)))
 
+    async def eviction_policy(self) -> str | None:
+        """The server's `maxmemory-policy`; None where this user may not read it."""
+
+        async def ask() -> str | None:
+            try:
+                return cast(str | None, (await self._redis.info("memory")).get("maxmemory_policy"))
+            except ResponseError:  # the command is forbidden or renamed
+                return None
+
+        return await self._ask(ask)
+
     async def hang_up(self) -> None:
         """Closes the connections that are not in use."""
         await self._redis.connection_pool.disconnect(inuse_connections=False)

@@ -87,6 +87,9 @@ class RedisStore:
         for chunk in _chunks(keys):
             await self._records.evaluate("renew", epoch, _EPOCH_TTL, self._ttl, *chunk)
 
+    async def eviction_policy(self) -> str | None:
+        return await self._records.eviction_policy()
+
     async def leader(self) -> str | None:
         holder: bytes | None = await self._lease.evaluate("leader")
         return None if holder is None else holder.decode()
