@@ -14,6 +14,7 @@ from gateway_svc.auth import Authenticator
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.openai_http.app import HttpHandlers
+from gateway_svc.openai_http.connection import BoundedConfig, ConnectionLimits, allow_open_files
 from gateway_svc.openai_http.hosts import AllowedHosts
 from gateway_svc.request_manager import RequestManager
 from gateway_svc.servicer import SERVICE, InferenceServicer
@@ -54,16 +55,19 @@ class Gateway:
         self._http_socket = _listen(settings.host, settings.http_port)
         self.http_port: int = self._http_socket.getsockname()[1]
         hosts = AllowedHosts.for_listener(settings.host, settings.allowed_host_patterns)
-        handlers = HttpHandlers(self._request_manager, authenticator, hosts, settings.cors_origin_list)
+        handlers = HttpHandlers(
+            self._request_manager, authenticator, hosts, settings.cors_origin_list, settings.http_read_timeout
+        )
+        allow_open_files(settings.max_http_connections)
         self._http = _HttpServer(
-            uvicorn.Config(
+            BoundedConfig(
                 handlers.app(),
+                ConnectionLimits(settings.max_http_connections, settings.http_read_timeout),
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 lifespan="off",
                 ws="none",
-                http="httptools",
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 # Only streams that still run at the end of the grace get this short time.
                 timeout_graceful_shutdown=int(_CLOSE_SECONDS),

@@ -86,6 +86,14 @@ class GatewaySettings(ServiceSettings):
         description="origins of web pages that may use the HTTP API, such as https://chat.example.com, separated by "
         "commas; * is all; empty: none",
     )
+    max_http_connections: int = Field(
+        4096,
+        ge=1,
+        description="HTTP connections at most; where there are more, the one that has been idle longest is closed",
+    )
+    http_read_timeout: float = Field(
+        60.0, gt=0, description="seconds in which the headers of an HTTP request, and then its body, must come"
+    )
     drain_grace: float = Field(30.0, ge=0, description="seconds after SIGTERM in which running requests may end")
 
     @property

@@ -36,13 +36,15 @@ class HttpHandlers:
         request_manager: RequestManager,
         authenticator: Authenticator,
         hosts: AllowedHosts,
-        origins: Collection[str] = (),
+        origins: Collection[str],
+        read_timeout: float,
     ) -> None:
-        """`origins` are those of web pages that may use this API; `*` is all."""
+        """`origins` are those of web pages that may use this API; `*` is all. A body has `read_timeout` seconds."""
         self._request_manager = request_manager
         self._authenticator = authenticator
         self._hosts = hosts
         self._origins = origins
+        self._read_timeout = read_timeout
         self._started_at = int(time.time())
 
     def app(self) -> ASGIApp:
@@ -73,7 +75,9 @@ class HttpHandlers:
         )
 
     def _endpoint(self, method: str | None, path: str, handle: Handler) -> HttpEndpoint:
-        return HttpEndpoint(method, path, handle, self._request_manager.metrics, self._hosts)
+        return HttpEndpoint(
+            method, path, handle, self._request_manager.metrics, self._hosts, read_timeout=self._read_timeout
+        )
 
     async def health(self, exchange: HttpExchange) -> None:
         """200 where a request would be accepted now; also whether it would survive its scheduler."""

@@ -28,7 +28,14 @@ class HttpEndpoint:
     """An ASGI application around one handler."""
 
     def __init__(
-        self, method: str | None, route: str, handle: Handler, metrics: GatewayMetrics, hosts: AllowedHosts
+        self,
+        method: str | None,
+        route: str,
+        handle: Handler,
+        metrics: GatewayMetrics,
+        hosts: AllowedHosts,
+        *,
+        read_timeout: float,
     ) -> None:
         """`route` labels metrics and spans. With `method` None any method is accepted."""
         self._method = method
@@ -36,9 +43,10 @@ class HttpEndpoint:
         self._handle = handle
         self._metrics = metrics
         self._hosts = hosts
+        self._read_timeout = read_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = HttpExchange(scope, receive, send)
+        exchange = HttpExchange(scope, receive, send, self._read_timeout)
         with self._metrics.call("http", self._route, str(_CLIENT_DISCONNECTED)) as outcome:
             if self._method == "POST":
                 await self._traced(exchange, scope["method"])

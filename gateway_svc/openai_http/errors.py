@@ -80,6 +80,9 @@ class HttpError:
 
 NO_ROUTE = HttpError(404, "invalid_request_error", "not_found", "there is nothing at this address")
 WRONG_METHOD = HttpError(405, "invalid_request_error", "method_not_allowed", "this address takes another method")
+LATE_BODY = HttpError(
+    408, "invalid_request_error", "request_timeout", "the body did not come in time", connection="close"
+)
 NOT_JSON = HttpError(
     415, "invalid_request_error", "unsupported_media_type", "Content-Type must be application/json", "Content-Type"
 )

@@ -13,7 +13,7 @@ from opentelemetry.context import Context
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from gateway_svc.openai_http.errors import NOT_JSON, HttpError, HttpRejection
+from gateway_svc.openai_http.errors import LATE_BODY, NOT_JSON, HttpError, HttpRejection
 from gateway_svc.openai_http.events import sse_event, to_json
 from gateway_svc.openai_http.json_fields import JsonBody, parse_body
 from gateway_svc.request_group import ClientDisconnected
@@ -30,9 +30,9 @@ class _ResponseStage(Enum):
 
 class HttpExchange:
     """`status` is the response's, once it has begun. `context` is that of the request's span. `model` is the name of
-    the request's model, empty where that is not served."""
+    the request's model, empty where that is not served. The body must come within `read_timeout` seconds."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, read_timeout: float) -> None:
         self.headers = Headers(scope=scope)
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.request_id = uuid.uuid4().hex
@@ -41,6 +41,7 @@ class HttpExchange:
         self.model = ""
         self._receive = receive
         self._send = send
+        self._read_timeout = read_timeout
         self._stage = _ResponseStage.OPEN
         self._sent_at = 0.0
 
@@ -54,7 +55,7 @@ class HttpExchange:
 
     async def read_json(self) -> JsonBody:
         """The body. Raises QuireError where it is too large or not a JSON object, HttpRejection where it has another
-        content type, and ClientDisconnected."""
+        content type or is late, and ClientDisconnected."""
         # Browsers send other types, and none, to any server without asking it: a web page could post to a local one.
         if (self.header("Content-Type") or "").partition(";")[0].strip().lower() != "application/json":
             raise HttpRejection(NOT_JSON)
@@ -62,16 +63,12 @@ class HttpExchange:
         length = self.headers.get("content-length", "")
         if length.isdecimal() and int(length) > MAX_BODY_BYTES:
             raise _too_large()
-        data = bytearray()
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnected
-            data += message.get("body", b"")
-            if len(data) > MAX_BODY_BYTES:
-                raise _too_large()
-            if not message.get("more_body", False):
-                return parse_body(bytes(data))
+        try:
+            async with asyncio.timeout(self._read_timeout):
+                data = await self._read_body()
+        except TimeoutError:
+            raise HttpRejection(LATE_BODY) from None
+        return parse_body(data)
 
     async def respond(
         self, body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
@@ -127,6 +124,18 @@ class HttpExchange:
             yield
         finally:
             pings.cancel()
+
+    async def _read_body(self) -> bytes:
+        data = bytearray()
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnected
+            data += message.get("body", b"")
+            if len(data) > MAX_BODY_BYTES:
+                raise _too_large()
+            if not message.get("more_body", False):
+                return bytes(data)
 
     async def _ping(self, seconds: float) -> None:
         while True:

@@ -1,0 +1,172 @@
+"""A connection of the HTTP port: uvicorn's, with bounds on its headers, the time for them, and on connections."""
+
+import asyncio
+import resource
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 * 2**10
+MAX_HEADERS = 128
+
+_OTHER_FILES = 256
+"""Open files of a gateway beside HTTP connections; gRPC connections may take more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """`read_timeout` is in seconds: for the head of a request, from the connection's start or the head's first byte."""
+
+    max_connections: int
+    read_timeout: float
+    idle: dict["BoundedConnection", None] = field(default_factory=dict)
+    """Connections without a request in progress, the one that has waited longest first."""
+
+
+class BoundedConfig(uvicorn.Config):
+    """uvicorn's configuration of a listener with limits."""
+
+    def __init__(self, app: Any, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(app, http=BoundedConnection, **options)
+        self.limits = limits
+
+
+class _TooLarge(Exception):  # noqa: N818
+    pass
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """Answers 431 to a request whose head is too large, and closes a connection that does not complete a head in time.
+
+    Where there are too many connections, the one that has been idle longest is closed: those that were only opened
+    never keep a request out. Where none is idle, the new one is closed.
+    """
+
+    config: BoundedConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = self.config.limits
+        self._head_bytes = 0
+        # Bytes that were received and not reported by the parser, which holds an unfinished path or header in memory.
+        self._unreported_bytes = 0
+        self._status = 400
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._limits.idle[self] = None
+        self._await_head()
+        if len(self.connections) > self._limits.max_connections:
+            next(iter(self._limits.idle)).close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self._limits.idle.pop(self, None)
+        super().connection_lost(exc)
+
+    def close(self) -> None:
+        """Closes the connection, which counts no longer."""
+        self._limits.idle.pop(self, None)
+        self.connections.discard(self)
+        self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_responding:
+            self._await_head()
+        self._unreported_bytes += len(data)
+        super().data_received(data)
+        if self._unreported_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._status = 431
+            self.send_400_response("")
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what was received, unless a response is in progress: that is cut off."""
+        if self._is_responding:
+            self.transport.close()
+        elif self._status == 431:
+            message = f"headers take more than {MAX_HEAD_BYTES} bytes, or there are more than {MAX_HEADERS}\n".encode()
+            self.transport.write(
+                STATUS_LINE[431]
+                + b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
+                + b"content-length: %d\r\n\r\n%s" % (len(message), message)
+            )
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        self._await_head()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers of a body in chunks count too.
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            self._refuse()
+
+    def on_headers_complete(self) -> None:
+        self._unreported_bytes = 0
+        self._stop_waiting()
+        self._limits.idle.pop(self, None)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unreported_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unreported_bytes = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._is_responding and not self.transport.is_closing():
+            self._limits.idle[self] = None
+
+    @property
+    def _is_responding(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _count(self, num_bytes: int) -> None:
+        self._unreported_bytes -= num_bytes
+        self._head_bytes += num_bytes
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        self._status = 431
+        raise _TooLarge  # the parser stops, and data_received() refuses the request
+
+    def _await_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._limits.read_timeout, self._head_is_late)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._is_responding:  # a pipelined request comes after this response
+            self._await_head()
+        elif not self.transport.is_closing():
+            self.transport.close()
+
+
+def allow_open_files(max_connections: int) -> None:
+    """Raises the soft limit of open files to what so many connections need, where the hard limit allows that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

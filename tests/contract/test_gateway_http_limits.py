@@ -1,0 +1,129 @@
+"""Bounds of HTTP connections: size and number of headers, time to read a request, number of connections."""
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from gateway_harness import Harness, running_gateway
+from gateway_svc.openai_http.connection import MAX_HEAD_BYTES, MAX_HEADERS
+
+MIB = 2**20
+SHORT = 0.3  # seconds
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+
+
+@asynccontextmanager
+async def connected(quire: Harness) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", quire.gateway.http_port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def status_of(reader: asyncio.StreamReader) -> int:
+    async with asyncio.timeout(60):
+        return int((await reader.readuntil(b"\r\n")).split()[1])
+
+
+async def closed(reader: asyncio.StreamReader) -> None:
+    """Waits until the gateway closes the connection."""
+    async with asyncio.timeout(60):
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /live HTTP/1.1\r\na: " + b"x" * (MAX_HEAD_BYTES - 1_000) + b"\r\n\r\n", 200),
+        (b"GET /live HTTP/1.1\r\na: " + b"x" * MAX_HEAD_BYTES + b"\r\n\r\n", 431),
+        (b"GET /live HTTP/1.1\r\n" + b"a" * (MAX_HEAD_BYTES + 1) + b": x\r\n\r\n", 431),
+        (b"GET /" + b"x" * (MAX_HEAD_BYTES + 1), 431),
+        (b"GET /live HTTP/1.1\r\na: " + b"x" * (MAX_HEAD_BYTES + 1), 431),
+        (b"\r\n" * MAX_HEAD_BYTES, 431),
+        (b"GET /live HTTP/1.1\r\n" + b"a: x\r\n" * MAX_HEADERS + b"\r\n", 200),
+        (b"GET /live HTTP/1.1\r\n" + b"a: x\r\n" * (MAX_HEADERS + 1) + b"\r\n", 431),
+    ],
+    ids=["most", "value", "name", "path", "unfinished", "line breaks", "most of them", "too many"],
+)
+async def test_headers_have_a_bound(head: bytes, status: int, quire: Harness) -> None:
+    async with connected(quire) as (reader, writer):
+        writer.write(head)
+        assert await status_of(reader) == status
+
+
+async def test_headers_after_a_body_in_chunks_have_a_bound(quire: Harness) -> None:
+    async with connected(quire) as (reader, writer):
+        writer.write(POST + b"transfer-encoding: chunked\r\n\r\n0\r\n")
+        for _ in range(64):
+            writer.write(b"a: " + b"x" * 60_000 + b"\r\n")
+        await closed(reader)
+
+
+async def test_floods_of_headers_take_no_memory(quire: Harness) -> None:
+    async def flood(size: int) -> None:
+        async with connected(quire) as (_, writer):
+            try:
+                writer.write(b"GET /live HTTP/1.1\r\na: ")
+                for _ in range(size // MIB):
+                    writer.write(b"x" * MIB)
+                    await writer.drain()
+            except ConnectionError:
+                pass
+
+    await asyncio.gather(*(flood(MIB) for _ in range(8)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    await asyncio.gather(*(flood(60 * MIB) for _ in range(8)))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60 * 1024  # KiB
+    assert (await quire.http.get("/live")).status_code == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /li", b"\r\n", b"GET /live HTTP/1.1\r\n\r\nGET /li"])
+async def test_a_connection_without_a_whole_head_is_closed(sent: bytes, model_directory: Path) -> None:
+    async with running_gateway(model_directory, http_read_timeout=SHORT) as quire, connected(quire) as (reader, writer):
+        writer.write(sent)
+        async with asyncio.timeout(60):
+            assert (b"200 OK" in await reader.read()) == (b"\r\n\r\n" in sent)
+
+
+async def test_a_body_that_does_not_come_is_a_timeout(model_directory: Path) -> None:
+    async with running_gateway(model_directory, http_read_timeout=SHORT) as quire, connected(quire) as (reader, writer):
+        writer.write(POST + b"content-length: 100\r\n\r\n{")
+        async with asyncio.timeout(60):
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b'"code":"request_timeout"' in answer
+
+
+async def test_idle_connections_give_way_to_new_ones(model_directory: Path) -> None:
+    async with running_gateway(model_directory, max_http_connections=8) as quire:
+        idle = [await asyncio.open_connection("127.0.0.1", quire.gateway.http_port) for _ in range(50)]
+        async with connected(quire) as (reader, writer):
+            writer.write(b"GET /live HTTP/1.1\r\n\r\n")
+            assert await status_of(reader) == 200
+        for reader, _ in idle[: 50 - 8]:
+            await closed(reader)
+        for _, writer in idle:
+            writer.close()
+
+
+async def test_a_connection_with_a_request_is_kept(model_directory: Path) -> None:
+    async with (
+        running_gateway(model_directory, max_http_connections=2) as quire,
+        connected(quire) as (reader, writer),
+        connected(quire) as (other, other_writer),
+    ):
+        for one in (writer, other_writer):
+            one.write(POST + b"expect: 100-continue\r\ncontent-length: 1\r\n\r\n")
+        assert [await status_of(one) for one in (reader, other)] == [100, 100]
+        async with connected(quire) as (third, _):
+            await closed(third)
+        for received, sent in ((reader, writer), (other, other_writer)):
+            sent.write(b"{")
+            await received.readuntil(b"\r\n")
+            assert await status_of(received) == 400
