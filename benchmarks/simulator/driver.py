@@ -40,7 +40,7 @@ class Setup:
     policy: str = "fair"
     ageing_seconds: float = 10.0
     preemption: PreemptionMode = PreemptionMode.AUTO
-    max_queued: int = 1 << 30
+    max_queued: int = AdmissionLimits().max_requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Admission to the queue: bounds in all and by tenant, and no request whose deadline cannot be met."""
+"""Admission to the queue: limits in all and by tenant, and no request whose deadline cannot be met."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -8,6 +8,7 @@ from scheduler_svc.core.request import Request
 
 _LEAST_RETRY = 1.0  # seconds; a rejected request is not repeated at once
 _MOST_RETRY = 300.0  # seconds; predictions beyond that mean nothing
+_TENANT_SHARE = 8  # a tenant may have this many times as much waiting as is free
 _OUTPUT_MEMORY = 200  # ended sequences over which the usual length of outputs is averaged
 
 
@@ -164,20 +165,33 @@ class Admission:
 
     def _check_room(self, request: Request, rates: Rates) -> AdmissionRefusal | None:
         limits = self._limits
-        tenant = self._tenants.get(request.tenant, _QueueLoad())
-        excess = _excess(tenant, limits.max_tenant_requests, limits.max_tenant_tokens, request)
-        if excess:
-            # While one tenant's queue shrinks by so much, other tenants are served, too.
-            wait = excess * max(1, len(self._tenants)) if self._sharing is Sharing.BY_TENANT else self._total.expected
-            message = f"{tenant.num_requests} requests of this tenant wait, with {tenant.num_tokens} tokens"
-            return AdmissionRefusal(
-                Failure.TENANT_OVER_QUOTA, message, _retry_after(min(wait, self._total.expected), rates)
-            )
+        refusal = self._check_tenant(request, rates, limits.max_tenant_requests, limits.max_tenant_tokens)
+        if refusal is not None:
+            return refusal
         excess = _excess(self._total, limits.max_requests, limits.max_tokens, request)
         if excess:
             message = f"{self._total.num_requests} requests wait, with {self._total.num_tokens} tokens"
             return AdmissionRefusal(Failure.UNAVAILABLE, message, _retry_after(excess, rates))
-        return None
+        if self._sharing is Sharing.BY_ARRIVAL or request.tenant not in self._tenants:
+            return None
+        # What is free shrinks as tenants fill the queue, so some of it is left however many do.
+        num_free = limits.max_requests - self._total.num_requests
+        num_free_tokens = limits.max_tokens - self._total.num_tokens
+        return self._check_tenant(request, rates, _TENANT_SHARE * num_free, _TENANT_SHARE * num_free_tokens)
+
+    def _check_tenant(
+        self, request: Request, rates: Rates, max_requests: int, max_tokens: int
+    ) -> AdmissionRefusal | None:
+        tenant = self._tenants.get(request.tenant, _QueueLoad())
+        excess = _excess(tenant, max_requests, max_tokens, request)
+        if not excess:
+            return None
+        # While one tenant's queue shrinks by so much, other tenants are served, too.
+        wait = excess * max(1, len(self._tenants)) if self._sharing is Sharing.BY_TENANT else self._total.expected
+        message = f"{tenant.num_requests} requests of this tenant wait, with {tenant.num_tokens} tokens"
+        return AdmissionRefusal(
+            Failure.TENANT_OVER_QUOTA, message, _retry_after(min(wait, self._total.expected), rates)
+        )
 
     def _check_deadline(self, request: Request, now: float, rates: Rates) -> AdmissionRefusal | None:
         wait = self.predicted_wait(request, rates) if request.deadline is not None else None

@@ -36,7 +36,8 @@ def measure(
             for number in range(NUM_TENANTS)
         ]
         arrivals = merged(*(stream.arrivals(0, num_requests // NUM_TENANTS) for stream in streams))
-        simulation = Simulation(Setup(GPU_8B, policy=policy, ageing_seconds=ageing_seconds), OpenLoop(arrivals))
+        setup = Setup(GPU_8B, policy=policy, ageing_seconds=ageing_seconds, max_queued=num_requests)
+        simulation = Simulation(setup, OpenLoop(arrivals))
         simulation.run()
         records = simulation.recorder.records
         figures = run_figures(simulation)

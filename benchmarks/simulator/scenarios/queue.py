@@ -104,7 +104,7 @@ class _QueueRun:
 
     def __init__(self, machine: Machine, policy: str) -> None:
         self._tokens = Tokens(seed=0)
-        self._driver = CoreDriver(Setup(machine, policy=policy), self._tokens)
+        self._driver = CoreDriver(Setup(machine, policy=policy, max_queued=1 << 30), self._tokens)
         self._device = Device(machine)
         self._arrivals = _arrivals()
         self._flights: list[tuple[SimulatedStep, StepCompletion]] = []

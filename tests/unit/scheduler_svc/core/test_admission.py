@@ -1,5 +1,6 @@
 """Which requests may wait, and why others are rejected."""
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -53,6 +54,29 @@ def test_tenant_over_its_quota_leaves_room_to_others(limits: dict[str, int]) -> 
         queue.enter(request(str(number), tenant="greedy"))
     assert refusal(queue, request("more", tenant="greedy")).failure is Failure.TENANT_OVER_QUOTA
     assert may_wait(queue, request("more", tenant="modest"))
+
+
+@pytest.mark.parametrize("limits", [{"max_requests": 90}, {"max_tokens": 9000}])
+def test_flood_leaves_room_to_tenants_that_have_little_waiting(limits: dict[str, int]) -> None:
+    """Without any limit by tenant: each may wait with 8 times what is free."""
+    queue = admission(**limits)
+    numbers = count()
+    for tenant, most in (("first", 80), ("second", 9), ("third", 1)):
+        num_waiting = 0
+        while may_wait(queue, asked := request(f"{next(numbers)}", tenant=tenant)):
+            queue.enter(asked)
+            num_waiting += 1
+        assert num_waiting == most
+        refused = refusal(queue, request("more", tenant=tenant))
+        assert refused.failure is (Failure.TENANT_OVER_QUOTA if tenant != "third" else Failure.UNAVAILABLE)
+
+
+def test_first_come_first_served_fills_the_queue_with_one_tenant() -> None:
+    queue = admission(Sharing.BY_ARRIVAL, max_requests=90)
+    for number in range(90):
+        assert may_wait(queue, request(f"{number}"))
+        queue.enter(request(f"{number}"))
+    assert refusal(queue, request("more")).failure is Failure.UNAVAILABLE
 
 
 def test_retry_of_a_tenant_over_its_quota_is_when_its_share_has_made_room() -> None:
