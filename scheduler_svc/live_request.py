@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from typing import cast
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
@@ -73,11 +72,9 @@ class LiveRequest:
     # The core's values.
 
     def request_at(self, now: float) -> Request:
-        """The request for the core, which arrives now. It is converted once."""
+        """The request for the core. It is converted once; `now` is the monotonic clock, in seconds."""
         if self._request is None:
             self._request = request_from_log(self.log, now)
-        elif self._request.arrived_at != now:
-            self._request = replace(self._request, arrived_at=now)
         return self._request
 
     def restored(self) -> list[RestoredSequence]:

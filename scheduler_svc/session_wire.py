@@ -53,13 +53,17 @@ _EARLY_STOPPINGS = {
 
 
 def request_from_log(log: RequestLog, now: float) -> Request:
-    """A request for the core; `now` is the monotonic clock, in seconds."""
-    deadline = None if log.deadline is None else now + max(0.0, log.deadline - time.time())
-    return request_from_proto(log.submit, now, deadline)
+    """A request for the core; `now` is the monotonic clock, in seconds.
+
+    It arrived when it was accepted, maybe by an earlier leader: a takeover does not change the order of requests.
+    """
+    wall = time.time()
+    deadline = None if log.deadline is None else now + max(0.0, log.deadline - wall)
+    return request_from_proto(log.submit, now - max(0.0, wall - log.accepted_at), deadline)
 
 
-def request_from_proto(submit: scheduler_v1.Submit, now: float, deadline: float | None = None) -> Request:
-    """A request for the core; `now` and `deadline` are on the monotonic clock, in seconds."""
+def request_from_proto(submit: scheduler_v1.Submit, arrived_at: float, deadline: float | None = None) -> Request:
+    """A request for the core; `arrived_at` and `deadline` are on the monotonic clock, in seconds."""
     result = kind_from_proto(submit.result) if submit.HasField("result") else TOKENS
     return Request(
         key=submit.key,
@@ -74,7 +78,7 @@ def request_from_proto(submit: scheduler_v1.Submit, now: float, deadline: float 
         tenant=submit.tenant,
         weight=submit.weight or 1.0,
         salt=submit.cache_salt,
-        arrived_at=now,
+        arrived_at=arrived_at,
         deadline=deadline,
         traceparent=submit.traceparent,
         protocol=2 if submit.sampling.typical_p else 1,

@@ -191,9 +191,9 @@ class Sequence:
         self.phase = phase
 
     @property
-    def order(self) -> tuple[int, int, int]:
+    def order(self) -> tuple[int, float, int, int]:
         """Sort key on a replica: higher priority first, then earlier arrival."""
-        return (-self.request.priority, self.arrival, self.index)
+        return (-self.request.priority, self.request.arrived_at, self.arrival, self.index)
 
     @property
     def is_one_of_beams(self) -> bool:

@@ -61,7 +61,8 @@ class RequestTable:
             sequence.restore(known)
         for sequence in sequences:
             sequence.siblings = sequences
-            sequence.start_waiting(request.arrived_at)
+            # One with tokens ran before; how long it waited then is not known.
+            sequence.start_waiting(self._waiting.now if sequence.num_output else request.arrived_at)
         live = [sequence for sequence in sequences if sequence.phase is not Phase.ENDED]
         if not live:
             return []

@@ -52,7 +52,9 @@ def _measure(num_requests: int, num_replicas: int) -> dict[str, Any]:
     stream = ArrivalStream(RATE * num_replicas, Lengths(16, 512), Lengths(16, 256))
     with frozen_gc():
         began = perf_counter()
-        simulation = Simulation(Setup(MACHINE, num_replicas, max_queued=1 << 30), OpenLoop(stream.arrivals(0, num_requests)))
+        simulation = Simulation(
+            Setup(MACHINE, num_replicas, max_queued=1 << 30), OpenLoop(stream.arrivals(0, num_requests))
+        )
         simulation.run()
         took = perf_counter() - began
     return {

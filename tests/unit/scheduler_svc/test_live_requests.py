@@ -1,14 +1,17 @@
 """Events of the core in a request's log, for tokens that the contract tests' worker does not sample."""
 
 import asyncio
+import time
 
 import pytest
 
+from core_bench import SHAPE, keys
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.beam_search import Choice
 from scheduler_svc.core.events import MaxTokens, PromptLogprobsEvent, StopToken, TokensEvent, ValueComputed
 from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.gateway_session import GatewaySession
@@ -57,6 +60,30 @@ def started(requests: LiveRequests, **fields: object) -> LiveRequest:
     live = LiveRequest(log)
     assert requests.start(live, is_restored=False) is None
     return live
+
+
+async def test_requests_of_an_earlier_term_queue_in_the_order_in_which_they_were_accepted() -> None:
+    """They are attached in another order. One with tokens that was accepted first gets the only slot."""
+    core = Scheduler(SchedulerLimits(max_sequences=1))
+    requests = live_requests(core, Graces())
+    now = time.time()
+    for key, age in (("third", 1.0), ("second", 2.0), ("first", 20.0)):
+        submit = scheduler_v1.Submit(key=key, tenant="t", prompt_token_ids=[1, 2], n=1, max_tokens=30)
+        log = RequestLog(submit, accepted_at=now - age)
+        complete(log)
+        if key == "first":
+            log.sequences[0].token_ids += range(3, 23)
+        requests.take_over(log)
+        live = requests.get(key)
+        assert live is not None
+        assert requests.start(live, is_restored=True) is None
+    replica = Replica(SHAPE)
+    core.add_replica(replica)
+    plan = core.schedule(replica, time.monotonic())
+    assert plan is not None
+    assert keys(plan) == ["first"]
+    order = sorted(("second", "third"), key=lambda key: core.waiting.num_ahead(core.sequences(key)[0], 0, 0.0) or 0)
+    assert order == ["second", "third"]
 
 
 def result(core: Scheduler, index: int, token_ids: list[int], score: float) -> TokensEvent:

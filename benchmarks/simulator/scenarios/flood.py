@@ -1,0 +1,115 @@
+"""One tenant fills all slots and blocks with long jobs; another one sends 500 chats: their time to the first token."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.report import Cells, Sense
+from benchmarks.simulator.arrivals import Arrival, OpenLoop, merged
+from benchmarks.simulator.driver import Setup
+from benchmarks.simulator.figures import Percentiles
+from benchmarks.simulator.machine import Machine
+from benchmarks.simulator.presets import CPU_SMOLLM, GPU_8B
+from benchmarks.simulator.scenarios.scenario import Scenario, Target, outcome
+from benchmarks.simulator.simulation import Simulation
+from benchmarks.simulator.synthetic import ArrivalProcess, ArrivalStream, Lengths
+
+POLICIES = ("fcfs", "fair")
+CASES = ((GPU_8B, 5.0, 400), (CPU_SMOLLM, 0.5, 100))
+"""Machine, chats a second, and jobs, all of which arrive at the start."""
+NUM_CHATS = 500
+FIRST_CHAT = 10.0  # seconds after the jobs
+CHATS, JOBS = "chats", "jobs"
+
+
+def measure(
+    report: Callable[[str], None], cases: Sequence[tuple[Machine, float, int]] = CASES, num_chats: int = NUM_CHATS
+) -> dict[str, Any]:
+    """Seconds from a chat's arrival to its first token, alone and beside the jobs, and what the jobs lose."""
+    rows: list[dict[str, Any]] = []
+    for machine, rate, num_jobs in cases:
+        seconds = FIRST_CHAT + num_chats / rate
+        jobs, chats = _jobs(num_jobs), _chats(rate, num_chats)
+        report(f"{machine.name}: chats alone, jobs alone")
+        idle = _run(machine, "fair", chats, seconds)
+        alone = _run(machine, "fair", jobs, seconds)
+        flood_step = alone.device_seconds / alone.num_steps
+        first_token = _first_token(idle)
+        for policy in POLICIES:
+            report(f"{machine.name}, {policy}: chats beside jobs")
+            run = _run(machine, policy, merged(chats, jobs), seconds)
+            beside = _first_token(run)
+            totals = run.recorder.usage_by_tenant
+            rows.append(
+                {
+                    "machine": machine.name,
+                    "policy": policy,
+                    "idle_p50": first_token.p50,
+                    "idle_p99": first_token.p99,
+                    "p50": beside.p50,
+                    "p99": beside.p99,
+                    "flood_step": flood_step,
+                    "bound": 1.5 * first_token.p99 + 3 * flood_step,
+                    "job_tokens": totals[JOBS].num_generated,
+                    "job_tokens_alone": alone.recorder.usage_by_tenant[JOBS].num_generated,
+                    "device_share": run.device_seconds / seconds,
+                }
+            )
+    targets = [
+        Target(f"{row['machine']}, fair: p99 to the first token, s", row["p99"], Sense.AT_MOST, row["bound"], ".3f")
+        for row in rows
+        if row["policy"] == "fair"
+    ]
+    return outcome(rows, targets)
+
+
+def _chats(rate: float, count: int) -> list[Arrival]:
+    stream = ArrivalStream(rate, Lengths(32, 256), Lengths(16, 128), tenant=CHATS)
+    return [replace(arrival, at=arrival.at + FIRST_CHAT) for arrival in stream.arrivals(0, count)]
+
+
+def _jobs(count: int) -> list[Arrival]:
+    stream = ArrivalStream(1.0, Lengths(256, 2048), Lengths(4000, 4000), tenant=JOBS, process=ArrivalProcess.AT_ONCE)
+    return list(stream.arrivals(0, count))
+
+
+def _run(machine: Machine, policy: str, arrivals: Iterable[Arrival], seconds: float) -> Simulation:
+    simulation = Simulation(Setup(machine, policy=policy), OpenLoop(arrivals))
+    simulation.run(until=seconds)
+    return simulation
+
+
+def _first_token(simulation: Simulation) -> Percentiles:
+    """Chats without a token by the end count with what they have waited."""
+    waits = [
+        (simulation.now if record.first_token_at is None else record.first_token_at) - record.arrival.at
+        for record in simulation.recorder.records
+        if record.arrival.tenant == CHATS
+    ]
+    percentiles = Percentiles.of(waits)
+    assert percentiles is not None
+    return percentiles
+
+
+def table(result: dict[str, Any]) -> Cells:
+    """A row for each machine and policy."""
+    columns = (
+        *("machine", "policy", "chats alone, s, p50 / p99", "beside the jobs, s, p50 / p99"),
+        *("a step of the jobs, ms", "tokens of the jobs, relative to alone", "device busy"),
+    )
+    cells = [
+        [
+            row["machine"],
+            row["policy"],
+            f"{row['idle_p50']:.3f} / {row['idle_p99']:.3f}",
+            f"{row['p50']:.3f} / {row['p99']:.3f}",
+            f"{1000 * row['flood_step']:.1f}",
+            f"{row['job_tokens'] / row['job_tokens_alone']:.1%}",
+            f"{row['device_share']:.1%}",
+        ]
+        for row in result["rows"]
+    ]
+    return Cells(columns, cells)
+
+
+FLOOD = Scenario("flood", "First tokens of chats beside a tenant that takes all slots and blocks", measure, table)
