@@ -39,6 +39,8 @@ log = logging.getLogger("quire.scheduler")
 
 STORE = "store"
 """The health service that is SERVING while this scheduler records requests."""
+WORKERS = "workers"
+"""The health service that is SERVING while this scheduler leads and no worker is set apart."""
 
 
 async def serve(settings: SchedulerSettings) -> None:
@@ -50,6 +52,7 @@ async def serve(settings: SchedulerSettings) -> None:
     services = [scheduler_v1.DESCRIPTOR.services_by_name["SchedulerService"].full_name]
     health = HealthReporter(server, services)
     await health.set_one(STORE, False)
+    await health.set_one(WORKERS, False)
     enable_reflection(server, services)
     port = bind(server, settings.host, settings.scheduler_port)
     admin, admin_health, admin_port = admin_server(
@@ -59,7 +62,7 @@ async def serve(settings: SchedulerSettings) -> None:
 
     async def on_lead(engine: SchedulerEngine) -> None:
         REGISTRY.register(EngineCollector(engine))
-        engine.watch_status(StoreHealth(health).set_status)
+        engine.watch_status(EngineHealth(health, engine).set_status)
         servicer.lead(engine)
         admin_servicer.lead(engine)
         freeze_gc()
@@ -91,16 +94,21 @@ async def serve(settings: SchedulerSettings) -> None:
     await run_until_signal(stop)
 
 
-class StoreHealth:
-    """The store's state in the health service."""
+class EngineHealth:
+    """The state of the store and of the workers in the health service."""
 
-    def __init__(self, health: HealthReporter) -> None:
+    def __init__(self, health: HealthReporter, engine: SchedulerEngine) -> None:
         self._health = health
+        self._engine = engine
         self._sending: asyncio.Task[None] | None = None
 
     def set_status(self, status: scheduler_v1.Status) -> None:
-        """Reports whether requests are recorded."""
-        self._sending = asyncio.create_task(self._health.set_one(STORE, not status.is_store_degraded))
+        """Reports whether requests are recorded, and whether all workers can be used."""
+        self._sending = asyncio.create_task(self._send(not status.is_store_degraded, not self._engine.set_apart))
+
+    async def _send(self, is_recording: bool, has_none_apart: bool) -> None:
+        await self._health.set_one(STORE, is_recording)
+        await self._health.set_one(WORKERS, has_none_apart)
 
 
 def end_process(leading: asyncio.Task[None]) -> None:

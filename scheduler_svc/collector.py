@@ -20,6 +20,12 @@ class EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from self._models()
         yield GaugeMetricFamily("quire_epoch", "The term of the scheduler that leads", self._engine.epoch)
+        apart = GaugeMetricFamily(
+            "quire_workers_set_apart", "1 for a worker that is not used until it is restarted", labels=["worker"]
+        )
+        for address in self._engine.set_apart:
+            apart.add_metric([address], 1)
+        yield apart
         journal = self._engine.journal
         degraded = "1 while the store cannot be reached, or lags by more than 2 s"
         yield GaugeMetricFamily("quire_store_degraded", degraded, journal.is_degraded)

@@ -63,6 +63,8 @@ class SchedulerEngine:
         self.models = ModelVersions(make_core, settings.worker_timeout)
         self.journal = Journal(store, epoch, on_fenced, self._on_durable)
         self.requests = LiveRequests(self.models, self.journal, settings.graces)
+        self.set_apart: dict[str, str] = {}
+        """Why workers are not used until they are restarted, by address."""
         self._sessions: list[GatewaySession] = []
         self._status_watchers: list[Callable[[scheduler_v1.Status], None]] = []
         self._commands = Commands(self.requests, store, self.journal, self._sessions, needs_store=settings.needs_store)
@@ -192,6 +194,16 @@ class SchedulerEngine:
         model.wake()
         self._send_status()
 
+    def mark_set_apart(self, address: str, why: str | None) -> None:
+        """A worker is set apart, and is not used, for a reason; with None it no longer is."""
+        before = self.set_apart.get(address)
+        if why is None:
+            self.set_apart.pop(address, None)
+        else:
+            self.set_apart[address] = why
+        if (before is None) is not (why is None):
+            self._send_status()
+
     @property
     def replicas(self) -> list[Replica]:
         return list(self._models_of)
@@ -210,7 +222,10 @@ class SchedulerEngine:
             self._send_status()
 
     async def on_higher_epoch(self, epoch: int) -> None:
-        """A worker has seen this later epoch: begin a term above it, unless another scheduler leads."""
+        """A worker has seen this later epoch: begin a term above it, unless another scheduler leads.
+
+        Raises EpochOutsideWindow where no leader can have begun that epoch.
+        """
         try:
             async with self.journal.paused():
                 self.journal.epoch = await self._raise_epoch(epoch)

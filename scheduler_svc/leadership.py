@@ -66,7 +66,10 @@ class Leadership:
                 raise Fenced("another scheduler has taken over")
 
     async def raise_epoch(self, above: int) -> int:
-        """Begins an epoch above one that a worker has seen. Raises Fenced where another scheduler leads, or has led.
+        """Begins an epoch above one that a worker has seen.
+
+        Raises Fenced where another scheduler leads, or has led, and EpochOutsideWindow where no leader can have begun
+        the worker's epoch.
 
         Until the store answers, it is not known which epoch is this leader's, and no other call renews the lease.
         """

@@ -17,6 +17,7 @@ from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.metrics import RESPONSES_REFUSED
 from scheduler_svc.step_responses import InvalidResponse, ResponseValidator
 from scheduler_svc.step_wire import hash_report_from_proto, plan_to_proto, shape_from_proto
+from scheduler_svc.store.base import EpochOutsideWindow
 from scheduler_svc.worker_client import StepCall, WorkerClient
 from svc_common.addresses import join_host_port
 from svc_common.channels import end_if_cancelled, internal_channel
@@ -25,6 +26,7 @@ from svc_common.protocols import STEP_PROTOCOLS, ProtocolRange
 log = logging.getLogger("quire.scheduler")
 
 _REDIAL = 0.25  # seconds between dials: a worker that restarts is used within this of being ready
+_REDIAL_SET_APART = 5.0  # seconds between dials of a worker that must be restarted
 _RESOLVE = 3.0  # seconds between look-ups of the workers' names
 _WATCH = 1.0  # seconds between health checks of a worker
 _ANSWER_TIMEOUT = 5.0  # seconds in which a worker answers if its process runs
@@ -34,6 +36,10 @@ _generations = count(1)
 
 class LinkBroken(Exception):  # noqa: N818
     """The stream to a worker cannot continue. The text is for the operator."""
+
+
+class WorkerSetApart(LinkBroken):
+    """The worker is not used until it is restarted."""
 
 
 class WorkerLink:
@@ -59,23 +65,36 @@ class WorkerLink:
 
     async def run(self) -> None:
         """Uses the worker until it has left, or until cancelled."""
-        while not self._is_leaving:
-            try:
-                await self._serve()
-            except (grpc.aio.AioRpcError, LinkBroken, InvalidResponse) as error:
-                text = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                # Logged once, not at each attempt. A worker that was never ready may be starting.
-                if text != self._last:
-                    level = logging.WARNING if self._was_ready else logging.INFO
-                    log.log(level, "no worker", extra={"worker": self._address, "why": text})
-                self._last = text or ""
-                if isinstance(error, InvalidResponse):
-                    RESPONSES_REFUSED.labels(error.part.value).inc()
-            except Exception:
-                # A bug here costs this replica its blocks, and does not affect the other workers or the process.
-                log.exception("step stream failed", extra={"worker": self._address})
-            end_if_cancelled()
-            await asyncio.sleep(_REDIAL)
+        try:
+            while not self._is_leaving:
+                seconds = await self._try_to_serve()
+                await asyncio.sleep(seconds)
+        finally:
+            self._engine.mark_set_apart(self._address, None)
+
+    async def _try_to_serve(self) -> float:
+        """Uses the worker until its stream breaks. Returns the seconds until it is dialled again."""
+        why_apart = None
+        try:
+            await self._serve()
+        except (grpc.aio.AioRpcError, LinkBroken, InvalidResponse) as error:
+            text = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            # Logged once, not at each attempt. A worker that was never ready may be starting.
+            if text != self._last:
+                is_noteworthy = self._was_ready or isinstance(error, WorkerSetApart)
+                level = logging.WARNING if is_noteworthy else logging.INFO
+                log.log(level, "no worker", extra={"worker": self._address, "why": text})
+            self._last = text or ""
+            if isinstance(error, WorkerSetApart):
+                why_apart = text
+            if isinstance(error, InvalidResponse):
+                RESPONSES_REFUSED.labels(error.part.value).inc()
+        except Exception:
+            # A bug here costs this replica its blocks, and does not affect the other workers or the process.
+            log.exception("step stream failed", extra={"worker": self._address})
+        end_if_cancelled()
+        self._engine.mark_set_apart(self._address, why_apart)
+        return _REDIAL if why_apart is None else _REDIAL_SET_APART
 
     async def _serve(self) -> None:
         async with internal_channel(self._address) as channel:
@@ -84,9 +103,10 @@ class WorkerLink:
             if description.is_draining:
                 raise LinkBroken("worker is draining")
             if description.epoch > self._engine.epoch:
-                await self._engine.on_higher_epoch(description.epoch)
+                await self._raise_epoch(description.epoch)
             if description.epoch > self._engine.epoch:
                 raise LinkBroken(f"worker has served epoch {description.epoch}, later than {self._engine.epoch}")
+            self._engine.mark_set_apart(self._address, None)
             opening = worker_v1.StepRequest(
                 epoch=self._engine.epoch, generation=next(_generations), protocol=_protocol_for(description)
             )
@@ -114,6 +134,16 @@ class WorkerLink:
                     self._set_connected(False)
             finally:
                 call.cancel()
+
+    async def _raise_epoch(self, epoch: int) -> None:
+        """Begins a term above one that the worker has seen. Raises WorkerSetApart."""
+        try:
+            await self._engine.on_higher_epoch(epoch)
+        except EpochOutsideWindow:
+            raise WorkerSetApart(
+                f"worker has seen epoch {epoch}, which no scheduler can have begun: it is more than a day ahead of the "
+                "clocks; restart the worker"
+            ) from None
 
     async def _open(self, worker: WorkerClient, call: StepCall, opening: worker_v1.StepRequest) -> BlockHashReport:
         """Opens the stream; returns the hashes of the worker's blocks from earlier streams."""

@@ -16,6 +16,10 @@ class StaleEpoch(Exception):  # noqa: N818
     """A scheduler of a later term has written: this one is fenced, and the call had no effect."""
 
 
+class EpochOutsideWindow(Exception):  # noqa: N818
+    """No epoch above the given one is begun: it is outside the window of epochs that a leader can have begun."""
+
+
 class UnusableRecord(Exception):  # noqa: N818
     """A record that cannot be read. The text is for the operator, and holds no tokens."""
 
@@ -160,7 +164,8 @@ class Store(Protocol):
         """Takes the lease where no other holder has it: returns a new epoch, higher than all earlier ones and `above`.
 
         None while another holder has the lease, or where `epoch` is given and another holder took a later one. A call
-        that was not answered may be repeated.
+        that was not answered may be repeated. Raises EpochOutsideWindow where `above` is more than a day ahead of the
+        store's and this process' clocks, or not below 2^53 - 1; a stored epoch like that is replaced.
         """
         ...
 

@@ -13,8 +13,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from scheduler_svc.store.base import StaleEpoch, StoreUnavailable
-from scheduler_svc.store.scripts import SCRIPT, STALE, StoreKeys
+from scheduler_svc.store.base import EpochOutsideWindow, StaleEpoch, StoreUnavailable
+from scheduler_svc.store.scripts import OUTSIDE_WINDOW, SCRIPT, STALE, StoreKeys
 
 log = logging.getLogger("quire.scheduler")
 
@@ -123,6 +123,8 @@ class RedisClient:
         except ResponseError as error:
             if str(error).startswith(STALE):
                 raise StaleEpoch("a scheduler of a later term has written") from None
+            if str(error).startswith(OUTSIDE_WINDOW):
+                raise EpochOutsideWindow from None
             raise self._failed(str(error)) from error
         except RedisError as error:
             raise self._failed(str(error)) from error

@@ -51,7 +51,7 @@ class RedisStore:
         return None if reply is None else unpack_log(reply)
 
     async def write(self, batch: WriteBatch, epoch: int) -> list[Gap | KeyTaken]:
-        self._last_write = max(self._last_write + 1, time.time_ns() // 1000)
+        self._last_write = max(self._last_write + 1, _clock())
         rest: list[Argument] = []
         for record in batch.records:
             rest += pack_record(record)
@@ -96,7 +96,9 @@ class RedisStore:
 
     async def take_lease(self, holder: str, seconds: float, above: int = 0, epoch: int | None = None) -> int | None:
         own_epoch = "" if epoch is None else epoch
-        reply = await self._lease.evaluate("take_lease", holder, _milliseconds(seconds), above, own_epoch, _EPOCH_TTL)
+        reply = await self._lease.evaluate(
+            "take_lease", holder, _milliseconds(seconds), above, own_epoch, _EPOCH_TTL, _clock()
+        )
         return None if reply is None else int(reply)
 
     async def keep_lease(self, holder: str, epoch: int, seconds: float) -> bool:
@@ -123,6 +125,11 @@ def _chunks(keys: Iterable[Any]) -> Iterator[list[Any]]:
     rest = iter(keys)
     while chunk := list(islice(rest, _CHUNK)):
         yield chunk
+
+
+def _clock() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1000
 
 
 def _milliseconds(seconds: float) -> int:

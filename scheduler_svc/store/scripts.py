@@ -6,7 +6,10 @@ needs Redis 6.2.
 
 from typing import NamedTuple
 
+from svc_common.epochs import EPOCH_AHEAD, EPOCH_LIMIT
+
 STALE = "QUIRESTALE"
+OUTSIDE_WINDOW = "QUIREEPOCH"
 
 
 class StoreKeys(NamedTuple):
@@ -26,10 +29,11 @@ class StoreKeys(NamedTuple):
 
 SCRIPT = """
 local EPOCH, LEASE, LIVE, PREFIX = unpack(KEYS)
+local LIMIT, AHEAD = __LIMIT__, __AHEAD__
 local call = redis.call
 local ops = {}
 
--- Epochs are microseconds since 1970, which a double holds exactly.
+-- Epochs are microseconds since 1970, which a double holds exactly below 2^53.
 local function last_epoch()
   return tonumber(call('HGET', EPOCH, 'epoch') or '0')
 end
@@ -298,14 +302,20 @@ function ops.leader(_)
   return call('GET', LEASE)
 end
 
-function ops.take_lease(_, holder, milliseconds, above, epoch, epoch_ttl)
+-- `clock` is the scheduler's, in microseconds since 1970. A stored epoch outside the window of both clocks is replaced,
+-- and none above such a one is begun.
+function ops.take_lease(_, holder, milliseconds, above, epoch, epoch_ttl, clock)
   local held_by = call('GET', LEASE)
-  local last = last_epoch()
   if held_by and held_by ~= holder then return false end
+  local time = call('TIME')
+  local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+  local limit = math.min(math.max(now, tonumber(clock)) + AHEAD, LIMIT - 1)
+  local last = last_epoch()
+  if last >= limit then last = 0 end
+  if tonumber(above) >= limit then return redis.error_reply('QUIREEPOCH') end
   -- A later epoch of this holder is of a call that it repeats because the answer was lost.
   if epoch ~= '' and last > tonumber(epoch) and call('HGET', EPOCH, 'holder') ~= holder then return false end
-  local now = call('TIME')
-  local new = math.max(last + 1, tonumber(above) + 1, tonumber(now[1]) * 1000000 + tonumber(now[2]))
+  local new = math.max(last + 1, tonumber(above) + 1, now)
   local text = string.format('%.0f', new)
   set_epoch(text, holder, epoch_ttl)
   call('SET', LEASE, holder, 'PX', milliseconds)
@@ -326,4 +336,4 @@ function ops.release_lease(_, holder)
 end
 
 return ops[ARGV[1]](unpack(ARGV))
-"""
+""".replace("__LIMIT__", str(EPOCH_LIMIT)).replace("__AHEAD__", str(EPOCH_AHEAD))

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from checksum_service import ChecksumService, serve
 from environments import scheduler_environment
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -130,6 +131,26 @@ async def test_health_reports_whether_requests_are_recorded(
         await running.until(SERVICE, SERVING)
         redis_server.start()
         await running.until("store", SERVING)
+
+
+async def test_health_reports_a_worker_that_is_set_apart_and_the_service_goes_on(
+    redis_url: str, worker: Worker
+) -> None:
+    service = ChecksumService(epoch=2**64 - 1)
+    server, port = await serve(service)
+    async with scheduler_process(redis_url, worker.port, QUIRE_WORKERS_AT=f"127.0.0.1:{worker.port}") as alone:
+        await alone.until("workers", SERVING)
+        addresses = f"127.0.0.1:{port},127.0.0.1:{worker.port}"
+        alone.process.send_signal(signal.SIGTERM)
+        assert await alone.ended() == 0
+    async with scheduler_process(redis_url, port, QUIRE_WORKERS_AT=addresses) as running:
+        await running.until(SERVICE, SERVING)
+        await running.until("workers", NOT_SERVING)
+        async with running.session() as session:
+            await session.ready()
+            submit = await session.submit()
+            assert await session.until_tokens(submit.key, 8) == expected(8)
+    await server.stop(0)
 
 
 async def test_without_a_store_nobody_leads(worker: Worker) -> None:

@@ -27,6 +27,15 @@ def page(running: Deployment) -> str:
     return generate_latest(registry).decode()
 
 
+async def test_workers_that_are_set_apart_are_named() -> None:
+    async with deployment() as running:
+        assert "quire_workers_set_apart{" not in page(running)
+        running.engine.mark_set_apart("10.0.0.1:50053", "why")
+        assert 'quire_workers_set_apart{worker="10.0.0.1:50053"} 1.0' in page(running)
+        running.engine.mark_set_apart("10.0.0.1:50053", None)
+        assert "quire_workers_set_apart{" not in page(running)
+
+
 async def test_versions_of_a_model_are_added_up_and_models_are_not() -> None:
     async with deployment() as running:
         for model, fingerprint in (("a", b"1"), ("a", b"2"), ("b", b"1")):

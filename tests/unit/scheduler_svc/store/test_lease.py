@@ -7,10 +7,11 @@ import pytest
 import redis
 
 from request_logs import request_log
-from scheduler_svc.store.base import StaleEpoch, WriteBatch
+from scheduler_svc.store.base import EpochOutsideWindow, StaleEpoch, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 
 LEASE = "{quire}:lease"
+DAY = 86400 * 10**6
 
 
 async def taken(store: RedisStore, holder: str, above: int = 0) -> int:
@@ -47,8 +48,46 @@ async def test_an_epoch_is_above_any_before_and_above_the_floor_and_the_clock(st
 
 
 async def test_an_epoch_is_not_rounded(store: RedisStore) -> None:
-    above = 8_999_999_999_999_999
+    above = time.time_ns() // 1000 + 43_200_000_001
     assert await taken(store, "a", above=above) == above + 1
+
+
+@pytest.mark.parametrize("above", [2**53 - 1, 2**53, 2**64 - 1, 2**64])
+async def test_no_epoch_is_begun_above_one_that_is_not_exact(store: RedisStore, above: int) -> None:
+    epoch = await taken(store, "a")
+    with pytest.raises(EpochOutsideWindow):
+        await store.take_lease("a", 30, above, epoch)
+    assert store.is_answering
+    assert await store.keep_lease("a", epoch, 30)
+    assert await taken(store, "a") < epoch + 600 * 10**6
+
+
+async def test_no_epoch_is_begun_that_is_more_than_a_day_ahead(store: RedisStore) -> None:
+    now = time.time_ns() // 1000
+    assert await taken(store, "a", above=now + DAY - 600 * 10**6) == now + DAY - 600 * 10**6 + 1
+    with pytest.raises(EpochOutsideWindow):
+        await store.take_lease("a", 30, now + DAY + 600 * 10**6)
+
+
+async def test_the_window_follows_the_later_of_two_clocks(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time_ns() // 1000
+    monkeypatch.setattr("scheduler_svc.store.redis._clock", lambda: now - 100 * DAY)
+    first = await taken(store, "a", above=now + DAY // 2)
+    monkeypatch.setattr("scheduler_svc.store.redis._clock", lambda: now + 10 * DAY)
+    assert await taken(store, "a", above=now + 10 * DAY) == now + 10 * DAY + 1
+    monkeypatch.setattr("scheduler_svc.store.redis._clock", lambda: now)  # set back: the stored epoch is outside
+    assert now <= await taken(store, "a") < first
+
+
+@pytest.mark.parametrize("stored", [2**64, 2**53, time.time_ns() // 1000 + 2 * DAY])
+async def test_a_stored_epoch_outside_the_window_is_replaced(
+    stored: int, store: RedisStore, keys: "redis.Redis"
+) -> None:
+    keys.hset("{quire}:epoch", mapping={"epoch": str(stored), "holder": "b"})
+    epoch = await taken(store, "a")
+    assert epoch < time.time_ns() // 1000 + 600 * 10**6
+    assert await store.keep_lease("a", epoch, 30)
+    assert await store.put(request_log(), epoch) is None
 
 
 async def test_a_renewed_lease_lasts_anew(store: RedisStore, keys: "redis.Redis") -> None:

@@ -1,0 +1,80 @@
+"""Workers and records with epochs that no leader can have begun."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import redis
+
+from checksum_service import ChecksumService, serve
+from scheduler_harness import TIMEOUT, Deployment, Worker, expected, scheduler
+
+DAY = 86400 * 10**6
+BEYOND = {"last": 2**64 - 1, "inexact": 2**53, "ahead": time.time_ns() // 1000 + DAY + 600 * 10**6}
+each = pytest.mark.parametrize("epoch", BEYOND.values(), ids=BEYOND)
+
+
+@asynccontextmanager
+async def worker_of(epoch: int) -> AsyncIterator[tuple[ChecksumService, int]]:
+    """A worker that reports an epoch, and its port."""
+    service = ChecksumService(epoch=epoch)
+    server, port = await serve(service)
+    try:
+        yield service, port
+    finally:
+        await server.stop(0)
+
+
+async def runs(running: Deployment) -> None:
+    async with running.session() as session:
+        await session.ready()
+        submit = await session.submit()
+        assert await session.until_tokens(submit.key, 8) == expected(8)
+
+
+async def until_set_apart(running: Deployment, *ports: int) -> None:
+    async with asyncio.timeout(TIMEOUT):
+        while list(running.engine.set_apart) != [f"127.0.0.1:{port}" for port in ports]:
+            await asyncio.sleep(0.01)
+
+
+@each
+async def test_a_worker_with_an_epoch_outside_the_window_is_set_apart(
+    epoch: int, redis_url: str, worker: Worker
+) -> None:
+    async with worker_of(epoch) as (service, port):
+        async with scheduler(redis_url, [port, worker.port]) as first:
+            await until_set_apart(first, port)
+            await runs(first)
+            assert service.openings == []
+            assert first.engine.epoch < time.time_ns() // 1000 + 600 * 10**6
+            before = first.engine.epoch
+        async with scheduler(redis_url, [port, worker.port]) as second:  # the term after that begins as usual
+            await runs(second)
+            assert before < second.engine.epoch < time.time_ns() // 1000 + 600 * 10**6
+            await until_set_apart(second, port)
+
+
+async def test_a_worker_that_was_restarted_is_used_again(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("scheduler_svc.worker_link._REDIAL_SET_APART", 0.05)
+    async with worker_of(2**64 - 1) as (service, port), scheduler(redis_url, [port]) as running:
+        await until_set_apart(running, port)
+        (record,) = [one for one in caplog.records if one.getMessage() == "no worker"]
+        assert record.levelname == "WARNING"
+        assert str(2**64 - 1) in vars(record)["why"]
+        service.about.epoch = 0
+        await runs(running)
+        await until_set_apart(running)
+
+
+@each
+async def test_a_stored_epoch_outside_the_window_is_replaced(epoch: int, redis_url: str, worker: Worker) -> None:
+    with redis.Redis.from_url(redis_url) as keys:
+        keys.hset("{quire}:epoch", "epoch", epoch)
+    async with scheduler(redis_url, [worker.port]) as running:
+        assert running.engine.epoch < time.time_ns() // 1000 + 600 * 10**6
+        await runs(running)
