@@ -85,14 +85,20 @@ class RequestManager:
             raise _draining()
 
     async def validate(
-        self, model: CatalogModel, unvalidated: UnvalidatedRequest, field_path: FieldPath, generated_id: str
+        self,
+        call: Call,
+        model: CatalogModel,
+        unvalidated: UnvalidatedRequest,
+        field_path: FieldPath,
+        generated_id: str,
     ) -> ValidatedRequest:
         """Validates one prompt of a call. `generated_id` names the request where its client did not.
 
         Raises QuireError.
         """
         self.admit()
-        return await model.validator.generation(unvalidated, self.model_info(model), field_path, generated_id)
+        info, tenant = self.model_info(model), call.tenant.name
+        return await model.validator.generation(unvalidated, info, field_path, generated_id, tenant)
 
     @contextmanager
     def run(

@@ -19,10 +19,11 @@ from gateway_svc.ranking import completed_sequences
 from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.running_request import RunningRequest
 from gateway_svc.sequence_output import EndDelivery, ResumePosition, remainder
+from gateway_svc.tokenizer import PromptTooLong
 from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import ChatPrompt, ResponseMode, TextPrompt, UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, SpecialTokens, ValidatedRequest
-from gateway_svc.validation import FieldChecker, is_request_id
+from gateway_svc.validation import FieldChecker, is_request_id, prompt_field
 from quire.inference.v1 import inference_pb2
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 from svc_common.errors import QuireError, Reason
@@ -51,7 +52,7 @@ class InferenceServicer(InferenceServiceServicer):
         request_id = _reply_id(request.generation.request_id)
         async with self._answer(context, "StreamGenerate", request_id) as outcome:
             call = self._call(_operation(request.generation), context)
-            generation = await self._validate(request.generation, ResponseMode.STREAMED, request_id, outcome)
+            generation = await self._validate(call, request.generation, ResponseMode.STREAMED, request_id, outcome)
             with self._request_manager.run(call, [generation]) as group:
                 await group.accepted()
                 await context.send_initial_metadata(((_REQUEST_ID, request_id),))
@@ -68,7 +69,7 @@ class InferenceServicer(InferenceServiceServicer):
         request_id = _reply_id(request.generation.request_id)
         async with self._answer(context, "Generate", request_id) as outcome:
             call = self._call(_operation(request.generation), context)
-            generation = await self._validate(request.generation, ResponseMode.WHOLE, request_id, outcome)
+            generation = await self._validate(call, request.generation, ResponseMode.WHOLE, request_id, outcome)
             with self._request_manager.run(call, [generation]) as group:
                 (running,) = group.requests
                 chunks = completed_sequences([chunk for _, chunk in await group.all()], running.rendering)
@@ -124,7 +125,7 @@ class InferenceServicer(InferenceServiceServicer):
         self, request: inference_pb2.TokenizeRequest, context: _Context
     ) -> inference_pb2.TokenizeResponse:
         async with self._answer(context, "Tokenize", request_id := _reply_id("")) as outcome:
-            self._tenant(context)
+            tenant = self._tenant(context)
             check = FieldChecker(_plain_field_path)
             model, info = self._find_model(request, outcome)
             prompt: TextPrompt | ChatPrompt | None = None
@@ -133,7 +134,12 @@ class InferenceServicer(InferenceServiceServicer):
                     prompt = TextPrompt(request.text)
                 case "chat":
                     prompt = ChatPrompt.from_proto(request.chat)
-            token_ids = await model.validator.encode(prompt, check)
+            try:
+                token_ids = await model.validator.encode(prompt, check, info.context_length, tenant.name)
+            except PromptTooLong:
+                raise _beyond_context(prompt_field(prompt), info) from None
+            if len(token_ids) > info.context_length:
+                raise _beyond_context(prompt_field(prompt), info)
             await context.send_initial_metadata(((_REQUEST_ID, request_id),))
         return inference_pb2.TokenizeResponse(token_ids=token_ids, context_length=info.context_length)
 
@@ -141,11 +147,14 @@ class InferenceServicer(InferenceServiceServicer):
         self, request: inference_pb2.DetokenizeRequest, context: _Context
     ) -> inference_pb2.DetokenizeResponse:
         async with self._answer(context, "Detokenize", request_id := _reply_id("")) as outcome:
-            self._tenant(context)
+            tenant = self._tenant(context)
             model, info = self._find_model(request, outcome)
-            FieldChecker(_plain_field_path).token_ids(Field.TOKEN_IDS, request.token_ids, info)
+            check = FieldChecker(_plain_field_path)
+            if len(request.token_ids) > info.context_length:
+                raise _beyond_context(Field.TOKEN_IDS, info)
+            check.token_ids(Field.TOKEN_IDS, request.token_ids, info)
             special = SpecialTokens.KEPT if request.keep_special_tokens else SpecialTokens.HIDDEN
-            text = await model.tokenizer.decode(request.token_ids, special)
+            text = await model.tokenizer.decode(request.token_ids, special, tenant.name)
             await context.send_initial_metadata(((_REQUEST_ID, request_id),))
         return inference_pb2.DetokenizeResponse(text=text)
 
@@ -199,6 +208,7 @@ class InferenceServicer(InferenceServiceServicer):
 
     async def _validate(
         self,
+        call: Call,
         generation: inference_pb2.Generation,
         response_mode: ResponseMode,
         request_id: str,
@@ -207,7 +217,7 @@ class InferenceServicer(InferenceServiceServicer):
         unvalidated = UnvalidatedRequest.from_proto(generation, response_mode)
         model = self._request_manager.catalog.find(unvalidated.model, generation_field_path)
         outcome.model = model.name
-        return await self._request_manager.validate(model, unvalidated, generation_field_path, request_id)
+        return await self._request_manager.validate(call, model, unvalidated, generation_field_path, request_id)
 
     def _find_model(
         self, request: inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest, outcome: CallOutcome
@@ -273,3 +283,9 @@ def _plain_field_path(which: str, item_index: int | None = None) -> str:
     names: dict[str, str] = {Field.PROMPT: "input", Field.TOKEN_IDS: "token_ids"}
     name = names.get(which, which)
     return name if item_index is None else f"{name}[{item_index}]"
+
+
+def _beyond_context(which: Field, model: ModelInfo) -> QuireError:
+    """The error to raise about a text, or tokens, of Tokenize or Detokenize."""
+    message = f"has more tokens than the context, which has {model.context_length}"
+    return QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, message, field=_plain_field_path(which))

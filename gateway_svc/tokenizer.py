@@ -1,23 +1,22 @@
 """A model's tokenizer: text and chats to tokens and back, in threads, so that the event loop is not blocked."""
 
-import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from gateway_svc.chat_encoder import ChatEncoder
 from gateway_svc.chat_template import ChatTemplate, load_chat_template
+from gateway_svc.tenant_threads import TenantThreads
 from gateway_svc.validated_request import SpecialTokens
 from gateway_svc.vocabulary import Vocabulary
+from svc_common.keys import DEFAULT_TENANT_NAME
 
-_NUM_THREADS = 2
-
-T = TypeVar("T")
+# Two for one tenant, and one that it leaves to others.
+_NUM_THREADS = 3
 
 
 class InvalidModelFiles(Exception):  # noqa: N818
@@ -46,7 +45,7 @@ class ModelTokenizer:
         self.eos_token_ids = tuple(eos_token_ids)
         self.vocabulary = Vocabulary(tokenizer, decoder)
         self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenize")
+        self._threads = TenantThreads(_NUM_THREADS, "tokenize")
 
     @classmethod
     def load(
@@ -78,26 +77,33 @@ class ModelTokenizer:
         """Whether chats can be rendered."""
         return self._chat_encoder is not None
 
-    async def encode_text(self, text: str, max_tokens: int | None = None) -> list[int]:
+    async def encode_text(
+        self, text: str, max_tokens: int | None = None, tenant: str = DEFAULT_TENANT_NAME
+    ) -> list[int]:
         """Tokens of a text, with the special tokens that the tokenizer adds. A literal of an added token is this token.
 
         Raises PromptTooLong, without tokenizing it, for a text that cannot have as few as `max_tokens`.
         """
-        return await self._in_thread(lambda: self._encode_text(text, max_tokens))
+        return await self._threads.run(tenant, lambda: self._encode_text(text, max_tokens))
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None = None) -> list[int]:
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_tokens: int | None = None,
+        tenant: str = DEFAULT_TENANT_NAME,
+    ) -> list[int]:
         """Tokens of a chat, up to where the assistant's answer begins. Literals of control tokens in messages are text.
 
         Raises ChatTemplateError, and as encode_text.
         """
-        return await self._in_thread(lambda: self._encode_chat(messages, max_tokens))
+        return await self._threads.run(tenant, lambda: self._encode_chat(messages, max_tokens))
 
-    async def decode(self, token_ids: Sequence[int], special: SpecialTokens) -> str:
+    async def decode(self, token_ids: Sequence[int], special: SpecialTokens, tenant: str = DEFAULT_TENANT_NAME) -> str:
         hide = special is SpecialTokens.HIDDEN
-        return await self._in_thread(lambda: self._tokenizer.decode(token_ids, skip_special_tokens=hide))
+        return await self._threads.run(tenant, lambda: self._tokenizer.decode(token_ids, skip_special_tokens=hide))
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def _encode_text(self, text: str, max_tokens: int | None) -> list[int]:
         self._check_length(text, max_tokens)
@@ -113,9 +119,6 @@ class ModelTokenizer:
     def _check_length(self, text: str, max_tokens: int | None) -> None:
         if max_tokens is not None and len(text) > max_tokens * self._longest_token:
             raise PromptTooLong
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def _eos_token_ids(directory: Path) -> list[int]:

@@ -34,6 +34,7 @@ from gateway_svc.validated_request import (
     ValidatedRequest,
 )
 from svc_common.errors import QuireError, Reason
+from svc_common.keys import DEFAULT_TENANT_NAME
 
 MAX_SEQUENCES = 128
 MAX_BEAMS = 64
@@ -61,9 +62,15 @@ class Validator:
         self._defaults = defaults or GenerationDefaults()
 
     async def generation(
-        self, unvalidated: UnvalidatedRequest, model: ModelInfo, field_path: FieldPath, generated_id: str
+        self,
+        unvalidated: UnvalidatedRequest,
+        model: ModelInfo,
+        field_path: FieldPath,
+        generated_id: str,
+        tenant: str = DEFAULT_TENANT_NAME,
     ) -> ValidatedRequest:
-        """The validated request. `generated_id` names a request that its client did not name.
+        """The validated request. `generated_id` names a request that its client did not name. The tokenizer's threads
+        are shared by `tenant`.
 
         Raises QuireError. The cheapest checks come first.
         """
@@ -80,7 +87,7 @@ class Validator:
         priority = check.integer(Field.PRIORITY, unvalidated.priority, 0, -(2**31), 2**31 - 1)
         _check_stops(unvalidated, model, check)
         check.max_tokens(unvalidated.max_tokens)
-        prompt_token_ids = await self.prompt_tokens(unvalidated.prompt, model, check)
+        prompt_token_ids = await self.prompt_tokens(unvalidated.prompt, model, check, tenant)
         stopping = self._stopping(unvalidated, model, len(prompt_token_ids), check)
         before_defaults = None
         if unvalidated is not without_defaults:
@@ -105,7 +112,9 @@ class Validator:
             field_path=field_path,
         )
 
-    async def prompt_tokens(self, prompt: Prompt | None, model: ModelInfo, check: "FieldChecker") -> list[int]:
+    async def prompt_tokens(
+        self, prompt: Prompt | None, model: ModelInfo, check: "FieldChecker", tenant: str
+    ) -> list[int]:
         """Tokens of a prompt that leaves room in the context."""
         where = prompt_field(prompt)
         room = model.context_length - 1
@@ -117,7 +126,7 @@ class Validator:
             token_ids = list(prompt.token_ids)
         else:
             try:
-                token_ids = await self.encode(prompt, check, room)
+                token_ids = await self.encode(prompt, check, room, tenant)
             except PromptTooLong:
                 raise check.too_long(where, None, model) from None
         if not token_ids:
@@ -127,16 +136,21 @@ class Validator:
         return token_ids
 
     async def encode(
-        self, prompt: TextPrompt | ChatPrompt | None, check: "FieldChecker", max_tokens: int | None = None
+        self,
+        prompt: TextPrompt | ChatPrompt | None,
+        check: "FieldChecker",
+        max_tokens: int | None = None,
+        tenant: str = DEFAULT_TENANT_NAME,
     ) -> list[int]:
-        """Tokens of a text or chat. Raises QuireError, and PromptTooLong where there are more than `max_tokens`."""
+        """Tokens of a text or chat. Raises QuireError, and PromptTooLong where the text alone shows that there are more
+        than `max_tokens`."""
         if prompt is None:
             raise check.invalid(Field.PROMPT, "must be given")
         if isinstance(prompt, TextPrompt):
             if not prompt.text:
                 raise check.invalid(Field.TEXT, "must not be empty")
             check.unicode(check.field_path(Field.TEXT), prompt.text)
-            return await self._tokenizer.encode_text(prompt.text, max_tokens)
+            return await self._tokenizer.encode_text(prompt.text, max_tokens, tenant)
         if not prompt.messages:
             raise check.invalid(Field.MESSAGES, "must not be empty")
         if not self._tokenizer.has_chat_template:
@@ -151,7 +165,7 @@ class Validator:
             check.unicode(f"{check.field_path(Field.MESSAGES, item_index)}.content", content)
         messages = [{"role": role, "content": content} for role, content in prompt.messages]
         try:
-            return await self._tokenizer.encode_chat(messages, max_tokens)
+            return await self._tokenizer.encode_chat(messages, max_tokens, tenant)
         except ChatTemplateError:
             raise check.invalid(Field.MESSAGES, "the model's chat template does not take these messages") from None
 

@@ -127,7 +127,7 @@ class HttpHandlers:
         model = request_manager.catalog.find(first.unvalidated.model, first.field_path)
         exchange.model = model.name
         generations = [
-            await request_manager.validate(model, one.unvalidated, one.field_path, exchange.request_id)
+            await request_manager.validate(call, model, one.unvalidated, one.field_path, exchange.request_id)
             for one in body.prompts
         ]
         n = generations[0].n

@@ -14,11 +14,14 @@ from gateway_calls import asking, consumed, raw_call, refused
 from gateway_harness import Harness, encoded, reason_of, running_gateway
 from quire.inference.v1 import inference_pb2 as api
 from scripted_scheduler import answer_with
-from tiny_model import EOS
+from tiny_model import CONTEXT_LENGTH, EOS
 
 HELLO = encoded("hello world")
 
 
+LONG = "a " * (CONTEXT_LENGTH + 1)
+LONG_IDS = [1] * (CONTEXT_LENGTH + 1)
+LONG_CHAT = api.Chat(messages=[api.ChatMessage(role="user", content=LONG)])
 ROOT = api.Chat(messages=[api.ChatMessage(role="root", content="a")])
 
 
@@ -35,6 +38,15 @@ async def test_a_refusal_carries_its_request_id_and_no_first_metadata(quire: Har
         ("Generate", api.GenerateRequest(), "INVALID_FIELD", "generation.prompt"),
         ("Tokenize", api.TokenizeRequest(), "INVALID_FIELD", "input"),
         ("Tokenize", api.TokenizeRequest(text=""), "INVALID_FIELD", "text"),
+        ("Tokenize", api.TokenizeRequest(text=LONG), "CONTEXT_LENGTH_EXCEEDED", "text"),
+        ("Tokenize", api.TokenizeRequest(text=LONG * 10_000), "CONTEXT_LENGTH_EXCEEDED", "text"),
+        ("Tokenize", api.TokenizeRequest(chat=LONG_CHAT), "CONTEXT_LENGTH_EXCEEDED", "chat.messages"),
+        (
+            "Detokenize",
+            api.DetokenizeRequest(token_ids=LONG_IDS),
+            "CONTEXT_LENGTH_EXCEEDED",
+            "token_ids",
+        ),
         ("Tokenize", api.TokenizeRequest(text="a", model="x"), "MODEL_NOT_FOUND", "model"),
         ("Tokenize", api.TokenizeRequest(chat=api.Chat()), "INVALID_FIELD", "chat.messages"),
         ("Tokenize", api.TokenizeRequest(chat=ROOT), "INVALID_FIELD", "chat.messages[0].role"),
