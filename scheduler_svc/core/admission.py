@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from scheduler_svc.core.events import Failure
+from scheduler_svc.core.output_lengths import OutputLengths
 from scheduler_svc.core.request import Request
 
 _LEAST_RETRY = 1.0  # seconds; a rejected request is not repeated at once
 _MOST_RETRY = 300.0  # seconds; predictions beyond that mean nothing
 _TENANT_SHARE = 8  # a tenant may have this many times as much waiting as is free
-_OUTPUT_MEMORY = 200  # ended sequences over which the usual length of outputs is averaged
 
 
 class Sharing(Enum):
@@ -74,13 +74,13 @@ class Admission:
     O(1); predictions by tenant are O(tenants with queued requests).
     """
 
-    def __init__(self, limits: AdmissionLimits, sharing: Sharing) -> None:
+    def __init__(self, limits: AdmissionLimits, sharing: Sharing, lengths: OutputLengths | None = None) -> None:
         self._limits = limits
+        self._lengths = lengths or OutputLengths()
         self._sharing = sharing
         self._total = _QueueLoad()
         self._tenants: dict[str, _QueueLoad] = {}
         self._waiting: dict[str, tuple[Request, float]] = {}  # by key, with expected tokens
-        self._output_ratio = 1.0  # usual length of outputs, as a part of max_tokens
 
     @property
     def num_requests(self) -> int:
@@ -124,11 +124,11 @@ class Admission:
 
     def observe_end(self, request: Request, num_output: int) -> None:
         """A sequence ended by itself with `num_output` output tokens: update the usual length."""
-        self._output_ratio += (num_output / request.max_tokens - self._output_ratio) / _OUTPUT_MEMORY
+        self._lengths.observe(request, num_output)
 
     def expected_output(self, request: Request) -> float:
         """The expected output tokens of each of a request's sequences."""
-        return request.max_tokens * self._output_ratio
+        return self._lengths.expected(request)
 
     def expected_tokens(self, request: Request) -> float:
         """The tokens that a request is expected to compute: its prompt once, and its outputs."""
@@ -197,12 +197,12 @@ class Admission:
         wait = self.predicted_wait(request, rates) if request.deadline is not None else None
         if request.deadline is None or wait is None:
             return None
-        num_output = max(request.min_tokens, self.expected_output(request))
+        num_output = request.least_output
         own = len(request.prompt) * rates.prefill_seconds_per_token + num_output * rates.decode_seconds_per_token
         left = request.deadline - now
         if wait + own <= left:
             return None
-        message = f"predicted to wait {wait:.1f} s and to run {own:.1f} s, with {max(0.0, left):.1f} s left"
+        message = f"predicted to wait {wait:.1f} s and to run at least {own:.1f} s, with {max(0.0, left):.1f} s left"
         return AdmissionRefusal(
             Failure.DEADLINE_INFEASIBLE, message, _clamped(wait + own - left) if own <= left else None
         )

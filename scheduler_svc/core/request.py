@@ -127,6 +127,13 @@ class Request:
         """The most tokens that one of its sequences may have."""
         return len(self.prompt) + (0 if self.returns_value else self.max_tokens)
 
+    @property
+    def least_output(self) -> int:
+        """Output tokens that each of its sequences has at least."""
+        if self.stop_token_ids or self.has_stop_strings or self.beam is not None:
+            return max(1, self.min_tokens)
+        return self.max_tokens
+
     def num_until_end(self, num_output: int, token_ids: Seq[int]) -> int:
         """How many of these tokens count, after `num_output` others: up to the first stop token."""
         for count, token in enumerate(token_ids, 1):

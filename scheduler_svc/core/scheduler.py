@@ -9,6 +9,7 @@ from scheduler_svc.core.beams import BeamSearches
 from scheduler_svc.core.committer import Committer, prompt_logprobs_events
 from scheduler_svc.core.events import Event, FailedEvent, Failure
 from scheduler_svc.core.limits import MAX_STEPS_IN_FLIGHT, SchedulerLimits
+from scheduler_svc.core.output_lengths import OutputLengths
 from scheduler_svc.core.planning import indivisible
 from scheduler_svc.core.planning.admitter import Admitter
 from scheduler_svc.core.planning.capacity import Capacity
@@ -48,10 +49,11 @@ class Scheduler:
         policy = (limits.make_policy or POLICIES[limits.policy])(limits.policy_settings)
         sharing = Sharing.BY_TENANT if limits.policy == "fair" else Sharing.BY_ARRIVAL
         preemption = PreemptionPolicy(policy, limits.preemption)
+        lengths = OutputLengths()
         self.poison = PoisonTracker()
-        self.waiting = IsolatingQueue(policy, Admission(limits.queue, sharing), self.poison)
+        self.waiting = IsolatingQueue(policy, Admission(limits.queue, sharing, lengths), self.poison)
         self.placement = IsolatingPlacement(self.replicas, self.poison)
-        self.capacity = Capacity(limits, self.placement, preemption)
+        self.capacity = Capacity(limits, self.placement, preemption, lengths)
         self._preemptor = Preemptor(preemption, self.waiting, self.totals)
         shares_by_tenant = sharing is Sharing.BY_TENANT
         turns = PromptTurns(self.waiting, shares_by_tenant=shares_by_tenant)

@@ -99,7 +99,7 @@ MUTANTS = (
     ),
     Mutant(
         "admission.py",
-        "num_output = max(request.min_tokens, self.expected_output(request))",
+        "num_output = request.least_output",
         "num_output = request.max_tokens",
         "a request without max_tokens is rejected for a deadline that it would meet",
     ),
@@ -123,8 +123,8 @@ MUTANTS = (
     ),
     Mutant(
         "policy/waiting.py",
-        "queued if queued is not None and rank(queued, now) > rank(swapped, now) else swapped",
-        "queued if queued is not None and rank(queued, now) >= rank(swapped, now) else swapped",
+        "queued if queued is not None and self.rank(queued) < self.rank(swapped) else swapped",
+        "queued if queued is not None and self.rank(queued) <= self.rank(swapped) else swapped",
         "queued sequences are admitted before swapped ones of their class",
     ),
     # Blocks.

@@ -22,7 +22,7 @@ CORE_LAYERS: list[set[str]] = [
     {"results", "lazy_heap", "totals"},
     {"request"},
     {"step", "events", "replica_shape"},
-    {"costs"},
+    {"costs", "output_lengths"},
     {"kv"},
     {"replica", "admission"},
     {"policy"},

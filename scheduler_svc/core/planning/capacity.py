@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from scheduler_svc.core.admission import Rates
 from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.output_lengths import OutputLengths
 from scheduler_svc.core.policy.placement import Placement
 from scheduler_svc.core.policy.preemption import PreemptionPolicy
 from scheduler_svc.core.replica import Replica
@@ -15,7 +16,10 @@ _RATES_SECONDS = 1.0  # for which rates hold
 class Capacity:
     """Room on replicas, and the rates of all of them."""
 
-    def __init__(self, limits: SchedulerLimits, placement: Placement, preemption: PreemptionPolicy) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, placement: Placement, preemption: PreemptionPolicy, lengths: OutputLengths
+    ) -> None:
+        self._lengths = lengths
         self._limits = limits
         self._placement = placement
         self._preemption = preemption
@@ -100,8 +104,9 @@ class Capacity:
         return max(measured, width / replica.costs.step_seconds(0, width))
 
     def _first_slot_seconds(self, replica: Replica) -> float:
-        """Seconds until the first running sequence ends if no slot is free before, else 0."""
+        """Seconds until the first running sequence usually ends if no slot is free before, else 0."""
         if self.has_free_slot(replica) and not replica.swapped:
             return 0.0
-        num_left = min((s.request.max_tokens - s.num_output for s in replica.running), default=0)
+        usual = self._lengths.expected
+        num_left = min((max(1.0, usual(s.request) - s.num_output) for s in replica.running), default=0.0)
         return num_left * replica.costs.step_seconds(0, len(replica.running))

@@ -1,5 +1,6 @@
 """Which requests may wait, and why others are rejected."""
 
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from scheduler_svc.core.admission import Admission, AdmissionLimits, AdmissionRefusal, Rates, Sharing
 from scheduler_svc.core.events import Failure
+from scheduler_svc.core.output_lengths import OutputLengths
 from scheduler_svc.core.request import Request
 
 CONTEXT = 1000
@@ -116,6 +118,7 @@ def test_deadline_that_the_queue_makes_infeasible_may_be_retried() -> None:
         queue.enter(request(str(number)))
     refused = refusal(queue, request("late", deadline=108.0), now=100.0)
     assert refused.failure is Failure.DEADLINE_INFEASIBLE
+    assert "predicted to wait 10.0 s and to run at least 2.5 s" in refused.message
     assert refused.retry_after == pytest.approx(10 + 2.55 - 8)
     assert may_wait(queue, request("in time", deadline=112.6), now=100.0)
 
@@ -164,19 +167,48 @@ def test_short_outputs_shorten_the_predicted_wait() -> None:
     queue = admission(Sharing.BY_ARRIVAL)
     for _ in range(2000):
         queue.observe_end(request("past", max_tokens=100), 10)
-    queue.enter(request("a", 50, 500))
-    assert queue.predicted_wait(request("b"), RATES) == pytest.approx(1.0, rel=0.01)
+    queue.enter(request("a", 50, 500, stop_token_ids=frozenset([1])))
+    assert queue.predicted_wait(request("b"), RATES) == pytest.approx(0.6), "50 of the prompt and 10, at 100 a second"
     assert queue.num_tokens == 550, "bounds count what may come to be"
 
 
-def test_deadline_is_checked_against_outputs_of_the_usual_length() -> None:
+def test_deadline_is_checked_against_what_the_request_must_do_at_least() -> None:
     """A request without max_tokens may use the rest of the context, and rarely does."""
     queue = admission()
-    asked = request("a", 50, 900, deadline=10.0)
-    assert refusal(queue, asked).failure is Failure.DEADLINE_INFEASIBLE
+    stop: dict[str, Any] = {"stop_token_ids": frozenset([1])}
+    assert may_wait(queue, request("a", 50, 900, deadline=10.0, **stop))
+    assert may_wait(queue, request("b", 50, 900, deadline=10.0, has_stop_strings=True))
+    assert refusal(queue, request("c", 50, 900, deadline=10.0, min_tokens=300, **stop)).retry_after is None
+    assert refusal(queue, request("never stops", 50, 900, deadline=10.0)).retry_after is None
+
+
+def test_deadline_that_ends_before_a_slot_is_free_is_rejected() -> None:
+    rates = replace(RATES, first_slot_seconds=5.0)
+    stop: dict[str, Any] = {"stop_token_ids": frozenset([1])}
+    refused = refusal(admission(), request("a", deadline=4.0, **stop), rates)
+    assert refused.failure is Failure.DEADLINE_INFEASIBLE
+    assert refused.retry_after == pytest.approx(5.0 + 0.1 - 4.0)
+    assert may_wait(admission(), request("a", deadline=5.2, **stop), rates)
+
+
+def test_usual_lengths_are_learned_by_kind_of_request() -> None:
+    def asking(max_tokens: int, **fields: Any) -> Request:
+        return request("a", 50, max_tokens, **({"stop_token_ids": frozenset([1])} | fields))
+
+    lengths = OutputLengths()
+    assert lengths.expected(asking(8)) == 8
+    assert lengths.expected(asking(8000)) == 256
+    for _ in range(500):
+        lengths.observe(asking(8000), 30)
+        lengths.observe(asking(100), 90)
+    assert lengths.expected(asking(7000)) == pytest.approx(30)
+    assert lengths.expected(asking(100)) == pytest.approx(90)
+    assert 30 < lengths.expected(asking(500)) < 90, "none of this kind has ended"
+    assert lengths.expected(asking(7000, min_tokens=40)) == 40
+    assert lengths.expected(asking(7000, stop_token_ids=frozenset())) == 7000, "nothing else ends it"
     for _ in range(2000):
-        queue.observe_end(request("past", max_tokens=100), 10)
-    assert may_wait(queue, asked)
+        lengths.observe(asking(8000), 60)
+    assert lengths.expected(asking(7000)) == pytest.approx(60, rel=0.01)
 
 
 def test_counts_are_right_however_often_a_request_enters_and_leaves() -> None:
