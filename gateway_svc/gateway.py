@@ -22,6 +22,7 @@ from gateway_svc.session import SchedulerSession
 from gateway_svc.settings import GatewaySettings
 from quire.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from svc_common.addresses import cannot_listen, check_can_listen
+from svc_common.request_gate import RequestGate
 from svc_common.server import PUBLIC_MESSAGE_BYTES, HealthReporter, bind, create_server, enable_reflection
 from svc_common.telemetry import server_interceptors
 
@@ -47,8 +48,12 @@ class Gateway:
         )
         metrics = GatewayMetrics([model.name for model in catalog])
         self._request_manager = RequestManager(catalog, self._session, metrics)
-        self._grpc = create_server(max_message_bytes=PUBLIC_MESSAGE_BYTES, interceptors=server_interceptors(SERVICE))
-        add_InferenceServiceServicer_to_server(InferenceServicer(self._request_manager, authenticator), self._grpc)
+        servicer = InferenceServicer(self._request_manager, authenticator)
+        self._grpc = create_server(
+            max_message_bytes=PUBLIC_MESSAGE_BYTES,
+            interceptors=(RequestGate(settings.grpc_read_timeout, servicer.is_allowed), *server_interceptors(SERVICE)),
+        )
+        add_InferenceServiceServicer_to_server(servicer, self._grpc)
         self._health = HealthReporter(self._grpc, [SERVICE])
         enable_reflection(self._grpc, [SERVICE])
         self.grpc_port = bind(self._grpc, settings.host, settings.grpc_port)

@@ -45,6 +45,16 @@ class InferenceServicer(InferenceServiceServicer):
         self._request_manager = request_manager
         self._authenticator = authenticator
 
+    def is_allowed(self, method: str, context: _Context) -> bool:
+        """Whether the message of a call is to be read. Other services of the port, such as health, need no key."""
+        if not method.startswith(f"/{SERVICE}/"):
+            return True
+        try:
+            self._tenant(context)
+        except QuireError:
+            return False
+        return True
+
     async def StreamGenerate(  # noqa: N802
         self, request: inference_pb2.StreamGenerateRequest, context: _Context
     ) -> AsyncIterator[inference_pb2.StreamGenerateResponse]:

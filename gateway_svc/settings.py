@@ -94,6 +94,9 @@ class GatewaySettings(ServiceSettings):
     http_read_timeout: float = Field(
         60.0, gt=0, description="seconds in which the headers of an HTTP request, and then its body, must come"
     )
+    grpc_read_timeout: float = Field(
+        60.0, gt=0, description="seconds in which the message of a gRPC call must come, where the call has one"
+    )
     drain_grace: float = Field(30.0, ge=0, description="seconds after SIGTERM in which running requests may end")
 
     @property

@@ -34,7 +34,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        behavior = _behavior(handler)
+        behavior = behavior_of(handler)
         if handler.response_streaming:
             # Responses are serialized where they are written, inside the boundary.
             return _with_behavior(handler, _streaming(behavior, method), handler.response_serializer)
@@ -50,7 +50,7 @@ class ErrorStatusInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        behavior = _behavior(handler)
+        behavior = behavior_of(handler)
         if not handler.response_streaming:
             return _with_behavior(handler, _unary_status(behavior), handler.response_serializer)
         if inspect.isasyncgenfunction(behavior):
@@ -145,7 +145,8 @@ def _checked_parser(parse: Callable[[bytes], Any], *, streaming: bool) -> Callab
     return parse_or_refuse
 
 
-def _behavior(handler: Handler) -> Behavior:
+def behavior_of(handler: Handler) -> Behavior:
+    """The function of a handler."""
     kinds = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
     # The stubs type the behaviors of synchronous servers only.
     return cast(Behavior, next(filter(None, kinds)))

@@ -1,0 +1,65 @@
+"""gRPC calls whose message does not arrive."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway_calls import asking
+from gateway_harness import Harness, encoded, reason_of, running_gateway
+from quire.inference.v1 import inference_pb2 as api
+from scripted_scheduler import answer_with
+from tiny_model import EOS
+
+SERVICE = "/quire.inference.v1.InferenceService"
+STREAMING = ("StreamGenerate", "Resume")
+
+
+async def nothing(*, ends: bool = False) -> AsyncIterator[Any]:
+    """No message, and the end of the stream only where asked for."""
+    if not ends:
+        await asyncio.Event().wait()
+    for message in list[Any]():
+        yield message
+
+
+async def status(quire: Harness, method: str, *, ends: bool = False) -> tuple[grpc.StatusCode, str]:
+    """Code and reason of a call without a message."""
+    channel: Any = quire.channel
+    if method.endswith(STREAMING):
+        first = channel.stream_stream(method)(nothing(ends=ends), timeout=60).read()
+    else:
+        first = channel.stream_unary(method)(nothing(ends=ends), timeout=60)
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await first
+    return raised.value.code(), reason_of(raised.value)[0]
+
+
+METHODS = [
+    *(f"{SERVICE}/{name}" for name in ("Generate", "StreamGenerate", "Resume", "Cancel", "Tokenize", "ListModels")),
+    "/grpc.health.v1.Health/Check",
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_call_whose_message_does_not_come_is_ended(method: str, model_directory: Path) -> None:
+    async with running_gateway(model_directory, grpc_read_timeout=0.3) as quire:
+        assert await status(quire, method) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
+        quire.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
+        await quire.stub.Generate(api.GenerateRequest(generation=asking().generation))
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_call_that_ends_without_a_message_is_malformed(method: str, quire: Harness) -> None:
+    assert await status(quire, method, ends=True) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
+
+
+@pytest.mark.parametrize("method", METHODS[:-1])
+async def test_a_key_is_checked_before_the_message_is_read(method: str, model_directory: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nkey = "secret"\ntenant = "alice"\n')
+    async with running_gateway(model_directory, api_keys=keys) as quire:
+        assert await status(quire, method) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
