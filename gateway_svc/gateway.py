@@ -60,13 +60,13 @@ class Gateway:
         self._http_socket = _listen(settings.host, settings.http_port)
         self.http_port: int = self._http_socket.getsockname()[1]
         hosts = AllowedHosts.for_listener(settings.host, settings.allowed_host_patterns)
-        handlers = HttpHandlers(
+        self._handlers = HttpHandlers(
             self._request_manager, authenticator, hosts, settings.cors_origin_list, settings.http_read_timeout
         )
         allow_open_files(settings.max_http_connections)
         self._http = _HttpServer(
             BoundedConfig(
-                handlers.app(),
+                self._handlers.app(),
                 ConnectionLimits(settings.max_http_connections, settings.http_read_timeout),
                 log_config=None,
                 access_log=False,
@@ -109,6 +109,7 @@ class Gateway:
         await asyncio.gather(self._grpc.stop(_CLOSE_SECONDS), http)
         session.cancel()
         await asyncio.gather(session, reporter, return_exceptions=True)
+        self._handlers.close()
         self._catalog.close()
         logger.info("stopped")
 

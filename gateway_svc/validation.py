@@ -156,6 +156,9 @@ class Validator:
         if not self._tokenizer.has_chat_template:
             message = "this model has no chat template"
             raise QuireError(Reason.FEATURE_UNSUPPORTED, message, field=check.field_path(Field.MESSAGES))
+        # Templates write at least a token for each. To look at all of more messages could take a second.
+        if max_tokens is not None and len(prompt.messages) > max_tokens:
+            raise PromptTooLong
         for item_index, (role, content) in enumerate(prompt.messages):
             if role not in self._roles:
                 message = f"must be {', '.join(self._roles[:-1])} or {self._roles[-1]}"

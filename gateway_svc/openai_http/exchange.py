@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 
 from gateway_svc.openai_http.errors import LATE_BODY, NOT_JSON, HttpError, HttpRejection
 from gateway_svc.openai_http.events import sse_event, to_json
-from gateway_svc.openai_http.json_fields import JsonBody, parse_body
 from gateway_svc.request_group import ClientDisconnected
 from svc_common.errors import QuireError, Reason
 
@@ -53,9 +52,9 @@ class HttpExchange:
             raise QuireError(Reason.INVALID_FIELD, "is there more than once", field=name)
         return values[0] if values else None
 
-    async def read_json(self) -> JsonBody:
-        """The body. Raises QuireError where it is too large or not a JSON object, HttpRejection where it has another
-        content type or is late, and ClientDisconnected."""
+    async def read_json(self) -> bytes:
+        """The body, not parsed. Raises QuireError where it is too large, HttpRejection where it is of another
+        content type or late, and ClientDisconnected."""
         # Browsers send other types, and none, to any server without asking it: a web page could post to a local one.
         if (self.header("Content-Type") or "").partition(";")[0].strip().lower() != "application/json":
             raise HttpRejection(NOT_JSON)
@@ -65,10 +64,9 @@ class HttpExchange:
             raise _too_large()
         try:
             async with asyncio.timeout(self._read_timeout):
-                data = await self._read_body()
+                return await self._read_body()
         except TimeoutError:
             raise HttpRejection(LATE_BODY) from None
-        return parse_body(data)
 
     async def respond(
         self, body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None

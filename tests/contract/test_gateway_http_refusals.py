@@ -88,6 +88,13 @@ async def test_other_times_are_refused(seconds: str, quire: Harness) -> None:
         ("/v1/chat/completions", {}, 400, "invalid_field", "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "root", "content": "a"}]}, 400, "invalid_field", ROLE),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": []}]}, 400, "invalid_field", CONTENT),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": ""}] * CONTEXT_LENGTH},
+            400,
+            "context_length_exceeded",
+            "messages",
+        ),
         ("/v1/completions", {"prompt": "a", "model": "gpt"}, 404, "model_not_found", "model"),
         ("/v1/completions", {"prompt": [5] * CONTEXT_LENGTH}, 400, "context_length_exceeded", "prompt"),
         ("/v1/completions", {"prompt": [[5], [10**6]]}, 400, "invalid_field", "prompt[1][0]"),

@@ -1,13 +1,16 @@
 """What one tenant's calls may take from another's."""
 
 import asyncio
+import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gateway_calls import asking
-from gateway_harness import encoded, running_gateway
+from gateway_harness import Harness, encoded, running_gateway
 from gateway_svc.tokenizer import ModelTokenizer
 from quire.inference.v1 import inference_pb2 as api
 from scripted_scheduler import answer_with
@@ -42,3 +45,23 @@ async def test_slow_texts_of_a_tenant_do_not_hold_the_chats_of_another(
         finally:
             go_on.set()
         await asyncio.gather(*slow)
+
+
+async def test_parsing_a_large_body_does_not_stop_other_calls(quire: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsing, go_on = threading.Event(), threading.Event()
+
+    def parse_slowly(data: bytes, **options: Any) -> Any:
+        parsing.set()
+        assert go_on.wait(60)
+        return json.loads(data, **options)
+
+    monkeypatch.setattr("gateway_svc.openai_http.json_fields.json", SimpleNamespace(loads=parse_slowly))
+    large = asyncio.create_task(quire.http.post("/v1/completions", json={"prompt": "a" * 2**20}))
+    async with asyncio.timeout(60):
+        while not parsing.is_set():
+            await asyncio.sleep(0.001)
+    try:
+        assert (await quire.http.get("/live")).status_code == 200
+    finally:
+        go_on.set()
+    assert (await large).json()["error"]["code"] == "context_length_exceeded"
