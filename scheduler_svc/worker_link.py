@@ -102,17 +102,21 @@ class WorkerLink:
             description = await worker.describe(_ANSWER_TIMEOUT)
             if description.is_draining:
                 raise LinkBroken("worker is draining")
-            if description.epoch > self._engine.epoch:
-                await self._raise_epoch(description.epoch)
-            if description.epoch > self._engine.epoch:
+            is_in_window = description.epoch <= self._engine.epoch or await self._raise_epoch(description.epoch)
+            if is_in_window and description.epoch > self._engine.epoch:
                 raise LinkBroken(f"worker has served epoch {description.epoch}, later than {self._engine.epoch}")
-            self._engine.mark_set_apart(self._address, None)
             opening = worker_v1.StepRequest(
                 epoch=self._engine.epoch, generation=next(_generations), protocol=_protocol_for(description)
             )
             call = worker.step()
             try:
-                hash_report = await self._open(worker, call, opening)
+                try:
+                    hash_report = await self._open(worker, call, opening)
+                except grpc.aio.AioRpcError as error:
+                    if is_in_window or error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+                        raise
+                    raise _set_apart(description.epoch) from error
+                self._engine.mark_set_apart(self._address, None)
                 self._check_fits(description)  # nothing is awaited between this and add_worker
                 replica = Replica(shape_from_proto(description), self._address)
                 self._responses.clear()
@@ -135,15 +139,15 @@ class WorkerLink:
             finally:
                 call.cancel()
 
-    async def _raise_epoch(self, epoch: int) -> None:
-        """Begins a term above one that the worker has seen. Raises WorkerSetApart."""
+    async def _raise_epoch(self, epoch: int) -> bool:
+        """Begins a term above one that the worker has seen. False where no leader can have begun that: the worker may
+        accept this term, nevertheless.
+        """
         try:
             await self._engine.on_higher_epoch(epoch)
         except EpochOutsideWindow:
-            raise WorkerSetApart(
-                f"worker has seen epoch {epoch}, which no scheduler can have begun: it is more than a day ahead of the "
-                "clocks; restart the worker"
-            ) from None
+            return False
+        return True
 
     async def _open(self, worker: WorkerClient, call: StepCall, opening: worker_v1.StepRequest) -> BlockHashReport:
         """Opens the stream; returns the hashes of the worker's blocks from earlier streams."""
@@ -246,6 +250,13 @@ class WorkerLink:
             raise LinkBroken(
                 f"worker has block size {description.block_size}, and the others of its model have {block_size}"
             )
+
+
+def _set_apart(epoch: int) -> WorkerSetApart:
+    return WorkerSetApart(
+        f"worker has seen epoch {epoch}, which no scheduler can have begun: it is more than a day ahead of the clocks; "
+        "restart the worker"
+    )
 
 
 def _protocol_for(description: worker_v1.DescribeResponse) -> int:

@@ -1,6 +1,7 @@
 """The gRPC side of the worker: quire.worker.v1.WorkerService."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ import grpc
 
 from quire.worker.v1 import worker_pb2 as pb
 from quire.worker.v1 import worker_pb2_grpc
+from svc_common.epochs import EPOCH_LIMIT, is_in_window
 from svc_common.errors import QuireError, Reason
 from svc_common.protocols import STEP_PROTOCOLS
 from worker_svc.device_thread import DeviceThread
@@ -30,8 +32,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self.device_lost = asyncio.Event()
         self._instance: ModelInstance | None = None
         self._stream: StepStream | None = None
-        # The epoch and generation of the last stream; the next one's must be higher.
+        # The epoch and generation of the last stream, and of the last one within the window of epochs.
         self._last_term = (0, 0)
+        self._last_term_in_window = (0, 0)
         self._is_draining = False
         self._has_no_stream = asyncio.Event()
         self._has_no_stream.set()
@@ -106,14 +109,29 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             message = f"this worker accepts step protocols {STEP_PROTOCOLS}, not {opening.protocol}"
             raise QuireError(Reason.PROTOCOL_UNSUPPORTED, message, field="protocol")
         term = (opening.epoch, opening.generation)
-        if term <= self._last_term:
-            raise ProtocolViolation(
-                f"a stream of epoch {term[0]}, generation {term[1]} after one of epoch {self._last_term[0]}, "
-                f"generation {self._last_term[1]}"
-            )
-        self._last_term = term
+        self._begin_term(term)
         if self._stream is not None:
             self._stream.supersede(opening.generation)
         self._stream = StepStream(*term, instance.runner, self._device)
         self._has_no_stream.clear()
         return self._stream
+
+    def _begin_term(self, term: tuple[int, int]) -> None:
+        """Raises ProtocolViolation where a later term has begun.
+
+        An epoch that is more than a day ahead of this worker's clock does not keep out one that is not: no leader can
+        have begun it, unless clocks differ that much.
+        """
+        if term[0] >= EPOCH_LIMIT:
+            raise ProtocolViolation(f"epoch {term[0]} is not below 2^53")
+        clock = time.time_ns() // 1000
+        is_usual, was_usual = is_in_window(term[0], clock), is_in_window(self._last_term[0], clock)
+        before = self._last_term_in_window if is_usual and not was_usual else self._last_term
+        if term <= before:
+            raise ProtocolViolation(
+                f"a stream of epoch {term[0]}, generation {term[1]} after one of epoch {before[0]}, "
+                f"generation {before[1]}"
+            )
+        self._last_term = term
+        if is_usual:
+            self._last_term_in_window = term

@@ -87,6 +87,8 @@ class ChecksumService(WorkerServiceServicer):
                 epoch=request.epoch, generation=request.generation, step_id=request.step_id
             )
             if request.step_id == 0:
+                if request.epoch < self.about.epoch:
+                    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"after epoch {self.about.epoch}")
                 self.openings.append(request)
                 self._new.clear()
                 response.ready.SetInParent()

@@ -4,11 +4,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import redis
 
 from checksum_service import ChecksumService, serve
+from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_harness import TIMEOUT, Deployment, Worker, expected, scheduler
 
 DAY = 86400 * 10**6
@@ -78,3 +80,24 @@ async def test_a_stored_epoch_outside_the_window_is_replaced(epoch: int, redis_u
     async with scheduler(redis_url, [worker.port]) as running:
         assert running.engine.epoch < time.time_ns() // 1000 + 600 * 10**6
         await runs(running)
+
+
+class Forgiving(ChecksumService):
+    """It reports an epoch outside the window, and accepts one within it, as workers do."""
+
+    async def Step(
+        self, requests: AsyncIterator[worker_v1.StepRequest], context: Any
+    ) -> AsyncIterator[worker_v1.StepResponse]:
+        self.about.epoch = 0
+        async for response in super().Step(requests, context):
+            yield response
+
+
+async def test_a_worker_that_accepts_the_leader_nevertheless_is_used(redis_url: str) -> None:
+    service = Forgiving(epoch=BEYOND["ahead"])
+    server, port = await serve(service)
+    async with scheduler(redis_url, [port]) as running:
+        await runs(running)
+        assert running.engine.set_apart == {}
+        assert running.engine.epoch < time.time_ns() // 1000 + 600 * 10**6
+    await server.stop(0)
