@@ -32,6 +32,7 @@ logger = logging.getLogger("quire.gateway")
 _CLOSE_SECONDS = 2.0
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
+_MAX_STREAMS = 4096  # of one gRPC connection; a client's further calls wait
 
 
 class Gateway:
@@ -52,6 +53,12 @@ class Gateway:
         self._grpc = create_server(
             max_message_bytes=PUBLIC_MESSAGE_BYTES,
             interceptors=(RequestGate(settings.grpc_read_timeout, servicer.is_allowed), *server_interceptors(SERVICE)),
+            options=(
+                ("grpc.max_allowed_incoming_connections", settings.max_grpc_connections),
+                ("grpc.max_concurrent_streams", _MAX_STREAMS),
+                # Time for HTTP/2's first bytes of a connection.
+                ("grpc.server_handshake_timeout_ms", int(settings.grpc_read_timeout * 1_000)),
+            ),
         )
         add_InferenceServiceServicer_to_server(servicer, self._grpc)
         self._health = HealthReporter(self._grpc, [SERVICE])
@@ -63,7 +70,7 @@ class Gateway:
         self._handlers = HttpHandlers(
             self._request_manager, authenticator, hosts, settings.cors_origin_list, settings.http_read_timeout
         )
-        allow_open_files(settings.max_http_connections)
+        allow_open_files(settings.max_http_connections + settings.max_grpc_connections)
         self._http = _HttpServer(
             BoundedConfig(
                 self._handlers.app(),

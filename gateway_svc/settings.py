@@ -94,6 +94,7 @@ class GatewaySettings(ServiceSettings):
     http_read_timeout: float = Field(
         60.0, gt=0, description="seconds in which the headers of an HTTP request, and then its body, must come"
     )
+    max_grpc_connections: int = Field(4096, ge=1, description="gRPC connections at most; further ones are closed")
     grpc_read_timeout: float = Field(
         60.0, gt=0, description="seconds in which the message of a gRPC call must come, where the call has one"
     )

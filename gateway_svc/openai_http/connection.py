@@ -12,7 +12,7 @@ MAX_HEAD_BYTES = 64 * 2**10
 MAX_HEADERS = 128
 
 _OTHER_FILES = 256
-"""Open files of a gateway beside HTTP connections; gRPC connections may take more."""
+"""Open files of a gateway beside its clients' connections."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,19 @@ async def test_a_key_is_checked_before_the_message_is_read(method: str, model_di
     keys.write_text('[[keys]]\nkey = "secret"\ntenant = "alice"\n')
     async with running_gateway(model_directory, api_keys=keys) as quire:
         assert await status(quire, method) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
+
+
+async def test_connections_have_a_bound(model_directory: Path) -> None:
+    hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # the preface, and empty settings
+    async with running_gateway(model_directory, max_grpc_connections=8) as quire:
+        connections = [await asyncio.open_connection("127.0.0.1", quire.gateway.grpc_port) for _ in range(20)]
+        num_open = 0
+        for reader, writer in connections:
+            with suppress(ConnectionError):
+                writer.write(hello)
+                async with asyncio.timeout(60):
+                    num_open += bool(await reader.read(9))
+        assert num_open == 7  # and the harness' own channel
+        for _, writer in connections:
+            writer.close()
+        await quire.stub.ListModels(api.ListModelsRequest())
