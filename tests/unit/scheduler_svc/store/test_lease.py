@@ -79,7 +79,9 @@ async def test_the_window_follows_the_later_of_two_clocks(store: RedisStore, mon
     assert now <= await taken(store, "a") < first
 
 
-@pytest.mark.parametrize("stored", [2**64, 2**53, time.time_ns() // 1000 + 2 * DAY])
+@pytest.mark.parametrize(
+    "stored", [2**64, 2**53, time.time_ns() // 1000 + 2 * DAY], ids=["beyond 64 bits", "beyond doubles", "in two days"]
+)
 async def test_a_stored_epoch_outside_the_window_is_replaced(
     stored: int, store: RedisStore, keys: "redis.Redis"
 ) -> None:
