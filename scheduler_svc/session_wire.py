@@ -59,7 +59,7 @@ def request_from_log(log: RequestLog, now: float) -> Request:
     """
     wall = time.time()
     deadline = None if log.deadline is None else now + max(0.0, log.deadline - wall)
-    return request_from_proto(log.submit, now - max(0.0, wall - log.accepted_at), deadline)
+    return request_from_proto(log.submit, now - (wall - log.accepted_at), deadline)
 
 
 def request_from_proto(submit: scheduler_v1.Submit, arrived_at: float, deadline: float | None = None) -> Request:

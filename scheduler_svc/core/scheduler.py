@@ -95,6 +95,7 @@ class Scheduler:
     def _plan_step(self, replica: Replica) -> StepPlan | None:
         step = StepBuilder(replica, self.limits)
         if not self._isolated_runs.is_due(replica):
+            self._fair_preemption.take_waiting(replica)
             head = self._fair_preemption.make_way(replica)
             indivisible.begin_with_due(step)
             self._running.add_decodes(step)

@@ -123,8 +123,8 @@ MUTANTS = (
     ),
     Mutant(
         "policy/waiting.py",
-        "queued if queued is not None and self.rank(queued) < self.rank(swapped) else swapped",
-        "queued if queued is not None and self.rank(queued) <= self.rank(swapped) else swapped",
+        "return ranks[0] < ranks[1]",
+        "return ranks[0] > ranks[1]",
         "queued sequences are admitted before swapped ones of their class",
     ),
     # Blocks.

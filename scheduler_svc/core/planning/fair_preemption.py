@@ -4,7 +4,7 @@ A running sequence yields to the head of the queue if
 
 - the head outranks it: it has a higher priority, or
 - its tenant is another one that has been served at least as much in the head's class, and that still holds no less
-  than the head's tenant after the change, by weight; or that has been served `TURN_TOKENS` more.
+  than the head's tenant after the change, by weight; or that holds no less now and has been served `TURN_TOKENS` more.
 
 It has then run for MIN_STEPS steps since it was admitted, or for none. Its blocks stay on the device while no block is
 short. A beam search keeps its slots: its beams wait for each other.
@@ -47,7 +47,7 @@ class FairPreemption:
     def make_way(self, replica: Replica) -> Sequence | None:
         """Lets a running sequence yield if the head of the queue has a right to its slot or blocks.
 
-        Returns the head if it can be admitted now. At most one request yields per step.
+        Returns the head if it can be admitted now. At most one sequence yields its slot in a step.
         """
         if not self._waiting.policy and not replica.swapped:
             return None
@@ -56,41 +56,63 @@ class FairPreemption:
             return None
         if (head.swapped_kv is not None and head.swapped_kv.num_swapping) or not self._may_claim(replica, head):
             return None
-        if not self._capacity.has_free_slot(replica) and not self._make_slot(replica, head):
+        if self._capacity.has_free_slot(replica):
+            return head if self._make_room(replica, head) else None
+        victim = self._slot_victim(replica, head)
+        if victim is None or not self._make_room(replica, head):
             return None
-        return head if self._make_room(replica, head) else None
+        victim.has_yielded = self._preemptor.take_slot(replica, victim)
+        return head if victim.has_yielded else None
 
     def _may_claim(self, replica: Replica, head: Sequence) -> bool:
-        """Whether sequences of other tenants or of lower priority run."""
+        """Whether sequences of other tenants or of lower priority run, or others keep blocks without a slot."""
+        if any(s is not head and s.swapped_kv is not None and s.swapped_kv.is_kept for s in replica.swapped):
+            return True
         if self._shares_by_tenant and replica.num_slots_of.keys() - {head.request.tenant}:
             return True
         return bool(replica.running) and replica.running[-1].request.priority < head.request.priority
 
-    def _make_slot(self, replica: Replica, head: Sequence) -> bool:
+    def take_waiting(self, replica: Replica) -> None:
+        """Queues a sequence that waits for a slot on another replica, if this one has one and nothing else to admit.
+
+        Its KV there is freed.
+        """
+        if self._waiting.policy or replica.swapped or replica.is_retired or not self._capacity.has_free_slot(replica):
+            return
+        for other in self._replicas:
+            kept = [s for s in other.swapped if s.swapped_kv is not None and s.swapped_kv.is_kept]
+            if kept and not self._capacity.has_free_slot(other) and replica.shape.computes(kept[0].request):
+                self._preemptor.drop_swapped(other, min(kept, key=self._waiting.rank))
+                return
+
+    def _slot_victim(self, replica: Replica, head: Sequence) -> Sequence | None:
         if head.swapped_kv is None and any(self._may_take(other, head) for other in self._replicas):
-            return False  # that replica admits it
-        victim = next(self._victims(replica, head, *self._slots(head)), None)
-        if victim is None:
-            return False
-        victim.has_yielded = True
-        self._preemptor.take_slot(replica, victim)
-        return self._capacity.has_free_slot(replica)
+            return None  # that replica admits it
+        held: Counter[str] = Counter()
+        for each in self._replicas:
+            held.update(each.num_slots_of)
+        return next(self._victims(replica, head, held, 1), None)
 
     def _may_take(self, replica: Replica, head: Sequence) -> bool:
+        """Whether a replica has a slot and room for a queued sequence."""
         may_take = not replica.is_retired and not replica.swapped and replica.shape.computes(head.request)
-        return may_take and self._capacity.has_free_slot(replica)
+        if not may_take or not self._capacity.has_free_slot(replica):
+            return False
+        num_needed = replica.kv.num_needed(head, replica.kv.match(head))
+        return self._capacity.has_room(replica, head, num_needed)
 
     def _make_room(self, replica: Replica, head: Sequence) -> bool:
-        num_missing = self._num_missing_blocks(replica, head)
-        if num_missing <= 0:
+        if self._num_missing_blocks(replica, head) <= 0:
             return True
         # Decodes take some of the blocks before they are free.
         soon = self._policy.low_watermark(replica, len(replica.running))
-        while num_missing + soon > replica.num_pending_free:
+        while (num_missing := self._num_missing_blocks(replica, head) + soon) > replica.num_pending_free:
             if self._preemptor.release_kept(replica, but=head):
                 continue
-            own = Counter(s.request.tenant for s in replica.running for _ in s.block_ids)
-            victim = next(self._victims(replica, head, own, num_missing), None)
+            held: Counter[str] = Counter()
+            for sequence in replica.running:
+                held[sequence.request.tenant] += len(sequence.block_ids)
+            victim = next(self._victims(replica, head, held, num_missing), None)
             if victim is None:
                 break
             victim.has_yielded = True
@@ -109,13 +131,6 @@ class FairPreemption:
 
     # Who yields.
 
-    def _slots(self, head: Sequence) -> tuple[Counter[str], int]:
-        """Slots that tenants hold on all replicas, and how many the head would take."""
-        held: Counter[str] = Counter()
-        for replica in self._replicas:
-            held.update(replica.num_slots_of)
-        return held, 1
-
     def _victims(self, replica: Replica, head: Sequence, held: Counter[str], num_needed: int) -> Iterator[Sequence]:
         """Running sequences that yield to the head, the first one first. `held` is what each tenant holds."""
         policy, now = self._waiting.policy, self._waiting.now
@@ -131,7 +146,7 @@ class FairPreemption:
                 and policy.effective_priority(sequence, now) <= rank
             ):
                 ahead = policy.debt(sequence.request.tenant, rank) - policy.debt(head.request.tenant, rank)
-                has_turn = ahead > TURN_TOKENS / head.request.weight
+                has_turn = ahead > TURN_TOKENS / head.request.weight and _holds_more(sequence, head, held, 0)
                 if has_turn or (ahead >= 0 and _holds_more(sequence, head, held, num_needed)):
                     yield sequence
 

@@ -31,16 +31,20 @@ class Preemptor:
             if not self.preempt_victim(replica, protected_ids):
                 self.preempt(replica, sequence)
 
-    def take_slot(self, replica: Replica, sequence: Sequence) -> None:
-        """Has a running sequence give up its slot. What it has computed stays on the device."""
+    def take_slot(self, replica: Replica, sequence: Sequence) -> bool:
+        """Preempts a running sequence for its slot; what it has computed stays on the device.
+
+        False if a block of it is still the target of a copy.
+        """
         costs = self._policy.compare_costs(replica, sequence)
         if not replica.kv.unshared_tail(sequence):  # the prefix cache keeps what it has
             self._record(sequence, replace(costs, method=PreemptionMethod.RECOMPUTE))
         elif replica.kv.keep(sequence):
             self._record(sequence, replace(costs, method=PreemptionMethod.KEEP))
         else:
-            return
+            return False
         self._leave(replica, sequence)
+        return True
 
     def release_kept(self, replica: Replica, but: Sequence | None = None) -> bool:
         """Has a sequence without a slot give up the blocks that it kept; False if there is none but this one."""

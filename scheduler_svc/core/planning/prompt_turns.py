@@ -30,7 +30,8 @@ class PromptTurns:
         known = self._counts.get(replica, {})
         least = min((known[tenant] for tenant in tenants if tenant in known), default=0.0)
         counts = self._counts[replica] = {tenant: known.get(tenant, least) for tenant in tenants}
-        return sorted(prompts, key=lambda s: (-s.request.priority, counts[s.request.tenant]))
+        rank, now = self._waiting.policy.effective_priority, self._waiting.now
+        return sorted(prompts, key=lambda s: (-rank(s, now), counts[s.request.tenant]))
 
     def charge(self, replica: Replica, sequence: Sequence, num_tokens: int) -> None:
         """A step computes so many tokens of a prompt."""
@@ -48,4 +49,5 @@ class PromptTurns:
         is_new = self._shares_by_tenant and all(s.request.tenant != head.request.tenant for s in prompts)
         outranks, now = self._waiting.policy.outranks, self._waiting.now
         is_higher = all(outranks(head, sequence, now) for sequence in prompts)
-        return min(head.num_uncomputed, budget // 2) if is_new or is_higher else 0
+        num_uncomputed = head.num_known - (head.swapped_kv.num_tokens if head.swapped_kv is not None else 0)
+        return min(num_uncomputed, budget // 2) if is_new or is_higher else 0

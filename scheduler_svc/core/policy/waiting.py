@@ -66,15 +66,19 @@ class WaitingSequences:
         if not replica.swapped:
             return queued
         swapped = min(replica.swapped, key=lambda s: (self.rank(s), s.arrival, s.index))
-        return queued if queued is not None and self.rank(queued) < self.rank(swapped) else swapped
+        return queued if queued is not None and self._goes_first(queued, swapped) else swapped
 
-    def rank(self, sequence: Sequence) -> tuple[int, float, bool]:
-        """Of swapped and queued sequences the smallest is first: class, negated; tenant's debt; whether it has yielded.
+    def _goes_first(self, queued: Sequence, swapped: Sequence) -> bool:
+        """Of equals the swapped one is first, unless it may have yielded to the queued one."""
+        ranks = self.rank(queued), self.rank(swapped)
+        if ranks[0] != ranks[1]:
+            return ranks[0] < ranks[1]
+        one, other = queued.request, swapped.request
+        return swapped.has_yielded and (one.tenant != other.tenant or one.priority > other.priority)
 
-        So a sequence that has yielded does not come back before the one that it has yielded to.
-        """
-        debt = self.policy.preemption_key(sequence)[1]
-        return (-self.policy.effective_priority(sequence, self.now), debt, sequence.has_yielded)
+    def rank(self, sequence: Sequence) -> tuple[int, float]:
+        """Its class, negated, and its tenant's debt: of swapped and queued sequences the smallest is first."""
+        return (-self.policy.effective_priority(sequence, self.now), self.policy.preemption_key(sequence)[1])
 
     def wait_for_prefix(self, producer: Sequence, num_tokens: int, sequence: Sequence) -> None:
         """Has a sequence wait until the first `num_tokens` tokens of another one, which it shares, are computed."""

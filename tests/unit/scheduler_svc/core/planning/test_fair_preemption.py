@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from core_bench import SHAPE, CoreBench, prompt
+from core_bench import BLOCK, SHAPE, CoreBench, prompt
 from random_worlds import ContestedWorld, run_world
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.planning.fair_preemption import TURN_TOKENS
@@ -106,8 +106,11 @@ def test_kv_of_a_sequence_without_a_slot_stays_on_the_device() -> None:
     assert kept.last_preemption is not None
     assert kept.last_preemption.method is PreemptionMethod.KEEP
     num_known = len(kept.tokens)
-    while len(kept.tokens) == num_known:
+    for _ in range(5):  # the request ends, and its slot is free; others of the tenant wait
         plan = bench.step()
+        if len(kept.tokens) > num_known:
+            break
+    assert len(kept.tokens) == num_known + 1
     [part] = [part for part in plan.scheduled if part.sequence is kept]
     assert (part.start, part.num_tokens) == (num_known - 1, 1)
     assert not plan.swap_in
@@ -166,12 +169,60 @@ def test_kept_blocks_are_given_up_before_a_running_sequence_is_preempted() -> No
 
 
 def test_beam_search_keeps_its_slots() -> None:
-    bench = CoreBench(policy="fair", max_sequences=4, num_blocks=4000)
-    beam = BeamParams(4, 1.0, EarlyStopping.NEVER)
-    bench.submit("search", prompt(5, next(_starts)), 100, n=4, tenant="flood", beam=beam)
+    bench = CoreBench(policy="fair", max_sequences=1, num_blocks=4000)
+    beam = BeamParams(1, 1.0, EarlyStopping.NEVER)
+    bench.submit("search", prompt(30 * SHAPE.max_step_tokens, next(_starts)), 100, tenant="flood", beam=beam)
+    for _ in range(MIN_STEPS + 2):
+        advance(bench)
     bench.submit("short", prompt(3, next(_starts)), 3, tenant="other")
-    bench.step()
+    advance(bench)
     assert bench.scheduler.totals.preemptions == 0
+    assert bench.replica.num_slots_of == {"flood": 1}
+
+
+def test_second_flood_takes_half_of_the_slots_of_a_tenant_without_a_queue() -> None:
+    bench = flooded(num_steps=400, num_requests=NUM_SLOTS)
+    for number in range(NUM_SLOTS):
+        bench.submit(f"other-{number}", prompt(5, next(_starts)), 1000, tenant="other")
+    for _ in range(4 * NUM_SLOTS):
+        advance(bench)
+    assert abs(bench.replica.num_slots_of["flood"] - NUM_SLOTS // 2) <= 1
+
+
+def test_no_more_kept_blocks_are_freed_than_are_missing() -> None:
+    bench = CoreBench(policy="fair", num_blocks=200, max_sequences=2, num_host_blocks=0)
+    flood = [bench.submit(f"flood-{n}", prompt(60, next(_starts)), 300, tenant="flood")[0] for n in range(2)]
+    for _ in range(3 * MIN_STEPS):
+        advance(bench)
+    for name, num_tokens in (("short", 10), ("long", 300)):
+        bench.submit(name, prompt(3, next(_starts)), num_tokens, tenant=name)
+    while not all(one.phase is Phase.SWAPPED for one in flood):
+        advance(bench)
+    while bench.scheduler.is_live("short"):
+        advance(bench)
+    num_tokens = BLOCK * (bench.replica.kv.num_available + 5)
+    [large] = bench.submit("large", prompt(num_tokens, next(_starts)), 3, tenant="large")
+    while not large.num_output:
+        advance(bench)
+    assert sorted(one.num_preemptions for one in flood) == [1, 2], "one was preempted again, for its blocks"
+
+
+def test_sequence_without_a_slot_continues_on_a_worker_that_has_one() -> None:
+    bench = CoreBench(policy="fair", max_sequences=1, num_blocks=4000)
+    [first] = bench.submit("first", prompt(8, next(_starts)), 500, tenant="flood")
+    for _ in range(2 * MIN_STEPS):
+        advance(bench)
+    [other] = bench.submit("other", prompt(8, next(_starts)), 500, tenant="other")
+    while other.phase is not Phase.RUNNING:
+        advance(bench)
+    advance(bench)
+    assert first.phase is Phase.SWAPPED
+    idle = bench.join(max_sequences=1, num_blocks=4000)
+    num_output = first.num_output
+    for _ in range(2):
+        bench.step(at=idle)
+    assert idle.running == [first]
+    assert first.num_output == num_output + 1
 
 
 @pytest.mark.parametrize("seed", range(20))
