@@ -47,6 +47,11 @@ def samples() -> list[Sample]:
     return [one for metric in REGISTRY.collect() if metric.name == METRIC for one in metric.samples]
 
 
+def logged_by_scheduler(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Without records of other loggers, such as asyncio's of what an earlier test left."""
+    return [record for record in caplog.records if record.name.startswith("quire.scheduler")]
+
+
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
 async def test_a_policy_that_evicts_is_reported_until_it_is_changed(
     policy: str,
@@ -61,12 +66,12 @@ async def test_a_policy_that_evicts_is_reported_until_it_is_changed(
     async with watched(store):
         await until_policy(policy)
         await asyncio.sleep(0.1)
-        (record,) = caplog.records
+        (record,) = logged_by_scheduler(caplog)
         assert (record.levelname, record.getMessage()) == ("WARNING", "Redis may evict records")
         assert vars(record)["policy"] == policy
         server_keys.config_set("maxmemory-policy", "noeviction")
         await until_policy("noeviction")
-    assert [one.levelname for one in caplog.records] == ["WARNING", "INFO"]
+    assert [one.levelname for one in logged_by_scheduler(caplog)] == ["WARNING", "INFO"]
 
 
 async def test_noeviction_is_not_logged(
@@ -74,7 +79,7 @@ async def test_noeviction_is_not_logged(
 ) -> None:
     async with watched(store):
         await until_policy("noeviction")
-    assert caplog.records == []
+    assert logged_by_scheduler(caplog) == []
 
 
 async def test_a_policy_that_may_not_be_read_is_reported_as_such(
@@ -90,5 +95,5 @@ async def test_a_policy_that_may_not_be_read_is_reported_as_such(
     assert limited.is_answering
     assert await limited.take_lease("a", 30) is not None
     await limited.close()
-    (record,) = caplog.records
+    (record,) = logged_by_scheduler(caplog)
     assert (record.levelname, record.getMessage()) == ("WARNING", "Redis' eviction policy cannot be read, by INFO")
