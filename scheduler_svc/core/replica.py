@@ -54,6 +54,11 @@ class Replica:
         return len(self.running) + len(self.indivisible) + len(self.isolated)
 
     @property
+    def kept(self) -> list[Sequence]:
+        """Sequences without a slot whose blocks are all on the device."""
+        return [s for s in self.swapped if s.swapped_kv is not None and s.swapped_kv.is_kept]
+
+    @property
     def num_pending_free(self) -> int:
         """Blocks that will be available once the steps and copies in progress are done."""
         tables = [sequence.block_ids for sequence in self.pending_free.values()]

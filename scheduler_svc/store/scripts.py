@@ -159,7 +159,7 @@ local function extend(name, index, offset, packed, logprobs, cuts, ttl)
   end
 end
 
--- Counts of tokens and log-probabilities, by which a record that lost some, as by eviction, is told from a whole one.
+-- Counts of tokens and log-probabilities, which show whether a record has lost some, for example by eviction.
 -- They are not lowered when lost ones are written again: gateways rely on as many.
 local function note_counts(name, index, offset, packed, logprobs, cuts, tokens_before, logprobs_before)
   tokens_before, logprobs_before = tonumber(tokens_before or '0'), tonumber(logprobs_before or '0')

@@ -66,7 +66,7 @@ class FairPreemption:
 
     def _may_claim(self, replica: Replica, head: Sequence) -> bool:
         """Whether sequences of other tenants or of lower priority run, or others keep blocks without a slot."""
-        if any(s is not head and s.swapped_kv is not None and s.swapped_kv.is_kept for s in replica.swapped):
+        if any(sequence is not head for sequence in replica.kept):
             return True
         if self._shares_by_tenant and replica.num_slots_of.keys() - {head.request.tenant}:
             return True
@@ -80,8 +80,8 @@ class FairPreemption:
         if self._waiting.policy or replica.swapped or replica.is_retired or not self._capacity.has_free_slot(replica):
             return
         for other in self._replicas:
-            kept = [s for s in other.swapped if s.swapped_kv is not None and s.swapped_kv.is_kept]
-            if kept and not self._capacity.has_free_slot(other) and replica.shape.computes(kept[0].request):
+            kept = [sequence for sequence in other.kept if replica.shape.computes(sequence.request)]
+            if kept and not self._capacity.has_free_slot(other):
                 self._preemptor.drop_swapped(other, min(kept, key=self._waiting.rank))
                 return
 

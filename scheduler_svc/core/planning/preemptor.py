@@ -48,7 +48,7 @@ class Preemptor:
 
     def release_kept(self, replica: Replica, but: Sequence | None = None) -> bool:
         """Has a sequence without a slot give up the blocks that it kept; False if there is none but this one."""
-        kept = [s for s in replica.swapped if s is not but and s.swapped_kv is not None and s.swapped_kv.is_kept]
+        kept = [sequence for sequence in replica.kept if sequence is not but]
         if not kept:
             return False
         sequence = max(kept, key=partial(self._policy.preemption_key, replica))

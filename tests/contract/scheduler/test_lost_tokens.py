@@ -17,7 +17,7 @@ def evict(redis_url: str, key: str) -> None:
 
 
 async def is_refused(session: SessionClient, submit: scheduler_v1.Submit) -> None:
-    """Whoever asks for the request receives that it was lost: an attach, a resumption, a repeated submission."""
+    """Each command for the request is answered that it was lost: an attach, a resumption, a repeated submission."""
     repeated = scheduler_v1.Submit.FromString(submit.SerializeToString())
     repeated.submission_id, repeated.command_id = "another", 1001
     resumption = scheduler_v1.Submit.FromString(submit.SerializeToString())

@@ -53,7 +53,7 @@ async def test_a_record_whose_lost_tokens_were_written_again_is_read(store: Redi
     log = await put(store, request_log(), 1, 2, 3)
     lose(keys, log, "tokens:0")
     assert await store.write(WriteBatch(writes=[write_of(log, 0, [1, 2])]), EPOCH) == []
-    with pytest.raises(IncompleteRecord):  # gateways were told that three are durable
+    with pytest.raises(IncompleteRecord):  # gateways were informed that three are durable
         await store.read(log.key)
     assert await store.write(WriteBatch(writes=[write_of(log, 2, [3])]), EPOCH) == []
     assert await tokens_of(store, log) == [[1, 2, 3]]
