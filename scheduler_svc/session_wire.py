@@ -7,6 +7,7 @@ from typing import cast
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
+from scheduler_svc.core.account_limits import NO_LIMITS, AccountLimits
 from scheduler_svc.core.beam_search import Choice, num_candidates
 from scheduler_svc.core.events import (
     End,
@@ -85,6 +86,19 @@ def request_from_proto(submit: scheduler_v1.Submit, arrived_at: float, deadline:
         beam=_beam_from_proto(submit) if submit.HasField("beam_search") else None,
         result=result,
         result_params=submit.result,
+        limits=_limits_from_proto(submit.limits) if submit.HasField("limits") else NO_LIMITS,
+    )
+
+
+def _limits_from_proto(limits: scheduler_v1.AccountLimits) -> AccountLimits:
+    return AccountLimits(
+        account=limits.account,
+        max_running=limits.max_running if limits.HasField("max_running") else None,
+        max_queued=limits.max_queued if limits.HasField("max_queued") else None,
+        max_kv_blocks=limits.max_kv_blocks if limits.HasField("max_kv_blocks") else None,
+        tokens_per_minute=limits.tokens_per_minute if limits.HasField("tokens_per_minute") else None,
+        requests_per_minute=limits.requests_per_minute if limits.HasField("requests_per_minute") else None,
+        cached_token_factor=limits.cached_token_factor if limits.HasField("cached_token_factor") else 1.0,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from scheduler_svc.core.account_limits import NO_LIMITS, AccountLimits
 from scheduler_svc.core.results import TOKENS, ResultForm, ResultKind
 
 STOP_STRING_LEAD = 64  # tokens that a sequence with stop strings may run ahead of the gateway's search
@@ -116,6 +117,7 @@ class Request:
     beam: BeamParams | None = None
     result: ResultKind = TOKENS
     result_params: object = None
+    limits: AccountLimits = NO_LIMITS
 
     @property
     def returns_value(self) -> bool:

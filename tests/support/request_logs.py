@@ -25,6 +25,7 @@ def request_log(
         stop_token_ids=[2],
         cache_salt=b"s" * 32,
         body_digest=b"d" * 32,
+        limits=scheduler_v1.AccountLimits(account="default/", max_running=2, max_kv_blocks=1000),
         command_id=number,
     )
     submit.render_options.request_id = name or f"request {number}"

@@ -8,6 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
+from scheduler_svc.core.account_limits import NO_LIMITS, AccountLimits
 from scheduler_svc.core.events import (
     Event,
     FailedEvent,
@@ -55,6 +56,21 @@ def test_the_time_until_the_deadline_counts_from_now() -> None:
     assert NOW < request.deadline <= NOW + 2.5
     assert at(time.time() - 1).deadline == NOW
     assert at(None).deadline is None
+
+
+def test_the_limits_of_an_account_are_read() -> None:
+    values: dict[str, Any] = {
+        "account": "search/batch",
+        "max_running": 1,
+        "max_queued": 0,
+        "max_kv_blocks": 2,
+        "tokens_per_minute": 2**40,
+        "requests_per_minute": 3,
+        "cached_token_factor": 0.0,
+    }
+    assert read(limits=scheduler_v1.AccountLimits(**values)).limits == AccountLimits(**values)
+    assert read(limits=scheduler_v1.AccountLimits(account="search/")).limits == AccountLimits("search/")
+    assert read().limits is NO_LIMITS
 
 
 @pytest.mark.parametrize("early_stopping", EarlyStopping)

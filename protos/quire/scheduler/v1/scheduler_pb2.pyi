@@ -95,8 +95,26 @@ class RenderOptions(_message.Message):
     prompt_tail: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., stops: _Optional[_Iterable[str]] = ..., include_stop: _Optional[bool] = ..., keep_special_tokens: _Optional[bool] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., prompt_tail: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class AccountLimits(_message.Message):
+    __slots__ = ("account", "max_running", "max_queued", "max_kv_blocks", "tokens_per_minute", "requests_per_minute", "cached_token_factor")
+    ACCOUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    MAX_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKEN_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    account: str
+    max_running: int
+    max_queued: int
+    max_kv_blocks: int
+    tokens_per_minute: int
+    requests_per_minute: int
+    cached_token_factor: float
+    def __init__(self, account: _Optional[str] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_kv_blocks: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., requests_per_minute: _Optional[int] = ..., cached_token_factor: _Optional[float] = ...) -> None: ...
+
 class Submit(_message.Message):
-    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent", "beam_search", "render_options", "body_digest", "command_id", "unflushed", "is_resumption", "model", "result", "tokenizer_fingerprint", "model_fingerprint")
+    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent", "beam_search", "render_options", "body_digest", "command_id", "unflushed", "is_resumption", "model", "result", "tokenizer_fingerprint", "model_fingerprint", "limits")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +140,7 @@ class Submit(_message.Message):
     RESULT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     key: str
     submission_id: str
     tenant: str
@@ -147,7 +166,8 @@ class Submit(_message.Message):
     result: _worker_pb2.ResultKind
     tokenizer_fingerprint: bytes
     model_fingerprint: bytes
-    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., command_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ..., is_resumption: _Optional[bool] = ..., model: _Optional[str] = ..., result: _Optional[_Union[_worker_pb2.ResultKind, _Mapping]] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., model_fingerprint: _Optional[bytes] = ...) -> None: ...
+    limits: AccountLimits
+    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., command_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ..., is_resumption: _Optional[bool] = ..., model: _Optional[str] = ..., result: _Optional[_Union[_worker_pb2.ResultKind, _Mapping]] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., model_fingerprint: _Optional[bytes] = ..., limits: _Optional[_Union[AccountLimits, _Mapping]] = ...) -> None: ...
 
 class UnflushedTokens(_message.Message):
     __slots__ = ("index", "offset", "token_ids", "logprobs", "is_truncated", "prompt_logprobs")
