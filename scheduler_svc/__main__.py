@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import uuid
+from functools import partial
 
 import uvloop
 from prometheus_client import REGISTRY
@@ -19,6 +20,7 @@ from scheduler_svc.leader import Leader
 from scheduler_svc.sessions import SchedulerServicer
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.store.redis import RedisStore
+from scheduler_svc.term import PartFailed
 from svc_common.gc_tuning import freeze_gc
 from svc_common.logs import configure_logging
 from svc_common.metrics import serve_metrics
@@ -60,15 +62,8 @@ async def serve(settings: SchedulerSettings) -> None:
     )
     metrics = serve_metrics(settings.host, settings.scheduler_metrics_port)
 
-    async def on_lead(engine: SchedulerEngine) -> None:
-        REGISTRY.register(EngineCollector(engine))
-        engine.watch_status(EngineHealth(health, engine).set_status)
-        servicer.lead(engine)
-        admin_servicer.lead(engine)
-        freeze_gc()
-        await health.set_serving(True)
-
-    leader = Leader(settings, store, uuid.uuid4().hex, on_lead)
+    served = Served(servicer, admin_servicer, health)
+    leader = Leader(settings, store, uuid.uuid4().hex, served.lead, served.resign)
     await server.start()
     await admin.start()
     await admin_health.set_serving(True)
@@ -94,25 +89,54 @@ async def serve(settings: SchedulerSettings) -> None:
     await run_until_signal(stop)
 
 
-class EngineHealth:
-    """The state of the store and of the workers in the health service."""
+class Served:
+    """What this scheduler serves while it leads: sessions, the admin service, metrics, and health."""
 
-    def __init__(self, health: HealthReporter, engine: SchedulerEngine) -> None:
+    def __init__(self, servicer: SchedulerServicer, admin_servicer: AdminServicer, health: HealthReporter) -> None:
+        self._servicer = servicer
+        self._admin_servicer = admin_servicer
         self._health = health
-        self._engine = engine
+        self._engine: SchedulerEngine | None = None
+        self._collector: EngineCollector | None = None
         self._sending: asyncio.Task[None] | None = None
 
-    def set_status(self, status: scheduler_v1.Status) -> None:
-        """Reports whether requests are recorded, and whether all workers can be used."""
-        self._sending = asyncio.create_task(self._send(not status.is_store_degraded, not self._engine.set_apart))
+    async def lead(self, engine: SchedulerEngine) -> None:
+        """Serves from the engine of a term."""
+        self._engine = engine
+        self._collector = EngineCollector(engine)
+        REGISTRY.register(self._collector)
+        engine.watch_status(partial(self._set_status, engine))
+        self._servicer.lead(engine)
+        self._admin_servicer.lead(engine)
+        freeze_gc()
+        await self._health.set_serving(True)
 
-    async def _send(self, is_recording: bool, has_none_apart: bool) -> None:
+    async def resign(self, error: PartFailed) -> None:
+        """Serves from no engine, since its term has failed."""
+        self._engine = None
+        if self._collector is not None:
+            REGISTRY.unregister(self._collector)
+            self._collector = None
+        self._servicer.resign()
+        self._admin_servicer.resign(str(error))
+        if self._sending is not None:
+            await self._sending
+        await self._health.set_serving(False)
+        await self._send(is_recording=False, has_none_apart=False)
+
+    def _set_status(self, engine: SchedulerEngine, status: scheduler_v1.Status) -> None:
+        """Reports whether requests are recorded, and whether all workers can be used."""
+        if engine is self._engine:
+            send = self._send(is_recording=not status.is_store_degraded, has_none_apart=not engine.set_apart)
+            self._sending = asyncio.create_task(send)
+
+    async def _send(self, *, is_recording: bool, has_none_apart: bool) -> None:
         await self._health.set_one(STORE, is_recording)
         await self._health.set_one(WORKERS, has_none_apart)
 
 
 def end_process(leading: asyncio.Task[None]) -> None:
-    """Ends the process when it no longer leads, so that it is started again."""
+    """Ends the process when another scheduler has taken over, so that it is started again."""
     if not leading.cancelled():
         if leading.exception() is not None:
             log.critical("a part of the scheduler failed", exc_info=leading.exception())

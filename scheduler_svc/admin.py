@@ -56,14 +56,20 @@ class AdminServicer(AdminServiceServicer):
 
     def __init__(self) -> None:
         self._engine: Explainer | None = None
+        self._why_not = ""
 
     def lead(self, engine: Explainer) -> None:
         self._engine = engine
 
+    def resign(self, why: str) -> None:
+        """Answers NOT_LEADER with this reason, until it leads again."""
+        self._engine = None
+        self._why_not = f"; it resigned: {why}"
+
     @property
     def _explainer(self) -> Explainer:
         if self._engine is None:
-            raise QuireError(Reason.NOT_LEADER, "this scheduler does not lead")
+            raise QuireError(Reason.NOT_LEADER, f"this scheduler does not lead{self._why_not}")
         return self._engine
 
     async def Explain(  # noqa: N802

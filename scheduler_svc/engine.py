@@ -32,6 +32,7 @@ from scheduler_svc.store.base import Store
 from svc_common.protocols import SESSION_PROTOCOLS
 
 _TICK = 0.05  # seconds between checks of deadlines, of models without workers and of the store's state
+_MAX_FAILURES = 3  # step streams in a row that broke by exceptions here, after which this scheduler cannot serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,10 @@ class SchedulerEngine:
         settings: EngineSettings,
         raise_epoch: Callable[[int], Awaitable[int]],
         on_fenced: Callable[[], None],
+        on_failed: Callable[[Exception], None],
     ) -> None:
         """`make_core` creates the core of a model; `raise_epoch` begins a term above a given epoch; `on_fenced` is
-        called when another scheduler leads.
+        called when another scheduler leads, `on_failed` when this one cannot make steps.
         """
         self.models = ModelVersions(make_core, settings.worker_timeout)
         self.journal = Journal(store, epoch, on_fenced, self._on_durable)
@@ -70,6 +72,8 @@ class SchedulerEngine:
         self._commands = Commands(self.requests, store, self.journal, self._sessions, needs_store=settings.needs_store)
         self._raise_epoch = raise_epoch
         self._on_fenced = on_fenced
+        self._on_failed = on_failed
+        self._num_failures = 0  # since the last step that was committed
         self._models_of: dict[Replica, ModelVersion] = {}
         self._was_degraded = False
         self._is_stopping = False
@@ -185,11 +189,11 @@ class SchedulerEngine:
         self.requests.dispatch(model.core.retire(replica))
         model.wake()
 
-    def remove_worker(self, replica: Replica) -> None:
+    def remove_worker(self, replica: Replica, *, may_have_crashed: bool = True) -> None:
         """A worker is lost; its sequences continue on other workers of its model."""
         model = self._models_of.pop(replica)
         model.remove_worker(replica, time.monotonic())
-        self.requests.dispatch(model.core.remove_replica(replica))
+        self.requests.dispatch(model.core.remove_replica(replica, may_have_crashed=may_have_crashed))
         self._step_done.set()
         model.wake()
         self._send_status()
@@ -207,6 +211,16 @@ class SchedulerEngine:
     @property
     def replicas(self) -> list[Replica]:
         return list(self._models_of)
+
+    def on_stream_failed(self, error: Exception) -> None:
+        """A step stream broke by an exception of this scheduler's own.
+
+        The workers that are left may do without what failed. If none is left, again and again, and no step is
+        committed in between, this scheduler cannot serve.
+        """
+        self._num_failures += 1
+        if self._num_failures >= _MAX_FAILURES and not self._models_of:
+            self._on_failed(error)
 
     def _update_models(self, now: float) -> None:
         """Moves requests to versions that serve, fails those of versions without workers, and drops such versions."""
@@ -265,6 +279,7 @@ class SchedulerEngine:
         with COMMIT_SECONDS.time():
             events = model.core.commit(replica, outcome, time.monotonic())
         self.requests.dispatch(events)
+        self._num_failures = 0
         self._step_done.set()
         if model.num_workers > 1:
             model.wake()  # a sequence that was preempted here may run there

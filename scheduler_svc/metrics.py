@@ -32,3 +32,8 @@ EVICTION_POLICY = Gauge(
     ["policy"],
 )
 LEADER = Gauge("quire_leader", "1 while this scheduler leads")
+RESIGNATIONS = Counter(
+    "quire_resignations_total",
+    "Terms of this scheduler that ended because a part of it failed, by the part and the class of the exception",
+    ["part", "error"],
+)

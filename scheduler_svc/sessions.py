@@ -32,7 +32,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         self._engine = engine
 
     def resign(self) -> None:
-        """Ends all sessions, and accepts no more."""
+        """Ends all sessions, and accepts no more until it leads again."""
         self._engine = None
         for session in self._sessions:
             session.close()
@@ -54,7 +54,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         try:
             while (message := await session.next()) is not None:
                 yield message
-            if self._engine is None:
+            if self._engine is not engine:
                 raise _not_leader()
             commands.result()
         finally:

@@ -13,6 +13,7 @@ import grpc
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.kv.block_hash_report import BlockHashReport
 from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.step import StepPlan
 from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.metrics import RESPONSES_REFUSED
 from scheduler_svc.step_responses import InvalidResponse, ResponseValidator
@@ -27,6 +28,7 @@ log = logging.getLogger("quire.scheduler")
 
 _REDIAL = 0.25  # seconds between dials: a worker that restarts is used within this of being ready
 _REDIAL_SET_APART = 5.0  # seconds between dials of a worker that must be restarted
+_MAX_DOUBLINGS = 7  # of _REDIAL, after exceptions of this scheduler's own
 _RESOLVE = 3.0  # seconds between look-ups of the workers' names
 _WATCH = 1.0  # seconds between health checks of a worker
 _ANSWER_TIMEOUT = 5.0  # seconds in which a worker answers if its process runs
@@ -40,6 +42,10 @@ class LinkBroken(Exception):  # noqa: N818
 
 class WorkerSetApart(LinkBroken):
     """The worker is not used until it is restarted."""
+
+
+class PlanningFailed(Exception):  # noqa: N818
+    """The core raised while it planned a step. The worker has not crashed."""
 
 
 class WorkerLink:
@@ -58,6 +64,7 @@ class WorkerLink:
         self._was_ready = False
         self._last = ""  # why there was no worker, last time
         self._is_leaving = False
+        self._num_failures = 0  # exceptions of this scheduler's own since the last step of the worker
 
     def leave(self) -> None:
         """Stops using the worker, once its sequences have ended or moved."""
@@ -89,12 +96,16 @@ class WorkerLink:
                 why_apart = text
             if isinstance(error, InvalidResponse):
                 RESPONSES_REFUSED.labels(error.part.value).inc()
-        except Exception:
-            # A bug here costs this replica its blocks, and does not affect the other workers or the process.
+        except Exception as error:
+            # A bug here costs this replica its blocks; the other workers are used as long as they can be.
             log.exception("step stream failed", extra={"worker": self._address})
+            self._num_failures += 1
+            self._engine.on_stream_failed(error.__cause__ if isinstance(error.__cause__, Exception) else error)
         end_if_cancelled()
         self._engine.mark_set_apart(self._address, why_apart)
-        return _REDIAL if why_apart is None else _REDIAL_SET_APART
+        if why_apart is not None:
+            return _REDIAL_SET_APART
+        return _REDIAL * 2.0 ** min(self._num_failures, _MAX_DOUBLINGS)
 
     async def _serve(self) -> None:
         async with internal_channel(self._address) as channel:
@@ -125,6 +136,7 @@ class WorkerLink:
                 about = {"worker": self._address, "model": description.model, "blocks": description.num_blocks}
                 log.info("worker ready", extra=about)
                 self._set_connected(True)
+                may_have_crashed = True
                 try:
                     drive = self._drive(
                         call,
@@ -133,8 +145,11 @@ class WorkerLink:
                         ResponseValidator(opening, description.vocab_size, replica.shape.max_sampled_tokens),
                     )
                     await _until_first(drive, self._watch(worker, replica))
+                except PlanningFailed:
+                    may_have_crashed = False
+                    raise
                 finally:
-                    self._engine.remove_worker(replica)
+                    self._engine.remove_worker(replica, may_have_crashed=may_have_crashed)
                     self._set_connected(False)
             finally:
                 call.cancel()
@@ -172,7 +187,7 @@ class WorkerLink:
         reader = asyncio.create_task(self._read(call))
         try:
             while not (replica.is_retired and replica.is_idle):
-                while (plan := self._engine.schedule(replica)) is not None:
+                while (plan := self._plan(replica)) is not None:
                     if len(replica.steps_in_flight) == 1:
                         self._progressed_at = time.monotonic()
                     await call.write(plan_to_proto(plan, opening.epoch, opening.generation))
@@ -188,6 +203,12 @@ class WorkerLink:
             raise LinkBroken(f"step stream ended: {await call.details()}") from None
         finally:
             reader.cancel()
+
+    def _plan(self, replica: Replica) -> StepPlan | None:
+        try:
+            return self._engine.schedule(replica)
+        except Exception as error:
+            raise PlanningFailed from error
 
     async def _read(self, call: StepCall) -> None:
         try:
@@ -231,6 +252,7 @@ class WorkerLink:
             if swap.HasField("failure"):
                 log.error("swap failed", extra={"worker": self._address, "why": swap.failure})
         self._engine.commit(replica, outcome)
+        self._num_failures = 0
 
     def _set_connected(self, is_connected: bool) -> None:
         self.is_connected = is_connected

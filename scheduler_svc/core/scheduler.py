@@ -310,15 +310,17 @@ class Scheduler:
         self._drain_retired()
         return self._cancel_unsupported()
 
-    def remove_replica(self, replica: Replica) -> list[FailedEvent]:
+    def remove_replica(self, replica: Replica, *, may_have_crashed: bool = True) -> list[FailedEvent]:
         """A worker is lost, with its KV memory: its sequences are queued with their committed tokens.
 
-        Returns the requests that fail: one that crashes workers, and those that no other replica can run.
+        Returns the requests that fail: one that crashes workers, and those that no other replica can run. If the
+        worker cannot have crashed, none of its sequences is suspected.
         """
         self.replicas.remove(replica)
         self.placement.forget(replica)
         self._replicas_changed()
-        plans = () if replica.is_retired else replica.steps_in_flight  # a worker that was to end did not crash
+        is_crash = may_have_crashed and not replica.is_retired  # a worker that was to end did not crash
+        plans = replica.steps_in_flight if is_crash else ()
         parts = [part.sequence for plan in plans for part in plan.scheduled]
         computed = dict.fromkeys(sequence for sequence in parts if sequence.phase is not Phase.ENDED)
         failed_key = self._isolated_runs.record_loss(computed, self.replicas)

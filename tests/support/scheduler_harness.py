@@ -22,6 +22,7 @@ from scheduler_svc.sessions import SchedulerServicer
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.store.base import Write, WriteBatch
 from scheduler_svc.store.redis import RedisStore
+from scheduler_svc.term import PartFailed
 from svc_common.server import INTERNAL_MESSAGE_BYTES, bind, create_server
 
 PROMPT = list(range(10))
@@ -152,7 +153,7 @@ class Deployment:
         self.server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES)
         add_SchedulerServiceServicer_to_server(self.servicer, self.server)
         self.port = bind(self.server, settings.host, 0)
-        self.leader = Leader(settings, self.store, uuid.uuid4().hex, self._on_lead)
+        self.leader = Leader(settings, self.store, uuid.uuid4().hex, self._on_lead, self._on_resign)
         self.leads = asyncio.Event()
         self.engine: SchedulerEngine
         self.leading: asyncio.Task[None]
@@ -161,6 +162,9 @@ class Deployment:
         self.engine = engine
         self.servicer.lead(engine)
         self.leads.set()
+
+    async def _on_resign(self, error: PartFailed) -> None:
+        self.servicer.resign()
 
     async def start(self) -> None:
         """Starts to listen and to wait for the lease."""

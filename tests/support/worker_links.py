@@ -118,6 +118,7 @@ class Deployment:
 
     def __init__(self, store: RedisStore) -> None:
         self.num_fenced = 0
+        self.failures: list[Exception] = []
         self.leads = True
         self.engine = SchedulerEngine(
             partial(Scheduler, SchedulerLimits(64, 16)),
@@ -126,6 +127,7 @@ class Deployment:
             EngineSettings(),
             self._raise_epoch,
             self._fence,
+            self.failures.append,
         )
         self.gateway = Gateway(self.engine)
         self.engine.join(self.gateway)

@@ -1,27 +1,15 @@
 """The scheduler as a process: election, health, shutdown."""
 
-import asyncio
-import json
 import signal
-import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from checksum_service import ChecksumService, serve
-from environments import scheduler_environment
-from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from redis_server import RedisServer, running_server
-from scheduler_harness import TIMEOUT, SessionClient, Worker, expected
-
-SERVICE = scheduler_v1.DESCRIPTOR.services_by_name["SchedulerService"].full_name
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+from scheduler_harness import Worker, expected
+from scheduler_process import NOT_SERVING, SERVICE, SERVING, scheduler_process
 
 
 @pytest.fixture
@@ -29,52 +17,6 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     """A Redis for the test."""
     with running_server(tmp_path_factory.mktemp("redis")) as server:
         yield server
-
-
-class SchedulerProcess:
-    def __init__(self, process: Process, channel: grpc.aio.Channel) -> None:
-        self.process = process
-        self._channel = channel
-        self._health = health_pb2_grpc.HealthStub(channel)
-
-    async def until(self, name: str, status: int) -> None:
-        """Waits until a health service has this status."""
-        async with asyncio.timeout(TIMEOUT):
-            while True:
-                with suppress(grpc.aio.AioRpcError):
-                    if (await self._health.Check(health_pb2.HealthCheckRequest(service=name))).status == status:
-                        return
-                await asyncio.sleep(0.02)
-
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[SessionClient]:
-        client = SessionClient(SchedulerServiceStub(self._channel).Session())
-        yield client
-        client.call.cancel()
-
-    async def ended(self) -> int:
-        return await asyncio.wait_for(self.process.wait(), TIMEOUT)
-
-
-@asynccontextmanager
-async def scheduler_process(redis_url: str, port: int, **variables: str) -> AsyncIterator[SchedulerProcess]:
-    environment = scheduler_environment(redis_url, f"127.0.0.1:{port}") | {"QUIRE_LEASE_SECONDS": "3"}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "scheduler_svc", env=environment | variables, stdout=DEVNULL, stderr=PIPE
-    )
-    assert process.stderr is not None
-    entry = json.loads(await process.stderr.readline())
-    reading = asyncio.create_task(process.stderr.read())
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{entry['port']}") as channel:
-            yield SchedulerProcess(process, channel)
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGCONT)
-                process.kill()
-        await process.wait()
-        await reading
 
 
 async def test_sigterm_hands_over_to_the_standby(redis_url: str, worker: Worker) -> None:

@@ -245,7 +245,7 @@ async def test_a_leader_that_was_replaced_ends(redis_url: str, worker: Worker, s
         await first.until_leading()
         async with asyncio.timeout(TIMEOUT):
             while await store.take_lease("another", 30) is None:  # the first one may renew its lease in between
-                await store.release_lease(first.leader._leadership._holder)
+                await store.release_lease(first.leader._holder)
         await asyncio.wait_for(first.leading, TIMEOUT)
         await store.release_lease("another")
 

@@ -214,7 +214,7 @@ async def test_one_tenants_requests_are_listed(engine: Engine, channel: grpc.aio
 async def test_the_engine_counts_what_is_live_in_all_and_by_tenant() -> None:
     store = RedisStore("redis://127.0.0.1:1/0")
     make_core = partial(Scheduler, SchedulerLimits())
-    real = SchedulerEngine(make_core, store, 1, EngineSettings(), no_later_term, no_later_term)
+    real = SchedulerEngine(make_core, store, 1, EngineSettings(), no_later_term, no_later_term, no_failure)
     real.take_over(
         RequestLog(scheduler_v1.Submit(key=str(place), tenant=tenant, prompt_token_ids=[5], n=1, max_tokens=1), 1.0)
         for place, tenant in enumerate("aab")
@@ -228,6 +228,10 @@ async def test_the_engine_counts_what_is_live_in_all_and_by_tenant() -> None:
 
 def no_later_term(above: int = 0) -> NoReturn:
     raise AssertionError("nobody raises the epoch")
+
+
+def no_failure(error: Exception) -> NoReturn:
+    raise AssertionError("no step fails") from error
 
 
 async def test_a_scheduler_that_does_not_lead_answers_not_leader() -> None:

@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from environments import scheduler_environment
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from redis_server import RedisServer, running_server
 from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.leader import Leader
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.store.base import Gap, KeyTaken, WriteBatch
 from scheduler_svc.store.redis import RedisStore
+from scheduler_svc.term import PartFailed
 
 FENCED_AT_THE_END = """
 import asyncio
@@ -23,7 +26,7 @@ from scheduler_svc import __main__ as process
 from scheduler_svc.leader import Leader
 
 async def hand_over(self):
-    self._is_fenced.set()  # as where a successor wrote before this one was done
+    self._term._is_fenced.set()  # as where a successor wrote before this one was done
     await asyncio.sleep(0.2)
 
 Leader.hand_over = hand_over
@@ -35,6 +38,10 @@ process.main()
 def server(tmp_path: Path) -> Iterator[RedisServer]:
     with running_server(tmp_path) as server:
         yield server
+
+
+async def never_resigns(error: PartFailed) -> None:
+    raise AssertionError("no part fails") from error
 
 
 class Held(RedisStore):
@@ -57,7 +64,7 @@ async def test_a_leader_that_hands_over_while_it_begins_does_not_begin(server: R
         opened.set()
 
     settings = SchedulerSettings.model_validate({"redis_url": server.url, "workers_at": "127.0.0.1:1"})
-    leader = Leader(settings, store, "a", on_lead)
+    leader = Leader(settings, store, "a", on_lead, never_resigns)
     running = asyncio.create_task(leader.run())
     async with asyncio.timeout(60):
         await store.asked.wait()
@@ -88,3 +95,53 @@ async def test_a_fence_that_comes_while_the_process_ends_does_not_kill_it(server
     finally:
         if process.returncode is None:
             process.kill()
+
+
+class Failing(RedisStore):
+    """A store with a defect, until the test mends it."""
+
+    def __init__(self, url: str, *, live: bool = False, write: bool = False) -> None:
+        super().__init__(url)
+        self.fails_live, self.fails_write = live, write
+
+    async def live(self) -> list[RequestLog]:
+        if self.fails_live:
+            raise RuntimeError("a defect")
+        return await super().live()
+
+    async def write(self, batch: WriteBatch, epoch: int) -> list[Gap | KeyTaken]:
+        if self.fails_write:
+            raise RuntimeError("a defect")
+        return await super().write(batch, epoch)
+
+
+@pytest.mark.parametrize("part", ["takeover", "journal"])
+async def test_a_term_whose_part_fails_ends_and_the_next_one_goes_on(
+    part: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_svc.leader._MIN_PAUSE", 0.01)
+    store = Failing(server.url, live=part == "takeover", write=part == "journal")
+    opened: asyncio.Queue[SchedulerEngine] = asyncio.Queue()
+    resigned: asyncio.Queue[PartFailed] = asyncio.Queue()
+    settings = SchedulerSettings.model_validate({"redis_url": server.url, "workers_at": "127.0.0.1:1"})
+    leader = Leader(settings, store, "a", opened.put, resigned.put)
+    running = asyncio.create_task(leader.run())
+    submit = scheduler_v1.Submit(key="k", submission_id="k", prompt_token_ids=[5], n=1, max_tokens=1, detachable=True)
+    async with asyncio.timeout(60):
+        if part == "journal":
+            (await opened.get()).journal.mark_changed(RequestLog(submit, accepted_at=1.0))
+        first, second = await resigned.get(), None
+        if part == "takeover":
+            second = await resigned.get()
+        store.fails_live = store.fails_write = False
+        engine = await opened.get()
+        assert first.part == part
+        assert second is None or second.part == part
+        engine.journal.mark_changed(RequestLog(submit, accepted_at=1.0))
+        while await store.read("k") is None:
+            await asyncio.sleep(0.01)
+    await leader.hand_over()
+    assert await store.leader() is None
+    running.cancel()
+    await asyncio.wait([running])
+    await store.close()

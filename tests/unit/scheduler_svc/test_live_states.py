@@ -69,6 +69,9 @@ class LiveMachine(RuleBasedStateMachine):
     def _fenced(self) -> None:
         raise AssertionError("no other scheduler leads")
 
+    def _failed(self, error: Exception) -> None:
+        raise AssertionError("a step stream failed") from error
+
     def run(self, action: Callable[[], object]) -> None:
         """Runs a function on the event loop, and everything that follows from it."""
         self.num_quiet += 1
@@ -239,7 +242,13 @@ class LiveMachine(RuleBasedStateMachine):
         self.epoch += 1
         settings = EngineSettings(graces=GRACES)
         self.engine = SchedulerEngine(
-            lambda: Scheduler(SchedulerLimits()), self.store, self.epoch, settings, self._never, self._fenced
+            lambda: Scheduler(SchedulerLimits()),
+            self.store,
+            self.epoch,
+            settings,
+            self._never,
+            self._fenced,
+            self._failed,
         )
         logs = self.loop.run_until_complete(self._live())
         self.run(lambda: self.engine.take_over(logs))

@@ -14,6 +14,8 @@ from checksum_service import serve
 from ports import lasting_port
 from quire.worker.v1 import worker_pb2 as worker_v1
 from quire.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.step import StepPlan
 from scheduler_svc.worker_link import _STEP_TIMEOUT, WorkerPool
 from worker_links import ScriptedWorker, deployment, of_response, served, until
 
@@ -319,3 +321,47 @@ async def test_a_worker_whose_inventory_is_malformed_is_not_used(caplog: pytest.
     async with served(Confused()) as addresses, deployment(*addresses) as running:
         await until(lambda: any("block-hash report" in str(vars(record).get("why")) for record in caplog.records))
         assert not running.engine.replicas
+
+
+async def test_a_defect_that_one_worker_meets_costs_its_stream_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = [ScriptedWorker(), ScriptedWorker()]
+    async with served(*workers) as addresses, deployment(*addresses) as running:
+        await running.workers(2)
+        schedule = running.engine.schedule
+        num_raised = 0
+
+        def plan(replica: Replica) -> StepPlan | None:
+            nonlocal num_raised
+            if replica.name == addresses[0] and (replica.running or running.engine.num_live(None)):
+                num_raised += 1
+                raise RuntimeError("a defect")
+            return schedule(replica)
+
+        monkeypatch.setattr(running.engine, "schedule", plan)
+        for _ in range(4):
+            for key in [running.gateway.submit() for _ in range(4)]:
+                await running.gateway.finish(key)
+        assert num_raised
+        assert running.failures == []
+
+
+async def test_plans_that_fail_for_every_worker_end_the_term_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = ScriptedWorker()
+    async with served(worker) as addresses, deployment(*addresses) as running:
+        await running.workers(1)
+        schedule, is_broken = running.engine.schedule, True
+
+        def plan(replica: Replica) -> StepPlan | None:
+            """Fails with a step in flight, as where the next step meets a defect."""
+            if is_broken and replica.steps_in_flight:
+                raise RuntimeError("a defect")
+            return schedule(replica)
+
+        monkeypatch.setattr(running.engine, "schedule", plan)
+        worker.gate.clear()
+        key = running.gateway.submit()
+        await until(lambda: len(running.failures) >= 2)
+        assert {str(error) for error in running.failures} == {"a defect"}
+        is_broken = False
+        worker.gate.set()
+        await running.gateway.finish(key)  # a worker that did not crash makes no request suspected
