@@ -1,101 +1,88 @@
-"""Authentication: API keys from a file, each with its tenant. Without a file every caller is tenant `default`."""
+"""Authentication: the API key of a call leads to its tenant. Without a key file every caller is tenant `default`."""
 
-import hashlib
 import hmac
-import math
-import re
-import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
+from gateway_svc.key_file import ApiKey, digest_of, read_key_file
+from gateway_svc.tenant import DEFAULT_TENANT, Tenant
 from svc_common.errors import QuireError, Reason
-from svc_common.keys import DEFAULT_TENANT_NAME
 
-_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-_ENTRY_NAMES = {"key", "sha256", "tenant", "weight"}
-
-
-@dataclass(frozen=True, slots=True)
-class Tenant:
-    """A tenant, and its weight in the fair share of tokens."""
-
-    name: str
-    weight: float = 1.0
+CREDENTIAL_HEADERS = ("authorization", "x-api-key", "api-key")
+"""Headers over HTTP, and metadata over gRPC, that a key may be in: as `Bearer …` in the first, else as it is."""
 
 
-DEFAULT_TENANT = Tenant(DEFAULT_TENANT_NAME)
+class LoginFailure(StrEnum):
+    """Why a call is not authenticated."""
+
+    MISSING = "missing"
+    MALFORMED = "malformed"
+    CONFLICTING = "conflicting"
+    UNKNOWN = "unknown"
+    EXPIRED = "expired"
 
 
-class InvalidKeyFile(Exception):  # noqa: N818
-    """A file of keys that cannot be used. The text is for the operator and holds no key."""
+_MESSAGES = {
+    LoginFailure.MISSING: "an API key is required: authorization: Bearer …",
+    LoginFailure.MALFORMED: "an API key is required: authorization: Bearer …, and authorization has something else",
+    LoginFailure.CONFLICTING: "the call has two different API keys",
+    LoginFailure.UNKNOWN: "the API key is not known",
+    LoginFailure.EXPIRED: "the API key has expired",
+}
+
+
+class LoginRefused(QuireError):  # noqa: N818
+    """A call without a valid credential."""
+
+    def __init__(self, failure: LoginFailure) -> None:
+        super().__init__(Reason.UNAUTHENTICATED, _MESSAGES[failure])
+        self.failure = failure
 
 
 class Authenticator:
-    """Turns an authorization header into a tenant."""
+    """Turns a call's credentials into a tenant."""
 
-    def __init__(self, tenants_by_digest: Sequence[tuple[bytes, Tenant]] | None) -> None:
-        """Takes SHA-256 digests of keys; with None no key is required."""
-        self._tenants_by_digest = tenants_by_digest
+    def __init__(self, keys: Sequence[ApiKey] | None, clock: Callable[[], float] = time.time) -> None:
+        """With None no key is required. `clock` is in seconds since 1970."""
+        self._keys = keys
+        self._clock = clock
 
     @classmethod
     def from_file(cls, path: Path | None) -> "Authenticator":
-        """Reads `[[keys]]` tables of a TOML file: `key` or `sha256` (hex), `tenant`, and `weight` if it is not 1.
+        """Takes the keys of a file; None: no key is required. Raises InvalidKeyFile."""
+        return cls(None if path is None else read_key_file(path))
 
-        Raises InvalidKeyFile.
-        """
-        if path is None:
-            return cls(None)
-        try:
-            entries = tomllib.loads(path.read_text()).get("keys")
-        except (OSError, ValueError) as error:
-            raise InvalidKeyFile(f"{path}: {error}") from error
-        if not isinstance(entries, list) or not entries:
-            raise InvalidKeyFile(f"{path}: there is no [[keys]] table")
-        read = [_entry(f"{path}: keys[{index}]", entry) for index, entry in enumerate(entries)]
-        if len({digest for digest, _ in read}) < len(read):
-            raise InvalidKeyFile(f"{path}: a key stands there twice")
-        return cls(read)
-
-    def tenant(self, authorization: str | None) -> Tenant:
-        """The tenant of a `Bearer …` header. Raises QuireError UNAUTHENTICATED."""
-        if self._tenants_by_digest is None:
+    def tenant(self, credentials: Sequence[tuple[str, str]]) -> Tenant:
+        """The tenant of a call with these CREDENTIAL_HEADERS, in lower case, and their values. Raises LoginRefused."""
+        if self._keys is None:
             return DEFAULT_TENANT
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key:
-            raise QuireError(Reason.UNAUTHENTICATED, "an API key is required: authorization: Bearer …")
-        digest = _digest(key.strip())
+        digest = digest_of(_key_of(credentials))
         found = None
-        # Every entry is compared, so that the time taken does not depend on the key.
-        for known, tenant in self._tenants_by_digest:
-            if hmac.compare_digest(known, digest):
-                found = tenant
+        # Every key is compared, so that the time taken does not depend on the key.
+        for known in self._keys:
+            if hmac.compare_digest(known.digest, digest):
+                found = known
         if found is None:
-            raise QuireError(Reason.UNAUTHENTICATED, "the API key is not known")
-        return found
+            raise LoginRefused(LoginFailure.UNKNOWN)
+        if found.expires is not None and self._clock() >= found.expires:
+            raise LoginRefused(LoginFailure.EXPIRED)
+        return found.tenant
 
 
-def _entry(where: str, entry: Any) -> tuple[bytes, Tenant]:
-    if not isinstance(entry, dict):
-        raise InvalidKeyFile(f"{where} is not a table")
-    if unknown := sorted(set(entry) - _ENTRY_NAMES):
-        raise InvalidKeyFile(f"{where} has the unknown entry {unknown[0]}")
-    key, sha256 = entry.get("key"), entry.get("sha256")
-    if (key is None) == (sha256 is None):
-        raise InvalidKeyFile(f"{where} needs either key or sha256")
-    if key is not None and (not isinstance(key, str) or not key or key != key.strip()):
-        raise InvalidKeyFile(f"{where}.key is not a string without spaces around it")
-    if sha256 is not None and (not isinstance(sha256, str) or not _SHA256.fullmatch(sha256)):
-        raise InvalidKeyFile(f"{where}.sha256 is not 64 hexadecimal digits")
-    tenant, weight = entry.get("tenant"), entry.get("weight", 1.0)
-    if not isinstance(tenant, str) or not tenant:
-        raise InvalidKeyFile(f"{where}.tenant is not a name")
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-        raise InvalidKeyFile(f"{where}.weight is not a positive number")
-    digest = _digest(key) if key is not None else bytes.fromhex(str(sha256))
-    return digest, Tenant(tenant, float(weight))
+def _key_of(credentials: Sequence[tuple[str, str]]) -> str:
+    """The one key of a call. Raises LoginRefused."""
+    keys = {_bearer(value) if header == "authorization" else value.strip() for header, value in credentials} - {""}
+    if not keys:
+        raise LoginRefused(LoginFailure.MISSING)
+    if len(keys) > 1:
+        raise LoginRefused(LoginFailure.CONFLICTING)
+    return keys.pop()
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _bearer(authorization: str) -> str:
+    scheme, _, key = authorization.strip().partition(" ")
+    if scheme and (scheme.lower() != "bearer" or not key.strip()):
+        raise LoginRefused(LoginFailure.MALFORMED)
+    return key.strip()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.generation_config import load_generation_defaults
 from gateway_svc.settings import BadSetting
+from gateway_svc.tenant import DEFAULT_TENANT, Tenant
 from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer
 from gateway_svc.unvalidated_request import GenerationDefaults
 from gateway_svc.validation import Validator
@@ -77,12 +78,17 @@ class ModelCatalog:
     def get(self, name: str) -> CatalogModel | None:
         return self._by_name.get(name)
 
-    def find(self, name: str | None, field_path: FieldPath) -> CatalogModel:
-        """The model that a client names; None: the default. Raises QuireError MODEL_NOT_FOUND."""
-        if name is None:
-            return self._models[0]
-        if (model := self._by_name.get(name)) is None:
-            served = ", ".join(model.name for model in self._models)
+    def find(self, name: str | None, field_path: FieldPath, tenant: Tenant = DEFAULT_TENANT) -> CatalogModel:
+        """The model that a client names; None: the first one that its key may use. Raises QuireError MODEL_NOT_FOUND.
+
+        A model that the key may not use is answered as one that does not exist.
+        """
+        usable = [model for model in self._models if tenant.may_use(model.names)]
+        if name is None and usable:
+            return usable[0]
+        model = self._by_name.get(name or "")
+        if model is None or model not in usable:
+            served = ", ".join(model.name for model in usable) or "none"
             message = f"no such model is served; there is {served}"
             raise QuireError(Reason.MODEL_NOT_FOUND, message, field=field_path(Field.MODEL))
         return model

@@ -4,14 +4,13 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from opentelemetry.context import Context
 
 from gateway_svc import request_errors
-from gateway_svc.auth import Tenant
-from gateway_svc.field_paths import FieldPath
+from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.model_catalog import CatalogModel, ModelCatalog
 from gateway_svc.rendering import Rendering
@@ -20,6 +19,7 @@ from gateway_svc.request_group import RequestGroup
 from gateway_svc.running_request import GenerateCall, RunningRequest
 from gateway_svc.sequence_output import ResumePosition
 from gateway_svc.session import SchedulerSession
+from gateway_svc.tenant import Tenant
 from gateway_svc.tracing import GenerationSpan, Operation
 from gateway_svc.unvalidated_request import UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, ValidatedRequest
@@ -65,13 +65,14 @@ class RequestManager:
         """Whether a request that is accepted now survives its scheduler."""
         return not self._session.is_store_degraded
 
-    @property
-    def ready_models(self) -> list[tuple[CatalogModel, ModelInfo]]:
-        """The models that are ready, the default one first. Raises QuireError where there is none."""
+    def ready_models(self, tenant: Tenant) -> list[tuple[CatalogModel, ModelInfo]]:
+        """The models that are ready, of those that a key may use. Raises QuireError where none at all is ready."""
         ready = self._session.models
         if not ready:
             raise request_errors.no_model_ready()
-        return [(model, ready[model.name]) for model in self.catalog if model.name in ready]
+        return [
+            (model, ready[model.name]) for model in self.catalog if model.name in ready and tenant.may_use(model.names)
+        ]
 
     def model_info(self, model: CatalogModel) -> ModelInfo:
         """The scheduler's description of a model. Raises QuireError where it is not ready."""
@@ -97,8 +98,9 @@ class RequestManager:
         Raises QuireError.
         """
         self.admit()
-        info, tenant = self.model_info(model), call.tenant.name
-        return await model.validator.generation(unvalidated, info, field_path, generated_id, tenant)
+        info = self.model_info(model)
+        limited = _limit_priority(unvalidated, call.tenant, field_path)
+        return await model.validator.generation(limited, info, field_path, generated_id, call.tenant.name)
 
     @contextmanager
     def run(
@@ -190,6 +192,8 @@ class RequestManager:
         submit.key = request_key(call.tenant.name, generation.request_id, prompt_index)
         submit.tenant = call.tenant.name
         submit.weight = call.tenant.weight
+        if call.tenant.limits is not None:
+            submit.limits.CopyFrom(call.tenant.limits.to_proto())
         submit.cache_salt = cache_salt(call.tenant.name)
         submit.tokenizer_fingerprint = model.tokenizer_fingerprint
         submit.traceparent = span.traceparent
@@ -204,6 +208,19 @@ class RequestManager:
             field_path=generation.field_path,
         )
         return generate_call, span
+
+
+def _limit_priority(unvalidated: UnvalidatedRequest, tenant: Tenant, field_path: FieldPath) -> UnvalidatedRequest:
+    """Rejects a priority above that of the key. A request without one has 0, or the key's highest if that is lower."""
+    most = tenant.max_priority
+    if most is None:
+        return unvalidated
+    if unvalidated.priority is None:
+        return replace(unvalidated, priority=min(0, most))
+    if unvalidated.priority > most:
+        message = f"must be at most {most}, the highest priority that the API key allows"
+        raise QuireError(Reason.INVALID_FIELD, message, field=field_path(Field.PRIORITY))
+    return unvalidated
 
 
 def _draining() -> QuireError:

@@ -11,7 +11,7 @@ import grpc
 from grpc_status import rpc_status
 from opentelemetry import context as otel
 
-from gateway_svc.auth import Authenticator, Tenant
+from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
 from gateway_svc.field_paths import Field, contract_field_path
 from gateway_svc.metrics import CallOutcome
 from gateway_svc.model_catalog import CatalogModel
@@ -19,6 +19,7 @@ from gateway_svc.ranking import completed_sequences
 from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.running_request import RunningRequest
 from gateway_svc.sequence_output import EndDelivery, ResumePosition, remainder
+from gateway_svc.tenant import Tenant
 from gateway_svc.tokenizer import PromptTooLong
 from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import ChatPrompt, ResponseMode, TextPrompt, UnvalidatedRequest
@@ -137,7 +138,7 @@ class InferenceServicer(InferenceServiceServicer):
         async with self._answer(context, "Tokenize", request_id := _reply_id("")) as outcome:
             tenant = self._tenant(context)
             check = FieldChecker(_plain_field_path)
-            model, info = self._find_model(request, outcome)
+            model, info = self._find_model(request, tenant, outcome)
             prompt: TextPrompt | ChatPrompt | None = None
             match request.WhichOneof("input"):
                 case "text":
@@ -158,7 +159,7 @@ class InferenceServicer(InferenceServiceServicer):
     ) -> inference_pb2.DetokenizeResponse:
         async with self._answer(context, "Detokenize", request_id := _reply_id("")) as outcome:
             tenant = self._tenant(context)
-            model, info = self._find_model(request, outcome)
+            model, info = self._find_model(request, tenant, outcome)
             check = FieldChecker(_plain_field_path)
             if len(request.token_ids) > info.context_length:
                 raise _beyond_context(Field.TOKEN_IDS, info)
@@ -172,8 +173,7 @@ class InferenceServicer(InferenceServiceServicer):
         self, request: inference_pb2.ListModelsRequest, context: _Context
     ) -> inference_pb2.ListModelsResponse:
         async with self._answer(context, "ListModels", request_id := _reply_id("")):
-            self._tenant(context)
-            ready = self._request_manager.ready_models
+            ready = self._request_manager.ready_models(self._tenant(context))
             await context.send_initial_metadata(((_REQUEST_ID, request_id),))
         return inference_pb2.ListModelsResponse(models=[info.to_proto(model.aliases) for model, info in ready])
 
@@ -225,23 +225,27 @@ class InferenceServicer(InferenceServiceServicer):
         outcome: CallOutcome,
     ) -> ValidatedRequest:
         unvalidated = UnvalidatedRequest.from_proto(generation, response_mode)
-        model = self._request_manager.catalog.find(unvalidated.model, generation_field_path)
+        model = self._request_manager.catalog.find(unvalidated.model, generation_field_path, call.tenant)
         outcome.model = model.name
         return await self._request_manager.validate(call, model, unvalidated, generation_field_path, request_id)
 
     def _find_model(
-        self, request: inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest, outcome: CallOutcome
+        self,
+        request: inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest,
+        tenant: Tenant,
+        outcome: CallOutcome,
     ) -> tuple[CatalogModel, ModelInfo]:
         """The model of a Tokenize or Detokenize request. Raises QuireError where it is not ready."""
         name = request.model if request.HasField("model") else None
-        model = self._request_manager.catalog.find(name, _plain_field_path)
+        model = self._request_manager.catalog.find(name, _plain_field_path, tenant)
         outcome.model = model.name
         return model, self._request_manager.model_info(model)
 
     def _tenant(self, context: _Context) -> Tenant:
-        metadata = dict(context.invocation_metadata() or ())
-        authorization = metadata.get("authorization")
-        return self._authenticator.tenant(authorization if isinstance(authorization, str) else None)
+        metadata = context.invocation_metadata() or ()
+        return self._authenticator.tenant(
+            [(name, value) for name, value in metadata if name in CREDENTIAL_HEADERS and isinstance(value, str)]
+        )
 
 
 def _reply_id(request_id: str) -> str:

@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from gateway_svc.auth import Authenticator, Tenant
+from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
 from gateway_svc.field_paths import contract_field_path
 from gateway_svc.openai_http.bodies import Body, Delivery, chat_body, completion_body
 from gateway_svc.openai_http.cursor import LAST_EVENT_ID, Cursor
@@ -22,6 +22,7 @@ from gateway_svc.openai_http.json_fields import JsonBody, parse_body
 from gateway_svc.openai_http.responses import ChatFormat, CompletionFormat, Format, Json, ResponseBuilder
 from gateway_svc.request_group import RequestGroup
 from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.tenant import Tenant
 from gateway_svc.tenant_threads import TenantThreads
 from gateway_svc.tracing import Operation
 from gateway_svc.validated_request import ModelInfo
@@ -107,17 +108,15 @@ class HttpHandlers:
 
     async def models(self, exchange: HttpExchange) -> None:
         """The models that are ready, once for each of their names."""
-        self._tenant(exchange)
-        cards = [
-            self._model_json(name, info) for model, info in self._request_manager.ready_models for name in model.names
-        ]
+        ready = self._request_manager.ready_models(self._tenant(exchange))
+        cards = [self._model_json(name, info) for model, info in ready for name in model.names]
         await exchange.respond_json({"object": "list", "data": cards})
 
     async def get_model(self, exchange: HttpExchange) -> None:
         """One model that is ready."""
-        self._tenant(exchange)
+        tenant = self._tenant(exchange)
         name = exchange.path_params["model"]
-        model = self._request_manager.catalog.find(name, contract_field_path)
+        model = self._request_manager.catalog.find(name, contract_field_path, tenant)
         await exchange.respond_json(self._model_json(name, self._request_manager.model_info(model)))
 
     async def completions(self, exchange: HttpExchange) -> None:
@@ -139,7 +138,7 @@ class HttpHandlers:
     async def _generate(self, exchange: HttpExchange, call: Call, body: Body, form: Format) -> None:
         request_manager = self._request_manager
         first = body.prompts[0]
-        model = request_manager.catalog.find(first.unvalidated.model, first.field_path)
+        model = request_manager.catalog.find(first.unvalidated.model, first.field_path, call.tenant)
         exchange.model = model.name
         generations = [
             await request_manager.validate(call, model, one.unvalidated, one.field_path, exchange.request_id)
@@ -161,7 +160,8 @@ class HttpHandlers:
         return Call(self._tenant(exchange), operation, _deadline(exchange), exchange.context)
 
     def _tenant(self, exchange: HttpExchange) -> Tenant:
-        return self._authenticator.tenant(exchange.header("Authorization"))
+        values = ((name, exchange.header(name)) for name in CREDENTIAL_HEADERS)
+        return self._authenticator.tenant([(name, value) for name, value in values if value is not None])
 
     def _model_json(self, name: str, info: ModelInfo) -> Json:
         return {

@@ -61,7 +61,7 @@ async def test_a_call_that_ends_without_a_message_is_malformed(method: str, quir
 @pytest.mark.parametrize("method", METHODS[:-1])
 async def test_a_key_is_checked_before_the_message_is_read(method: str, model_directory: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
-    keys.write_text('[[keys]]\nkey = "secret"\ntenant = "alice"\n')
+    keys.write_text('[[keys]]\nkey = "the-key-of-alice"\ntenant = "alice"\n')
     async with running_gateway(model_directory, api_keys=keys) as quire:
         assert await status(quire, method) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
 

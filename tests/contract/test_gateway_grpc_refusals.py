@@ -134,7 +134,7 @@ def asking_for(generation: api.Generation) -> bytes:
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
     path = tmp_path / "keys.toml"
-    path.write_text('[[keys]]\nkey = "secret"\ntenant = "alice"\nweight = 3\n')
+    path.write_text('[[keys]]\nkey = "the-key-of-alice"\ntenant = "alice"\nweight = 3\n')
     return path
 
 
@@ -153,7 +153,7 @@ async def test_a_key_decides_the_tenant(key_file: Path, model_directory: Path) -
             ):
                 error = await refused(call)
                 assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
-        metadata = (("authorization", "Bearer secret"),)
+        metadata = (("authorization", "Bearer the-key-of-alice"),)
         await quire.stub.Generate(api.GenerateRequest(generation=asking().generation), metadata=metadata)
         (submit,) = quire.scheduler.all("submit")
         assert (submit.tenant, submit.weight) == ("alice", 3.0)

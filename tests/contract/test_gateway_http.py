@@ -266,7 +266,7 @@ async def test_version_and_metrics_are_there(quire: Harness) -> None:
 
 async def test_a_key_is_needed_where_it_should_be(model_directory: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
-    keys.write_text('[[keys]]\nkey = "secret"\ntenant = "alice"\nweight = 3\n')
+    keys.write_text('[[keys]]\nkey = "the-key-of-alice"\ntenant = "alice"\nweight = 3\n')
     async with running_gateway(model_directory, api_keys=keys) as quire:
         quire.scheduler.script = answer_with(HELLO)
         for method, path in [
@@ -279,7 +279,7 @@ async def test_a_key_is_needed_where_it_should_be(model_directory: Path, tmp_pat
             assert (response.status_code, response.json()["error"]["type"]) == (401, "authentication_error")
         for path in ("/health", "/live", "/metrics", "/version"):
             assert (await quire.http.get(path)).status_code == 200
-        headers = {"authorization": "Bearer secret"}
+        headers = {"authorization": "Bearer the-key-of-alice"}
         assert (await quire.http.get("/v1/models", headers=headers)).status_code == 200
         await quire.http.post("/v1/completions", json={"prompt": "a"}, headers=headers)
         (submit,) = quire.scheduler.all("submit")

@@ -21,7 +21,9 @@ async def test_slow_texts_of_a_tenant_do_not_hold_the_chats_of_another(
     model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = tmp_path / "keys.toml"
-    keys.write_text("".join(f'[[keys]]\nkey = "{name}"\ntenant = "{name}"\n' for name in ("alice", "bob")))
+    keys.write_text(
+        "".join(f'[[keys]]\nkey = "the-own-key-of-{name}"\ntenant = "{name}"\n' for name in ("alice", "bob"))
+    )
     go_on = threading.Event()
     encode = ModelTokenizer._encode_text
 
@@ -31,7 +33,7 @@ async def test_slow_texts_of_a_tenant_do_not_hold_the_chats_of_another(
         return encode(self, text, max_tokens)
 
     monkeypatch.setattr(ModelTokenizer, "_encode_text", encode_slowly)
-    alice, bob = [(("authorization", f"Bearer {name}"),) for name in ("alice", "bob")]
+    alice, bob = [(("authorization", f"Bearer the-own-key-of-{name}"),) for name in ("alice", "bob")]
     async with running_gateway(model_directory, api_keys=keys) as quire:
         quire.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
         slow = [

@@ -1,82 +1,75 @@
-"""API keys."""
-
-import hashlib
-from pathlib import Path
+"""Credentials of a call."""
 
 import pytest
 
-from gateway_svc.auth import DEFAULT_TENANT, Authenticator, InvalidKeyFile, Tenant
-from svc_common.errors import QuireError, Reason
+from gateway_svc.auth import Authenticator, LoginFailure, LoginRefused
+from gateway_svc.key_file import ApiKey, digest_of
+from gateway_svc.tenant import DEFAULT_TENANT, Tenant
+from svc_common.errors import Reason
+
+NOW = 1_000_000.0
+ALICE, BOB = Tenant("alice", 2.0), Tenant("bob")
+KEYS = [
+    ApiKey(digest_of("first-key"), ALICE),
+    ApiKey(digest_of("second-key"), BOB, expires=NOW + 0.5),
+    ApiKey(digest_of("old-key"), BOB, expires=NOW),
+]
 
 
 @pytest.fixture
-def authenticator(tmp_path: Path) -> Authenticator:
-    digest = hashlib.sha256(b"second-key").hexdigest().upper()
-    path = tmp_path / "keys.toml"
-    path.write_text(
-        f"""
-        [[keys]]
-        key = "first-key"
-        tenant = "alice"
-        weight = 2
-        [[keys]]
-        sha256 = "{digest}"
-        tenant = "bob"
-        """
-    )
-    return Authenticator.from_file(path)
+def authenticator() -> Authenticator:
+    return Authenticator(KEYS, lambda: NOW)
 
 
 @pytest.mark.parametrize(
-    ("authorization", "tenant"),
+    ("credentials", "tenant"),
     [
-        ("Bearer first-key", Tenant("alice", 2.0)),
-        ("bearer first-key", Tenant("alice", 2.0)),
-        ("Bearer second-key", Tenant("bob", 1.0)),
+        ([("authorization", "Bearer first-key")], ALICE),
+        ([("authorization", "bearer  first-key ")], ALICE),
+        ([("x-api-key", "first-key")], ALICE),
+        ([("api-key", "first-key")], ALICE),
+        ([("authorization", "Bearer second-key"), ("x-api-key", "second-key"), ("api-key", " second-key")], BOB),
+        ([("authorization", ""), ("x-api-key", "first-key"), ("api-key", "")], ALICE),
     ],
+    ids=range(6),
 )
-def test_a_key_leads_to_its_tenant(authenticator: Authenticator, authorization: str, tenant: Tenant) -> None:
-    assert authenticator.tenant(authorization) == tenant
+def test_a_key_leads_to_its_tenant(
+    authenticator: Authenticator, credentials: list[tuple[str, str]], tenant: Tenant
+) -> None:
+    assert authenticator.tenant(credentials) == tenant
 
 
-@pytest.mark.parametrize("authorization", [None, "", "first-key", "Bearer", "Bearer ", "Basic first-key", "Bearer x"])
-def test_anything_else_is_refused(authenticator: Authenticator, authorization: str | None) -> None:
-    with pytest.raises(QuireError) as refusal:
-        authenticator.tenant(authorization)
-    assert refusal.value.reason is Reason.UNAUTHENTICATED
+@pytest.mark.parametrize(
+    ("credentials", "failure"),
+    [
+        ([], LoginFailure.MISSING),
+        ([("authorization", "")], LoginFailure.MISSING),
+        ([("x-api-key", " ")], LoginFailure.MISSING),
+        ([("authorization", "first-key")], LoginFailure.MALFORMED),
+        ([("authorization", "Bearer")], LoginFailure.MALFORMED),
+        ([("authorization", "Bearer ")], LoginFailure.MALFORMED),
+        ([("authorization", "Basic first-key")], LoginFailure.MALFORMED),
+        ([("authorization", "Basic first-key"), ("x-api-key", "first-key")], LoginFailure.MALFORMED),
+        ([("authorization", "Bearer first-key"), ("x-api-key", "second-key")], LoginFailure.CONFLICTING),
+        ([("x-api-key", "first-key"), ("api-key", "x")], LoginFailure.CONFLICTING),
+        ([("authorization", "Bearer first-key"), ("authorization", "Bearer second-key")], LoginFailure.CONFLICTING),
+        ([("authorization", "Bearer x")], LoginFailure.UNKNOWN),
+        ([("x-api-key", "Bearer first-key")], LoginFailure.UNKNOWN),
+        ([("api-key", "first-key\udcff")], LoginFailure.UNKNOWN),
+        ([("x-api-key", "old-key")], LoginFailure.EXPIRED),
+    ],
+    ids=range(15),
+)
+def test_anything_else_is_refused(
+    authenticator: Authenticator, credentials: list[tuple[str, str]], failure: LoginFailure
+) -> None:
+    with pytest.raises(LoginRefused) as refusal:
+        authenticator.tenant(credentials)
+    assert (refusal.value.failure, refusal.value.reason) == (failure, Reason.UNAUTHENTICATED)
+    assert "-key" not in str(refusal.value).replace("x-api-key", "")
 
 
 def test_without_a_file_everyone_is_the_default_tenant() -> None:
-    assert Authenticator.from_file(None).tenant(None) == DEFAULT_TENANT == Tenant("default", 1.0)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "no [[keys]] table"),
-        ("keys = 1", "no [[keys]] table"),
-        ("keys = [1]", "is not a table"),
-        ('[[keys]]\ntenant = "a"', "either key or sha256"),
-        ('[[keys]]\nkey = "secret"\nsha256 = "x"\ntenant = "a"', "either key or sha256"),
-        ('[[keys]]\nkey = " secret"\ntenant = "a"', "keys[0].key"),
-        ('[[keys]]\nsha256 = "secret"\ntenant = "a"', "keys[0].sha256"),
-        ('[[keys]]\nkey = "secret"', "keys[0].tenant"),
-        ('[[keys]]\nkey = "secret"\ntenant = "a"\nweight = 0', "keys[0].weight"),
-        ('[[keys]]\nkey = "secret"\ntenant = "a"\nweight = nan', "keys[0].weight"),
-        ('[[keys]]\nkey = "secret"\ntenant = "a"\nquota = 1', "quota"),
-        ('[[keys]]\nkey = "secret"\ntenant = "a"\n[[keys]]\nkey = "secret"\ntenant = "b"', "twice"),
-        ("[[keys", "keys.toml"),
-    ],
-)
-def test_the_error_of_a_bad_file_does_not_contain_its_keys(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "keys.toml"
-    path.write_text(text)
-    with pytest.raises(InvalidKeyFile) as error:
-        Authenticator.from_file(path)
-    assert message in str(error.value)
-    assert "secret" not in str(error.value)
-
-
-def test_a_missing_file_is_an_error() -> None:
-    with pytest.raises(InvalidKeyFile, match="no-such-file"):
-        Authenticator.from_file(Path("no-such-file"))
+    authenticator = Authenticator.from_file(None)
+    for credentials in ([], [("authorization", "Basic x"), ("x-api-key", "y")]):
+        assert authenticator.tenant(credentials) == DEFAULT_TENANT == Tenant("default")

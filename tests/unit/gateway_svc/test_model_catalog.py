@@ -7,6 +7,7 @@ import pytest
 from gateway_svc.field_paths import contract_field_path
 from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.settings import BadSetting
+from gateway_svc.tenant import Tenant
 from gateway_svc.tokenizer import InvalidModelFiles
 from gateway_svc.unvalidated_request import ChatPrompt
 from gateway_svc.validation import FieldChecker
@@ -45,6 +46,19 @@ def test_models_are_found_by_name_and_alias(several: Path) -> None:
         name: tokenizer_fingerprint(several.parent / "second") for name in ("first", "second")
     }
     assert (first.given_defaults, second.given_defaults) == ({}, {"top_k": 3})
+    catalog.close()
+
+
+def test_a_key_sees_the_models_that_it_may_use(several: Path) -> None:
+    catalog = ModelCatalog.load(read_models_file(several))
+    first, second = catalog
+    of_alias, of_second = Tenant("a", models=frozenset({"one", "gone"})), Tenant("b", models=frozenset({"second"}))
+    assert [catalog.find(name, contract_field_path, of_alias) for name in (None, "first", "one")] == [first] * 3
+    assert [catalog.find(name, contract_field_path, of_second) for name in (None, "second")] == [second] * 2
+    for name, tenant, there in (("first", of_second, "second"), (None, Tenant("c", models=frozenset({"x"})), "none")):
+        with pytest.raises(QuireError, match=f"there is {there}$") as raised:
+            catalog.find(name, contract_field_path, tenant)
+        assert raised.value.reason is Reason.MODEL_NOT_FOUND
     catalog.close()
 
 

@@ -1,0 +1,142 @@
+"""What an API key allows, over both protocols."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gateway_calls import asking, refused
+from gateway_harness import Harness, encoded, reason_of, running_gateway
+from quire.inference.v1 import inference_pb2 as api
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scripted_scheduler import answer_with
+from tiny_model import EOS
+
+KEYS = """
+[[keys]]
+key = "the-own-key-of-alice"
+tenant = "alice"
+
+[[keys]]
+key = "the-own-key-of-a-batch"
+tenant = "alice"
+name = "batch"
+max_priority = -2
+max_running = 4
+
+[[keys]]
+key = "the-own-key-of-an-operator"
+tenant = "operators"
+max_priority = 2147483647
+
+[[keys]]
+key = "the-own-key-of-bob"
+tenant = "bob"
+models = ["another"]
+"""
+
+
+@pytest.fixture
+async def keyed(model_directory: Path, tmp_path: Path) -> AsyncIterator[Harness]:
+    path = tmp_path / "keys.toml"
+    path.write_text(KEYS)
+    async with running_gateway(model_directory, api_keys=path) as quire:
+        quire.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
+        yield quire
+
+
+def bearer(who: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer the-own-key-of-{who}"),)
+
+
+@pytest.mark.parametrize(
+    ("who", "priority", "most"),
+    [
+        ("alice", 1, 0),
+        ("alice", 2**31 - 1, 0),
+        ("a-batch", 0, -2),
+    ],
+)
+async def test_a_priority_above_that_of_the_key_is_refused(keyed: Harness, who: str, priority: int, most: int) -> None:
+    generation = asking(priority=priority).generation
+    error = await refused(keyed.stub.Generate(api.GenerateRequest(generation=generation), metadata=bearer(who)))
+    assert (error.code(), *reason_of(error)) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "INVALID_FIELD",
+        "generation.priority",
+    )
+    body = {"prompt": "a", "priority": priority}
+    response = await keyed.http.post("/v1/completions", json=body, headers={"x-api-key": f"the-own-key-of-{who}"})
+    assert response.status_code == 400
+    assert (response.json()["error"]["param"], response.json()["error"]["code"]) == ("priority", "invalid_field")
+    assert f"must be at most {most}" in response.json()["error"]["message"]
+    assert keyed.scheduler.all("submit") == []
+
+
+@pytest.mark.parametrize(
+    ("who", "priority", "sent"),
+    [("alice", None, 0), ("alice", -7, -7), ("a-batch", None, -2), ("a-batch", -2, -2), ("an-operator", 9, 9)],
+)
+async def test_other_priorities_are_sent_on(keyed: Harness, who: str, priority: int | None, sent: int) -> None:
+    body = {"prompt": "a"} | ({} if priority is None else {"priority": priority})
+    response = await keyed.http.post("/v1/completions", json=body, headers={"api-key": f"the-own-key-of-{who}"})
+    assert response.status_code == 200
+    (submit,) = keyed.scheduler.all("submit")
+    assert submit.priority == sent
+
+
+async def test_without_a_key_file_any_priority_may_be_used(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
+    response = await quire.http.post("/v1/completions", json={"prompt": "a", "priority": 2**31 - 1})
+    assert response.status_code == 200
+    (submit,) = quire.scheduler.all("submit")
+    assert (submit.priority, submit.HasField("limits")) == (2**31 - 1, False)
+
+
+async def test_the_limits_of_the_account_are_submitted(keyed: Harness) -> None:
+    for who in ("alice", "a-batch"):
+        await keyed.stub.Generate(
+            api.GenerateRequest(generation=asking().generation), metadata=(("x-api-key", f"the-own-key-of-{who}"),)
+        )
+    first, second = keyed.scheduler.all("submit")
+    assert (first.tenant, second.tenant) == ("alice", "alice")
+    assert first.limits == scheduler_v1.AccountLimits(account="alice/")
+    assert second.limits == scheduler_v1.AccountLimits(account="alice/batch", max_running=4)
+
+
+async def test_a_model_that_the_key_may_not_use_does_not_exist_for_it(keyed: Harness) -> None:
+    headers, metadata = {"x-api-key": "the-own-key-of-bob"}, bearer("bob")
+    assert (await keyed.http.get("/v1/models", headers=headers)).json()["data"] == []
+    assert list((await keyed.stub.ListModels(api.ListModelsRequest(), metadata=metadata)).models) == []
+    names = {card["id"] for card in (await keyed.http.get("/v1/models", headers=dict(bearer("alice")))).json()["data"]}
+    assert names == {"tiny"}
+    answers = [
+        [
+            await keyed.http.get(f"/v1/models/{name}", headers=headers),
+            await keyed.http.post("/v1/completions", json={"model": name, "prompt": "a"}, headers=headers),
+        ]
+        for name in ("tiny", "no-such-model")
+    ]
+    for of_hidden, of_unknown in zip(*answers, strict=True):
+        assert (of_hidden.status_code, of_hidden.json()) == (404, of_unknown.json())
+        assert "tiny" not in of_hidden.text
+    for call in (
+        keyed.stub.Generate(api.GenerateRequest(generation=asking().generation), metadata=metadata),
+        keyed.stub.Tokenize(api.TokenizeRequest(text="a"), metadata=metadata),
+        keyed.stub.Detokenize(api.DetokenizeRequest(token_ids=[1]), metadata=metadata),
+    ):
+        error = await refused(call)
+        assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
+    assert keyed.scheduler.all("submit") == []
+
+
+async def test_two_different_keys_in_one_call_are_refused(keyed: Harness) -> None:
+    headers = {"authorization": "Bearer the-own-key-of-alice", "x-api-key": "the-own-key-of-bob"}
+    response = await keyed.http.get("/v1/models", headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (401, "unauthenticated")
+    error = await refused(keyed.stub.ListModels(api.ListModelsRequest(), metadata=tuple(headers.items())))
+    assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+    twice = (*bearer("alice"), *bearer("bob"))
+    error = await refused(keyed.stub.ListModels(api.ListModelsRequest(), metadata=twice))
+    assert error.code() is grpc.StatusCode.UNAUTHENTICATED
