@@ -29,6 +29,7 @@ class Field(StrEnum):
     LOGPROBS = "logprobs"
     REQUEST_ID = "request_id"
     PRIORITY = "priority"
+    RETENTION = "retention"
 
 
 class FieldPath(Protocol):

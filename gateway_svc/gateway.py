@@ -48,7 +48,7 @@ class Gateway:
             settings.scheduler_addresses, catalog.fingerprints, self._changed.set, settings.scheduler_patience
         )
         metrics = GatewayMetrics([model.name for model in catalog])
-        self._request_manager = RequestManager(catalog, self._session, metrics)
+        self._request_manager = RequestManager(catalog, self._session, metrics, settings.retention_rules)
         servicer = InferenceServicer(self._request_manager, authenticator)
         self._grpc = create_server(
             max_message_bytes=PUBLIC_MESSAGE_BYTES,

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from gateway_svc.retention import Retention
 from gateway_svc.tenant import AccountLimits, Tenant, account_name
 
 MIN_KEY_LENGTH = 16
@@ -31,7 +32,19 @@ _LIMITS = {
 """The limits that are integers, with their ranges."""
 
 _FACTOR = "cached_token_factor"
-_FIELDS = {"key", "sha256", "tenant", "name", "weight", "max_priority", "models", "expires", _FACTOR, *_LIMITS}
+_FIELDS = {
+    "key",
+    "sha256",
+    "tenant",
+    "name",
+    "weight",
+    "max_priority",
+    "models",
+    "retention",
+    "expires",
+    _FACTOR,
+    *_LIMITS,
+}
 
 
 class InvalidKeyFile(Exception):  # noqa: N818
@@ -118,6 +131,7 @@ def _read(entry: _Entry) -> ApiKey:
         _limits(entry, tenant),
         0 if max_priority is None else max_priority,
         _models(entry),
+        _retention(entry),
     )
     return ApiKey(_digest(entry), caller, _expires(entry))
 
@@ -155,6 +169,17 @@ def _models(entry: _Entry) -> frozenset[str] | None:
     if not isinstance(models, list) or not models or not all(isinstance(each, str) and each for each in models):
         raise entry.invalid("models", "is not a list of one or more names")
     return frozenset(models)
+
+
+def _retention(entry: _Entry) -> Retention | None:
+    match entry.values.get("retention"):
+        case None:
+            return None
+        case "none" | "until_end" as word:
+            return Retention.parse(word)
+        case int() as seconds if 1 <= seconds <= _MOST and not isinstance(seconds, bool):
+            return Retention(is_recorded=True, seconds=seconds)
+    raise entry.invalid("retention", f'is not "none", "until_end" or an integer of seconds from 1 to {_MOST}')
 
 
 def _expires(entry: _Entry) -> float | None:

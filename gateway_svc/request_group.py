@@ -65,6 +65,11 @@ class RequestGroup:
         return self.requests[0].vocabulary
 
     @property
+    def is_durable(self) -> bool:
+        """Whether all of them survive their scheduler, as of their acceptance."""
+        return all(request.is_durable for request in self.requests)
+
+    @property
     def usage(self) -> Usage:
         """Tokens processed so far, over all requests."""
         return sum((request.usage for request in self.requests), Usage())

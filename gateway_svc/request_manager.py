@@ -16,6 +16,7 @@ from gateway_svc.model_catalog import CatalogModel, ModelCatalog
 from gateway_svc.rendering import Rendering
 from gateway_svc.request_errors import RETRY_AFTER_SECONDS
 from gateway_svc.request_group import RequestGroup
+from gateway_svc.retention import RetentionRules
 from gateway_svc.running_request import GenerateCall, RunningRequest
 from gateway_svc.sequence_output import ResumePosition
 from gateway_svc.session import SchedulerSession
@@ -46,8 +47,11 @@ class _Admission(Enum):
 class RequestManager:
     """Runs the calls of both protocols over one session."""
 
-    def __init__(self, catalog: ModelCatalog, session: SchedulerSession, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, catalog: ModelCatalog, session: SchedulerSession, metrics: GatewayMetrics, retention: RetentionRules
+    ) -> None:
         self.catalog = catalog
+        self._retention = retention
         self.metrics = metrics
         self._session = session
         self._admission = _Admission.OPEN
@@ -100,7 +104,14 @@ class RequestManager:
         self.admit()
         info = self.model_info(model)
         limited = _limit_priority(unvalidated, call.tenant, field_path)
-        return await model.validator.generation(limited, info, field_path, generated_id, call.tenant.name)
+        retention = self._retention.resolve(
+            unvalidated.retention,
+            is_named=unvalidated.request_id is not None,
+            limit=call.tenant.retention,
+            field_path=field_path,
+        )
+        validated = await model.validator.generation(limited, info, field_path, generated_id, call.tenant.name)
+        return replace(validated, retention=retention)
 
     @contextmanager
     def run(

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from gateway_svc.retention import PATTERN, Retention, RetentionRules
 from svc_common.model_settings import (
     MODELS,
     SERVED_MODEL_NAME,
@@ -16,6 +17,7 @@ from svc_common.model_settings import (
     split_roles,
 )
 from svc_common.models import split_names
+from svc_common.records import RECORD_TTL, RECORD_TTL_SECONDS
 from svc_common.settings import ServiceSettings
 
 _HOST = r"(\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)"
@@ -98,6 +100,16 @@ class GatewaySettings(ServiceSettings):
     grpc_read_timeout: float = Field(
         60.0, gt=0, description="seconds in which the message of a gRPC call must come, where the call has one"
     )
+    record_ttl: int = Field(RECORD_TTL_SECONDS, ge=60, description=RECORD_TTL)
+    named_retention: str | None = Field(
+        None,
+        pattern=PATTERN,
+        description="retention of requests with a name that ask for none: none, until_end, or seconds after the end; "
+        "unset: QUIRE_RECORD_TTL",
+    )
+    unnamed_retention: str = Field(
+        "until_end", pattern=PATTERN, description="the same of requests without a name: none, until_end, or seconds"
+    )
     drain_grace: float = Field(30.0, ge=0, description="seconds after SIGTERM in which running requests may end")
 
     @property
@@ -111,6 +123,21 @@ class GatewaySettings(ServiceSettings):
     @property
     def cors_origin_list(self) -> tuple[str, ...]:
         return _split(self.cors_origins)
+
+    @property
+    def retention_rules(self) -> RetentionRules:
+        named = self.named_retention
+        return RetentionRules(
+            self.record_ttl, None if named is None else Retention.parse(named), Retention.parse(self.unnamed_retention)
+        )
+
+    @field_validator("named_retention", "unnamed_retention")
+    @classmethod
+    def _check_retention(cls, text: str | None, info: ValidationInfo) -> str | None:
+        most = info.data.get("record_ttl")  # absent if it has an error itself
+        if text is not None and most is not None and Retention.parse(text).seconds > most:
+            raise ValueError(f"must be at most QUIRE_RECORD_TTL, which is {most}")
+        return text
 
     def model_settings(self) -> list[ModelSettings]:
         """The settings of each model, the default one first. Raises InvalidModelsFile."""

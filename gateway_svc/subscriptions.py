@@ -225,7 +225,8 @@ class Subscriptions:
                 submission.stop_matches[tokens.index] = tokens.offset + len(tokens.token_ids)
             elif tokens.index in submission.stop_matches:
                 self._send_finish(subscription, tokens.index)
-        is_durable = not self._is_store_degraded
+        is_recorded = attached.is_durable or not attached.HasField("is_durable")
+        is_durable = is_recorded and not self._is_store_degraded
         for subscriber in subscription.subscribers if joining is None else (joining,):
             for action in subscriber.reader.on_attached(attached, is_durable=is_durable):
                 self._carry_out(subscription, subscriber, action)

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from gateway_svc.retention import Retention
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from svc_common.keys import DEFAULT_TENANT_NAME
 
@@ -39,8 +40,8 @@ class AccountLimits:
 class Tenant:
     """A tenant, its weight in the fair share of tokens, and what its key allows.
 
-    `max_priority` is the highest priority of its requests, `models` has the names of the models that it may use; None:
-    any.
+    `max_priority` is the highest priority of its requests, `models` has the names of the models that it may use,
+    `retention` is how long the records of its requests are kept at most; None: any.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Tenant:
     limits: AccountLimits | None = None
     max_priority: int | None = None
     models: frozenset[str] | None = None
+    retention: Retention | None = None
 
     def may_use(self, names: Collection[str]) -> bool:
         """Whether it may use a model that has these names."""

@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from gateway_svc.field_paths import Field
+from gateway_svc.retention import Retention
 from gateway_svc.sampling_fields import SAMPLING_FIELDS, Value
 from gateway_svc.validated_request import EarlyStopping, SpecialTokens, StopText
 from quire.inference.v1 import inference_pb2
@@ -111,6 +112,7 @@ class UnvalidatedRequest:
     logprobs: int | None = None
     request_id: str | None = None
     priority: int | None = None
+    retention: Retention | None = None
     special_tokens: SpecialTokens = SpecialTokens.HIDDEN
     response_mode: ResponseMode = ResponseMode.WHOLE
 
@@ -140,6 +142,7 @@ class UnvalidatedRequest:
             logprobs=_present(generation, "logprobs"),
             request_id=_present(generation, "request_id"),
             priority=_present(generation, "priority"),
+            retention=_retention_from_proto(generation.retention) if generation.HasField("retention") else None,
             special_tokens=SpecialTokens.KEPT if generation.keep_special_tokens else SpecialTokens.HIDDEN,
             response_mode=response_mode,
         )
@@ -168,6 +171,15 @@ def _reject_unknown_fields(message: Message, path: str) -> None:
     for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]  # its stub knows only indexing
         text = "is not a field of this version of the contract"
         raise QuireError(Reason.FEATURE_UNSUPPORTED, text, field=f"{path}.{unknown.field_number}")
+
+
+def _retention_from_proto(message: inference_pb2.Retention) -> Retention:
+    _reject_unknown_fields(message, "generation.retention")
+    retention = Retention.from_proto(message)
+    if retention is None:
+        text = "must be none, until_end, or at least 1 second"
+        raise QuireError(Reason.INVALID_FIELD, text, field=f"generation.{Field.RETENTION}")
+    return retention
 
 
 def _prompt_from_proto(generation: inference_pb2.Generation) -> Prompt | None:

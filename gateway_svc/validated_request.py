@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gateway_svc.field_paths import FieldPath, contract_field_path
+from gateway_svc.retention import Retention
 from gateway_svc.sampling_fields import Value
 from gateway_svc.stop_strings import StopString
 from quire.inference.v1 import inference_pb2
@@ -137,6 +138,8 @@ class ValidatedRequest:
     special_tokens: SpecialTokens
     before_defaults: BeforeDefaults | None = None
     """Set where the operator's defaults filled in what was left out."""
+    retention: Retention | None = None
+    """None: the scheduler's default."""
     field_path: FieldPath = field(default=contract_field_path, compare=False, repr=False)
     """How its client spells fields, for errors of the scheduler."""
 
@@ -161,6 +164,9 @@ class ValidatedRequest:
         )
         submit.body_digest = self._digest(submit)
         submit.model = self.model
+        # Not a part of the digest: a request is the same one, however long its record is kept.
+        if self.retention is not None:
+            submit.retention.CopyFrom(self.retention.to_proto())
         return submit
 
     def _sampling_params(self, sampling: Sampling) -> worker_pb2.SamplingParams:

@@ -47,7 +47,9 @@ WORKERS = "workers"
 
 async def serve(settings: SchedulerSettings) -> None:
     """Runs until a signal, or until another scheduler has taken over."""
-    store = RedisStore(settings.redis_url.get_secret_value(), settings.record_ttl, settings.redis_prefix)
+    store = RedisStore(
+        settings.redis_url.get_secret_value(), settings.record_ttl, settings.redis_prefix, settings.detach_grace
+    )
     servicer, admin_servicer = SchedulerServicer(), AdminServicer()
     server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES, options=INTERNAL_OPTIONS)
     add_SchedulerServiceServicer_to_server(servicer, server)

@@ -91,7 +91,7 @@ class Commands:
         except StaleEpoch:
             return  # the gateway repeats the command in its session with the new leader
         except StoreUnavailable:
-            if self._needs_store:
+            if self._needs_store and live.log.is_writable:
                 message = "the store cannot be reached, and requests are not taken without it"
                 self._refuse(submit, session, Failure.STORE_DEGRADED, message)
                 return
@@ -196,13 +196,25 @@ class Commands:
         """Records a request, or returns the one that has its key. Raises StoreUnavailable and StaleEpoch.
 
         The store may not know yet that the request with the key has ended here. Then this one is recorded after that
-        end.
+        end. One that must not be recorded is only looked up by its name: the name may be a recorded one's.
         """
         ended = self._live.ended(log.key)
         if ended is not None and (_has_key(ended.log) or ended.log.submit.submission_id == log.submit.submission_id):
             return ended
-        if ended is not None and not ended.log.is_durable:
-            await self._journal.flush(_FLUSH)  # else that one would mostly still be live in the store
+        if log.is_writable:
+            if ended is not None:
+                await self._journal.flush(_FLUSH)  # else that one would mostly still be live in the store
+            found = await self._put(log)
+        else:
+            found = await self._store.read(log.key) if log.submit.detachable else None
+            if found is not None and not _has_key(found):
+                found = None
+        if found is None or (ended is not None and _is_outdated(found, ended.log)):
+            return None
+        return _restored_request(found)
+
+    async def _put(self, log: RequestLog) -> RequestLog | None:
+        """Records a request, or returns the record that is in its way."""
         epoch = self._journal.epoch
         try:
             found = await self._store.put(log, epoch)
@@ -213,9 +225,7 @@ class Commands:
             found = await self._store.put(log, self._journal.epoch)
         if found is None:
             log.set_record(RecordState.RECORDED)
-        if found is None or (ended is not None and _is_outdated(found, ended.log)):
-            return None
-        return _restored_request(found)
+        return found
 
     async def _read(self, key: str) -> LiveRequest | None:
         """The request with a key, which is not live. Raises StoreUnavailable."""

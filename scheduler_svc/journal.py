@@ -84,8 +84,8 @@ class Journal:
         self._num_restarts = store.num_restarts
 
     def mark_changed(self, request: RequestLog) -> None:
-        """A log has changed, or is new. One whose key is another submission's in the store is ignored."""
-        if request.record is RecordState.DISPLACED:
+        """A log has changed, or is new. One that may not be written is ignored."""
+        if not request.is_writable:
             return
         if request.is_over:  # its gateways may leave now, and then only the store has its end
             self._urgent.set()
@@ -99,7 +99,7 @@ class Journal:
         """A sequence of a log was truncated. Must be called before it grows again."""
         sequence = request.sequences[index]
         sequence.lose(len(sequence.token_ids))
-        if request.record is not RecordState.DISPLACED:
+        if request.is_writable:
             self._truncated.add((request, index))
             self.mark_changed(request)
 
@@ -223,7 +223,9 @@ class Journal:
             call.partial.add(request)
         elif request.is_over and (is_unconfirmed or request.record is not RecordState.COMPLETE):
             at = request.ended_at if request.ended_at is not None else time.time()
-            ending = Ending(request.key, request.submit.submission_id, request.state, at, request.failure)
+            ending = Ending(
+                request.key, request.submit.submission_id, request.state, at, request.failure, request.kept_seconds
+            )
             call.batch.endings.append(ending)
             call.ended.append(request)
 

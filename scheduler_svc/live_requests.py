@@ -20,7 +20,7 @@ from scheduler_svc.live_request import LiveRequest
 from scheduler_svc.live_state import LiveEvent, LiveState
 from scheduler_svc.metrics import REQUESTS_TAKEN_OVER
 from scheduler_svc.model_versions import ModelVersion, ModelVersions
-from scheduler_svc.request_log import RecordState, RequestLog, State
+from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.session_wire import (
     event_to_proto,
     fill_event,
@@ -73,7 +73,8 @@ class LiveRequests:
 
     def ended(self, key: str) -> LiveRequest | None:
         """The request with this key that has ended, if the store may not know its end yet."""
-        return self._ended.get(key)
+        ended = self._ended.get(key)
+        return None if ended is None or ended.log.is_durable else ended
 
     @property
     def all(self) -> Iterable[LiveRequest]:
@@ -235,6 +236,7 @@ class LiveRequests:
         """The same for a request that ended before the stop match arrived."""
         if unflushed_tokens.truncate(ended.log, index, num_tokens):
             self._journal.truncate(ended.log, index)
+            self._keep_ended(ended)
 
     def acknowledge(self, live: LiveRequest, index: int, num_tokens: int) -> None:
         """Notes how many tokens a gateway has searched for stop strings."""
@@ -253,11 +255,15 @@ class LiveRequests:
         log.end(state, time.time(), None if failure is None else reason_to_proto(failure))
         self._journal.mark_changed(log)
         live.remove_gateways(*live.gateways)
-        self._ended.pop(log.key, None)
-        self._ended[log.key] = live
+        self._keep_ended(live)
+
+    def _keep_ended(self, live: LiveRequest) -> None:
+        """Keeps a request that has ended until the store knows its end."""
+        self._ended.pop(live.log.key, None)
+        self._ended[live.log.key] = live
         while self._ended:
             oldest = next(iter(self._ended.values())).log
-            if not (len(self._ended) > _MAX_ENDED or oldest.is_durable or oldest.record is RecordState.DISPLACED):
+            if len(self._ended) <= _MAX_ENDED and oldest.is_writable and not oldest.is_durable:
                 break
             del self._ended[oldest.key]
 

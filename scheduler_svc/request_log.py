@@ -27,6 +27,8 @@ class RecordState(Enum):
     """The submission."""
     COMPLETE = auto()
     """The submission and its outcome."""
+    EXCLUDED = auto()
+    """Nothing, by the request's own choice: nothing of it is ever written."""
     DISPLACED = auto()
     """The record of another submission under the same key. This one is not recorded, and will not be."""
 
@@ -36,6 +38,7 @@ RECORD_TRANSITIONS: Mapping[RecordState, frozenset[RecordState]] = {
     RecordState.RECORDED: frozenset({RecordState.COMPLETE, RecordState.UNRECORDED, RecordState.DISPLACED}),
     # A request that has ended is live again if a gateway has tokens beyond the recorded end.
     RecordState.COMPLETE: frozenset({RecordState.RECORDED, RecordState.UNRECORDED, RecordState.DISPLACED}),
+    RecordState.EXCLUDED: frozenset(),
     RecordState.DISPLACED: frozenset(),
 }
 
@@ -96,6 +99,8 @@ class RequestLog:
 
     def __post_init__(self) -> None:
         self.key = self.submit.key  # read in every step
+        if self.submit.retention.is_unrecorded:
+            self.record = RecordState.EXCLUDED
 
     @property
     def model(self) -> str:
@@ -106,6 +111,18 @@ class RequestLog:
     def is_over(self) -> bool:
         """Whether the request has ended, with whatever outcome."""
         return self.state is not State.ACCEPTED
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether it may be written to the store."""
+        return self.record not in (RecordState.EXCLUDED, RecordState.DISPLACED)
+
+    @property
+    def kept_seconds(self) -> int | None:
+        """How long its record is kept after its end; 0: only as long as a client may be about to resume it; None: as
+        long as records are kept.
+        """
+        return self.submit.retention.seconds if self.submit.HasField("retention") else None
 
     @property
     def is_recorded(self) -> bool:

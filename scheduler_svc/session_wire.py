@@ -216,6 +216,7 @@ def attached_to_proto(log: RequestLog, command_id: int) -> scheduler_v1.Event:
         num_sequences=submit.n,
         tokenizer_fingerprint=submit.tokenizer_fingerprint,
         prompt_logprobs=_prompt_logprobs_of(log, 0),
+        is_durable=log.is_recorded,
     )
     return scheduler_v1.Event(key=log.key, attached=attached, command_id=command_id)
 

@@ -12,6 +12,7 @@ from scheduler_svc.core.policy.preemption import PreemptionMode
 from scheduler_svc.engine import EngineSettings
 from scheduler_svc.live_requests import Graces
 from scheduler_svc.policy_registry import find_policy
+from svc_common.records import RECORD_TTL, RECORD_TTL_SECONDS
 from svc_common.redis_url import DEFAULT_PREFIX, PREFIX, RedisPrefix, RedisUrl
 from svc_common.settings import ServiceSettings
 
@@ -91,7 +92,7 @@ class SchedulerSettings(ServiceSettings):
     detach_grace: float = Field(
         30, ge=0, allow_inf_nan=False, description="seconds that a named request runs on without a client"
     )
-    record_ttl: int = Field(3600, ge=60, description="seconds that a request's record is kept after its end")
+    record_ttl: int = Field(RECORD_TTL_SECONDS, ge=60, description=RECORD_TTL)
 
     @field_validator("policy")
     @classmethod

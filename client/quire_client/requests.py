@@ -40,6 +40,11 @@ _EARLY_STOPPINGS: dict[EarlyStopping, pb.EarlyStopping] = {
 }
 
 
+Retention = int | Literal["none", "until_end"]
+"""How long the record of a request is kept: seconds after its end, only while it runs ("until_end"), or nothing is ever
+recorded ("none")."""
+
+
 class GenerationOptions(TypedDict, total=False):
     """Keyword arguments of every call that generates. None is the same as absent; the server checks ranges."""
 
@@ -95,6 +100,8 @@ class GenerationOptions(TypedDict, total=False):
     request under the same name returns the existing result."""
     priority: int | None
     """Requests of a higher priority run first. Absent: 0."""
+    retention: Retention | None
+    """How long Redis keeps the request's record, with prompt and output. Absent: the operator's default."""
     keep_special_tokens: bool | None
     """Keep special tokens in the text."""
 
@@ -139,6 +146,7 @@ _PATHS = {
     "logprobs": "logprobs",
     "request_id": "request_id",
     "priority": "priority",
+    "retention": "retention.seconds",
     "keep_special_tokens": "keep_special_tokens",
 }
 
@@ -213,6 +221,9 @@ def _with_options(options: GenerationOptions) -> pb.Generation:
                 value = [value]
             elif name == "early_stopping":
                 value = _early_stopping(value)
+            elif name == "retention" and not isinstance(value, int):
+                _retention(generation.retention, value)
+                continue
             assign(generation, _PATHS[name], value, within="generation.")
     return generation
 
@@ -222,6 +233,16 @@ def _early_stopping(value: Any) -> pb.EarlyStopping:
     if not isinstance(value, bool) and value != "never":
         raise TypeError(f'early_stopping is True, False or "never", not {value!r}')
     return _EARLY_STOPPINGS[value]
+
+
+def _retention(message: pb.Retention, value: Any) -> None:
+    match value:
+        case "none":
+            message.none.SetInParent()
+        case "until_end":
+            message.until_end.SetInParent()
+        case _:
+            raise TypeError(f'retention is "none", "until_end" or a number of seconds, not {value!r}')
 
 
 def _chat(messages: Messages, within: str) -> pb.Chat:

@@ -67,7 +67,8 @@ class TokenLogprob:
 class Acceptance:
     """Id, model and seed of an accepted request; the same seed repeats it.
 
-    `is_durable`: it is recorded and survives the death of any process of the server; False while Redis is unavailable.
+    `is_durable`: it is recorded and survives the death of any process of the server; False while Redis is
+    unavailable, and if its retention is "none".
     """
 
     request_id: str

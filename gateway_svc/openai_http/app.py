@@ -78,7 +78,7 @@ class HttpHandlers:
             allow_origins=self._origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),  # clients add headers of their own, such as x-stainless-lang
-            expose_headers=("x-request-id", "retry-after", "x-should-retry"),
+            expose_headers=("x-request-id", "x-request-durable", "retry-after", "x-should-retry"),
         )
 
     def _endpoint(self, method: str | None, path: str, handle: Handler) -> HttpEndpoint:
@@ -149,6 +149,7 @@ class HttpHandlers:
         with request_manager.run(call, generations, cursor.resume_positions(n) if cursor else ()) as group:
             async with exchange.watch_disconnect(group.client_disconnected):
                 await group.accepted()
+                exchange.is_durable = group.is_durable
                 answer = ResponseBuilder(form, group.renderings, group.vocabulary, int(time.time()), cursor)
                 if body.delivery is Delivery.WHOLE:
                     chunks = await group.all()

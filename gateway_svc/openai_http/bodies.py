@@ -16,6 +16,7 @@ from gateway_svc.openai_http.json_fields import (
     as_string,
     invalid,
 )
+from gateway_svc.retention import NONE, UNTIL_END, Retention
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.unvalidated_request import (
     ChatPrompt,
@@ -55,6 +56,7 @@ _NAMES: Mapping[str, str] = {
     Field.LOGPROBS: "logprobs",
     Field.REQUEST_ID: "Idempotency-Key",
     Field.PRIORITY: "priority",
+    Field.RETENTION: "retention",
 }
 
 
@@ -165,6 +167,7 @@ def _common(fields: JsonFields, request_id: str | None) -> tuple[UnvalidatedRequ
         beam_search=beam_search,
         request_id=request_id,
         priority=fields.integer("priority"),
+        retention=_retention(fields.raw("retention")),
         special_tokens=SpecialTokens.HIDDEN if hidden else SpecialTokens.KEPT,
         response_mode=delivery.response_mode,
     )
@@ -196,6 +199,19 @@ def _early_stopping(value: Any) -> EarlyStopping | None:
         case "never":
             return EarlyStopping.NEVER
     raise invalid("early_stopping", 'must be true, false or "never"')
+
+
+def _retention(value: Any) -> Retention | None:
+    match value:
+        case None:
+            return None
+        case "none":
+            return NONE
+        case "until_end":
+            return UNTIL_END
+        case int() if value >= 1 and value is not True:
+            return Retention(is_recorded=True, seconds=value)
+    raise invalid("retention", 'must be "none", "until_end" or an integer of seconds, at least 1')
 
 
 def _logit_bias(fields: JsonFields) -> dict[int, float]:

@@ -29,7 +29,8 @@ class _ResponseStage(Enum):
 
 class HttpExchange:
     """`status` is the response's, once it has begun. `context` is that of the request's span. `model` is the name of
-    the request's model, empty where that is not served. The body must come within `read_timeout` seconds."""
+    the request's model, empty where that is not served. `is_durable` is whether its requests are recorded; None: it has
+    none. The body must come within `read_timeout` seconds."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, read_timeout: float) -> None:
         self.headers = Headers(scope=scope)
@@ -38,6 +39,7 @@ class HttpExchange:
         self.status: int | None = None
         self.context: Context | None = None
         self.model = ""
+        self.is_durable: bool | None = None
         self._receive = receive
         self._send = send
         self._read_timeout = read_timeout
@@ -152,6 +154,8 @@ class HttpExchange:
     async def _start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
         self.status = status
         every = {"content-type": content_type, "x-request-id": self.request_id, **headers}
+        if self.is_durable is not None:
+            every["x-request-durable"] = "true" if self.is_durable else "false"
         raw = [(name.encode(), value.encode("latin-1")) for name, value in every.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 

@@ -64,6 +64,9 @@ class Ending:
     """How and when (seconds since 1970) a submission ended. Another submission's record is not changed.
 
     Nor is this one's where a write of the same batch left a gap: a record that has ended is complete.
+
+    The record is kept for `kept_seconds` from this call on, at most for the store's TTL. 0: for the store's grace;
+    None: for its TTL.
     """
 
     key: str
@@ -71,6 +74,7 @@ class Ending:
     state: State
     at: float
     failure: scheduler_v1.FailureReason | None = None
+    kept_seconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

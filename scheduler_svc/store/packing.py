@@ -37,10 +37,10 @@ def pack_record(log: RequestLog) -> list[Argument]:
     ]
 
 
-def pack_ending(ending: Ending) -> list[Argument]:
-    """The five arguments of an ending."""
+def pack_ending(ending: Ending, ttl: int) -> list[Argument]:
+    """The six arguments of an ending; `ttl` is in seconds."""
     failure = "" if ending.failure is None else int(ending.failure)
-    return [ending.key, ending.submission_id, ending.state.value, repr(ending.at), failure]
+    return [ending.key, ending.submission_id, ending.state.value, repr(ending.at), failure, ttl]
 
 
 def pack_writes(writes: Sequence[Write]) -> bytes:

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from scheduler_svc.request_log import RequestLog
-from scheduler_svc.store.base import Gap, KeyTaken, UnusableRecord, WriteBatch
+from scheduler_svc.store.base import Ending, Gap, KeyTaken, UnusableRecord, WriteBatch
 from scheduler_svc.store.client import Argument, RedisClient
 from scheduler_svc.store.packing import pack_ending, pack_record, pack_writes, unpack_log, unpack_written
 from scheduler_svc.store.scripts import StoreKeys
@@ -21,12 +21,13 @@ _CHUNK = 128  # records in one call that reads or renews
 
 
 class RedisStore:
-    """Records in the Redis at `url`, kept for `ttl` seconds after their last renewal.
+    """Records in the Redis at `url`, kept for at most `ttl` seconds after their last renewal, or their end. One that is
+    to be kept until its end is kept for `grace` seconds after that, for clients that lost their connections.
 
     Deployments that share a Redis differ in the `prefix` of their keys.
     """
 
-    def __init__(self, url: str, ttl: int = 3600, prefix: str = DEFAULT_PREFIX) -> None:
+    def __init__(self, url: str, ttl: int = 3600, prefix: str = DEFAULT_PREFIX, grace: float = 30.0) -> None:
         self._keys = StoreKeys.of(prefix)
         # Neither new requests nor large batches delay the lease, and new requests do not delay the steps.
         self._records = RedisClient(url, self._keys, "records", _FAIL_FAST, self._hang_up)
@@ -34,6 +35,7 @@ class RedisStore:
         # Its callers retry at their own interval.
         self._lease = RedisClient(url, self._keys, "lease", 0, self._hang_up)
         self._ttl = ttl
+        self._grace = min(ttl, max(1, round(grace)))
         self._last_write = 0
 
     @property
@@ -56,7 +58,7 @@ class RedisStore:
         for record in batch.records:
             rest += pack_record(record)
         for ending in batch.endings:
-            rest += pack_ending(ending)
+            rest += pack_ending(ending, self._ttl_after(ending))
         reply = await self._steps.evaluate(
             "write",
             epoch,
@@ -68,6 +70,11 @@ class RedisStore:
             *rest,
         )
         return unpack_written(reply)
+
+    def _ttl_after(self, ending: Ending) -> int:
+        if ending.kept_seconds is None:
+            return self._ttl
+        return min(ending.kept_seconds, self._ttl) or self._grace
 
     async def read(self, key: str) -> RequestLog | None:
         reply = await self._records.evaluate("read", key)

@@ -291,9 +291,9 @@ function ops.write(_, epoch, epoch_ttl, ttl, number, num_records, blob, ...)
   end
   local gaps, gapped = writes(blob, ttl, is_taken)
   while at <= #rest do
-    local key, submission, state, ended_at, failure = unpack(rest, at, at + 4)
-    at = at + 5
-    if not gapped[key] then finish(key, submission, state, ended_at, failure, ttl, is_taken) end
+    local key, submission, state, ended_at, failure, kept = unpack(rest, at, at + 5)
+    at = at + 6
+    if not gapped[key] then finish(key, submission, state, ended_at, failure, kept, is_taken) end
   end
   return {gaps, taken}
 end

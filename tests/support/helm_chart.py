@@ -98,6 +98,7 @@ VALUES: dict[str, Object] = {
             "swapSpace": 0,
         },
         "auth": {"existingSecret": "keys"},
+        "retention": {"seconds": 86_400, "named": "7200", "unnamed": "none"},
         "otel": {"endpoint": "http://collector:4317"},
         "gateway": {
             "allowedHosts": ["api.example.com", "*.internal"],

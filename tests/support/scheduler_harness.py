@@ -148,7 +148,9 @@ class Deployment:
     """One scheduler, which may not be the leader yet."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
-        self.store = RedisStore(settings.redis_url.get_secret_value(), settings.record_ttl, settings.redis_prefix)
+        self.store = RedisStore(
+            settings.redis_url.get_secret_value(), settings.record_ttl, settings.redis_prefix, settings.detach_grace
+        )
         self.servicer = SchedulerServicer()
         self.server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES)
         add_SchedulerServiceServicer_to_server(self.servicer, self.server)

@@ -45,7 +45,9 @@ class ScriptedSession:
         accepted = scheduler_v1.Accepted(is_durable=is_durable)
         self.send([scheduler_v1.Event(key=key, accepted=accepted, command_id=self.asked.pop(key))])
 
-    def attached(self, submit: scheduler_v1.Submit, *sequences: scheduler_v1.Tokens) -> None:
+    def attached(
+        self, submit: scheduler_v1.Submit, *sequences: scheduler_v1.Tokens, is_durable: bool | None = None
+    ) -> None:
         """Attaches a gateway to a request with these sequences."""
         attached = scheduler_v1.Attached(
             render_options=submit.render_options,
@@ -56,6 +58,7 @@ class ScriptedSession:
             seed=submit.sampling.seed,
             num_sequences=submit.n,
             tokenizer_fingerprint=submit.tokenizer_fingerprint,
+            is_durable=is_durable,
         )
         self.send([scheduler_v1.Event(key=submit.key, attached=attached, command_id=self.asked.pop(submit.key))])
 

@@ -28,6 +28,7 @@ def generate(
     ] = None,
     request_id: Annotated[str | None, typer.Option(help="Your own id of the request, for `quire resume`.")] = None,
     priority: Annotated[int | None, typer.Option(help="Higher runs first.")] = None,
+    retention: opt.Retention = None,
     model: opt.Model = None,
     output: opt.Output = opt.OutputFormat.TEXT,
     timeout: opt.Timeout = None,
@@ -58,6 +59,7 @@ def generate(
         "logprobs": logprobs,
         "request_id": request_id,
         "priority": priority,
+        "retention": opt.retention_of(retention),
         "model": model,
     }
     with Client(address, api_key=api_key, timeout=timeout) as client:

@@ -10,6 +10,7 @@ import typer
 
 from quire_client.connection import DEFAULT_ADDRESS
 from quire_client.requests import EarlyStopping as RequestedEarlyStopping
+from quire_client.requests import Retention as RequestedRetention
 
 
 class OutputFormat(StrEnum):
@@ -97,6 +98,26 @@ def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     wrapper.__signature__ = signature.replace(parameters=[*parameters[:1], *added, *parameters[1:]])  # type: ignore[attr-defined]
     wrapper.__annotations__ = {one.name: one.annotation for one in (*parameters, *added)}
     return wrapper
+
+
+Retention = Annotated[
+    str | None,
+    typer.Option(
+        metavar="none|until_end|SECONDS",
+        help="How long the server's record of the request is kept after its end.",
+        show_default="the server's",
+    ),
+]
+
+
+def retention_of(text: str | None) -> RequestedRetention | None:
+    """The argument of a call. Raises BadParameter."""
+    match text:
+        case None | "none" | "until_end":
+            return text
+    if not (text.isascii() and text.isdigit()):
+        raise typer.BadParameter("must be none, until_end or a number of seconds", param_hint="--retention")
+    return int(text)
 
 
 BestOf = Annotated[

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway_svc.key_file import MIN_KEY_LENGTH, ApiKey, InvalidKeyFile, read_key_file
+from gateway_svc.retention import NONE, UNTIL_END, Retention
 from gateway_svc.tenant import AccountLimits, Tenant
 
 KEY = '[[keys]]\nkey = "secret-secret-secret"\n'
@@ -37,10 +38,11 @@ def test_a_key_has_a_tenant_and_the_limits_of_its_account(tmp_path: Path) -> Non
         requests_per_minute = 60
         cached_token_factor = 0.25
         models = ["small", "large"]
+        retention = "until_end"
         expires = 2030-01-31T12:00:00+01:00
     """
     limits = AccountLimits("search/batch", 8, 100, 5_000, 100_000, 60, 0.25)
-    tenant = Tenant("search", 2.0, limits, -3, frozenset({"small", "large"}))
+    tenant = Tenant("search", 2.0, limits, -3, frozenset({"small", "large"}), UNTIL_END)
     assert read(tmp_path, text) == [ApiKey(digest("a long random string"), tenant, 1_896_087_600.0)]
     proto = limits.to_proto()
     assert {field.name: value for field, value in proto.ListFields()} == {
@@ -59,6 +61,15 @@ def test_a_key_without_limits_may_not_raise_its_priority(tmp_path: Path) -> None
     (key,) = read(tmp_path, f'[[keys]]\nsha256 = "{sha256}"\ntenant = "bob"')
     assert key == ApiKey(digest("short"), Tenant("bob", 1.0, AccountLimits("bob/"), max_priority=0))
     assert [field.name for field, _ in AccountLimits("bob/").to_proto().ListFields()] == ["account"]
+
+
+@pytest.mark.parametrize(
+    ("value", "retention"),
+    [('"none"', NONE), ('"until_end"', UNTIL_END), ("60", Retention(is_recorded=True, seconds=60))],
+)
+def test_a_key_may_limit_how_long_records_are_kept(tmp_path: Path, value: str, retention: Retention) -> None:
+    (key,) = read(tmp_path, f'{KEY}tenant = "a"\nretention = {value}')
+    assert key.tenant.retention == retention
 
 
 @pytest.mark.parametrize(
@@ -104,6 +115,9 @@ def test_keys_of_one_tenant_and_name_share_an_account(tmp_path: Path) -> None:
         (f'{KEY}tenant = "a"\nquota = 1', "keys[0] has the unknown field quota"),
         (f'{KEY}tenant = "a"\nmax_priority = 1.5', "keys[0].max_priority is not an integer from -2147483648 to"),
         (f'{KEY}tenant = "a"\nmax_priority = 2147483648', "keys[0].max_priority is not an integer"),
+        (f'{KEY}tenant = "a"\nretention = 0', 'keys[0].retention is not "none", "until_end" or an integer'),
+        (f'{KEY}tenant = "a"\nretention = true', "keys[0].retention is not"),
+        (f'{KEY}tenant = "a"\nretention = "60"', "keys[0].retention is not"),
         (f'{KEY}tenant = "a"\nmax_running = 0', "keys[0].max_running is not an integer from 1 to 2147483647"),
         (f'{KEY}tenant = "a"\nmax_running = true', "keys[0].max_running is not an integer"),
         (f'{KEY}tenant = "a"\nmax_queued = -1', "keys[0].max_queued is not an integer"),
@@ -126,7 +140,7 @@ def test_keys_of_one_tenant_and_name_share_an_account(tmp_path: Path) -> None:
         ),
         ("[[keys", "keys.toml"),
     ],
-    ids=range(39),
+    ids=range(42),
 )
 def test_the_error_of_a_bad_file_does_not_contain_its_keys(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidKeyFile) as error:

@@ -35,6 +35,7 @@ EVERY_OPTION: GenerationOptions = {
     "logprobs": 0,
     "request_id": "mine",
     "priority": -2,
+    "retention": 60,
     "keep_special_tokens": True,
 }
 
@@ -71,6 +72,7 @@ def test_every_option_has_its_place_in_the_message() -> None:
         "logprobs": 0,
         "request_id": "mine",
         "priority": -2,
+        "retention": {"seconds": 60},
         "keep_special_tokens": True,
     }
 
@@ -84,6 +86,11 @@ def test_none_is_absent(name: str) -> None:
     options: Any = {name: None}
 
     assert completion_request("x", options) == completion_request("x", {})
+
+
+@pytest.mark.parametrize("value", ["none", "until_end"])
+def test_a_retention_may_be_a_word(value: Any) -> None:
+    assert completion_request("x", {"retention": value}).retention.WhichOneof("kind") == value
 
 
 def test_zero_is_not_absent() -> None:
@@ -169,6 +176,8 @@ def test_early_stopping_is_spelled_as_in_transformers(value: Any, name: str) -> 
         {"n": 1.5},
         {"early_stopping": 1},
         {"early_stopping": "soon"},
+        {"retention": "soon"},
+        {"retention": 1.5},
     ],
 )
 def test_a_value_of_the_wrong_type_is_a_type_error(options: Any) -> None:

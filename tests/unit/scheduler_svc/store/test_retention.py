@@ -1,0 +1,57 @@
+"""How long a record is kept after its end."""
+
+import pytest
+import redis
+
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from redis_server import RedisServer
+from request_logs import request_log
+from scheduler_svc.request_log import RecordState, RequestLog, State
+from scheduler_svc.store.base import Ending, WriteBatch
+from scheduler_svc.store.redis import RedisStore
+from store_writes import EPOCH, packed, write_of
+
+TTL, GRACE = 500, 20.0
+
+
+async def written(store: RedisStore, log: RequestLog) -> RequestLog:
+    """A record that has everything that one can have."""
+    await store.put(log, EPOCH)
+    writes = [
+        write_of(log, 0, [1, 2], index, logprobs=packed(-1, -2), prompt_logprobs=packed(-3) if index == 0 else ())
+        for index in range(2)
+    ]
+    assert await store.write(WriteBatch(writes=writes), EPOCH) == []
+    return log
+
+
+@pytest.mark.parametrize("is_beam_search", [False, True])
+@pytest.mark.parametrize(("seconds", "kept"), [(None, TTL), (0, 20), (77, 77), (TTL, TTL), (10**6, TTL)])
+async def test_every_key_of_a_record_is_kept_as_long_as_it_is_to_be(
+    server: RedisServer, keys: "redis.Redis", seconds: int | None, kept: int, is_beam_search: bool
+) -> None:
+    store = RedisStore(server.url, TTL, grace=GRACE)
+    log = request_log(n=2)
+    if is_beam_search:
+        log.submit.beam_search.width = 4
+    await written(store, log)
+    names = list(keys.scan_iter("{quire}:request:*"))
+    assert len(names) == 6
+    assert all(kept - 60 < keys.ttl(name) <= TTL for name in names)
+    for state in (State.FINISHED, State.CANCELLED):  # a write may be repeated
+        ending = Ending(log.key, log.submit.submission_id, state, 2000.0, kept_seconds=seconds)
+        assert await store.write(WriteBatch(endings=[ending]), EPOCH) == []
+        assert all(kept - 10 <= keys.ttl(name) <= kept for name in names)
+    await store.close()
+
+
+def test_a_log_has_what_its_request_asked_for() -> None:
+    log = request_log()
+    assert (log.kept_seconds, log.record, log.is_writable) == (None, RecordState.UNRECORDED, True)
+    for seconds in (0, 77):
+        log.submit.retention.CopyFrom(scheduler_v1.Retention(seconds=seconds))
+        asked = RequestLog(log.submit, 1000.0)
+        assert (asked.kept_seconds, asked.record, asked.is_writable) == (seconds, RecordState.UNRECORDED, True)
+    log.submit.retention.is_unrecorded = True
+    asked = RequestLog(log.submit, 1000.0)
+    assert (asked.record, asked.is_writable, asked.is_recorded) == (RecordState.EXCLUDED, False, False)
