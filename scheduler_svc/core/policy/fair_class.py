@@ -3,6 +3,8 @@
 from scheduler_svc.core.lazy_heap import LazyHeap
 from scheduler_svc.core.policy.tenants import TenantQueues
 
+CREDIT_TOKENS = 1024  # weighted tokens that a tenant may have been served less than others, when it comes back
+
 Turn = tuple[float, int, int]
 """A tenant's counter in a class. Of equals the one that was charged longest ago is first, then the one that came first.
 """
@@ -11,10 +13,12 @@ Turn = tuple[float, int, int]
 class FairClass:
     """Tenants with a sequence to admit in this class, by their counters in it.
 
-    A tenant's counter in a class is all that it has received, plus an offset of this class. A tenant that enters the
-    class is lifted to the smallest counter in it: an idle tenant saves up no turns, and tokens received in another
-    class do not count here. Counters only grow; a tenant that has received tokens since it was sorted is sorted again
-    when it comes to the front.
+    A tenant's counter in a class is all that it has received, plus an offset of this class: tokens received in another
+    class do not count here. A tenant that comes for the first time starts at the smallest counter. One that comes back
+    keeps its own, so that a tenant with few requests does not queue behind those that are served all the time; but it
+    is lifted to CREDIT_TOKENS below the largest that the smallest counter was, so that it saves up no more turns than
+    that. Counters only grow; a tenant that has received tokens since it was sorted is sorted again when it comes to the
+    front.
     """
 
     def __init__(self, priority: int) -> None:
@@ -27,6 +31,7 @@ class FairClass:
         self._ready: LazyHeap[TenantQueues, Turn] = LazyHeap()
         self._offsets: dict[TenantQueues, float] = {}
         self._min_counter = 0.0  # as last known
+        self._floor = -float(CREDIT_TOKENS)  # below which no counter is
         self._num_entered = 0
 
     def __contains__(self, tenant: TenantQueues) -> bool:
@@ -37,12 +42,12 @@ class FairClass:
         """A tenant's counter here, were it to enter the class now."""
         if tenant in self._ready:
             return tenant.served + self._offsets[tenant]
+        least = self.min_counter()
         offset = self._offsets.get(tenant)
-        # A tenant that was never here starts at the smallest counter, whatever it received elsewhere.
-        return self.min_counter() if offset is None else max(tenant.served + offset, self.min_counter())
+        return least if offset is None else max(tenant.served + offset, self._floor)
 
     def debt(self, tenant: TenantQueues) -> float:
-        """How far a tenant's counter is above the smallest one."""
+        """How far a tenant's counter is above the smallest one of those that wait; 0 if it is below that."""
         return max(0.0, self.counter(tenant) - self.min_counter())
 
     def turn(self, tenant: TenantQueues) -> Turn:
@@ -57,6 +62,8 @@ class FairClass:
         first = self._ready.first()
         assert first is not None
         self._min_counter = first[0][0]
+        # Not below the smallest counter of now: tenants that come back one after another would each lower it.
+        self._floor = max(self._floor, self._min_counter - CREDIT_TOKENS)
         return self._min_counter
 
     def enter(self, tenant: TenantQueues) -> None:
@@ -84,7 +91,7 @@ class FairClass:
         return None
 
     def owes_nothing(self, tenant: TenantQueues) -> bool:
-        """Whether a tenant can be forgotten: it has no turn, and would be lifted if it entered."""
+        """Whether a tenant can be forgotten: it has no turn, and its counter is not above the smallest one."""
         return tenant not in self._ready and self.counter(tenant) <= self.min_counter()
 
     def forget(self, tenant: TenantQueues) -> None:

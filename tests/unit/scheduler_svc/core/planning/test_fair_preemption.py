@@ -261,7 +261,7 @@ def test_blocks_and_tokens_are_right_in_contested_worlds(seed: int) -> None:
 
 def test_contested_worlds_contain_what_they_are_to_check() -> None:
     counts = {"keeps": 0, "swaps": 0}
-    for seed in range(12):
+    for seed in range(16):
         found = run_world(ContestedWorld(seed), 600).counts
         counts = {name: counts[name] + found[name] for name in counts}
     assert min(counts.values()) > 20, counts

@@ -8,6 +8,7 @@ import pytest
 
 from scheduler_svc.core.policy import FairPolicy, PolicySettings
 from scheduler_svc.core.policy.fair import MAX_CLASSES
+from scheduler_svc.core.policy.fair_class import CREDIT_TOKENS
 from scheduler_svc.core.request import Request, Sequence
 
 AGEING, HORIZON = 10.0, 60.0
@@ -85,18 +86,45 @@ def test_new_request_waits_for_one_turn_of_each_tenant_however_long_their_queues
     assert bench.until(bench.come("new")) <= 3
 
 
-def test_idle_tenant_saves_up_no_turns() -> None:
+def test_idle_tenant_saves_up_no_more_than_the_credit() -> None:
     bench = Bench()
     bench.come("idle")
     bench.take()
-    for _ in range(100):
+    bench.come("busy", num_prompt=10 * CREDIT_TOKENS)
+    bench.take()
+    for _ in range(CREDIT_TOKENS // 10 + 40):
         bench.come("busy")
-    for _ in range(50):
-        bench.take()
-    for _ in range(40):
         bench.come("idle")
-    turns = Counter(bench.take().request.tenant for _ in range(40))
-    assert turns["busy"] >= 19
+    turns = Counter(bench.take().request.tenant for _ in range(CREDIT_TOKENS // 10 + 40))
+    assert 19 <= turns["busy"] <= 21
+
+
+def test_tenant_that_is_served_less_does_not_wait_for_one_that_always_waits() -> None:
+    bench = Bench()
+    for _ in range(1000):
+        bench.come("flood", num_prompt=20)
+    bench.take()
+    assert bench.until(bench.come("chats", num_prompt=200)) <= 1
+    for _ in range(20):
+        bench.take()
+    for _ in range(20):  # sent while the last one still runs: nothing of the tenant waits in between
+        assert bench.until(bench.come("chats", num_prompt=50)) == 0
+        for _ in range(2):
+            assert bench.take().request.tenant == "flood"
+
+
+def test_tenants_that_come_back_together_delay_another_by_the_credit_of_each() -> None:
+    bench, tenants = Bench(), [f"tenant {number}" for number in range(20)]
+    for tenant in tenants:
+        bench.come(tenant)
+        bench.take()
+    bench.come("busy", num_prompt=100 * CREDIT_TOKENS)
+    bench.take()
+    waits = bench.come("busy")
+    for tenant in tenants:
+        for _ in range(CREDIT_TOKENS):
+            bench.come(tenant)
+    assert bench.until(waits) <= len(tenants) * (CREDIT_TOKENS // 10 + 2)
 
 
 def test_tenant_that_enters_an_empty_class_starts_at_the_last_counter() -> None:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.core.policy import FairPolicy, PolicySettings
+from scheduler_svc.core.policy.fair_class import CREDIT_TOKENS
 from scheduler_svc.core.request import Request, Sequence
 
 AGEING, HORIZON = 10.0, 15.0
@@ -22,6 +23,7 @@ class Account:
     offsets: dict[tuple[int, str], float] = field(default_factory=dict)
     turns: dict[int, set[str]] = field(default_factory=dict)
     min_counters: dict[int, float] = field(default_factory=dict)
+    largest_min_counters: dict[int, float] = field(default_factory=dict)
 
     def add(self, sequence: Sequence, now: float) -> None:
         priority, tenant = sequence.request.priority, sequence.request.tenant
@@ -57,13 +59,15 @@ class Account:
             if not self.runnable(tenant, each, now):
                 turns.discard(tenant)
             elif tenant not in turns:
-                lifted = max(self.counter(tenant, each), least) if (each, tenant) in self.offsets else least
+                floor = self.largest_min_counters[each] - CREDIT_TOKENS
+                lifted = max(self.counter(tenant, each), floor) if (each, tenant) in self.offsets else least
                 self.offsets[each, tenant] = lifted - self.served.get(tenant, 0.0)
                 turns.add(tenant)
 
     def min_counter(self, each: int) -> float:
         counters = [self.counter(tenant, each) for tenant in self.turns.get(each, ())]
-        self.min_counters[each] = min(counters, default=self.min_counters.get(each, 0.0))
+        least = self.min_counters[each] = min(counters, default=self.min_counters.get(each, 0.0))
+        self.largest_min_counters[each] = max(self.largest_min_counters.get(each, 0.0), least)
         return self.min_counters[each]
 
     def counter(self, tenant: str, each: int) -> float:
