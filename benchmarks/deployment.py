@@ -19,7 +19,9 @@ from benchmarks.processes import BenchmarkFailed, running
 from benchmarks.record import ROOT
 from quire.worker.v1 import worker_pb2 as pb
 from quire.worker.v1.worker_pb2_grpc import WorkerServiceStub
+from svc_common.identity import TokenIdentity, read_secret
 from svc_common.models import ServedModel, resolve_model
+from svc_common.service_roles import ServiceRole
 
 START_SECONDS = 600
 _CALL_SECONDS = 30
@@ -28,19 +30,27 @@ _PORTS = ("HTTP", "GRPC", "SCHEDULER", "SCHEDULER_ADMIN", "SCHEDULER_METRICS", "
 
 @dataclass(frozen=True)
 class Deployment:
-    """A ready deployment. Addresses are host:port; `http` and `gateway` are the two protocols of one gateway."""
+    """A ready deployment. Addresses are host:port; `http` and `gateway` are the two protocols of one gateway.
+
+    `secret_file` has the secret by which its services prove their roles; None: they do not.
+    """
 
     http: str
     gateway: str
     worker: str
     scheduler_metrics: str
     worker_metrics: str
+    secret_file: Path | None
 
     def describe(self) -> pb.DescribeResponse:
-        """The worker's description."""
+        """The worker's description, as its scheduler gets it."""
+        metadata: tuple[tuple[str, str], ...] = ()
+        if self.secret_file is not None:
+            scheduler = TokenIdentity(ServiceRole.SCHEDULER, read_secret(self.secret_file))
+            metadata = scheduler.outbound(ServiceRole.WORKER).metadata
         with grpc.insecure_channel(self.worker) as channel:
             answer: pb.DescribeResponse = WorkerServiceStub(channel).Describe(
-                pb.DescribeRequest(), timeout=_CALL_SECONDS
+                pb.DescribeRequest(), timeout=_CALL_SECONDS, metadata=metadata
             )
             return answer
 
@@ -78,6 +88,7 @@ def running_quire(title: str, settings: Mapping[str, str], tree: Path = ROOT) ->
                 ready["workers"][0],
                 ready["scheduler_metrics"][0],
                 ready["worker_metrics"][0],
+                Path(secret_file) if (secret_file := ready.get("deployment_secret_file")) else None,
             )
 
 

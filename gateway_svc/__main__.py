@@ -11,6 +11,7 @@ from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.settings import BadSetting, GatewaySettings
 from gateway_svc.tokenizer import InvalidModelFiles
 from svc_common.gc_tuning import freeze_gc
+from svc_common.identity import InvalidCredentials
 from svc_common.logs import configure_logging
 from svc_common.model_settings import InvalidModelsFile
 from svc_common.models import ModelNotFound
@@ -39,6 +40,7 @@ def main() -> None:
         InvalidModelsFile,
         BadSetting,
         CannotListen,
+        InvalidCredentials,
         ModelNotFound,
     ) as error:
         print(f"python -m gateway_svc: {error}", file=sys.stderr)

@@ -22,8 +22,10 @@ from gateway_svc.session import SchedulerSession
 from gateway_svc.settings import GatewaySettings
 from quire.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from svc_common.addresses import cannot_listen, check_can_listen
+from svc_common.inner_ports import check_dialled, identity_of
 from svc_common.request_gate import RequestGate
 from svc_common.server import PUBLIC_MESSAGE_BYTES, HealthReporter, bind, create_server, enable_reflection
+from svc_common.service_roles import ServiceRole
 from svc_common.telemetry import server_interceptors
 
 logger = logging.getLogger("quire.gateway")
@@ -39,13 +41,19 @@ class Gateway:
     """Both listeners. `http_port` and `grpc_port` are those in use."""
 
     def __init__(self, settings: GatewaySettings, catalog: ModelCatalog) -> None:
-        """Binds both ports. Raises CannotListen and InvalidKeyFile."""
+        """Binds both ports. Raises CannotListen, InvalidCredentials and InvalidKeyFile."""
+        identity = identity_of(ServiceRole.GATEWAY, settings)
+        check_dialled(identity, settings.scheduler_addresses, "QUIRE_SCHEDULERS_AT")
         authenticator = Authenticator.from_file(settings.api_keys)
         self._drain_grace = settings.drain_grace
         self._catalog = catalog
         self._changed = asyncio.Event()
         self._session = SchedulerSession(
-            settings.scheduler_addresses, catalog.fingerprints, self._changed.set, settings.scheduler_patience
+            settings.scheduler_addresses,
+            catalog.fingerprints,
+            self._changed.set,
+            settings.scheduler_patience,
+            identity.outbound(ServiceRole.SCHEDULER),
         )
         metrics = GatewayMetrics([model.name for model in catalog])
         self._request_manager = RequestManager(catalog, self._session, metrics, settings.retention_rules)

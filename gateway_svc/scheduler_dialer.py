@@ -12,7 +12,8 @@ import grpc
 
 from quire.scheduler.v1 import scheduler_pb2
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from svc_common.channels import end_if_cancelled, internal_channel
+from svc_common.channels import end_if_cancelled
+from svc_common.identity import Outbound
 from svc_common.protocols import SESSION_PROTOCOLS
 
 logger = logging.getLogger("quire.gateway")
@@ -38,10 +39,12 @@ class SchedulerConnection:
 class SchedulerDialer:
     """Dials the schedulers at `addresses`."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], outbound: Outbound) -> None:
         self._addresses = addresses
+        self._outbound = outbound
         self._epoch = 0
         self._logged_ranges: dict[str, tuple[int, int]] = {}
+        self._logged_credentials: set[str] = set()
 
     async def connect(self, epoch: int) -> SchedulerConnection:
         """The first scheduler that accepts a session, of this epoch or a later one.
@@ -68,14 +71,13 @@ class SchedulerDialer:
         backoff = _FIRST_BACKOFF_SECONDS
         while True:
             async with contextlib.AsyncExitStack() as stack:
-                channel = await stack.enter_async_context(internal_channel(address))
-                call: SessionCall = SchedulerServiceStub(channel).Session()
+                channel = await stack.enter_async_context(self._outbound.channel(address))
+                call: SessionCall = SchedulerServiceStub(channel).Session(metadata=self._outbound.metadata)
                 try:
                     async with asyncio.timeout(_DIAL_SECONDS):
                         first = await call.read()
                 except (grpc.aio.AioRpcError, TimeoutError) as error:
-                    code = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "TIMEOUT"
-                    logger.debug("a scheduler did not accept a session", extra={"scheduler": address, "code": code})
+                    self._log_refusal(address, error)
                 else:
                     if isinstance(first, scheduler_pb2.SessionResponse) and self._is_current(address, first):
                         protocol = self._common_protocol(address, first.status)
@@ -85,6 +87,16 @@ class SchedulerDialer:
             end_if_cancelled()
             await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
             backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
+
+    def _log_refusal(self, address: str, error: grpc.aio.AioRpcError | TimeoutError) -> None:
+        """A wrong credential is logged as an error, once. Anything else may pass: a start, a standby."""
+        code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+        extra = {"scheduler": address, "code": code.name if code else "TIMEOUT"}
+        if code not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+            logger.debug("a scheduler did not accept a session", extra=extra)
+        elif address not in self._logged_credentials:
+            self._logged_credentials.add(address)
+            logger.error("a scheduler rejected this gateway's credential", extra=extra)
 
     def _is_current(self, address: str, first: scheduler_pb2.SessionResponse) -> bool:
         if first.epoch < self._epoch:

@@ -16,6 +16,7 @@ from gateway_svc.subscriptions import Attachment, Subscriptions
 from gateway_svc.validated_request import ModelInfo
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.channels import end_if_cancelled
+from svc_common.identity import PLAIN, Outbound
 
 logger = logging.getLogger("quire.gateway")
 
@@ -41,10 +42,11 @@ class SchedulerSession:
         fingerprints: Mapping[str, bytes],
         on_change: Callable[[], None],
         reconnect_timeout: float = 60.0,
+        outbound: Outbound = PLAIN,
     ) -> None:
         """`fingerprints` are those of this gateway's tokenizers, by model name. `reconnect_timeout` is how many seconds
         accepted requests wait without a scheduler."""
-        self._dialer = SchedulerDialer(addresses)
+        self._dialer = SchedulerDialer(addresses, outbound)
         self._fingerprints = fingerprints
         self._on_change = on_change
         self._reconnect_timeout = reconnect_timeout

@@ -18,7 +18,7 @@ from svc_common.model_settings import (
 )
 from svc_common.models import split_names
 from svc_common.records import RECORD_TTL, RECORD_TTL_SECONDS
-from svc_common.settings import ServiceSettings
+from svc_common.settings import InnerSettings
 
 _HOST = r"(\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)"
 _ORIGIN = r"(\*|[a-z][a-z0-9+.-]*://[A-Za-z0-9._-]+(:[0-9]+)?|[a-z]+://\[[0-9a-f:.]+\](:[0-9]+)?)"
@@ -28,7 +28,7 @@ class BadSetting(Exception):  # noqa: N818
     """A setting whose value cannot be used. The text is for the operator, and names the variable."""
 
 
-class GatewaySettings(ServiceSettings):
+class GatewaySettings(InnerSettings):
     """Settings of a gateway. Each is a flag and a variable: --http-port and QUIRE_HTTP_PORT."""
 
     model_config = SettingsConfigDict(cli_prog_name="python -m gateway_svc")

@@ -22,18 +22,18 @@ from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.store.redis import RedisStore
 from scheduler_svc.term import PartFailed
 from svc_common.gc_tuning import freeze_gc
+from svc_common.identity import InvalidCredentials
+from svc_common.inner_ports import check_dialled, create_inner_server, identity_of
 from svc_common.logs import configure_logging
 from svc_common.metrics import serve_metrics
 from svc_common.server import (
-    INTERNAL_MESSAGE_BYTES,
-    INTERNAL_OPTIONS,
     CannotListen,
     HealthReporter,
     bind,
-    create_server,
     enable_reflection,
     run_until_signal,
 )
+from svc_common.service_roles import ServiceRole
 from svc_common.settings import read_settings
 from svc_common.telemetry import configure_tracing, shutdown_tracing
 
@@ -47,25 +47,28 @@ WORKERS = "workers"
 
 async def serve(settings: SchedulerSettings) -> None:
     """Runs until a signal, or until another scheduler has taken over."""
+    identity = identity_of(ServiceRole.SCHEDULER, settings, [settings.host, settings.scheduler_admin_host])
+    check_dialled(identity, settings.worker_addresses, "QUIRE_WORKERS_AT")
     store = RedisStore(
         settings.redis_url.get_secret_value(), settings.record_ttl, settings.redis_prefix, settings.detach_grace
     )
     servicer, admin_servicer = SchedulerServicer(), AdminServicer()
-    server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES, options=INTERNAL_OPTIONS)
+    server = create_inner_server(identity)
     add_SchedulerServiceServicer_to_server(servicer, server)
     services = [scheduler_v1.DESCRIPTOR.services_by_name["SchedulerService"].full_name]
     health = HealthReporter(server, services)
     await health.set_one(STORE, False)
     await health.set_one(WORKERS, False)
     enable_reflection(server, services)
-    port = bind(server, settings.host, settings.scheduler_port)
+    port = bind(server, settings.host, settings.scheduler_port, identity.credentials)
     admin, admin_health, admin_port = admin_server(
-        admin_servicer, settings.scheduler_admin_host, settings.scheduler_admin_port
+        identity, admin_servicer, settings.scheduler_admin_host, settings.scheduler_admin_port
     )
     metrics = serve_metrics(settings.host, settings.scheduler_metrics_port)
 
     served = Served(servicer, admin_servicer, health)
-    leader = Leader(settings, store, uuid.uuid4().hex, served.lead, served.resign)
+    to_workers = identity.outbound(ServiceRole.WORKER)
+    leader = Leader(settings, store, uuid.uuid4().hex, served.lead, served.resign, to_workers)
     await server.start()
     await admin.start()
     await admin_health.set_serving(True)
@@ -152,7 +155,7 @@ def main() -> None:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings))
-    except CannotListen as error:
+    except (CannotListen, InvalidCredentials) as error:
         print(f"python -m scheduler_svc: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     finally:

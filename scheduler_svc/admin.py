@@ -12,8 +12,10 @@ from scheduler_svc.core.explain import Explanation, SequenceExplanation, Sequenc
 from scheduler_svc.core.request import PreemptionMethod, PreemptionRecord
 from svc_common.durations import to_duration
 from svc_common.errors import QuireError, Reason
+from svc_common.identity import Identity
+from svc_common.inner_ports import create_inner_server
 from svc_common.keys import DEFAULT_TENANT_NAME, request_key
-from svc_common.server import INTERNAL_MESSAGE_BYTES, HealthReporter, bind, create_server, enable_reflection
+from svc_common.server import HealthReporter, bind, enable_reflection
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000
@@ -97,13 +99,15 @@ class AdminServicer(AdminServiceServicer):
         )
 
 
-def admin_server(servicer: AdminServicer, host: str, port: int) -> tuple[grpc.aio.Server, HealthReporter, int]:
+def admin_server(
+    identity: Identity, servicer: AdminServicer, host: str, port: int
+) -> tuple[grpc.aio.Server, HealthReporter, int]:
     """A server of the admin service, bound and not started, with its health and its port. Raises CannotListen."""
-    server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES)
+    server = create_inner_server(identity)
     add_AdminServiceServicer_to_server(servicer, server)
     health = HealthReporter(server, [_SERVICE])
     enable_reflection(server, [_SERVICE])
-    return server, health, bind(server, host, port)
+    return server, health, bind(server, host, port, identity.credentials)
 
 
 def explanation_to_proto(explanation: Explanation) -> admin_v1.ExplainResponse:

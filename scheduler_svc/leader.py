@@ -11,6 +11,7 @@ from scheduler_svc.metrics import RESIGNATIONS
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.store.base import Store
 from scheduler_svc.term import PartFailed, Term
+from svc_common.identity import PLAIN, Outbound
 
 log = logging.getLogger("quire.scheduler")
 
@@ -32,6 +33,7 @@ class Leader:
         holder: str,
         on_lead: Callable[[SchedulerEngine], Awaitable[None]],
         on_resign: Callable[[PartFailed], Awaitable[None]],
+        to_workers: Outbound = PLAIN,
     ) -> None:
         self._settings = settings
         # Read at start-up: a standby may lead long after the package of its policy was replaced on disk.
@@ -42,6 +44,7 @@ class Leader:
         self._on_resign = on_resign
         self._term: Term | None = None
         self._pause = _MIN_PAUSE
+        self._to_workers = to_workers
 
     async def run(self) -> None:
         """Waits for the lease and leads, until another scheduler has taken over.
@@ -53,7 +56,9 @@ class Leader:
             epoch = await leadership.acquire(self._settings.standby)
             log.info("leading", extra={"epoch": epoch})
             begun = time.monotonic()
-            term = self._term = Term(self._settings, self._limits, self._store, leadership, self._on_lead)
+            term = self._term = Term(
+                self._settings, self._limits, self._store, leadership, self._on_lead, self._to_workers
+            )
             try:
                 await term.run()
             except Fenced as error:

@@ -14,10 +14,10 @@ from scheduler_svc.live_requests import Graces
 from scheduler_svc.policy_registry import find_policy
 from svc_common.records import RECORD_TTL, RECORD_TTL_SECONDS
 from svc_common.redis_url import DEFAULT_PREFIX, PREFIX, RedisPrefix, RedisUrl
-from svc_common.settings import ServiceSettings
+from svc_common.settings import InnerSettings
 
 
-class SchedulerSettings(ServiceSettings):
+class SchedulerSettings(InnerSettings):
     """Settings of a scheduler. Each is a flag and a variable: --policy and QUIRE_POLICY."""
 
     model_config = SettingsConfigDict(cli_prog_name="python -m scheduler_svc")
@@ -26,7 +26,7 @@ class SchedulerSettings(ServiceSettings):
     scheduler_metrics_port: int = Field(9101, ge=0, le=65535, description="port of /metrics; 0 takes a free one")
     scheduler_admin_port: int = Field(50062, ge=0, le=65535, description="port for `quire explain`; 0 takes a free one")
     scheduler_admin_host: str = Field(
-        "127.0.0.1", description="address of the admin port, which answers about all tenants and requires no key"
+        "127.0.0.1", description="address of the admin port, which answers about all tenants"
     )
     workers_at: str = Field(
         "127.0.0.1:50053",

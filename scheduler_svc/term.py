@@ -16,6 +16,7 @@ from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.store.base import StaleEpoch, Store, StoreUnavailable
 from scheduler_svc.store.eviction import watch_eviction
 from scheduler_svc.worker_link import WorkerPool
+from svc_common.identity import Outbound
 
 log = logging.getLogger("quire.scheduler")
 
@@ -42,12 +43,14 @@ class Term:
         store: Store,
         leadership: Leadership,
         on_lead: Callable[[SchedulerEngine], Awaitable[None]],
+        to_workers: Outbound,
     ) -> None:
         self._settings = settings
         self._limits = limits
         self._store = store
         self._leadership = leadership
         self._on_lead = on_lead
+        self._to_workers = to_workers
         self._is_fenced = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._engine: SchedulerEngine | None = None
@@ -83,7 +86,7 @@ class Term:
             on_failed=self._fail,
         )
         engine.take_over(logs)
-        workers = WorkerPool(engine, settings.worker_addresses)
+        workers = WorkerPool(engine, settings.worker_addresses, self._to_workers)
         self._begin("journal", engine.journal.run())
         self._begin("watch", engine.watch())
         self._begin("records", self._renew(engine))

@@ -11,19 +11,21 @@ StepCall = grpc.aio.StreamStreamCall[worker_v1.StepRequest, worker_v1.StepRespon
 class WorkerClient:
     """Calls over one channel, with timeouts in seconds. Every call may raise AioRpcError."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> None:
+        """`metadata` is that of each call."""
         self._stub = WorkerServiceStub(channel)
+        self._metadata = metadata
 
     async def describe(self, timeout: float) -> worker_v1.DescribeResponse:
         """The worker's description now."""
-        return await self._stub.Describe(worker_v1.DescribeRequest(), timeout=timeout)
+        return await self._stub.Describe(worker_v1.DescribeRequest(), timeout=timeout, metadata=self._metadata)
 
     def step(self) -> StepCall:
         """A new step stream."""
-        call: StepCall = self._stub.Step()
+        call: StepCall = self._stub.Step(metadata=self._metadata)
         return call
 
     async def block_hashes(self, epoch: int, generation: int, timeout: float) -> worker_v1.ReportBlockHashesResponse:
         """The hashes of the worker's blocks, for the scheduler that opened the stream of this generation."""
         request = worker_v1.ReportBlockHashesRequest(epoch=epoch, generation=generation)
-        return await self._stub.ReportBlockHashes(request, timeout=timeout)
+        return await self._stub.ReportBlockHashes(request, timeout=timeout, metadata=self._metadata)

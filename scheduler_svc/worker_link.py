@@ -21,7 +21,8 @@ from scheduler_svc.step_wire import hash_report_from_proto, plan_to_proto, shape
 from scheduler_svc.store.base import EpochOutsideWindow
 from scheduler_svc.worker_client import StepCall, WorkerClient
 from svc_common.addresses import join_host_port
-from svc_common.channels import end_if_cancelled, internal_channel
+from svc_common.channels import end_if_cancelled
+from svc_common.identity import PLAIN, Outbound
 from svc_common.protocols import STEP_PROTOCOLS, ProtocolRange
 
 log = logging.getLogger("quire.scheduler")
@@ -33,6 +34,7 @@ _RESOLVE = 3.0  # seconds between look-ups of the workers' names
 _WATCH = 1.0  # seconds between health checks of a worker
 _ANSWER_TIMEOUT = 5.0  # seconds in which a worker answers if its process runs
 _STEP_TIMEOUT = 120.0
+_REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _generations = count(1)
 
 
@@ -51,13 +53,16 @@ class PlanningFailed(Exception):  # noqa: N818
 class WorkerLink:
     """The step stream to the worker at `address`. When it breaks, its replica is removed, and nothing else."""
 
-    def __init__(self, engine: SchedulerEngine, address: str, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, engine: SchedulerEngine, address: str, on_change: Callable[[], None], outbound: Outbound
+    ) -> None:
         """`on_change` is called when `is_connected` has changed."""
         self.is_connected = False
         """Whether the worker accepts steps."""
         self._engine = engine
         self._address = address
         self._on_change = on_change
+        self._outbound = outbound
         self._wake = asyncio.Event()
         self._responses: deque[worker_v1.StepResponse] = deque()
         self._progressed_at = 0.0  # when a step was answered last, or the first of those in flight was planned
@@ -88,7 +93,8 @@ class WorkerLink:
             text = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
             # Logged once, not at each attempt. A worker that was never ready may be starting.
             if text != self._last:
-                is_noteworthy = self._was_ready or isinstance(error, WorkerSetApart)
+                is_refused = isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSED
+                is_noteworthy = self._was_ready or is_refused or isinstance(error, WorkerSetApart)
                 level = logging.WARNING if is_noteworthy else logging.INFO
                 log.log(level, "no worker", extra={"worker": self._address, "why": text})
             self._last = text or ""
@@ -108,8 +114,8 @@ class WorkerLink:
         return _REDIAL * 2.0 ** min(self._num_failures, _MAX_DOUBLINGS)
 
     async def _serve(self) -> None:
-        async with internal_channel(self._address) as channel:
-            worker = WorkerClient(channel)
+        async with self._outbound.channel(self._address) as channel:
+            worker = WorkerClient(channel, self._outbound.metadata)
             description = await worker.describe(_ANSWER_TIMEOUT)
             if description.is_draining:
                 raise LinkBroken("worker is draining")
@@ -306,8 +312,9 @@ async def _until_first(*works: Coroutine[None, None, None]) -> None:
 class WorkerPool:
     """A link to each worker at the configured names, which are resolved every few seconds."""
 
-    def __init__(self, engine: SchedulerEngine, addresses: list[str]) -> None:
+    def __init__(self, engine: SchedulerEngine, addresses: list[str], outbound: Outbound = PLAIN) -> None:
         self._engine = engine
+        self._outbound = outbound
         self._addresses = addresses
         self._links: dict[str, tuple[WorkerLink, asyncio.Task[None]]] = {}
         self._resolved: dict[str, set[str]] = {}  # by name, its addresses when it was last resolved
@@ -320,7 +327,7 @@ class WorkerPool:
                 found = await self._resolve()
                 self._links = {where: (link, task) for where, (link, task) in self._links.items() if not task.done()}
                 for address in found - self._links.keys():
-                    link = WorkerLink(self._engine, address, self._update_connected)
+                    link = WorkerLink(self._engine, address, self._update_connected, self._outbound)
                     self._links[address] = (link, asyncio.create_task(link.run()))
                 for address in self._links.keys() - found:
                     self._links[address][0].leave()

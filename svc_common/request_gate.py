@@ -1,4 +1,4 @@
-"""Admits calls of a gRPC server by their metadata, before their message is read, and limits the time for it."""
+"""Admits calls of a gRPC server before a message is read, and limits the time for the message."""
 
 import asyncio
 import inspect
@@ -16,7 +16,8 @@ class RequestGate(grpc.aio.ServerInterceptor):
     """Calls with one request message. grpc itself reads that message before it calls a handler, and waits for ever.
 
     A message that does not arrive within `seconds` is DEADLINE_EXCEEDED. The message of a call that `is_allowed`
-    rejects is not read: the handler, which is to reject the call too, gets an empty one.
+    rejects is not read: the handler, which is to reject the call too, gets an empty one. `is_allowed` may also raise
+    QuireError, which ends the call.
     """
 
     def __init__(self, seconds: float, is_allowed: Callable[[str, Context], bool]) -> None:
@@ -53,6 +54,36 @@ class RequestGate(grpc.aio.ServerInterceptor):
             raise QuireError(Reason.DEADLINE_EXCEEDED, "the message did not arrive in time") from None
         except StopAsyncIteration:
             raise QuireError(Reason.MALFORMED_MESSAGE, "the call has no message") from None
+
+
+class StreamGate(grpc.aio.ServerInterceptor):
+    """Calls with a stream of request messages, which the handler reads: `check` is called before, and may raise
+    QuireError. Handlers of responses are generators; messages pass without further work.
+    """
+
+    def __init__(self, check: Callable[[str, Context], object]) -> None:
+        """`check` takes the method's full name and the context."""
+        self._check = check
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> "Handler | None":
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler.request_streaming:
+            return handler
+        method, behavior = handler_call_details.method, behavior_of(handler)
+
+        def respond(messages: AsyncIterator[Any], context: Context) -> Any:
+            self._check(method, context)
+            return behavior(messages, context)
+
+        make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else _stream_unary
+        checked: Handler = make(
+            respond,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+        return checked
 
 
 _stream_unary: Callable[..., Handler] = grpc.stream_unary_rpc_method_handler

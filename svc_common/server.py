@@ -69,7 +69,7 @@ def create_server(
     )
 
 
-def bind(server: grpc.aio.Server, host: str, port: int) -> int:
+def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
     """Binds the server, before it is started, and returns its port: a free one where `port` is 0.
 
     Raises AddressInUse or CannotListen.
@@ -78,7 +78,9 @@ def bind(server: grpc.aio.Server, host: str, port: int) -> int:
     check_can_listen(host, port)
     address = join_host_port(host, port)
     try:
-        return server.add_insecure_port(address)
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
     except RuntimeError:
         raise AddressInUse(f"{address} was taken by another process just now") from None
 

@@ -1,10 +1,11 @@
 """Settings of a service: QUIRE_… variables, and the same names as flags. An invalid value stops the start-up."""
 
 import sys
-from typing import TypeVar
+from pathlib import Path
+from typing import Annotated, TypeVar
 
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, CliApp, CliImplicitFlag, SettingsConfigDict, SettingsError
 
 from svc_common.redaction import redact
 
@@ -23,6 +24,26 @@ class ServiceSettings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="lowest level that is logged")
+
+
+OptionalPath = Annotated[Path | None, BeforeValidator(lambda path: path or None)]
+"""A path; an empty one is as good as unset."""
+
+INSECURE = (
+    "inner ports check nobody, and may listen beyond loopback: for networks where something else, such as a service "
+    "mesh, lets only Quire's services connect to each other"
+)
+
+
+class InnerSettings(ServiceSettings):
+    """Settings of how services of a deployment prove their roles to each other."""
+
+    deployment_secret_file: OptionalPath = Field(
+        None,
+        description="file with the deployment's secret, at least 32 bytes, the same for all its services, which prove "
+        "their roles with it to each other on loopback",
+    )
+    insecure: CliImplicitFlag[bool] = Field(False, description=INSECURE)
 
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)

@@ -10,19 +10,19 @@ import uvloop
 
 from quire.worker.v1 import worker_pb2_grpc
 from svc_common.gc_tuning import freeze_gc
+from svc_common.identity import InvalidCredentials
+from svc_common.inner_ports import create_inner_server, identity_of
 from svc_common.logs import configure_logging
 from svc_common.metrics import serve_metrics
 from svc_common.models import ModelNotFound
 from svc_common.server import (
-    INTERNAL_MESSAGE_BYTES,
-    INTERNAL_OPTIONS,
     CannotListen,
     HealthReporter,
     bind,
-    create_server,
     enable_reflection,
     run_until_signal,
 )
+from svc_common.service_roles import ServiceRole
 from svc_common.settings import read_settings
 from svc_common.telemetry import configure_tracing, shutdown_tracing
 from worker_svc.device_thread import DeviceThread
@@ -41,13 +41,14 @@ _GRACE_SECONDS = 1.0
 
 async def serve(settings: WorkerSettings) -> None:
     """Serves until SIGTERM or SIGINT. Listens at once; SERVING when the model is loaded and warm."""
-    server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES, options=INTERNAL_OPTIONS)
+    identity = identity_of(ServiceRole.WORKER, settings, [settings.host])
+    server = create_inner_server(identity)
     device = DeviceThread()
     service = WorkerService(device)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
     health = HealthReporter(server, [SERVICE_NAME])
     enable_reflection(server, [SERVICE_NAME])
-    port = bind(server, settings.host, settings.worker_port)
+    port = bind(server, settings.host, settings.worker_port, identity.credentials)
     metrics = serve_metrics(settings.host, settings.worker_metrics_port)
     await server.start()
 
@@ -113,7 +114,7 @@ def main() -> None:
     except DeviceLost as error:
         logger.critical("exiting, to be restarted: %s", error)
         raise SystemExit(1) from None
-    except (StartupFailed, CannotListen, ModelNotFound) as error:
+    except (StartupFailed, CannotListen, InvalidCredentials, ModelNotFound) as error:
         logger.error("cannot start: %s", error)
         raise SystemExit(1) from None
     finally:

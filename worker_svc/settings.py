@@ -7,10 +7,10 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from svc_common.model_settings import SERVED_MODEL_NAME, ServedModelNames
-from svc_common.settings import ServiceSettings
+from svc_common.settings import InnerSettings
 
 
-class WorkerSettings(ServiceSettings):
+class WorkerSettings(InnerSettings):
     """Settings of a worker. Each is a flag and a variable: --num-blocks and QUIRE_NUM_BLOCKS."""
 
     model_config = SettingsConfigDict(cli_prog_name="python -m worker_svc")

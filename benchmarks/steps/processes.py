@@ -35,6 +35,7 @@ def running_scheduler(endpoints: ProcessEndpoints, redis_url: str, *, without_jo
     """A scheduler that records in a Redis that runs."""
     environment = {
         "QUIRE_SCHEDULER_PORT": str(endpoints.scheduler_port),
+        "QUIRE_INSECURE": "1",  # this benchmark's gateway and worker prove no role
         "QUIRE_SCHEDULER_ADMIN_PORT": "0",
         "QUIRE_SCHEDULER_METRICS_PORT": "0",
         "QUIRE_WORKERS_AT": f"127.0.0.1:{endpoints.worker_port}",

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -10,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from quire.admin.v1 import admin_pb2 as pb
 from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
 from quire_client.connection import Closeable, channel_options
+from quire_client.deployment_credentials import admin_metadata
 from quire_client.errors import quire_errors
 from quire_client.requests import assign
 
@@ -182,13 +184,17 @@ class AdminClient(Closeable):
     """Calls the admin service of a scheduler. Use it as a context manager.
 
     Every call raises QuireError, with INVALID_FIELD for a value that no message can hold.
-    `address` is QUIRE_ADMIN_ADDRESS or 127.0.0.1:50062 unless given; `timeout` is in seconds.
+    `address` is QUIRE_ADMIN_ADDRESS or 127.0.0.1:50062 unless given; `timeout` is in seconds. `secret_file` has the
+    deployment's secret: QUIRE_DEPLOYMENT_SECRET_FILE unless given, or run/deployment.secret if it exists.
     """
 
-    def __init__(self, address: str | None = None, *, timeout: float | None = None) -> None:
+    def __init__(
+        self, address: str | None = None, *, timeout: float | None = None, secret_file: Path | None = None
+    ) -> None:
         address = address or os.environ.get("QUIRE_ADMIN_ADDRESS") or DEFAULT_ADMIN_ADDRESS
         self._address = address
         self._timeout = timeout
+        self._metadata = admin_metadata(address, secret_file)
         self._channel = grpc.insecure_channel(address, channel_options(address))
         self._stub = AdminServiceStub(self._channel)
 
@@ -218,12 +224,13 @@ class AdminClient(Closeable):
             if value is not None:
                 assign(request, name, value)
         with quire_errors(self._address):
-            listed = self._stub.ListRequests(request, timeout=self._timeout)
+            listed = self._stub.ListRequests(request, timeout=self._timeout, metadata=self._metadata)
         return RequestList(tuple(map(RequestSummary.from_proto, listed.requests)), listed.num_live)
 
     def _explain(self, request: pb.ExplainRequest) -> Explanation:
         with quire_errors(self._address):
-            return Explanation.from_proto(self._stub.Explain(request, timeout=self._timeout))
+            explained = self._stub.Explain(request, timeout=self._timeout, metadata=self._metadata)
+        return Explanation.from_proto(explained)
 
 
 _STATES = {

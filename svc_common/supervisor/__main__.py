@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from svc_common.identity import InvalidCredentials
 from svc_common.model_settings import InvalidModelsFile, ModelSettings
 from svc_common.models import ModelNotFound
 from svc_common.server import CannotListen
 from svc_common.settings import read_settings
 from svc_common.supervisor.addresses import Addresses, assign, free_port
 from svc_common.supervisor.console import Console
+from svc_common.supervisor.deployment_secret import prepare_secret
 from svc_common.supervisor.embedded_redis import EmbeddedRedis, RedisNotFound
 from svc_common.supervisor.group import RoleGroup
 from svc_common.supervisor.prepare import PrepareFailed, prepare_model
@@ -33,9 +35,15 @@ async def supervise(settings: SupervisorSettings, console: Console) -> None:
     else:
         redis = EmbeddedRedis.prepare(settings.run_dir, free_port())
         redis_url, stores = redis.url, [redis_role(redis)]
-    constant = {"supervisor": os.getpid(), **addresses.to_json(), "redis_url": redis_url}
+    secret_file = prepare_secret(settings)
+    constant = {
+        "supervisor": os.getpid(),
+        **addresses.to_json(),
+        "redis_url": redis_url,
+        "deployment_secret_file": None if secret_file is None else str(secret_file),
+    }
     group = RoleGroup(
-        [*stores, *service_roles(settings, models, addresses, redis_url)],
+        [*stores, *service_roles(settings, models, addresses, redis_url, secret_file=secret_file)],
         console,
         policy=RestartPolicy(),
         stop_seconds=settings.stop_seconds,
@@ -97,7 +105,7 @@ def main() -> None:
         for line in error.last_lines:
             console.relay(error.role, line)
         raise SystemExit(1) from None
-    except (CannotListen, InvalidModelsFile, ModelNotFound, RedisNotFound, PrepareFailed) as error:
+    except (CannotListen, InvalidCredentials, InvalidModelsFile, ModelNotFound, RedisNotFound, PrepareFailed) as error:
         console.write_line(str(error))
         raise SystemExit(1) from None
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from pathlib import Path
 
 from svc_common.model_settings import ModelSettings
 from svc_common.server import LIVENESS
@@ -56,9 +57,13 @@ def service_roles(
     addresses: Addresses,
     redis_url: str,
     map_address: AddressMapper = direct_address,
+    secret_file: Path | None = None,
 ) -> list[Role]:
-    """Workers, schedulers, gateways. Of several, names end in an index; workers of a models file are named by model."""
-    common = {"QUIRE_LOG_LEVEL": settings.log_level}
+    """Workers, schedulers, gateways. Of several, names end in an index; workers of a models file are named by model.
+
+    `secret_file` has the secret by which they prove their roles to each other; None: they do not.
+    """
+    common = {"QUIRE_LOG_LEVEL": settings.log_level, **_credentials(secret_file)}
     inner = {**common, "QUIRE_HOST": LOOPBACK}
     workers = [
         Role(
@@ -121,6 +126,13 @@ def service_roles(
         for index, (http, grpc) in enumerate(zip(addresses.http, addresses.grpc, strict=True))
     ]
     return [*workers, *schedulers, *gateways]
+
+
+def _credentials(secret_file: Path | None) -> dict[str, str]:
+    """Variables of services' credentials."""
+    if secret_file is None:
+        return {"QUIRE_INSECURE": "1"}
+    return {"QUIRE_INSECURE": "0", "QUIRE_DEPLOYMENT_SECRET_FILE": str(secret_file.absolute())}
 
 
 def _workers(settings: SupervisorSettings, models: Sequence[ModelSettings]) -> list[tuple[str, ModelSettings]]:

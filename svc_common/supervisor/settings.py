@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
 from svc_common.model_settings import (
     MODELS,
@@ -17,7 +17,7 @@ from svc_common.model_settings import (
 )
 from svc_common.models import split_names
 from svc_common.redis_url import DEFAULT_PREFIX, PREFIX, RedisPrefix, RedisUrl
-from svc_common.settings import ServiceSettings
+from svc_common.settings import INSECURE, OptionalPath, ServiceSettings
 
 
 class SupervisorSettings(ServiceSettings):
@@ -63,7 +63,13 @@ class SupervisorSettings(ServiceSettings):
     override_generation_config: str | None = Field(None, description="passed on to gateways")
     models: ModelsFile = Field(None, description=MODELS)
     api_keys: Path | None = Field(None, description="TOML file of API keys; unset: no key is required")
-    run_dir: Path = Field(Path("run"), description="data directory of the embedded Redis")
+    deployment_secret_file: OptionalPath = Field(
+        None,
+        description="file with the deployment's secret, at least 32 bytes; unset: deployment.secret in run_dir, made "
+        "if it does not exist",
+    )
+    insecure: CliImplicitFlag[bool] = Field(False, description=INSECURE)
+    run_dir: Path = Field(Path("run"), description="directory for the embedded Redis' data and the deployment's secret")
     state_file: Path | None = Field(None, description="JSON file for process ids and addresses of the services")
     stop_seconds: float = Field(45, gt=0, description="seconds that a service may take to end before it is killed")
 

@@ -17,6 +17,7 @@ import redis
 from prometheus_page import read_samples
 from svc_common.supervisor.addresses import Addresses, assign, free_port
 from svc_common.supervisor.console import Console
+from svc_common.supervisor.deployment_secret import prepare_secret
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
 from svc_common.supervisor.group import RoleGroup
 from svc_common.supervisor.prepare import prepare_model
@@ -60,7 +61,9 @@ class Stack:
         def changed(role: Role) -> Role:
             return change_role(dataclasses.replace(role, environment={**environment, **role.environment}))
 
-        roles = [redis_role(store), *service_roles(settings, models, addresses, store.url, self._link_address)]
+        secret_file = prepare_secret(settings)
+        services = service_roles(settings, models, addresses, store.url, self._link_address, secret_file)
+        roles = [redis_role(store), *services]
         self._stopped: set[int] = set()
         self._output = log.open("w")
         self._group = RoleGroup(

@@ -3,6 +3,7 @@ in the middle of a swap, which loses no token."""
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
@@ -17,7 +18,7 @@ import pytest
 
 from deployment import Deployment, deployment
 from quire_client import AsyncClient, Generation, QuireError
-from quire_client.admin import AdminClient, SequenceState
+from quire_client.admin import SequenceState
 from reference import MAX_TIES, NEW_TOKENS, Reference
 
 QUIRE = Path(sys.executable).parent / "quire"
@@ -45,7 +46,10 @@ def running(model: object) -> Iterator[Deployment]:
 async def explain(running: Deployment, *arguments: str) -> Any:
     """The output of `quire explain`, parsed as JSON."""
     admin = running.state["scheduler_admin"][0]
-    call = await asyncio.create_subprocess_exec(QUIRE, "explain", *arguments, "--admin", admin, "--json", stdout=PIPE)
+    environment = os.environ | {"QUIRE_DEPLOYMENT_SECRET_FILE": str(running.secret_file)}
+    call = await asyncio.create_subprocess_exec(
+        QUIRE, "explain", *arguments, "--admin", admin, "--json", stdout=PIPE, env=environment
+    )
     said, _ = await call.communicate()
     assert call.returncode == 0
     return json.loads(said)
@@ -53,7 +57,7 @@ async def explain(running: Deployment, *arguments: str) -> Any:
 
 async def until_paused(running: Deployment, name: str) -> None:
     """Waits until a request is paused because its gateway is too far behind."""
-    with AdminClient(running.state["scheduler_admin"][0]) as admin:
+    with running.admin() as admin:
         async with asyncio.timeout(120):
             while admin.explain(name).sequences[0].state is not SequenceState.PAUSED:
                 await asyncio.sleep(0.02)

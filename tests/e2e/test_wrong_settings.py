@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from environments import bare_environment
+from svc_common.identity import make_secret
 
 PORTS = ("HTTP", "GRPC", "SCHEDULER", "SCHEDULER_ADMIN", "SCHEDULER_METRICS", "WORKER", "WORKER_METRICS")
 
@@ -14,7 +15,8 @@ PORTS = ("HTTP", "GRPC", "SCHEDULER", "SCHEDULER_ADMIN", "SCHEDULER_METRICS", "W
 def start(program: str, directory: Path, **settings: str) -> tuple[int, str]:
     """The exit code and the output of a program that does not start."""
     environment = bare_environment("QUIRE_CACHE_DIR")
-    environment |= {f"QUIRE_{port}_PORT": "0" for port in PORTS} | {"QUIRE_RUN_DIR": str(directory / "run")}
+    environment |= {f"QUIRE_{port}_PORT": "0" for port in PORTS}
+    environment |= {"QUIRE_RUN_DIR": str(directory / "run"), "QUIRE_INSECURE": "1"}
     call = [sys.executable, "-m", program]
     ended = subprocess.run(call, env=environment | settings, capture_output=True, text=True, timeout=120)
     return ended.returncode, ended.stdout + ended.stderr
@@ -40,6 +42,29 @@ def test_value_out_of_range_is_named(tmp_path: Path, program: str, name: str, va
     code, said = start(program, tmp_path, **{name: value})
     assert code == 2
     assert name in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("program", "settings", "message"),
+    [
+        ("worker_svc", {"QUIRE_HOST": "0.0.0.0"}, "will not listen on 0.0.0.0"),
+        ("scheduler_svc", {"QUIRE_HOST": "::"}, "will not listen on ::"),
+        ("scheduler_svc", {"QUIRE_SCHEDULER_ADMIN_HOST": "0.0.0.0"}, "will not listen on 0.0.0.0"),
+        ("scheduler_svc", {"QUIRE_WORKERS_AT": "worker:50053"}, "QUIRE_WORKERS_AT names worker:50053"),
+        ("scheduler_svc", {"QUIRE_DEPLOYMENT_SECRET_FILE": ""}, "QUIRE_DEPLOYMENT_SECRET_FILE is not set"),
+        ("worker_svc", {"QUIRE_DEPLOYMENT_SECRET_FILE": "/no/file"}, "QUIRE_DEPLOYMENT_SECRET_FILE: /no/file: no such"),
+        ("svc_common.supervisor", {"QUIRE_DEPLOYMENT_SECRET_FILE": "/no/file"}, "/no/file: no such file"),
+    ],
+)
+def test_service_without_credentials_does_not_start(
+    tmp_path: Path, program: str, settings: dict[str, str], message: str
+) -> None:
+    make_secret(tmp_path / "secret")
+    secure = {"QUIRE_INSECURE": "0", "QUIRE_DEPLOYMENT_SECRET_FILE": str(tmp_path / "secret")}
+    code, said = start(program, tmp_path, **secure | settings)
+    assert code == 1
+    assert message in said
     assert "Traceback" not in said
 
 

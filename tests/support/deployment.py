@@ -18,6 +18,7 @@ from typing import Any
 
 from environments import bare_environment
 from prometheus_page import read_samples
+from quire_client.admin import AdminClient
 
 START_SECONDS = 240  # the first start of all also prepares the model
 
@@ -56,6 +57,15 @@ class Deployment:
         """Device blocks by state."""
         pattern = re.compile(r'quire_kv_blocks\{state="(\w+)",tier="device"\}')
         return {match[1]: int(value) for name, value in self.metrics().items() if (match := pattern.match(name))}
+
+    @property
+    def secret_file(self) -> Path:
+        """The file with the deployment's secret."""
+        return Path(self.state["deployment_secret_file"])
+
+    def admin(self) -> AdminClient:
+        """A client of the first scheduler's admin service."""
+        return AdminClient(self.state["scheduler_admin"][0], secret_file=self.secret_file)
 
     def kill(self, role: str, number: int = signal.SIGKILL) -> None:
         """Send a signal to a role's process."""

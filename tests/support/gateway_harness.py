@@ -85,7 +85,7 @@ async def gateway_at(
         http_port=0,
         grpc_port=0,
         schedulers_at=",".join(addresses),
-        **({"drain_grace": 0} | of_one_model | settings),
+        **({"drain_grace": 0, "insecure": True} | of_one_model | settings),
     )
     gateway = Gateway(chosen, ModelCatalog.load(chosen.model_settings()))
     await gateway.start()

@@ -9,6 +9,7 @@ from docs.tools.figures import FIGURES, FOLDER
 from docs.tools.settings import PAGE, page
 from gateway_svc.openai_http.errors import HttpError
 from svc_common.errors import QuireError, Reason
+from svc_common.service_roles import MAY_CALL
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -47,6 +48,14 @@ def test_the_table_of_errors_is_complete() -> None:
     assert documented == {
         reason.value: (error.code.name, HttpError.of(error).status) for reason, error in errors.items()
     }
+
+
+def test_the_table_of_callers_is_complete() -> None:
+    rows = re.findall(
+        r"^\| `(quire\.\S+Service)`.*\| `(\w+)` \|$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE
+    )
+    inner = {service: roles for service, roles in MAY_CALL.items() if service.startswith("quire.")}
+    assert {service: {role} for service, role in rows} == inner
 
 
 def test_the_page_of_settings_matches_the_settings() -> None:

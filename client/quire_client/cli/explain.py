@@ -18,13 +18,23 @@ from quire_client.admin import (
     SequenceState,
 )
 from quire_client.cli import options as opt
-from quire_client.cli.output import ADMIN_UNREACHABLE, NO_ADMIN_SERVICE, REQUEST_NOT_LIVE, print_json
+from quire_client.cli.output import (
+    ADMIN_UNAUTHENTICATED,
+    ADMIN_UNREACHABLE,
+    NO_ADMIN_SERVICE,
+    REQUEST_NOT_LIVE,
+    print_json,
+)
 from quire_client.errors import UNREACHABLE, QuireError
 
 _SHORT_KEY = 12
 _MAX_PROMPTS = 1_024  # of one HTTP call
 _NUM_LISTED = 20
-_REASONS = {UNREACHABLE: ADMIN_UNREACHABLE, "NOT_FOUND": REQUEST_NOT_LIVE}
+_REASONS = {
+    UNREACHABLE: ADMIN_UNREACHABLE,
+    "NOT_FOUND": REQUEST_NOT_LIVE,
+    "UNAUTHENTICATED": ADMIN_UNAUTHENTICATED,
+}
 _FAIR = "fair"  # the policy with debts of tenants
 
 

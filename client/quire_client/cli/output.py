@@ -17,6 +17,9 @@ _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(co
 ADMIN_UNREACHABLE = "ADMIN_UNREACHABLE"
 """The reason where no scheduler responds at its admin address."""
 
+ADMIN_UNAUTHENTICATED = "ADMIN_UNAUTHENTICATED"
+"""The reason where a scheduler requires the deployment's credential."""
+
 NO_ADMIN_SERVICE = "NO_ADMIN_SERVICE"
 """The reason where another service than a scheduler's admin service responds there."""
 
@@ -26,6 +29,8 @@ REQUEST_NOT_LIVE = "REQUEST_NOT_LIVE"
 _NEXT_STEPS = {
     ADMIN_UNREACHABLE: "by default a scheduler listens for this on its own machine only; name its address with --admin "
     "or QUIRE_ADMIN_ADDRESS",
+    ADMIN_UNAUTHENTICATED: "name the file with the deployment's secret with QUIRE_DEPLOYMENT_SECRET_FILE; `make run` "
+    "writes deployment.secret in QUIRE_RUN_DIR",
     NO_ADMIN_SERVICE: "the admin port of a scheduler is 50062 by default; name its address with --admin or "
     "QUIRE_ADMIN_ADDRESS",
     REQUEST_NOT_LIVE: "it may have ended; `quire explain` without an id lists live requests",

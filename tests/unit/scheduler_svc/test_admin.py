@@ -22,6 +22,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import EngineSettings, SchedulerEngine
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.store.redis import RedisStore
+from svc_common.identity import InsecureIdentity
 from svc_common.keys import request_key
 
 SERVICE = "quire.admin.v1.AdminService"
@@ -86,7 +87,7 @@ def engine() -> Engine:
 async def channel(engine: Engine) -> AsyncIterator[grpc.aio.Channel]:
     servicer = AdminServicer()
     servicer.lead(engine)
-    server, health, port = admin_server(servicer, "127.0.0.1", 0)
+    server, health, port = admin_server(InsecureIdentity(), servicer, "127.0.0.1", 0)
     await server.start()
     await health.set_serving(True)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -235,7 +236,7 @@ def no_failure(error: Exception) -> NoReturn:
 
 
 async def test_a_scheduler_that_does_not_lead_answers_not_leader() -> None:
-    server, _, port = admin_server(AdminServicer(), "127.0.0.1", 0)
+    server, _, port = admin_server(InsecureIdentity(), AdminServicer(), "127.0.0.1", 0)
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         answer = await refused(AdminServiceStub(channel).ListRequests(admin_v1.ListRequestsRequest()))

@@ -145,6 +145,11 @@ tolerations:
 {{- define "quire.commonEnv" -}}
 - name: QUIRE_LOG_LEVEL
   value: {{ .Values.logLevel }}
+{{- if .Values.insecure }}
+# Services do not check who calls them.
+- name: QUIRE_INSECURE
+  value: "1"
+{{- end }}
 {{- with .Values.otel.endpoint }}
 - name: OTEL_EXPORTER_OTLP_ENDPOINT
   value: {{ . | quote }}

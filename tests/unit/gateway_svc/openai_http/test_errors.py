@@ -12,6 +12,7 @@ TABLE = {
     Reason.FEATURE_UNSUPPORTED: (400, "invalid_request_error"),
     Reason.MESSAGE_TOO_LARGE: (413, "invalid_request_error"),
     Reason.UNAUTHENTICATED: (401, "authentication_error"),
+    Reason.PERMISSION_DENIED: (403, "permission_error"),
     Reason.MODEL_NOT_FOUND: (404, "invalid_request_error"),
     Reason.MODEL_NOT_READY: (503, "service_unavailable"),
     Reason.NOT_FOUND: (404, "invalid_request_error"),
