@@ -1,5 +1,6 @@
 """Admission to the queue: limits in all and by tenant, and no request whose deadline cannot be met."""
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -80,6 +81,7 @@ class Admission:
         self._sharing = sharing
         self._total = _QueueLoad()
         self._tenants: dict[str, _QueueLoad] = {}
+        self._num_of_account: Counter[str] = Counter()  # requests that wait
         self._waiting: dict[str, tuple[Request, float]] = {}  # by key, with expected tokens
 
     @property
@@ -96,6 +98,7 @@ class Admission:
         """Why a request may not wait, or None. `context_length` is 0 if there was no replica yet."""
         return (
             self.check_size(request, context_length)
+            or self._check_account(request, rates)
             or self._check_room(request, rates)
             or self._check_deadline(request, now, rates)
         )
@@ -110,6 +113,7 @@ class Admission:
         tenant.weight = request.weight
         for load in (self._total, tenant):
             load.add(1, num_tokens(request), expected)
+        self._num_of_account[request.limits.account] += 1
 
     def leave(self, request: Request) -> None:
         """A request waits no more. Does nothing if it did not wait."""
@@ -121,6 +125,9 @@ class Admission:
             load.add(-1, num_tokens(request), expected)
         if not tenant.num_requests:
             del self._tenants[request.tenant]
+        self._num_of_account[request.limits.account] -= 1
+        if not self._num_of_account[request.limits.account]:
+            del self._num_of_account[request.limits.account]
 
     def observe_end(self, request: Request, num_output: int) -> None:
         """A sequence ended by itself with `num_output` output tokens: update the usual length."""
@@ -162,6 +169,17 @@ class Admission:
                 f"prompt and max_tokens, of all its sequences, exceed the {most} tokens that may wait",
             )
         return None
+
+    def _check_account(self, request: Request, rates: Rates) -> AdmissionRefusal | None:
+        limits = request.limits
+        num_waiting = self._num_of_account[limits.account]
+        if limits.max_queued is None or num_waiting < limits.max_queued:
+            return None
+        message = f"{num_waiting} requests of this account wait, and max_queued of its API keys is {limits.max_queued}"
+        tenant = self._tenants.get(request.tenant, _QueueLoad())
+        # While one request of the tenant is served, those of other tenants are, too.
+        wait = min(tenant.expected / max(1, tenant.num_requests) * len(self._tenants), self._total.expected)
+        return AdmissionRefusal(Failure.TENANT_OVER_QUOTA, message, _retry_after(wait, rates))
 
     def _check_room(self, request: Request, rates: Rates) -> AdmissionRefusal | None:
         limits = self._limits

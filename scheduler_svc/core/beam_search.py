@@ -180,15 +180,11 @@ class BeamGroup:
 
 
 def refuse_wide(request: Request, shape: ReplicaShape, max_sequences: int) -> AdmissionRefusal | None:
-    """Why the beams of a request could not run at the same time on a replica, or None.
-
-    They are certain to share only the prompt.
-    """
+    """Why the beams of a request could not run at the same time on a replica, or None."""
     if request.beam is None:
         return None
-    width, size = request.beam.width, shape.block_size
-    num_own = -(-(request.max_tokens + len(request.prompt) % size) // size)
-    if len(request.prompt) // size + width * num_own > shape.num_blocks:
+    width = request.beam.width
+    if request.max_blocks(shape.block_size) > shape.num_blocks:
         return AdmissionRefusal(
             Failure.SEARCH_TOO_WIDE, "the search is too wide for the memory of this model's workers"
         )

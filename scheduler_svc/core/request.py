@@ -129,6 +129,13 @@ class Request:
         """The most tokens that one of its sequences may have."""
         return len(self.prompt) + (0 if self.returns_value else self.max_tokens)
 
+    def max_blocks(self, block_size: int) -> int:
+        """The most blocks that one of its sequences may take, or all its beams, which share the prompt."""
+        if self.beam is None:
+            return -(-self.max_length // block_size)
+        num_own = -(-(self.max_tokens + len(self.prompt) % block_size) // block_size)
+        return len(self.prompt) // block_size + self.beam.width * num_own
+
     @property
     def least_output(self) -> int:
         """Output tokens that each of its sequences has at least."""

@@ -67,6 +67,7 @@ class RequestTable:
         if not live:
             return []
         self._requests[request.key] = sequences
+        self._waiting.accounts.add_request(request)
         if request.beam is not None:
             self.searches[request.key] = BeamGroup(request, request.beam, live[0])
         if request.deadline is not None:
@@ -119,6 +120,7 @@ class RequestTable:
             self._deadlines.discard(key)
             self.searches.pop(key, None)
             del self._requests[key]
+            self._waiting.accounts.remove_request(sequence.request)
 
     def _leave(self, sequence: Sequence, replica: Replica | None) -> None:
         if sequence.phase in (Phase.RUNNING, Phase.SWAPPING_IN):

@@ -20,6 +20,7 @@ from scheduler_svc.core.planning.prompt_turns import PromptTurns
 from scheduler_svc.core.planning.running import RunningPlanner
 from scheduler_svc.core.planning.step_builder import StepBuilder
 from scheduler_svc.core.policy import POLICIES
+from scheduler_svc.core.policy.account_gate import refuse_beyond_account
 from scheduler_svc.core.policy.poison import IsolatingPlacement, IsolatingQueue, PoisonTracker
 from scheduler_svc.core.policy.preemption import PreemptionPolicy
 from scheduler_svc.core.replica import Replica
@@ -51,7 +52,7 @@ class Scheduler:
         preemption = PreemptionPolicy(policy, limits.preemption)
         lengths = OutputLengths()
         self.poison = PoisonTracker()
-        self.waiting = IsolatingQueue(policy, Admission(limits.queue, sharing, lengths), self.poison)
+        self.waiting = IsolatingQueue(policy, Admission(limits.queue, sharing, lengths), self.poison, self.replicas)
         self.placement = IsolatingPlacement(self.replicas, self.poison)
         self.capacity = Capacity(limits, self.placement, preemption, lengths)
         self._preemptor = Preemptor(preemption, self.waiting, self.totals)
@@ -94,6 +95,9 @@ class Scheduler:
 
     def _plan_step(self, replica: Replica) -> StepPlan | None:
         step = StepBuilder(replica, self.limits)
+        if self._preemptor.limit_accounts(replica):
+            for other in self.replicas:
+                self.placement.note_placed(other)  # which may have room where this one has none
         if not self._isolated_runs.is_due(replica):
             self._fair_preemption.take_waiting(replica)
             head = self._fair_preemption.make_way(replica)
@@ -350,6 +354,7 @@ class Scheduler:
             self.waiting.admission.check_size(request, self.context_length)
             or refuse_kind(request, self.replicas)
             or self._refuse_wide(request)
+            or refuse_beyond_account(request, self.replicas)
         )
 
     def _refuse_wide(self, request: Request) -> AdmissionRefusal | None:

@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from scheduler_svc.core.account_limits import AccountLimits
 from scheduler_svc.core.admission import AdmissionLimits
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.policy.preemption import PreemptionMode
@@ -250,6 +251,55 @@ class ContestedWorld(RandomWorld):
             tenant=rng.choice(["x", "x", "x", "y", "z"]),
             priority=rng.choice([-1, 0, 0, 0, 1]),
         )
+
+
+class LimitedWorld(RandomWorld):
+    """Requests of accounts with limits of slots and blocks, and of one without. Limits change while requests run."""
+
+    def __init__(self, seed: int, max_sampled_tokens: int = 1) -> None:
+        super().__init__(seed, max_sampled_tokens)
+        rng = self.rng
+        self.share_of_beams = rng.choice([0.0, 0.1])
+        self.limits = {name: self.draw_limits(name) for name in ("x/", "x/batch", "y/")}
+        self.has_new_limits: set[str] = set()
+        """Accounts whose limits have changed: what runs may exceed the new ones."""
+
+    def draw_limits(self, name: str) -> AccountLimits:
+        rng = self.rng
+        return AccountLimits(
+            name,
+            max_running=rng.choice([None, 1, 2, 5]),
+            max_queued=rng.choice([None, None, 2]),
+            max_kv_blocks=rng.choice([None, *(self.shape.num_blocks * part // 8 for part in (2, 4, 6))]),
+        )
+
+    def act(self) -> None:
+        if self.rng.random() < 0.002:
+            name = self.rng.choice(list(self.limits))
+            self.limits[name] = self.draw_limits(name)
+            self.has_new_limits.add(name)
+        super().act()
+        self.check_limits()
+
+    def request(self) -> Request:
+        request = super().request()
+        names = [name for name in self.limits if name.startswith(request.tenant)]
+        return replace(request, limits=self.limits[self.rng.choice(names)])
+
+    def check_limits(self) -> None:
+        """A beam search may exceed a limit of blocks that it reserved, after its worker was lost."""
+        running: dict[str, list[tuple[Request, int]]] = {}
+        for site in self.world.sites:
+            replica = site.replica
+            for sequence in (*replica.running, *replica.indivisible, *replica.isolated):
+                account = running.setdefault(sequence.request.limits.account, [])
+                account.append((sequence.request, len(sequence.block_ids)))
+        for name, held in running.items():
+            if name in self.has_new_limits or len(held) == 1 or any(request.beam is not None for request, _ in held):
+                continue
+            limits = self.limits[name]
+            assert limits.max_running is None or len(held) <= limits.max_running
+            assert limits.max_kv_blocks is None or sum(count for _, count in held) <= limits.max_kv_blocks
 
 
 def run_world(world: RandomWorld, num_actions: int) -> World:

@@ -24,6 +24,7 @@ VOCAB_SIZE = 2
 REFUSALS = {
     Failure.INVALID,
     Failure.SEARCH_TOO_WIDE,
+    Failure.TOO_MANY_TOKENS,
     Failure.UNAVAILABLE,
     Failure.TENANT_OVER_QUOTA,
     Failure.DEADLINE_INFEASIBLE,

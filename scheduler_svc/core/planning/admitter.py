@@ -59,6 +59,7 @@ class Admitter:
                     continue
                 at = self._enter(offer, head) if offer is not None else None
             if at is not None:
+                self._waiting.accounts.note_admitted(head, at.shape)
                 self._compute(step, at, head)
             elif step.scheduled or not self._preemptor.clear_deadlock(replica, head):
                 return

@@ -83,6 +83,18 @@ class Preemptor:
         self._record(victim, self._choose(replica, victim))
         self._leave(replica, victim)
 
+    def limit_accounts(self, replica: Replica) -> bool:
+        """Preempts sequences of accounts that use too many blocks; whether it queued some that were held back."""
+        accounts = self._waiting.accounts
+        accounts.measure()
+        for sequence in accounts.take_excess(replica):
+            # It is not swapped: it may wait long for its own account, and others need the host's memory.
+            costs = self._policy.compare_costs(replica, sequence)
+            self._record(sequence, replace(costs, method=PreemptionMethod.RECOMPUTE))
+            self.num_sequences_freed += 1
+            self._leave(replica, sequence)
+        return accounts.release(self._waiting.now)
+
     def _choose(self, replica: Replica, sequence: Sequence) -> PreemptionRecord:
         """Begins to swap a sequence out if that costs less than to recompute it, and the host has room."""
         preemption = self._policy.compare_costs(replica, sequence)

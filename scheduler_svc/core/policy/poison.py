@@ -65,8 +65,10 @@ class PoisonTracker:
 class IsolatingQueue(WaitingSequences):
     """The queue, with suspected sequences apart. They are admitted before others, one at a time on each replica."""
 
-    def __init__(self, policy: Policy, admission: Admission, poison: PoisonTracker) -> None:
-        super().__init__(policy, admission)
+    def __init__(
+        self, policy: Policy, admission: Admission, poison: PoisonTracker, replicas: Iterable[Replica] = ()
+    ) -> None:
+        super().__init__(policy, admission, replicas)
         self._poison = poison
         self._suspected: dict[Sequence, None] = {}  # in the order of their arrival here
 
@@ -100,7 +102,8 @@ class IsolatingQueue(WaitingSequences):
         """The sequence that a replica admits or resumes next: a suspected one after beams that others wait for."""
         if not self._suspected or replica.is_retired or replica.isolated:
             return super().head(replica)
-        return self.awaited_beam(replica) or next(iter(self._suspected))
+        suspected = (each for each in self._suspected if self.accounts.may_run(each, replica.shape))
+        return self.awaited_beam(replica) or next(suspected, None) or super().head(replica)
 
     def isolate(self, sequences: Iterable[Sequence]) -> None:
         """Sets those apart that are queued and suspected now."""

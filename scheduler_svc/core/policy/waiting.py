@@ -1,6 +1,9 @@
 """The sequences that wait for a replica: in the policy's queue, or for a prefix that another sequence computes."""
 
+from collections.abc import Iterable
+
 from scheduler_svc.core.admission import Admission
+from scheduler_svc.core.policy.account_gate import AccountGate
 from scheduler_svc.core.policy.order import Policy
 from scheduler_svc.core.policy.prefix_waiters import PrefixWaiters
 from scheduler_svc.core.replica import Replica
@@ -10,15 +13,17 @@ from scheduler_svc.core.request import Phase, Sequence
 class WaitingSequences:
     """Sequences that hold no blocks. Swapped sequences wait on their replica instead."""
 
-    def __init__(self, policy: Policy, admission: Admission) -> None:
+    def __init__(self, policy: Policy, admission: Admission, replicas: Iterable[Replica] = ()) -> None:
+        """`replicas` is the owner's own list, which grows and shrinks."""
         self.policy = policy
+        self.accounts = AccountGate(policy, replicas)
         self.admission = admission
         self.prefix_waiters = PrefixWaiters()
         self.now = 0.0  # the driver's clock, as of its last call
         self._awaited_beams: dict[int, Sequence] = {}  # by id; their siblings hold blocks and wait for them
 
     def __len__(self) -> int:
-        return len(self.policy) + len(self.prefix_waiters) + len(self._awaited_beams)
+        return len(self.policy) + len(self.accounts) + len(self.prefix_waiters) + len(self._awaited_beams)
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence with all its known tokens."""
@@ -28,26 +33,29 @@ class WaitingSequences:
         if sequence.is_one_of_beams:
             self._awaited_beams[sequence.id] = sequence
         else:
-            self.policy.add(sequence, self.now)
+            self.accounts.add(sequence, self.now)
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out of the queue."""
         if self._awaited_beams.pop(sequence.id, None) is None:
-            self.policy.remove(sequence)
+            self.accounts.remove(sequence)
 
     def num_ahead(self, sequence: Sequence, num_swapped: int, now: float) -> int | None:
         """How many sequences are admitted or resumed before a queued one; None for a beam that others wait for.
 
         `num_swapped` sequences of its class or a higher one are swapped out.
         """
-        return None if sequence.is_one_of_beams else self.policy.position(sequence, now) + num_swapped
+        if sequence.is_one_of_beams:
+            return None
+        num_held = self.accounts.num_ahead(sequence)
+        return num_swapped + (self.policy.position(sequence, now) if num_held is None else num_held)
 
     def head(self, replica: Replica) -> Sequence | None:
         """The sequence that a replica admits or resumes next.
 
         First beams that others wait for. Then the sequence that the policy names, or a sequence swapped out here if
         neither its class is lower nor its tenant's debt larger. A retired replica takes only the latter, and beams
-        whose siblings are there.
+        whose siblings are there. Sequences whose accounts have no room for them are passed over.
         """
         return self.awaited_beam(replica) or self._first_of_class(replica)
 
@@ -62,10 +70,11 @@ class WaitingSequences:
         return None
 
     def _first_of_class(self, replica: Replica) -> Sequence | None:
-        queued = self.policy.first(self.now) if not replica.is_retired else None
-        if not replica.swapped:
+        queued = self.accounts.first(self.now, replica.shape) if not replica.is_retired else None
+        resumable = [s for s in replica.swapped if self.accounts.may_run(s, replica.shape)]
+        if not resumable:
             return queued
-        swapped = min(replica.swapped, key=lambda s: (self.rank(s), s.arrival, s.index))
+        swapped = min(resumable, key=lambda s: (self.rank(s), s.arrival, s.index))
         return queued if queued is not None and self._goes_first(queued, swapped) else swapped
 
     def _goes_first(self, queued: Sequence, swapped: Sequence) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from scheduler_svc.core.account_limits import NO_LIMITS, AccountLimits
 from scheduler_svc.core.admission import Admission, AdmissionLimits, AdmissionRefusal, Rates, Sharing
 from scheduler_svc.core.events import Failure
 from scheduler_svc.core.output_lengths import OutputLengths
@@ -47,6 +48,25 @@ def test_full_queue_is_unavailable_until_one_leaves(sharing: Sharing, limits: di
     assert refused.retry_after == pytest.approx(1.0), "100 tokens at 100 a second"
     queue.leave(waiting[1])
     assert may_wait(queue, request("more"))
+
+
+@pytest.mark.parametrize("sharing", Sharing)
+def test_an_account_has_as_many_requests_in_the_queue_as_its_key_allows(sharing: Sharing) -> None:
+    queue = admission(sharing)
+    two, other = AccountLimits("a/", max_queued=2), AccountLimits("a/other", max_queued=2)
+    for number in range(2):
+        assert may_wait(queue, request(str(number), tenant="a", limits=two))
+        queue.enter(request(str(number), tenant="a", limits=two))
+    refused = refusal(queue, request("more", tenant="a", limits=two))
+    assert refused.failure is Failure.TENANT_OVER_QUOTA
+    assert refused.message == "2 requests of this account wait, and max_queued of its API keys is 2"
+    assert refused.retry_after == pytest.approx(1.0), "100 tokens at 100 a second"
+    for allowed in (other, AccountLimits("a/", max_queued=3), AccountLimits("a/"), NO_LIMITS):
+        assert may_wait(queue, request("more", tenant="a", limits=allowed))
+    queue.enter(request("0", tenant="a", limits=two))  # it waits already
+    queue.leave(request("0", tenant="a", limits=two))
+    assert may_wait(queue, request("more", tenant="a", limits=two))
+    assert refusal(admission(), request("none", limits=AccountLimits("a/", max_queued=0))).retry_after == 1.0
 
 
 @pytest.mark.parametrize("limits", [{"max_tenant_requests": 2}, {"max_tenant_tokens": 200}])

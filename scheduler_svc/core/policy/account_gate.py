@@ -1,0 +1,251 @@
+"""Holds back sequences of accounts that are at a limit of what runs, so that they are in nobody's way in the queue."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import chain
+
+from scheduler_svc.core.account_limits import NO_LIMITS, AccountLimits
+from scheduler_svc.core.admission import AdmissionRefusal
+from scheduler_svc.core.events import Failure
+from scheduler_svc.core.lazy_heap import LazyHeap
+from scheduler_svc.core.policy.order import Policy
+from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.replica_shape import ReplicaShape
+from scheduler_svc.core.request import Phase, Request, Sequence
+
+MAX_QUEUED = 256  # sequences of a limited account in the policy's queue; each may have to be taken out of it again
+
+_Order = tuple[float, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Account:
+    """`num_slots` and `num_blocks` are what its running sequences use, as last measured, and what was admitted since.
+
+    Of its sequences that wait, `queued` are in the policy's queue, the last one in their order first; `held` are not.
+    """
+
+    limits: AccountLimits
+    stated_at: float
+    num_requests: int = 0
+    num_slots: int = 0
+    num_blocks: int = 0
+    queued: LazyHeap[Sequence, _Order] = field(default_factory=LazyHeap)
+    held: LazyHeap[Sequence, _Order] = field(default_factory=LazyHeap)
+
+    @property
+    def is_limited(self) -> bool:
+        return self.limits.max_running is not None or self.limits.max_kv_blocks is not None
+
+    @property
+    def max_queued(self) -> int:
+        """How many sequences may be in the policy's queue: not many more than may be admitted."""
+        most = self.limits.max_running
+        return MAX_QUEUED if most is None else min(MAX_QUEUED, max(0, most - self.num_slots))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its sequences use more blocks than they may. One alone may always run."""
+        most = self.limits.max_kv_blocks
+        return most is not None and self.num_blocks > most and self.num_slots > 1
+
+
+class AccountGate:
+    """Puts sequences into the policy's queue, as far as the limits of their accounts may let them run.
+
+    Sequences of one account are held back and queued by priority, then by arrival. The time for which one is held back
+    does not count as waiting. A sequence uses one slot, and the blocks that its known tokens take; a beam search
+    uses as many slots as it is wide, and the most blocks that its beams may take.
+    """
+
+    def __init__(self, policy: Policy, replicas: Iterable[Replica] = ()) -> None:
+        """`replicas` is the owner's own list, which grows and shrinks."""
+        self._policy = policy
+        self._replicas = replicas
+        self._accounts: dict[str, _Account] = {}  # of live requests
+        self._limited: dict[str, _Account] = {}  # those that have or had a limit of what runs
+
+    def __len__(self) -> int:
+        """Sequences that are held back."""
+        return sum(len(account.held) for account in self._limited.values())
+
+    # Requests.
+
+    def add_request(self, request: Request) -> None:
+        """A request is live. The limits of the latest one apply to its account."""
+        limits = request.limits
+        if limits is NO_LIMITS:
+            return
+        account = self._accounts.get(limits.account)
+        if account is None:
+            account = self._accounts[limits.account] = _Account(limits, request.arrived_at)
+        if request.arrived_at >= account.stated_at:
+            account.limits, account.stated_at = limits, request.arrived_at
+        account.num_requests += 1
+        if account.is_limited and limits.account not in self._limited:
+            self._limited[limits.account] = account
+            self.measure()
+
+    def remove_request(self, request: Request) -> None:
+        """A request has ended, with all its sequences."""
+        name = request.limits.account
+        account = self._accounts.get(name)
+        if account is None:
+            return
+        account.num_requests -= 1
+        if not account.num_requests:
+            del self._accounts[name]
+            self._limited.pop(name, None)
+
+    # The queue.
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """Queues a sequence, or holds it back, or another one of its account in its place."""
+        account = self._account(sequence)
+        if account is None:
+            self._policy.add(sequence, now)
+            return
+        if len(account.queued) >= account.max_queued:
+            last = account.queued.first()
+            if last is None or last[1].order < sequence.order:
+                self._hold(account, sequence, now)
+                return
+            self._hold(account, last[1], now)
+        self._queue(account, sequence, now)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes a sequence out of the queue. Does nothing if it is not queued."""
+        account = self._account(sequence)
+        if account is not None:
+            account.queued.discard(sequence)
+            account.held.discard(sequence)
+        self._policy.remove(sequence)
+
+    def first(self, now: float, shape: ReplicaShape) -> Sequence | None:
+        """The sequence to admit next; those of accounts without room that are before it are held back."""
+        while (first := self._policy.first(now)) is not None and not self.may_run(first, shape):
+            self._hold(self._limited[first.request.limits.account], first, now)
+        return first
+
+    def release(self, now: float) -> bool:
+        """Queues held sequences for which their accounts have room. Whether there were any."""
+        num_before = len(self)
+        shape = next((replica.shape for replica in self._replicas), None)
+        if not num_before or shape is None:
+            return False
+        for account in self._limited.values():
+            while (best := account.held.first()) is not None:
+                if len(account.queued) >= account.max_queued or not self.may_run(best[1], shape):
+                    break
+                account.held.discard(best[1])
+                self._queue(account, best[1], now)
+        return len(self) < num_before
+
+    def num_ahead(self, sequence: Sequence) -> int | None:
+        """How many sequences of its account are admitted before one that is held back; None if it is not."""
+        account = self._account(sequence)
+        if account is None or sequence not in account.held:
+            return None
+        return len(account.queued) + sum(other.order < sequence.order for other in account.held)
+
+    def _account(self, sequence: Sequence) -> _Account | None:
+        return self._limited.get(sequence.request.limits.account) if self._limited else None
+
+    def _queue(self, account: _Account, sequence: Sequence, now: float) -> None:
+        sequence.start_waiting(now)
+        account.queued.put(sequence, tuple(-part for part in sequence.order))
+        self._policy.add(sequence, now)
+
+    def _hold(self, account: _Account, sequence: Sequence, now: float) -> None:
+        account.queued.discard(sequence)
+        self._policy.remove(sequence)
+        account.held.put(sequence, sequence.order)
+        sequence.stop_waiting(now)
+
+    # Limits.
+
+    def measure(self) -> None:
+        """Measures what the running sequences of limited accounts use. O(sequences that run), if there are any."""
+        if not self._limited:
+            return
+        for account in self._limited.values():
+            account.num_slots = account.num_blocks = 0
+        searches = set[str]()
+        for replica in self._replicas:
+            for sequence in chain(replica.running, replica.indivisible, replica.isolated):
+                if sequence.request.key not in searches:
+                    self._count(sequence, replica.shape)
+                if sequence.request.beam is not None:
+                    searches.add(sequence.request.key)  # its other beams are counted with the first
+
+    def may_run(self, sequence: Sequence, shape: ReplicaShape) -> bool:
+        """Whether the account of a sequence that waits has room for it.
+
+        It always has if nothing else of it runs, and for one of several beams, which wait for each other.
+        """
+        account = self._account(sequence)
+        if account is None or not account.num_slots or sequence.is_one_of_beams:
+            return True
+        limits = account.limits
+        if limits.max_running is not None and account.num_slots + _num_slots(sequence) > limits.max_running:
+            return False
+        return limits.max_kv_blocks is None or account.num_blocks + _num_blocks(sequence, shape) <= limits.max_kv_blocks
+
+    def note_admitted(self, sequence: Sequence, shape: ReplicaShape) -> None:
+        """A sequence runs since the last measurement."""
+        if not sequence.is_one_of_beams:
+            self._count(sequence, shape)
+
+    def _count(self, sequence: Sequence, shape: ReplicaShape) -> None:
+        account = self._account(sequence)
+        if account is not None:
+            account.num_slots += _num_slots(sequence)
+            account.num_blocks += _num_blocks(sequence, shape)
+
+    def take_excess(self, replica: Replica) -> list[Sequence]:
+        """The running sequences of a replica that must be preempted, so that no account uses too many blocks."""
+        if not any(account.is_over for account in self._limited.values()):
+            return []
+        excess = []
+        for sequence in reversed(replica.running):
+            account = self._account(sequence)
+            is_able = sequence.phase is Phase.RUNNING and sequence.request.beam is None
+            if account is not None and account.is_over and is_able:
+                account.num_slots -= _num_slots(sequence)
+                account.num_blocks -= _num_blocks(sequence, replica.shape)
+                excess.append(sequence)
+        return excess
+
+
+def refuse_beyond_account(request: Request, replicas: Seq[Replica]) -> AdmissionRefusal | None:
+    """Why a request can never run within the limits of its account, or None. Without a replica any can."""
+    limits, beam = request.limits, request.beam
+    if beam is not None and limits.max_running is not None and beam.width > limits.max_running:
+        message = f"the search is wider than max_running of the API key, which is {limits.max_running}"
+        return AdmissionRefusal(Failure.SEARCH_TOO_WIDE, message)
+    if limits.max_kv_blocks is None or not replicas or all(each.shape.is_without_kv(request) for each in replicas):
+        return None
+    size = replicas[0].shape.block_size
+    num_blocks = request.max_blocks(size)
+    if num_blocks <= limits.max_kv_blocks:
+        return None
+    message = (
+        f"prompt and max_tokens take up to {num_blocks} KV blocks of {size} tokens, and max_kv_blocks of the API key "
+        f"is {limits.max_kv_blocks}"
+    )
+    return AdmissionRefusal(Failure.TOO_MANY_TOKENS if beam is None else Failure.SEARCH_TOO_WIDE, message)
+
+
+def _num_slots(sequence: Sequence) -> int:
+    return 1 if sequence.request.beam is None else sequence.request.beam.width
+
+
+def _num_blocks(sequence: Sequence, shape: ReplicaShape) -> int:
+    """The blocks of a sequence once all its known tokens are computed."""
+    request = sequence.request
+    if shape.is_without_kv(request):
+        return 0
+    if request.beam is not None:
+        return request.max_blocks(shape.block_size)
+    return max(len(sequence.block_ids), shape.num_blocks_for(sequence.num_known + sequence.num_extra))
