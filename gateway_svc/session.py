@@ -159,16 +159,21 @@ class SchedulerSession:
         self.is_store_degraded = status.is_store_degraded
         # Protocol 1 has one model, and no list.
         listed = status.models or ([status.model] if status.HasField("model") else [])
+        # While versions with different tokenizers serve, a name is listed more than once.
         by_name = {model.name: model for model in listed}
+        by_name |= {model.name: model for model in listed if self._has_tokenizer(model)}
         self._log_mismatches(by_name)
         self._set_models(
             {
                 name: ModelInfo.from_proto(by_name[name])
-                for name, fingerprint in self._fingerprints.items()
-                if name in by_name and by_name[name].tokenizer_fingerprint == fingerprint
+                for name in self._fingerprints
+                if name in by_name and self._has_tokenizer(by_name[name])
             }
         )
         self._subscriptions.set_status(self.models.keys(), is_store_degraded=status.is_store_degraded)
+
+    def _has_tokenizer(self, model: scheduler_pb2.Model) -> bool:
+        return self._fingerprints.get(model.name) == model.tokenizer_fingerprint
 
     def _log_mismatches(self, listed: Mapping[str, scheduler_pb2.Model]) -> None:
         """Logs, once until it changes, each model that the scheduler has with another tokenizer, or may have under

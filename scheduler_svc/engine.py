@@ -94,11 +94,11 @@ class SchedulerEngine:
     @property
     def status(self) -> scheduler_v1.Status:
         """The status message for gateways."""
-        models = [model.to_proto() for model in self.models.listed]
+        first = self.models.first
         return scheduler_v1.Status(
-            model=models[0] if models else None,
+            model=None if first is None else first.to_proto(),
             is_store_degraded=self.journal.is_degraded,
-            models=models,
+            models=[model.to_proto() for model in self.models.listed],
             oldest_protocol=SESSION_PROTOCOLS.oldest,
             newest_protocol=SESSION_PROTOCOLS.newest,
         )
@@ -184,10 +184,18 @@ class SchedulerEngine:
         self._send_status()
 
     def retire_worker(self, replica: Replica) -> None:
-        """A worker drains: it gets no new sequences, and its own move if there is another worker."""
+        """A worker drains: it gets no new sequences, and its own move if there is another worker of its version."""
         model = self._models_of[replica]
         self.requests.dispatch(model.core.retire(replica))
+        self._update_models(time.monotonic())
         model.wake()
+        self._send_status()  # another version may be preferred now
+
+    def has_left(self, replica: Replica) -> bool:
+        """Whether a worker that drains has nothing left to do."""
+        if not (replica.is_retired and replica.is_idle):
+            return False
+        return not (replica.is_last and self._models_of[replica].core.num_queued)
 
     def remove_worker(self, replica: Replica, *, may_have_crashed: bool = True) -> None:
         """A worker is lost; its sequences continue on other workers of its model."""
@@ -225,8 +233,10 @@ class SchedulerEngine:
     def _update_models(self, now: float) -> None:
         """Moves requests to versions that serve, fails those of versions without workers, and drops such versions."""
         for version in list(self.models):
-            if self.models.replacement(version) is not None:
+            if self.models.is_superseded(version):
                 self.requests.move(version)
+                if version.core.supersede():
+                    version.wake()
             if self.models.is_gone(version, now):
                 self.requests.end_all(version)
                 self.models.discard(version)

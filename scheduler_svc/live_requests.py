@@ -88,9 +88,10 @@ class LiveRequests:
     # Models.
 
     def move(self, old: ModelVersion) -> None:
-        """Runs requests without tokens on the version that serves. Requests with another tokenizer's ids fail."""
+        """Runs requests without tokens on the version that serves their tokenizer, if there is one."""
         for live in list(self._live.values()):
-            if live.model is old and live.is_running and not live.log.fingerprint:
+            is_movable = live.model is old and live.is_running and not live.log.fingerprint
+            if is_movable and self._models.replacement(old, live.log.submit.tokenizer_fingerprint) is not None:
                 self._restart(live)
 
     def end_all(self, version: ModelVersion) -> None:
@@ -98,6 +99,9 @@ class LiveRequests:
         for live in list(self._live.values()):
             if live.model is version and (live.log.fingerprint or live.is_running):
                 self._stop(live, Failure.UNAVAILABLE, _REPLACED)
+
+    def _version_of(self, log: RequestLog, now: float) -> ModelVersion:
+        return self._models.for_request(log.model, log.submit.tokenizer_fingerprint, log.fingerprint, now)
 
     def has_any(self, version: ModelVersion) -> bool:
         """Whether any request runs on a version, or waits for it."""
@@ -108,14 +112,14 @@ class LiveRequests:
     def check(self, live: LiveRequest) -> FailedEvent | None:
         """Why a new request would be refused now; None: it would be accepted. Nothing changes."""
         now = time.monotonic()
-        model = self._models.for_request(live.log.model, live.log.fingerprint, now)
-        return self._refuse_tokenizer(live, model, now) or model.core.check(live.request_at(now), now)
+        model = self._version_of(live.log, now)
+        return self._refuse_tokenizer(live, model, now, is_new=True) or model.core.check(live.request_at(now), now)
 
     def take_over(self, log: RequestLog) -> None:
         """Keeps a request of an earlier term until a gateway attaches, or the grace has passed."""
         REQUESTS_TAKEN_OVER.inc()
         live = self._live[log.key] = LiveRequest(log)
-        live.model = self._models.for_request(log.model, log.fingerprint, time.monotonic())
+        live.model = self._version_of(log, time.monotonic())
         self._advance(live, LiveEvent.TAKE_OVER)
 
     def _takeover_expired(self, live: LiveRequest) -> None:
@@ -140,6 +144,7 @@ class LiveRequests:
         """Lets the core compute what the log lacks now, instead of what it was given before."""
         if live.model is not None:
             live.model.core.cancel(live.log.key)
+            live.model.wake()  # it may have been the last one there
         return self._submit(live, is_restored=True)
 
     def _submit(self, live: LiveRequest, *, is_restored: bool) -> FailedEvent | None:
@@ -152,10 +157,10 @@ class LiveRequests:
         if not log.is_durable:
             self._journal.mark_changed(log)
         now = time.monotonic()
-        model = live.model = self._models.for_request(log.model, log.fingerprint, now)
+        model = live.model = self._version_of(log, now)
         if not log.fingerprint and any(sequence.token_ids for sequence in log.sequences):
             log.fingerprint = model.fingerprint
-        refusal = self._refuse_tokenizer(live, model, now)
+        refusal = self._refuse_tokenizer(live, model, now, is_new=not is_restored)
         if refusal is None:
             refusal = model.core.submit(live.request_at(now), now, live.restored() if is_restored else ())
         if refusal is not None:
@@ -166,10 +171,16 @@ class LiveRequests:
         model.wake()
         return refusal
 
-    def _refuse_tokenizer(self, live: LiveRequest, model: ModelVersion, now: float) -> FailedEvent | None:
-        """Refuses a request whose token ids are another tokenizer's. Protocol 1 does not have the fingerprint."""
-        fingerprint, description = live.log.submit.tokenizer_fingerprint, model.description
-        if not fingerprint or description is None or fingerprint == description.tokenizer_fingerprint:
+    def _refuse_tokenizer(
+        self, live: LiveRequest, model: ModelVersion, now: float, *, is_new: bool
+    ) -> FailedEvent | None:
+        """Refuses a request whose token ids are another tokenizer's. Protocol 1 does not have the fingerprint.
+
+        A new request is refused as well if only versions with other tokenizers serve; one that was accepted waits.
+        """
+        tokenizer = live.log.submit.tokenizer_fingerprint
+        is_unserved = is_new and not model.fingerprint and self._models.serving(model.name) is not None
+        if not tokenizer or not (is_unserved or model.tokenizer not in (b"", tokenizer)):
             return None
         return FailedEvent(live.request_at(now), Failure.UNAVAILABLE, _REPLACED)
 

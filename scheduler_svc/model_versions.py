@@ -1,6 +1,7 @@
 """The models that are served. Each version of a model has its own core: queue, replicas and prefix index."""
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
 
@@ -25,11 +26,18 @@ class ModelVersion:
         self.fingerprint = fingerprint
         self.core = core
         self.description: worker_v1.DescribeResponse | None = None
+        self.started_at = math.inf
+        """When the first of its workers in this term started, in seconds since 1970."""
         self.is_listed = False
         self.without_workers_since: float | None = created_at
         self.lost_at: set[str] = set()
         """Addresses of lost workers, which may come back with this version."""
         self._wakes: dict[Replica, asyncio.Event] = {}
+
+    @property
+    def tokenizer(self) -> bytes:
+        """The fingerprint of its tokenizer; empty while that is not known."""
+        return self.description.tokenizer_fingerprint if self.description is not None else b""
 
     @property
     def num_workers(self) -> int:
@@ -45,6 +53,7 @@ class ModelVersion:
         """A worker is ready; `wake` is set whenever there may be work for it."""
         self._wakes[replica] = wake
         self.description = description
+        self.started_at = min(self.started_at, description.started_at.ToNanoseconds() / 1e9)
         self.is_listed = True
         self.without_workers_since = None
 
@@ -81,7 +90,8 @@ class ModelVersions:
     """All versions, in order of arrival.
 
     While workers are being replaced, a model may have two versions. A request with tokens continues on workers of the
-    version that computed them. All others go to the version that has the most workers.
+    version that computed them. All others go to the preferred version, or to the preferred one of their tokenizer:
+    versions with another tokenizer cannot run them.
     """
 
     def __init__(self, make_core: Callable[[], Scheduler], worker_timeout: float) -> None:
@@ -99,30 +109,50 @@ class ModelVersions:
 
     @property
     def listed(self) -> list[ModelVersion]:
-        """The version for new requests of each name that requests can be submitted for."""
-        return [version for name in self._names if (version := self.serving(name)) is not None]
+        """The versions for new requests: for each name one for each tokenizer, the preferred one last."""
+        return [version for name in self._names for version in self._listed(name)]
 
-    def serving(self, name: str) -> ModelVersion | None:
-        """The version for new requests of a name: the one with the most workers, of equal ones the latest.
+    def _listed(self, name: str) -> list[ModelVersion]:
+        preferred = self.serving(name)
+        if preferred is None:
+            return []
+        tokenizers = dict.fromkeys(version.tokenizer for version in self._listed_as(name))
+        of_tokenizers = [self.serving(name, tokenizer) for tokenizer in tokenizers if tokenizer != preferred.tokenizer]
+        return [version for version in of_tokenizers if version is not None and version.num_taking] + [preferred]
 
-        None: no worker has it, or has had it for too long. The empty name, which gateways of protocol 1 may send, is
-        the first model's.
+    @property
+    def first(self) -> ModelVersion | None:
+        """The preferred version of the first model that is listed."""
+        return next((version for name in self._names if (version := self.serving(name)) is not None), None)
+
+    def serving(self, name: str, tokenizer: bytes = b"") -> ModelVersion | None:
+        """The preferred version of a name, for new requests: the one with the most workers that accept requests.
+
+        Of equal ones it is the one whose workers started last, which is the same for each leader. With a `tokenizer`,
+        the preferred one that has it. None: no worker has it, or has had it for too long. The empty name, which
+        gateways of protocol 1 may send, is the first model's.
         """
+        versions = [one for one in self._listed_as(name) if tokenizer in (b"", one.tokenizer)]
+        return max(versions, key=lambda one: (one.num_taking, one.num_workers, one.started_at), default=None)
+
+    def _listed_as(self, name: str) -> list[ModelVersion]:
+        """The listed versions of a name, the latest first."""
         name = name or next(iter(self._names), "")
-        versions = [version for version in reversed(self._versions) if version.name == name and version.is_listed]
-        return max(versions, key=lambda version: (version.num_taking, version.num_workers), default=None)
+        return [version for version in reversed(self._versions) if version.name == name and version.is_listed]
 
     def find(self, name: str, fingerprint: bytes) -> ModelVersion | None:
         """The version of a model with this fingerprint."""
         versions = (version for version in self._versions if version.name == name)
         return next((version for version in versions if version.fingerprint == fingerprint), None)
 
-    def for_request(self, name: str, fingerprint: bytes, now: float) -> ModelVersion:
-        """The version that a request runs on; `fingerprint` is of the one that computed its tokens, or empty.
+    def for_request(self, name: str, tokenizer: bytes, fingerprint: bytes, now: float) -> ModelVersion:
+        """The version that a request runs on: it has tokens of a `tokenizer`, or of one that is not known (empty).
+        `fingerprint` is of the version that computed its tokens, or empty.
 
-        If no worker has the version, the request waits for one.
+        If no worker has the version, the request waits for one. One without tokens waits at the version of an empty
+        fingerprint if none of its tokenizer serves.
         """
-        found = None if fingerprint else self.serving(name)
+        found = None if fingerprint else self.serving(name, tokenizer)
         return found or self._find_or_add(name, fingerprint, now)
 
     def for_worker(self, description: worker_v1.DescribeResponse, address: str, now: float) -> ModelVersion:
@@ -139,12 +169,15 @@ class ModelVersions:
             version.is_listed = False
         return bool(expired)
 
-    def replacement(self, version: ModelVersion) -> ModelVersion | None:
-        """The version to which requests without tokens move from one that accepts none; None: there is none."""
+    def is_superseded(self, version: ModelVersion) -> bool:
+        """Whether a version accepts no requests, while another one of its name does."""
         serving = self.serving(version.name)
-        if version.num_taking or serving is None or serving is version or not serving.num_taking:
-            return None
-        return serving
+        return not version.num_taking and serving not in (None, version) and serving.num_taking > 0
+
+    def replacement(self, version: ModelVersion, tokenizer: bytes) -> ModelVersion | None:
+        """The version to which a request without tokens moves from one that is superseded; None: it has to wait."""
+        serving = self.serving(version.name, tokenizer)
+        return serving if serving is not version and serving is not None and serving.num_taking else None
 
     def is_gone(self, version: ModelVersion, now: float) -> bool:
         """Whether no worker has a version, and none is expected to have it again.
@@ -158,8 +191,6 @@ class ModelVersions:
         never_came = version.description is None
         if self.serving(version.name) in (None, version):
             return never_came and self.all_connected and self._is_late(version, now)
-        if not version.fingerprint:
-            return False  # its requests move
         is_replaced = self.all_connected if never_came else not version.lost_at
         return is_replaced or self._is_late(version, now)
 

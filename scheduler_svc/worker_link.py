@@ -192,7 +192,7 @@ class WorkerLink:
         """Plan, send, commit: the next step is sent while the worker runs the last one. Until the replica has left."""
         reader = asyncio.create_task(self._read(call))
         try:
-            while not (replica.is_retired and replica.is_idle):
+            while not self._engine.has_left(replica):
                 while (plan := self._plan(replica)) is not None:
                     if len(replica.steps_in_flight) == 1:
                         self._progressed_at = time.monotonic()

@@ -29,6 +29,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     def __init__(self, device: DeviceThread) -> None:
         self._device = device
+        self._started_at = time.time()
         self.device_lost = asyncio.Event()
         self._instance: ModelInstance | None = None
         self._stream: StepStream | None = None
@@ -51,7 +52,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def Describe(  # noqa: N802
         self, request: pb.DescribeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> pb.DescribeResponse:
-        return description_to_proto(self._ready().description, epoch=self._last_term[0], is_draining=self._is_draining)
+        return description_to_proto(
+            self._ready().description,
+            epoch=self._last_term[0],
+            is_draining=self._is_draining,
+            started_at=self._started_at,
+        )
 
     async def ReportBlockHashes(  # noqa: N802
         self, request: pb.ReportBlockHashesRequest, context: "grpc.aio.ServicerContext[Any, Any]"

@@ -4,6 +4,8 @@ from dataclasses import fields
 from functools import partial
 from itertools import chain, compress
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from quire.worker.v1 import worker_pb2 as pb
 from svc_common.protocols import STEP_PROTOCOLS
 from worker_svc.block_hashes import BlockHashReport
@@ -180,8 +182,12 @@ def _block_hashes_to_proto(block_hashes: BlockHashes) -> pb.BlockHashes:
     )
 
 
-def description_to_proto(description: WorkerDescription, epoch: int, *, is_draining: bool) -> pb.DescribeResponse:
-    """The replica's description, the highest epoch that it served, and whether it is draining."""
+def description_to_proto(
+    description: WorkerDescription, epoch: int, *, is_draining: bool, started_at: float
+) -> pb.DescribeResponse:
+    """The replica's description, the highest epoch that it served, whether it is draining, and when it started, in
+    seconds since 1970.
+    """
     limits = description.limits
     return pb.DescribeResponse(
         model=description.model,
@@ -203,4 +209,5 @@ def description_to_proto(description: WorkerDescription, epoch: int, *, is_drain
         newest_protocol=STEP_PROTOCOLS.newest,
         max_sampled_tokens=1 + limits.max_draft_tokens,
         computed_results=map(_computed_result, COMPUTED_RESULTS),
+        started_at=Timestamp(seconds=int(started_at), nanos=int(started_at % 1 * 1e9)),
     )

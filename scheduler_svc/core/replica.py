@@ -39,7 +39,8 @@ class Replica:
         self.steps_in_flight: list[StepPlan] = []
         self.num_steps = 0
         self.num_slots_of: Counter[str] = Counter()  # sequences that hold a slot, by tenant
-        self.is_retired = False  # it is given no new sequences
+        self.is_retired = False  # it is given no new sequences, unless it `is_last`
+        self.is_last = False  # all replicas of its core are retired, and no other one will come
         self.is_indivisible_due = False  # the next step begins with one that did not fit with others
         self.finished_ids: list[int] = []  # sequences that the worker forgets with the next step
 
@@ -47,6 +48,11 @@ class Replica:
     def is_idle(self) -> bool:
         """Whether it has no sequence and no step in flight."""
         return not (self.num_running or self.swapped or self.pending_free or self.steps_in_flight)
+
+    @property
+    def admits(self) -> bool:
+        """Whether it is given queued sequences."""
+        return not self.is_retired or self.is_last
 
     @property
     def num_running(self) -> int:

@@ -314,6 +314,20 @@ class Scheduler:
         self._drain_retired()
         return self._cancel_unsupported()
 
+    def supersede(self) -> bool:
+        """No other replica will come: another version of the model has replaced this one.
+
+        Retired replicas admit what is queued here, since it cannot run elsewhere. Returns whether that is new. Does
+        nothing while a replica is not retired.
+        """
+        last = [replica for replica in self.replicas if not replica.is_last]
+        if not last or not all(replica.is_retired for replica in self.replicas):
+            return False
+        for replica in last:
+            replica.is_last = True
+        self.capacity.forget_rates()
+        return True
+
     def remove_replica(self, replica: Replica, *, may_have_crashed: bool = True) -> list[FailedEvent]:
         """A worker is lost, with its KV memory: its sequences are queued with their committed tokens.
 
@@ -345,6 +359,7 @@ class Scheduler:
     def _drain_retired(self) -> None:
         if not all(replica.is_retired for replica in self.replicas):
             for replica in self.replicas:
+                replica.is_last = False
                 if replica.is_retired:
                     self._preemptor.drain(replica)
 

@@ -86,7 +86,7 @@ class CoreRunner:
         num_host_blocks: int | None = None,
         durations: Durations | None = None,
     ) -> None:
-        sent = description_to_proto(worker.description, 0, is_draining=False)
+        sent = description_to_proto(worker.description, 0, is_draining=False, started_at=0.0)
         about = worker_v1.DescribeResponse.FromString(sent.SerializeToString())
         shape = shape_from_proto(about)
         assert num_blocks <= shape.num_blocks, "the worker has not so many"

@@ -80,7 +80,10 @@ class World:
         return [site for site in self.sites if not site.replica.is_retired]
 
     def retire(self, site: Site) -> None:
+        """Retires a replica. Sometimes another version has replaced this one, if it was the last."""
         self.take(self.scheduler.retire(site.replica))
+        if self.now % 2 < 1 and self.scheduler.supersede():
+            self._counts["versions superseded"] += 1
 
     def remove_drained(self) -> None:
         """Removes retired replicas without sequences."""

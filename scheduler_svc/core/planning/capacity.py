@@ -77,7 +77,7 @@ class Capacity:
     def rates(self, replicas: Iterable[Replica], now: float) -> Rates:
         """What these replicas do together, as measured within the last second."""
         if now >= self._rates_until:
-            working = [replica for replica in replicas if not replica.is_retired]
+            working = [replica for replica in replicas if replica.admits]
             costs = [replica.costs for replica in working]
             self._rates = Rates(
                 tokens_per_second=sum(self._tokens_per_second(replica) for replica in working),

@@ -77,7 +77,7 @@ class FairPreemption:
 
         Its KV there is freed.
         """
-        if self._waiting.policy or replica.swapped or replica.is_retired or not self._capacity.has_free_slot(replica):
+        if self._waiting.policy or replica.swapped or not replica.admits or not self._capacity.has_free_slot(replica):
             return
         for other in self._replicas:
             kept = [sequence for sequence in other.kept if replica.shape.computes(sequence.request)]
@@ -95,7 +95,7 @@ class FairPreemption:
 
     def _may_take(self, replica: Replica, head: Sequence) -> bool:
         """Whether a replica has a slot and room for a queued sequence."""
-        may_take = not replica.is_retired and not replica.swapped and replica.shape.computes(head.request)
+        may_take = replica.admits and not replica.swapped and replica.shape.computes(head.request)
         if not may_take or not self._capacity.has_free_slot(replica):
             return False
         num_needed = replica.kv.num_needed(head, replica.kv.match(head))

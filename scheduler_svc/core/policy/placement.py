@@ -118,7 +118,7 @@ class Placement:
         """The replicas after the one that asks, round robin. One with swapped sequences of its own takes no others."""
         index = self._replicas.index(asks)
         others = chain(islice(self._replicas, index + 1, None), islice(self._replicas, index))
-        return (other for other in islice(others, MAX_OTHERS) if not other.is_retired and not other.swapped)
+        return (other for other in islice(others, MAX_OTHERS) if other.admits and not other.swapped)
 
     def _rank(self, offer: PlacementOffer, sequence: Sequence, num_output: float) -> tuple[float, int]:
         replica = offer.replica

@@ -100,7 +100,7 @@ class IsolatingQueue(WaitingSequences):
 
     def head(self, replica: Replica) -> Sequence | None:
         """The sequence that a replica admits or resumes next: a suspected one after beams that others wait for."""
-        if not self._suspected or replica.is_retired or replica.isolated:
+        if not self._suspected or not replica.admits or replica.isolated:
             return super().head(replica)
         suspected = (each for each in self._suspected if self.accounts.may_run(each, replica.shape))
         return self.awaited_beam(replica) or next(suspected, None) or super().head(replica)
@@ -133,4 +133,4 @@ class IsolatingPlacement(Placement):
         if asks.is_idle:
             return asks
         computing = (replica for replica in self._replicas if replica.shape.computes(sequence.request))
-        return next((replica for replica in computing if replica.is_idle and not replica.is_retired), asks)
+        return next((replica for replica in computing if replica.is_idle and replica.admits), asks)

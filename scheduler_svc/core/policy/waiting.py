@@ -54,23 +54,23 @@ class WaitingSequences:
         """The sequence that a replica admits or resumes next.
 
         First beams that others wait for. Then the sequence that the policy names, or a sequence swapped out here if
-        neither its class is lower nor its tenant's debt larger. A retired replica takes only the latter, and beams
-        whose siblings are there. Sequences whose accounts have no room for them are passed over.
+        neither its class is lower nor its tenant's debt larger. A replica that does not admit takes only the latter,
+        and beams whose siblings are there. Sequences whose accounts have no room for them are passed over.
         """
         return self.awaited_beam(replica) or self._first_of_class(replica)
 
     def awaited_beam(self, replica: Replica) -> Sequence | None:
         """The first beam that others wait for.
 
-        A retired replica takes only beams whose siblings run on it.
+        A replica that does not admit takes only beams whose siblings run on it.
         """
         for beam in self._awaited_beams.values():
-            if not replica.is_retired or any(replica.holds(sibling) for sibling in beam.siblings):
+            if replica.admits or any(replica.holds(sibling) for sibling in beam.siblings):
                 return beam
         return None
 
     def _first_of_class(self, replica: Replica) -> Sequence | None:
-        queued = self.accounts.first(self.now, replica.shape) if not replica.is_retired else None
+        queued = self.accounts.first(self.now, replica.shape) if replica.admits else None
         resumable = [s for s in replica.swapped if self.accounts.may_run(s, replica.shape)]
         if not resumable:
             return queued

@@ -274,3 +274,33 @@ async def test_a_request_without_tokens_does_not_wait_for_a_lost_version(
         await until_recorded(store, gone.key, State.FAILED)
         log = await until_recorded(store, waits.key, State.FINISHED)
     assert log.sequences[0].token_ids == expected(20)
+
+
+async def test_what_is_queued_at_the_last_worker_of_an_old_tokenizer_ends_there(redis_url: str) -> None:
+    """Requests that were tokenized for the old version cannot move to the new one."""
+    old, new, port = ChecksumService(), ChecksumService(fingerprint=b"new"), lasting_port()
+    old.about.tokenizer_fingerprint, old.about.max_sequences = b"old tokens", 1
+    async with serving(old) as ports, scheduler(redis_url, [*ports, port]) as running, running.session() as session:
+        await session.ready()
+        old.gate.clear()
+        submits = [
+            await session.submit(prompt_token_ids=[*PROMPT, number], tokenizer_fingerprint=b"old tokens")
+            for number in range(3)
+        ]
+        await until(lambda: bool(old.steps))
+        server, _ = await serve(new, port)
+        await listed(session, "checksum", "checksum")
+        assert session.status is not None
+        tokenizers = [model.tokenizer_fingerprint for model in session.status.models]
+        assert tokenizers == [b"old tokens", b"tokens"], "the preferred one is the last"
+        old.about.is_draining = True
+        await listed(session, "checksum")
+        # A gateway may send one more before it receives the status.
+        submits.append(await session.submit(prompt_token_ids=[*PROMPT, 3], tokenizer_fingerprint=b"old tokens"))
+        await session.answer(submits[-1].command_id)
+        old.gate.set()
+        for number, submit in enumerate(submits):
+            assert await session.until_tokens(submit.key, 8) == expected(8, [*PROMPT, number])
+        await until(lambda: [replica.shape.fingerprint for replica in running.engine.replicas] == [b"new"])
+        assert not new.steps
+        await server.stop(0)

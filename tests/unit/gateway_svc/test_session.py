@@ -60,6 +60,19 @@ async def test_a_model_with_another_tokenizer_is_not_ready_and_logged(
     assert logged["scheduler_tokenizer_fingerprint"] == other.tokenizer_fingerprint.hex()
 
 
+async def test_of_versions_with_different_tokenizers_the_gateways_own_is_used(
+    client: SessionClient, scheduler: ScriptedScheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = changed(tokenizer_fingerprint=b"\x03" * 32, context_length=1)
+    with caplog.at_level(logging.ERROR, "quire.gateway"):
+        for listed in ([MODEL, other], [other, MODEL]):
+            scheduler.session.status(*listed)
+            await client.wait_for(MODEL_INFO)
+            scheduler.session.status(OTHER_MODEL)
+            await client.wait_for(OTHER_INFO)
+    assert not logged_by_gateway(caplog)
+
+
 async def test_models_under_other_names_are_logged(
     client: SessionClient, scheduler: ScriptedScheduler, caplog: pytest.LogCaptureFixture
 ) -> None:

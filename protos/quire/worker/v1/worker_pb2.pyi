@@ -1,3 +1,6 @@
+import datetime
+
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -32,7 +35,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "fingerprint", "tokenizer_fingerprint", "context_length", "vocab_size", "block_size", "block_bytes", "num_blocks", "max_step_tokens", "max_sequences", "epoch", "num_host_blocks", "swap_bytes_per_second", "prefill_tokens_per_second", "is_draining", "max_sampled_tokens", "oldest_protocol", "newest_protocol", "computed_results")
+    __slots__ = ("model", "fingerprint", "tokenizer_fingerprint", "context_length", "vocab_size", "block_size", "block_bytes", "num_blocks", "max_step_tokens", "max_sequences", "epoch", "num_host_blocks", "swap_bytes_per_second", "prefill_tokens_per_second", "is_draining", "max_sampled_tokens", "oldest_protocol", "newest_protocol", "computed_results", "started_at")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +55,7 @@ class DescribeResponse(_message.Message):
     OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_RESULTS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: bytes
     tokenizer_fingerprint: bytes
@@ -71,7 +75,8 @@ class DescribeResponse(_message.Message):
     oldest_protocol: int
     newest_protocol: int
     computed_results: _containers.RepeatedCompositeFieldContainer[ComputedResult]
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., epoch: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., swap_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., is_draining: _Optional[bool] = ..., max_sampled_tokens: _Optional[int] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., computed_results: _Optional[_Iterable[_Union[ComputedResult, _Mapping]]] = ...) -> None: ...
+    started_at: _timestamp_pb2.Timestamp
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., epoch: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., swap_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., is_draining: _Optional[bool] = ..., max_sampled_tokens: _Optional[int] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., computed_results: _Optional[_Iterable[_Union[ComputedResult, _Mapping]]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ResultKind(_message.Message):
     __slots__ = ("tokens", "prompt_logprobs", "embedding", "score")

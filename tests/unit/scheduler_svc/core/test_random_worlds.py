@@ -29,6 +29,7 @@ def test_random_worlds_contain_all_that_they_are_to_check() -> None:
         "host_hits",
         "blocks restored",
         "replicas drained",
+        "versions superseded",
         "values CHUNKED",
         "values INDIVISIBLE",
         "values INDIVISIBLE_WITHOUT_KV",

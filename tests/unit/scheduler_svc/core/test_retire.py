@@ -120,3 +120,40 @@ def test_search_ends_although_one_of_its_beams_had_no_place_when_others_were_the
         events = scheduler.commit(replica, worker.step(plan), 0.0)
         ended += [e.sequence.request.key for e in events if isinstance(e, TokensEvent) and e.end is not None]
     assert ended == ["0", "1", "beams", "beams"]
+
+
+def test_last_replica_of_a_version_that_was_replaced_admits_what_is_queued() -> None:
+    bench = CoreBench()
+    bench.submit("a", prompt(9), 3)
+    bench.step()
+    assert not bench.scheduler.supersede(), "a replica takes new sequences"
+    bench.scheduler.retire(bench.replica)
+    bench.submit("b", prompt(9, 100), 3)
+    assert bench.scheduler.supersede()
+    assert not bench.scheduler.supersede(), "it is known"
+    assert keys(bench.step()) == ["a", "b"]
+
+
+def test_preempted_sequence_returns_to_the_last_replica_of_its_version() -> None:
+    bench = CoreBench(num_blocks=30, num_host_blocks=0, preemption=PreemptionMode.RECOMPUTE)
+    for place in range(4):
+        bench.submit(f"{place}", prompt(8, 1000 * place), 60)
+    while not bench.step().preempted:
+        pass
+    bench.scheduler.retire(bench.replica)
+    bench.scheduler.supersede()
+    while list(bench.scheduler.keys):
+        bench.step()
+    assert bench.scheduler.num_queued == 0
+
+
+def test_replica_that_is_no_longer_the_last_one_gives_up_its_sequences() -> None:
+    bench = CoreBench()
+    bench.submit("a", prompt(9), 20)
+    bench.step()
+    bench.scheduler.retire(bench.replica)
+    bench.scheduler.supersede()
+    second = bench.join()
+    bench.submit("b", prompt(9, 100), 20)
+    assert bench.step().scheduled == []
+    assert sorted(keys(bench.step(at=second))) == ["a", "b"]
