@@ -271,7 +271,7 @@ async def test_a_dial_that_fails_when_it_is_cancelled_does_not_delay_the_search(
             return getattr(self._call, name)
 
     def failing(channel: Any) -> Any:
-        return SimpleNamespace(Session=lambda: FailingCall(SchedulerServiceStub(channel).Session()))
+        return SimpleNamespace(Session=lambda **given: FailingCall(SchedulerServiceStub(channel).Session(**given)))
 
     monkeypatch.setattr(scheduler_dialer, "SchedulerServiceStub", failing)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
