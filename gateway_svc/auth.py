@@ -3,25 +3,15 @@
 import hmac
 import time
 from collections.abc import Callable, Sequence
-from enum import StrEnum
-from pathlib import Path
+from typing import Protocol
 
-from gateway_svc.key_file import ApiKey, digest_of, read_key_file
+from gateway_svc.failed_logins import FailedLogins, LoginFailure
+from gateway_svc.key_file import ApiKey, digest_of
 from gateway_svc.tenant import DEFAULT_TENANT, Tenant
 from svc_common.errors import QuireError, Reason
 
 CREDENTIAL_HEADERS = ("authorization", "x-api-key", "api-key")
 """Headers over HTTP, and metadata over gRPC, that a key may be in: as `Bearer …` in the first, else as it is."""
-
-
-class LoginFailure(StrEnum):
-    """Why a call is not authenticated."""
-
-    MISSING = "missing"
-    MALFORMED = "malformed"
-    CONFLICTING = "conflicting"
-    UNKNOWN = "unknown"
-    EXPIRED = "expired"
 
 
 _MESSAGES = {
@@ -34,40 +24,55 @@ _MESSAGES = {
 
 
 class LoginRefused(QuireError):  # noqa: N818
-    """A call without a valid credential."""
+    """A call without a valid credential. `account` is that of its key, where the key is known."""
 
-    def __init__(self, failure: LoginFailure) -> None:
+    def __init__(self, failure: LoginFailure, account: str | None = None) -> None:
         super().__init__(Reason.UNAUTHENTICATED, _MESSAGES[failure])
         self.failure = failure
+        self.account = account
+
+
+class KeySource(Protocol):
+    """The keys that are valid now."""
+
+    @property
+    def keys(self) -> Sequence[ApiKey]: ...
 
 
 class Authenticator:
     """Turns a call's credentials into a tenant."""
 
-    def __init__(self, keys: Sequence[ApiKey] | None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, source: KeySource | None, failures: FailedLogins, clock: Callable[[], float] = time.time
+    ) -> None:
         """With None no key is required. `clock` is in seconds since 1970."""
-        self._keys = keys
+        self._source = source
+        self._failures = failures
         self._clock = clock
 
-    @classmethod
-    def from_file(cls, path: Path | None) -> "Authenticator":
-        """Takes the keys of a file; None: no key is required. Raises InvalidKeyFile."""
-        return cls(None if path is None else read_key_file(path))
+    def login(self, credentials: Sequence[tuple[str, str]], protocol: str, peer: str) -> Tenant:
+        """The same as `tenant`, for a call of a client at `peer` that is to be answered: failures are counted."""
+        try:
+            return self.tenant(credentials)
+        except LoginRefused as refusal:
+            self._failures.note(protocol, refusal.failure, peer, refusal.account)
+            raise
 
     def tenant(self, credentials: Sequence[tuple[str, str]]) -> Tenant:
         """The tenant of a call with these CREDENTIAL_HEADERS, in lower case, and their values. Raises LoginRefused."""
-        if self._keys is None:
+        if self._source is None:
             return DEFAULT_TENANT
         digest = digest_of(_key_of(credentials))
         found = None
         # Every key is compared, so that the time taken does not depend on the key.
-        for known in self._keys:
+        for known in self._source.keys:
             if hmac.compare_digest(known.digest, digest):
                 found = known
         if found is None:
             raise LoginRefused(LoginFailure.UNKNOWN)
         if found.expires is not None and self._clock() >= found.expires:
-            raise LoginRefused(LoginFailure.EXPIRED)
+            limits = found.tenant.limits
+            raise LoginRefused(LoginFailure.EXPIRED, None if limits is None else limits.account)
         return found.tenant
 
 

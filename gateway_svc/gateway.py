@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import uvicorn
 
 from gateway_svc.auth import Authenticator
+from gateway_svc.failed_logins import FailedLogins
+from gateway_svc.key_file import KeyFile
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.openai_http.app import HttpHandlers
@@ -34,6 +36,7 @@ logger = logging.getLogger("quire.gateway")
 _CLOSE_SECONDS = 2.0
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
+_RELOAD_SECONDS = 2.0  # between two looks at the file of API keys
 _MAX_STREAMS = 4096  # of one gRPC connection; a client's further calls wait
 
 
@@ -44,7 +47,7 @@ class Gateway:
         """Binds both ports. Raises CannotListen, InvalidCredentials and InvalidKeyFile."""
         identity = identity_of(ServiceRole.GATEWAY, settings)
         check_dialled(identity, settings.scheduler_addresses, "QUIRE_SCHEDULERS_AT")
-        authenticator = Authenticator.from_file(settings.api_keys)
+        self._key_file = None if settings.api_keys is None else KeyFile(settings.api_keys)
         self._drain_grace = settings.drain_grace
         self._catalog = catalog
         self._changed = asyncio.Event()
@@ -57,6 +60,7 @@ class Gateway:
         )
         metrics = GatewayMetrics([model.name for model in catalog])
         self._request_manager = RequestManager(catalog, self._session, metrics, settings.retention_rules)
+        authenticator = Authenticator(self._key_file, FailedLogins(metrics.failed_logins))
         servicer = InferenceServicer(self._request_manager, authenticator)
         self._grpc = create_server(
             max_message_bytes=PUBLIC_MESSAGE_BYTES,
@@ -102,6 +106,7 @@ class Gateway:
             asyncio.create_task(self._session.run()),
             asyncio.create_task(self._report_health()),
             asyncio.create_task(self._http.serve(sockets=[self._http_socket])),
+            asyncio.create_task(self._reload_keys()),
         ]
         for task in self._tasks:
             task.add_done_callback(_end_process_on_failure)
@@ -115,15 +120,16 @@ class Gateway:
 
     async def stop(self) -> None:
         """Reports NOT_SERVING, waits up to the grace for running requests, then closes everything."""
-        session, reporter, http = self._tasks
+        session, reporter, http, reloading = self._tasks
         reporter.cancel()
+        reloading.cancel()
         await self._health.set_serving(False)
         logger.info("draining", extra={"seconds": self._drain_grace})
         await self._request_manager.drain(self._drain_grace)
         self._http.should_exit = True
         await asyncio.gather(self._grpc.stop(_CLOSE_SECONDS), http)
         session.cancel()
-        await asyncio.gather(session, reporter, return_exceptions=True)
+        await asyncio.gather(session, reporter, reloading, return_exceptions=True)
         self._handlers.close()
         self._catalog.close()
         logger.info("stopped")
@@ -133,6 +139,11 @@ class Gateway:
             self._changed.clear()
             await self._health.set_serving(self._request_manager.is_ready)
             await self._changed.wait()
+
+    async def _reload_keys(self) -> None:
+        while self._key_file is not None:
+            await asyncio.sleep(_RELOAD_SECONDS)
+            await asyncio.to_thread(self._key_file.refresh)
 
 
 class _HttpServer(uvicorn.Server):

@@ -1,10 +1,11 @@
-"""The TOML file of API keys: each key's tenant, account, limits and expiry."""
+"""The TOML file of API keys: each key's tenant, account, limits and expiry. It is read again when it changes."""
 
 import hashlib
+import logging
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 from gateway_svc.retention import Retention
 from gateway_svc.tenant import AccountLimits, Tenant, account_name
+
+logger = logging.getLogger("quire.gateway")
 
 MIN_KEY_LENGTH = 16
 """Characters that a key has at least, where the file has the key itself."""
@@ -58,6 +61,46 @@ class ApiKey:
     digest: bytes
     tenant: Tenant
     expires: float | None = None
+
+
+class KeyFile:
+    """The keys of a file, which is read again when it changes. `refresh` may be called in any one thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises InvalidKeyFile."""
+        self._path = path
+        self._version = self._stat()
+        self._keys = read_key_file(path)
+
+    @property
+    def keys(self) -> Sequence[ApiKey]:
+        """The keys that were last read."""
+        return self._keys
+
+    def refresh(self) -> None:
+        """Reads the file if it has changed. If it cannot be used, this is logged, and the earlier keys stay."""
+        version = self._stat()
+        if version == self._version:
+            return
+        try:
+            keys = read_key_file(self._path)
+        except InvalidKeyFile as error:
+            if version == self._stat():
+                self._version = version
+                logger.warning(
+                    "the changed file of API keys cannot be used; the earlier keys stay", extra={"why": str(error)}
+                )
+            return
+        if version == self._stat():  # else it changes at this moment, and the next call reads it
+            self._keys, self._version = keys, version
+            logger.info("the file of API keys was read again", extra={"path": str(self._path), "num_keys": len(keys)})
+
+    def _stat(self) -> tuple[int, int, int] | None:
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def read_key_file(path: Path) -> list[ApiKey]:

@@ -116,6 +116,12 @@ class GatewayMetrics:
             buckets=_REQUEST_BUCKETS,
             registry=self._registry,
         )
+        self.failed_logins = Counter(
+            "quire_gateway_failed_logins",
+            "Calls without a valid credential",
+            ["protocol", "reason"],
+            registry=self._registry,
+        )
         requests_in_flight = Gauge(
             "quire_gateway_requests_in_flight",
             "Requests to generate that run now",

@@ -51,7 +51,7 @@ class InferenceServicer(InferenceServiceServicer):
         if not method.startswith(f"/{SERVICE}/"):
             return True
         try:
-            self._tenant(context)
+            self._authenticator.tenant(_credentials(context))
         except QuireError:
             return False
         return True
@@ -242,10 +242,12 @@ class InferenceServicer(InferenceServiceServicer):
         return model, self._request_manager.model_info(model)
 
     def _tenant(self, context: _Context) -> Tenant:
-        metadata = context.invocation_metadata() or ()
-        return self._authenticator.tenant(
-            [(name, value) for name, value in metadata if name in CREDENTIAL_HEADERS and isinstance(value, str)]
-        )
+        return self._authenticator.login(_credentials(context), "grpc", context.peer())
+
+
+def _credentials(context: _Context) -> list[tuple[str, str]]:
+    metadata = context.invocation_metadata() or ()
+    return [(name, value) for name, value in metadata if name in CREDENTIAL_HEADERS and isinstance(value, str)]
 
 
 def _reply_id(request_id: str) -> str:

@@ -75,7 +75,9 @@ class GatewaySettings(InnerSettings):
         "top_p, top_k, min_p, typical_p, repetition_penalty, max_new_tokens; null is Quire's own",
     )
     models: ModelsFile = Field(None, description=MODELS)
-    api_keys: Path | None = Field(None, description="TOML file of API keys; unset: no key is required")
+    api_keys: Path | None = Field(
+        None, description="TOML file of API keys, read again when it changes; unset: no key is required"
+    )
     allowed_hosts: str = Field(
         "",
         pattern=rf"^\s*({_HOST}(\s*,\s*{_HOST})*)?\s*$",

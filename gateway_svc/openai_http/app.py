@@ -162,7 +162,8 @@ class HttpHandlers:
 
     def _tenant(self, exchange: HttpExchange) -> Tenant:
         values = ((name, exchange.header(name)) for name in CREDENTIAL_HEADERS)
-        return self._authenticator.tenant([(name, value) for name, value in values if value is not None])
+        credentials = [(name, value) for name, value in values if value is not None]
+        return self._authenticator.login(credentials, "http", exchange.peer)
 
     def _model_json(self, name: str, info: ModelInfo) -> Json:
         return {

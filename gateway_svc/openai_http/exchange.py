@@ -28,14 +28,16 @@ class _ResponseStage(Enum):
 
 
 class HttpExchange:
-    """`status` is the response's, once it has begun. `context` is that of the request's span. `model` is the name of
-    the request's model, empty where that is not served. `is_durable` is whether its requests are recorded; None: it has
-    none. The body must come within `read_timeout` seconds."""
+    """`peer` is the client's address. `status` is the response's, once it has begun. `context` is that of the
+    request's span. `model` is the name of the request's model, empty where that is not served. `is_durable` is
+    whether its requests are recorded; None: it has none. The body must come within `read_timeout` seconds.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, read_timeout: float) -> None:
         self.headers = Headers(scope=scope)
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.request_id = uuid.uuid4().hex
+        self.peer = ":".join(str(part) for part in scope.get("client") or ())
         self.status: int | None = None
         self.context: Context | None = None
         self.model = ""

@@ -62,7 +62,9 @@ class SupervisorSettings(ServiceSettings):
     generation_config: str | None = Field(None, description="passed on to gateways")
     override_generation_config: str | None = Field(None, description="passed on to gateways")
     models: ModelsFile = Field(None, description=MODELS)
-    api_keys: Path | None = Field(None, description="TOML file of API keys; unset: no key is required")
+    api_keys: Path | None = Field(
+        None, description="TOML file of API keys, read again when it changes; unset: no key is required"
+    )
     deployment_secret_file: OptionalPath = Field(
         None,
         description="file with the deployment's secret, at least 32 bytes; unset: deployment.secret in run_dir, made "

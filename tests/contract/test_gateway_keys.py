@@ -1,5 +1,6 @@
 """What an API key allows, over both protocols."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -140,3 +141,37 @@ async def test_two_different_keys_in_one_call_are_refused(keyed: Harness) -> Non
     twice = (*bearer("alice"), *bearer("bob"))
     error = await refused(keyed.stub.ListModels(api.ListModelsRequest(), metadata=twice))
     assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_new_key_is_taken_and_a_revoked_one_is_not_without_a_restart(
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway_svc.gateway._RELOAD_SECONDS", 0.01)
+    path, table = tmp_path / "keys.toml", '[[keys]]\nkey = "{}"\ntenant = "a"\nname = "web"\n'
+    path.write_text(table.format("the-first-key-of-a"))
+    async with running_gateway(model_directory, api_keys=path) as quire:
+
+        async def status(key: str) -> int:
+            return (await quire.http.get("/v1/models", headers={"x-api-key": key})).status_code
+
+        assert [await status(key) for key in ("the-first-key-of-a", "the-second-key-of-a")] == [200, 401]
+        path.write_text(table.format("the-second-key-of-a"))
+        async with asyncio.timeout(60):
+            while await status("the-first-key-of-a") == 200:
+                await asyncio.sleep(0.01)
+        assert await status("the-second-key-of-a") == 200
+
+
+async def test_failed_logins_are_counted_once_for_each_call(keyed: Harness) -> None:
+    await keyed.http.post("/v1/completions", json={"prompt": "a"}, headers={"x-api-key": "the-key-of-nobody"})
+    await keyed.http.get("/v1/models")
+    await refused(keyed.stub.Generate(api.GenerateRequest(generation=asking().generation), metadata=bearer("nobody")))
+    await refused(keyed.stub.ListModels(api.ListModelsRequest(), metadata=(*bearer("alice"), *bearer("bob"))))
+    page = (await keyed.http.get("/metrics")).text
+    counts = sorted(line for line in page.splitlines() if line.startswith("quire_gateway_failed_logins_total{"))
+    assert counts == [
+        'quire_gateway_failed_logins_total{protocol="grpc",reason="conflicting"} 1.0',
+        'quire_gateway_failed_logins_total{protocol="grpc",reason="unknown"} 1.0',
+        'quire_gateway_failed_logins_total{protocol="http",reason="missing"} 1.0',
+        'quire_gateway_failed_logins_total{protocol="http",reason="unknown"} 1.0',
+    ]

@@ -1,8 +1,12 @@
 """Credentials of a call."""
 
-import pytest
+from dataclasses import dataclass
 
-from gateway_svc.auth import Authenticator, LoginFailure, LoginRefused
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from gateway_svc.auth import Authenticator, LoginRefused
+from gateway_svc.failed_logins import FailedLogins, LoginFailure
 from gateway_svc.key_file import ApiKey, digest_of
 from gateway_svc.tenant import DEFAULT_TENANT, Tenant
 from svc_common.errors import Reason
@@ -16,9 +20,18 @@ KEYS = [
 ]
 
 
+@dataclass(frozen=True)
+class Keys:
+    keys: list[ApiKey]
+
+
+def failures() -> FailedLogins:
+    return FailedLogins(Counter("failed", "", ["protocol", "reason"], registry=CollectorRegistry()))
+
+
 @pytest.fixture
 def authenticator() -> Authenticator:
-    return Authenticator(KEYS, lambda: NOW)
+    return Authenticator(Keys(KEYS), failures(), lambda: NOW)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +83,6 @@ def test_anything_else_is_refused(
 
 
 def test_without_a_file_everyone_is_the_default_tenant() -> None:
-    authenticator = Authenticator.from_file(None)
+    authenticator = Authenticator(None, failures())
     for credentials in ([], [("authorization", "Basic x"), ("x-api-key", "y")]):
         assert authenticator.tenant(credentials) == DEFAULT_TENANT == Tenant("default")

@@ -1,11 +1,12 @@
 """The file of API keys."""
 
 import hashlib
+import logging
 from pathlib import Path
 
 import pytest
 
-from gateway_svc.key_file import MIN_KEY_LENGTH, ApiKey, InvalidKeyFile, read_key_file
+from gateway_svc.key_file import MIN_KEY_LENGTH, ApiKey, InvalidKeyFile, KeyFile, read_key_file
 from gateway_svc.retention import NONE, UNTIL_END, Retention
 from gateway_svc.tenant import AccountLimits, Tenant
 
@@ -158,3 +159,63 @@ def test_a_key_of_the_least_length_is_taken(tmp_path: Path) -> None:
 def test_a_missing_file_is_an_error() -> None:
     with pytest.raises(InvalidKeyFile, match="no-such-file"):
         read_key_file(Path("no-such-file"))
+
+
+# Reloading.
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'{KEY}tenant = "a"')
+    file = KeyFile(path)
+    before = file.keys
+    with caplog.at_level(logging.INFO, logger="quire.gateway"):
+        file.refresh()
+        assert file.keys is before
+        assert caplog.records == []
+        path.write_text(f'{KEY}tenant = "a"\n{OTHER}tenant = "b"')
+        file.refresh()
+    assert [key.tenant.name for key in file.keys] == ["a", "b"]
+    (line,) = caplog.records
+    assert (line.levelname, line.num_keys) == ("INFO", 2)  # type: ignore[attr-defined]
+    assert "secret" not in str(vars(line))
+
+
+@pytest.mark.parametrize("text", [None, "", f"{KEY}tenant = 1", '[[keys]]\nkey = "secret"\ntenant = "a"'])
+def test_a_file_that_cannot_be_used_changes_nothing(
+    text: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'{KEY}tenant = "a"')
+    file = KeyFile(path)
+    before = file.keys
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    with caplog.at_level(logging.INFO, logger="quire.gateway"):
+        for _ in range(3):
+            file.refresh()
+    assert file.keys is before
+    (line,) = caplog.records  # once, not at each look
+    assert line.levelname == "WARNING"
+    assert "keys.toml" in line.why  # type: ignore[attr-defined]
+    assert "secret" not in str(vars(line))
+    path.write_text(f'{OTHER}tenant = "b"')
+    file.refresh()
+    assert [key.tenant.name for key in file.keys] == ["b"]
+
+
+def test_a_mounted_secret_is_read_again(tmp_path: Path) -> None:
+    """Kubernetes replaces a link to the directory of the files."""
+    for version, tenant in (("first", "a"), ("second", "b")):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "keys.toml").write_text(f'{KEY}tenant = "{tenant}"')
+    data = tmp_path / "..data"
+    data.symlink_to("first")
+    (tmp_path / "keys.toml").symlink_to("..data/keys.toml")
+    file = KeyFile(tmp_path / "keys.toml")
+    (tmp_path / "new").symlink_to("second")
+    (tmp_path / "new").rename(data)
+    file.refresh()
+    assert [key.tenant.name for key in file.keys] == ["b"]
