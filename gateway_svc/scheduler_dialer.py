@@ -12,7 +12,7 @@ import grpc
 
 from quire.scheduler.v1 import scheduler_pb2
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from svc_common.channels import end_if_cancelled
+from svc_common.channels import end_if_cancelled, is_credential_error
 from svc_common.identity import Outbound
 from svc_common.protocols import SESSION_PROTOCOLS
 
@@ -92,11 +92,12 @@ class SchedulerDialer:
         """A wrong credential is logged as an error, once. Anything else may pass: a start, a standby."""
         code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
         extra = {"scheduler": address, "code": code.name if code else "TIMEOUT"}
-        if code not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        if not is_credential_error(error):
             logger.debug("a scheduler did not accept a session", extra=extra)
         elif address not in self._logged_credentials:
             self._logged_credentials.add(address)
-            logger.error("a scheduler rejected this gateway's credential", extra=extra)
+            why = error.details() if isinstance(error, grpc.aio.AioRpcError) else None
+            logger.error("gateway and scheduler do not accept each other's credentials", extra=extra | {"why": why})
 
     def _is_current(self, address: str, first: scheduler_pb2.SessionResponse) -> bool:
         if first.epoch < self._epoch:

@@ -60,11 +60,11 @@ async def serve(settings: SchedulerSettings) -> None:
     await health.set_one(STORE, False)
     await health.set_one(WORKERS, False)
     enable_reflection(server, services)
-    port = bind(server, settings.host, settings.scheduler_port, identity.credentials)
+    port = bind(server, settings.host, settings.scheduler_port, identity.server_credentials())
     admin, admin_health, admin_port = admin_server(
         identity, admin_servicer, settings.scheduler_admin_host, settings.scheduler_admin_port
     )
-    metrics = serve_metrics(settings.host, settings.scheduler_metrics_port)
+    metrics = serve_metrics(settings.host, settings.scheduler_metrics_port, health)
 
     served = Served(servicer, admin_servicer, health)
     to_workers = identity.outbound(ServiceRole.WORKER)

@@ -107,7 +107,7 @@ def admin_server(
     add_AdminServiceServicer_to_server(servicer, server)
     health = HealthReporter(server, [_SERVICE])
     enable_reflection(server, [_SERVICE])
-    return server, health, bind(server, host, port, identity.credentials)
+    return server, health, bind(server, host, port, identity.server_credentials())
 
 
 def explanation_to_proto(explanation: Explanation) -> admin_v1.ExplainResponse:

@@ -21,7 +21,7 @@ from scheduler_svc.step_wire import hash_report_from_proto, plan_to_proto, shape
 from scheduler_svc.store.base import EpochOutsideWindow
 from scheduler_svc.worker_client import StepCall, WorkerClient
 from svc_common.addresses import join_host_port
-from svc_common.channels import end_if_cancelled
+from svc_common.channels import end_if_cancelled, is_credential_error
 from svc_common.identity import PLAIN, Outbound
 from svc_common.protocols import STEP_PROTOCOLS, ProtocolRange
 
@@ -34,7 +34,6 @@ _RESOLVE = 3.0  # seconds between look-ups of the workers' names
 _WATCH = 1.0  # seconds between health checks of a worker
 _ANSWER_TIMEOUT = 5.0  # seconds in which a worker answers if its process runs
 _STEP_TIMEOUT = 120.0
-_REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _generations = count(1)
 
 
@@ -93,8 +92,7 @@ class WorkerLink:
             text = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
             # Logged once, not at each attempt. A worker that was never ready may be starting.
             if text != self._last:
-                is_refused = isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSED
-                is_noteworthy = self._was_ready or is_refused or isinstance(error, WorkerSetApart)
+                is_noteworthy = self._was_ready or isinstance(error, WorkerSetApart) or is_credential_error(error)
                 level = logging.WARNING if is_noteworthy else logging.INFO
                 log.log(level, "no worker", extra={"worker": self._address, "why": text})
             self._last = text or ""

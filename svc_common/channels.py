@@ -22,9 +22,31 @@ _OPTIONS = (
 )
 
 
-def internal_channel(address: str) -> grpc.aio.Channel:
-    """A channel to a service at `host:port`. It carries 64 MiB messages and notices a dead peer in 30 s."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+_TLS_ERRORS = ("ssl", "certificate", "verification check")
+"""Parts of gRPC's texts, which has no status for a failed handshake."""
+
+
+def internal_channel(
+    address: str, credentials: grpc.ChannelCredentials | None = None, server_name: str | None = None
+) -> grpc.aio.Channel:
+    """A channel to a service at `host:port`. It carries 64 MiB messages and notices a dead peer in 30 s.
+
+    With `credentials` it uses TLS, and the server's certificate has `server_name`.
+    """
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=_OPTIONS)
+    options = (*_OPTIONS, ("grpc.ssl_target_name_override", server_name))
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def is_credential_error(error: Exception) -> bool:
+    """Whether a call failed since one side did not accept the other's credential, as far as the error says so."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return False
+    if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return True
+    text = (error.details() or "").lower()
+    return error.code() is grpc.StatusCode.UNAVAILABLE and any(part in text for part in _TLS_ERRORS)
 
 
 def end_if_cancelled() -> None:

@@ -42,10 +42,12 @@ PLAIN = Outbound()
 class Identity(ABC):
     """The role of this process among the services of its deployment."""
 
-    credentials: grpc.ServerCredentials | None = None
-    """What its inner ports require of connections; None: nothing."""
     is_checked = True
     """Whether its inner ports check the roles of callers."""
+
+    def server_credentials(self) -> grpc.ServerCredentials | None:
+        """What one of its inner ports requires of connections; None: nothing."""
+        return None
 
     @abstractmethod
     def outbound(self, callee: ServiceRole) -> Outbound:

@@ -4,16 +4,19 @@ import ipaddress
 import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import grpc
 
 from svc_common.errors import QuireError, Reason
 from svc_common.identity import Identity, InsecureIdentity, InvalidCredentials, TokenIdentity, read_secret
 from svc_common.interceptors import Context
+from svc_common.mutual_tls import MutualTlsIdentity
 from svc_common.request_gate import RequestGate, StreamGate
 from svc_common.server import INTERNAL_MESSAGE_BYTES, INTERNAL_OPTIONS, create_server
 from svc_common.service_roles import HEALTH_SERVICE, MAY_CALL, ServiceRole, service_of
 from svc_common.settings import InnerSettings
+from svc_common.tls_files import InvalidTlsFiles, TlsFiles
 
 logger = logging.getLogger("quire.boundary")
 
@@ -25,13 +28,16 @@ _LOG_SECONDS = 10.0
 
 def identity_of(role: ServiceRole, settings: InnerSettings, listens_on: Sequence[str] = ()) -> Identity:
     """The identity of a service that listens on these hosts with inner ports. Raises InvalidCredentials."""
+    files = {name: path for name, path in settings.mtls_files.items() if path is not None}
+    if files:
+        return _mutual_tls(settings, files)
     if settings.insecure:
         return InsecureIdentity()
     for host in listens_on:
         if not is_loopback(host):
             raise InvalidCredentials(
-                f"will not listen on {host}, beyond loopback, where nothing proves who calls; set QUIRE_INSECURE=1 "
-                "if something else, such as a service mesh, lets only Quire's services connect"
+                f"will not listen on {host}, beyond loopback, without mutual TLS (QUIRE_MTLS_CERT_FILE); set "
+                "QUIRE_INSECURE=1 if something else, such as a service mesh, lets only Quire's services connect"
             )
     if settings.deployment_secret_file is None:
         raise InvalidCredentials(
@@ -44,14 +50,26 @@ def identity_of(role: ServiceRole, settings: InnerSettings, listens_on: Sequence
         raise InvalidCredentials(f"QUIRE_DEPLOYMENT_SECRET_FILE: {error}") from error
 
 
+def _mutual_tls(settings: InnerSettings, files: dict[str, Path]) -> MutualTlsIdentity:
+    if settings.insecure:
+        raise InvalidCredentials(f"QUIRE_INSECURE and {', '.join(files)} are both set; unset one of them")
+    if missing := settings.mtls_files.keys() - files:
+        raise InvalidCredentials(f"{', '.join(sorted(missing))}: not set, and mutual TLS needs all three files")
+    try:
+        return MutualTlsIdentity(TlsFiles(*files.items()))
+    except InvalidTlsFiles as error:
+        raise InvalidCredentials(str(error)) from error
+
+
 def check_dialled(identity: Identity, addresses: Sequence[str], setting: str) -> None:
     """Raises InvalidCredentials where a token would be sent to one of these `host:port` beyond loopback."""
     for address in addresses:
         host = address.rpartition(":")[0].strip("[]")
         if isinstance(identity, TokenIdentity) and not is_loopback(host):
             raise InvalidCredentials(
-                f"{setting} names {address}, beyond loopback, where tokens would be sent in clear; set "
-                "QUIRE_INSECURE=1 if something else, such as a service mesh, protects these connections"
+                f"{setting} names {address}, beyond loopback, where tokens would be sent in clear: use mutual TLS "
+                "(QUIRE_MTLS_CERT_FILE), or set QUIRE_INSECURE=1 if something else, such as a service mesh, protects "
+                "these connections"
             )
 
 

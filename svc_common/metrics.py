@@ -1,16 +1,41 @@
-"""Serves a process's Prometheus metrics over HTTP, for services without an HTTP port."""
+"""Serves a process's Prometheus metrics and health over HTTP, for services without an HTTP port.
 
-from prometheus_client import start_http_server
+Kubernetes probes health there: it has no certificate to connect to a port with mutual TLS.
+"""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import make_wsgi_app
 
 from svc_common.addresses import cannot_listen, check_can_listen
+from svc_common.server import LIVENESS, HealthReporter
+
+_ANSWER_SECONDS = 2.0
+"""Time for the event loop to answer a health check."""
+
+_HEALTH_SERVICES = {"/live": LIVENESS, "/health": ""}
 
 
 class MetricsServer:
-    """`GET /metrics` of the default registry, from a daemon thread."""
+    """`GET /metrics` of the default registry, `/live` and `/health`, from daemon threads."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._server, self._thread = start_http_server(port, addr=host)
+    def __init__(self, host: str, port: int, health: HealthReporter | None) -> None:
+        """`health` belongs to the running event loop; None: there is no health."""
+        self._metrics: Callable[..., Any] = make_wsgi_app()
+        self._health = health
+        self._loop = asyncio.get_running_loop() if health is not None else None
+        server_class = _Ipv6Server if ":" in host else _Server
+        self._server = make_server(host, port, self._respond, server_class, _SilentHandler)
         self.port: int = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stops serving and frees the port."""
@@ -18,11 +43,48 @@ class MetricsServer:
         self._server.server_close()
         self._thread.join()
 
+    def _respond(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if self._health is None or path not in _HEALTH_SERVICES:
+            metrics: Iterable[bytes] = self._metrics(environ, start_response)
+            return metrics
+        is_serving = self._is_serving(self._health, _HEALTH_SERVICES[path])
+        status, text = ("200 OK", b"SERVING\n") if is_serving else ("503 Service Unavailable", b"NOT_SERVING\n")
+        start_response(status, [("Content-Type", "text/plain"), ("Content-Length", str(len(text)))])
+        return [text]
 
-def serve_metrics(host: str, port: int) -> MetricsServer:
-    """Serves metrics on a port, or on a free one where `port` is 0. Raises AddressInUse or CannotListen."""
+    def _is_serving(self, health: HealthReporter, service: str) -> bool:
+        """The status of a health service, from the event loop: one that hangs is not live."""
+        answer: Future[bool] = Future()
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(lambda: answer.set_result(health.is_serving(service)))
+            return answer.result(_ANSWER_SECONDS)
+        except (TimeoutError, RuntimeError):  # RuntimeError: the loop is closed
+            return False
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+
+class _Ipv6Server(_Server):
+    address_family = socket.AF_INET6
+
+
+class _SilentHandler(WSGIRequestHandler):
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Logs nothing."""
+
+
+def serve_metrics(host: str, port: int, health: HealthReporter | None = None) -> MetricsServer:
+    """Serves metrics, and health if it is given, on a port, or on a free one where `port` is 0.
+
+    Raises AddressInUse or CannotListen.
+    """
     check_can_listen(host, port)
     try:
-        return MetricsServer(host, port)
+        return MetricsServer(host, port, health)
     except OSError as error:
         raise cannot_listen(host, port, error) from error

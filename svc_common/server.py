@@ -97,6 +97,10 @@ class HealthReporter:
         statuses[LIVENESS] = health_pb2.HealthCheckResponse.SERVING
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
+    def is_serving(self, name: str) -> bool:
+        """Whether a health service is SERVING."""
+        return bool(self._servicer._server_status.get(name) == health_pb2.HealthCheckResponse.SERVING)
+
     async def set_serving(self, serving: bool) -> None:
         """Sets whether the server accepts new calls."""
         for name in self._names:

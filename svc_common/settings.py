@@ -43,7 +43,22 @@ class InnerSettings(ServiceSettings):
         description="file with the deployment's secret, at least 32 bytes, the same for all its services, which prove "
         "their roles with it to each other on loopback",
     )
+    mtls_cert_file: OptionalPath = Field(
+        None,
+        description="PEM file of this service's certificate, with its role in it, for mutual TLS between services; "
+        "docs/operations.md describes it",
+    )
+    mtls_key_file: OptionalPath = Field(None, description="PEM file of the key of mtls_cert_file, without a password")
+    mtls_ca_file: OptionalPath = Field(
+        None, description="PEM file of the deployment's CA, which has issued the certificates of all services"
+    )
     insecure: CliImplicitFlag[bool] = Field(False, description=INSECURE)
+
+    @property
+    def mtls_files(self) -> dict[str, Path | None]:
+        """The files of mutual TLS by the names of their settings: certificate, key, CA."""
+        files = {"CERT": self.mtls_cert_file, "KEY": self.mtls_key_file, "CA": self.mtls_ca_file}
+        return {f"QUIRE_MTLS_{name}_FILE": path for name, path in files.items()}
 
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)

@@ -48,8 +48,8 @@ async def serve(settings: WorkerSettings) -> None:
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
     health = HealthReporter(server, [SERVICE_NAME])
     enable_reflection(server, [SERVICE_NAME])
-    port = bind(server, settings.host, settings.worker_port, identity.credentials)
-    metrics = serve_metrics(settings.host, settings.worker_metrics_port)
+    port = bind(server, settings.host, settings.worker_port, identity.server_credentials())
+    metrics = serve_metrics(settings.host, settings.worker_metrics_port, health)
     await server.start()
 
     async def load() -> None:

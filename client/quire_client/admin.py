@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from quire.admin.v1 import admin_pb2 as pb
 from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
-from quire_client.connection import Closeable, channel_options
-from quire_client.deployment_credentials import admin_metadata
+from quire_client.connection import Closeable
+from quire_client.deployment_credentials import admin_channel, admin_metadata
 from quire_client.errors import quire_errors
 from quire_client.requests import assign
 
@@ -185,7 +184,8 @@ class AdminClient(Closeable):
 
     Every call raises QuireError, with INVALID_FIELD for a value that no message can hold.
     `address` is QUIRE_ADMIN_ADDRESS or 127.0.0.1:50062 unless given; `timeout` is in seconds. `secret_file` has the
-    deployment's secret: QUIRE_DEPLOYMENT_SECRET_FILE unless given, or run/deployment.secret if it exists.
+    deployment's secret: QUIRE_DEPLOYMENT_SECRET_FILE unless given, or run/deployment.secret if it exists. With
+    QUIRE_MTLS_CERT_FILE, QUIRE_MTLS_KEY_FILE and QUIRE_MTLS_CA_FILE it uses mutual TLS.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class AdminClient(Closeable):
         self._address = address
         self._timeout = timeout
         self._metadata = admin_metadata(address, secret_file)
-        self._channel = grpc.insecure_channel(address, channel_options(address))
+        self._channel = admin_channel(address)
         self._stub = AdminServiceStub(self._channel)
 
     def close(self) -> None:

@@ -130,9 +130,11 @@ def service_roles(
 
 def _credentials(secret_file: Path | None) -> dict[str, str]:
     """Variables of services' credentials."""
+    # A certificate of the supervisor's environment has one role, and is not for all of them.
+    inherited = dict.fromkeys(("QUIRE_MTLS_CERT_FILE", "QUIRE_MTLS_KEY_FILE", "QUIRE_MTLS_CA_FILE"), "")
     if secret_file is None:
-        return {"QUIRE_INSECURE": "1"}
-    return {"QUIRE_INSECURE": "0", "QUIRE_DEPLOYMENT_SECRET_FILE": str(secret_file.absolute())}
+        return {**inherited, "QUIRE_INSECURE": "1"}
+    return {**inherited, "QUIRE_INSECURE": "0", "QUIRE_DEPLOYMENT_SECRET_FILE": str(secret_file.absolute())}
 
 
 def _workers(settings: SupervisorSettings, models: Sequence[ModelSettings]) -> list[tuple[str, ModelSettings]]:

@@ -15,6 +15,8 @@ from svc_common.service_roles import ServiceRole
 
 Metadata = tuple[tuple[str, str], ...]
 TIMEOUT = 60.0
+NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+"""How a call ends where the server rejects the connection. With TLS 1.3 that may be after the call is sent."""
 
 _REFLECTION = tuple(
     f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1", "v1alpha")
@@ -43,9 +45,9 @@ def token(secret: bytes, caller: ServiceRole, callee: ServiceRole) -> Metadata:
 
 
 async def status(channel: grpc.aio.Channel, method: str, metadata: Metadata = ()) -> tuple[grpc.StatusCode, str]:
-    """The status of a call that sends no message: an answer that waits for none."""
+    """The status of a call that sends no message. One that is let through is another status than of a credential."""
     open_call: Any = channel.stream_stream(method)
-    call = open_call(metadata=metadata, timeout=TIMEOUT)
+    call = open_call(iter(()), metadata=metadata, timeout=TIMEOUT)
     return await call.code(), await call.details()
 
 

@@ -29,8 +29,8 @@ REQUEST_NOT_LIVE = "REQUEST_NOT_LIVE"
 _NEXT_STEPS = {
     ADMIN_UNREACHABLE: "by default a scheduler listens for this on its own machine only; name its address with --admin "
     "or QUIRE_ADMIN_ADDRESS",
-    ADMIN_UNAUTHENTICATED: "name the file with the deployment's secret with QUIRE_DEPLOYMENT_SECRET_FILE; `make run` "
-    "writes deployment.secret in QUIRE_RUN_DIR",
+    ADMIN_UNAUTHENTICATED: "name the file with the deployment's secret with QUIRE_DEPLOYMENT_SECRET_FILE (`make run` "
+    "writes deployment.secret in QUIRE_RUN_DIR), or the admin's certificate with QUIRE_MTLS_CERT_FILE",
     NO_ADMIN_SERVICE: "the admin port of a scheduler is 50062 by default; name its address with --admin or "
     "QUIRE_ADMIN_ADDRESS",
     REQUEST_NOT_LIVE: "it may have ended; `quire explain` without an id lists live requests",

@@ -1,13 +1,17 @@
 """Metrics over HTTP."""
 
+import asyncio
 import socket
+from collections.abc import AsyncIterator
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 from prometheus_client import Counter
 
 from svc_common.addresses import AddressInUse
-from svc_common.metrics import serve_metrics
+from svc_common.metrics import MetricsServer, serve_metrics
+from svc_common.server import HealthReporter, create_server
 
 served = Counter("quire_test_served", "Counts for this test")
 
@@ -22,6 +26,41 @@ def test_metrics_are_served_until_closed() -> None:
         server.close()
     with socket.socket() as caller, pytest.raises(ConnectionRefusedError):
         caller.connect(("127.0.0.1", server.port))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[HealthReporter, MetricsServer]]:
+    health = HealthReporter(create_server(max_message_bytes=1024), [])
+    server = serve_metrics("127.0.0.1", 0, health)
+    yield health, server
+    server.close()
+
+
+def probe(server: MetricsServer, path: str) -> int:
+    """The status of a probe as Kubernetes sends it."""
+    try:
+        with urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=60) as response:
+            return int(response.status)
+    except HTTPError as error:
+        return error.code
+
+
+async def test_health_is_that_of_the_grpc_port(server: tuple[HealthReporter, MetricsServer]) -> None:
+    health, metrics = server
+
+    async def probes() -> list[int]:
+        return [await asyncio.to_thread(probe, metrics, path) for path in ("/live", "/health", "/metrics")]
+
+    assert await probes() == [200, 503, 200]
+    await health.set_serving(True)
+    assert await probes() == [200, 200, 200]
+    await health.set_serving(False)
+    assert await probes() == [200, 503, 200]
+
+
+async def test_a_process_whose_event_loop_hangs_is_not_live(server: tuple[HealthReporter, MetricsServer]) -> None:
+    _, metrics = server
+    assert probe(metrics, "/live") == 503  # this call itself holds the event loop
 
 
 def test_the_error_of_a_port_in_use_names_it() -> None:

@@ -1,0 +1,96 @@
+"""Files of a certificate, its key and CA certificates, which are read again when they change."""
+
+import logging
+import ssl
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+logger = logging.getLogger("quire.boundary")
+
+_Version = tuple[tuple[int, int, int], ...]
+
+
+class InvalidTlsFiles(Exception):  # noqa: N818
+    """Files that cannot be used. The text is for the operator, and names the setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsContents:
+    """PEM text. `ca` is empty where no file of CA certificates is set."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+    ca: bytes
+
+
+class TlsFiles:
+    """A certificate with its chain, its key, and optionally the CA certificates that have issued those of peers.
+
+    `current` may be called from any thread.
+    """
+
+    def __init__(
+        self, certificate: tuple[str, Path], key: tuple[str, Path], ca: tuple[str, Path] | None = None
+    ) -> None:
+        """Each is the name of a setting and its path. Raises InvalidTlsFiles."""
+        self.paths: Mapping[str, Path] = dict(filter(None, (certificate, key, ca)))
+        self._certificate, self._key = certificate, key
+        self._ca = ca
+        self._lock = threading.Lock()
+        self._version = self._stat()
+        self._contents = self._read()
+
+    def current(self) -> TlsContents:
+        """The contents now, or, where these cannot be used, the last ones that could be."""
+        with self._lock:
+            try:
+                version = self._stat()
+                if version != self._version:
+                    contents = self._read()
+                    if version == self._stat():  # else they change at this moment, and the next call reads them
+                        self._contents, self._version = contents, version
+                        logger.info("certificates were read again", extra={"files": [*map(str, self.paths.values())]})
+            except InvalidTlsFiles as error:
+                logger.warning("changed certificates cannot be used; the earlier ones stay", extra={"why": str(error)})
+            return self._contents
+
+    def _stat(self) -> _Version:
+        found = []
+        for name, path in self.paths.items():
+            try:
+                status = path.stat()
+            except OSError as error:
+                raise InvalidTlsFiles(f"{name}: {path}: {(error.strerror or str(error)).lower()}") from error
+            found.append((status.st_mtime_ns, status.st_ino, status.st_size))
+        return tuple(found)
+
+    def _read(self) -> TlsContents:
+        texts = {}
+        for name, path in self.paths.items():
+            try:
+                texts[name] = path.read_bytes()
+            except OSError as error:
+                raise InvalidTlsFiles(f"{name}: {path}: {(error.strerror or str(error)).lower()}") from error
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        name, path = self._certificate
+        try:
+            context.load_cert_chain(path, self._key[1], password=_no_password)
+        except (ssl.SSLError, ValueError) as error:
+            why = f"cannot be used with the key of {self._key[0]}, {self._key[1]}"
+            raise InvalidTlsFiles(f"{name}: {path} {why}: {_reason(error)}") from error
+        if self._ca is not None:
+            try:
+                context.load_verify_locations(self._ca[1])
+            except ssl.SSLError as error:
+                raise InvalidTlsFiles(f"{self._ca[0]}: {self._ca[1]} has no certificate: {_reason(error)}") from error
+        return TlsContents(texts[name], texts[self._key[0]], texts[self._ca[0]] if self._ca else b"")
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or error).lower().replace("_", " ")
+
+
+def _no_password() -> str:
+    raise ValueError("it needs a password")
