@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test chaos acceptance lint type protos gpu-check clean
+.PHONY: help install run test chaos acceptance lint type protos requirements sbom audit gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality
 .PHONY: bench-deterministic bench-simulator bench-docs bench-continuous-batching bench-sync-client
 
@@ -17,14 +17,14 @@ help:  ## List the commands
 
 install: $(STAMP)  ## Make the environment in .venv
 
-# The environment follows pyproject.toml and constraints.txt. pip itself shows how far it is.
-$(STAMP): pyproject.toml constraints.txt
+# The environment follows pyproject.toml and requirements/. pip itself shows how far it is.
+$(STAMP): pyproject.toml $(addprefix requirements/,install.sh dev.txt torch-cpu.txt torch-cuda.txt)
 	@$(PYTHON) -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "quire: $(PYTHON) must be Python 3.11 or later, with venv (Debian: apt install python3-venv)" >&2; \
 		exit 1; }
 	@echo "quire: making the environment in $(VENV), a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	sh requirements/install.sh $(BIN)/python dev --editable .
 	@touch $@
 
 run: $(STAMP)  ## Start everything on this machine; Ctrl-C ends it
@@ -57,6 +57,32 @@ type: $(STAMP)  ## Check types
 
 protos: $(STAMP)  ## Generate the contracts' code
 	$(BIN)/python protos/generate.py
+
+# The tools' packages are apart from Quire's.
+TOOLS := build/tools
+$(TOOLS)/.installed: requirements/tools.txt
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --disable-pip-version-check --require-hashes --requirement requirements/tools.txt
+	@touch $@
+
+# CPU_TORCH: where the CPU builds of torch are, a folder or an index; needed when torch's version changes.
+requirements: $(TOOLS)/.installed  ## Resolve and hash all packages again; UPGRADE="NAME ..." CPU_TORCH=INDEX
+	$(TOOLS)/bin/python requirements/lock.py $(if $(UPGRADE),--upgrade $(UPGRADE)) $(if $(CPU_TORCH),--cpu-torch $(CPU_TORCH))
+
+# What an image installs, by the image. A worker's has one of two builds of torch.
+CONTENTS := gateway scheduler worker-cpu worker-cuda
+sbom: $(addprefix build/sbom/,$(addsuffix .cdx.json,$(CONTENTS)))  ## Write each image's bill of materials (CycloneDX)
+build/sbom/gateway.cdx.json: requirements/gateway.txt
+build/sbom/scheduler.cdx.json: requirements/scheduler.txt
+build/sbom/worker-cpu.cdx.json: requirements/worker.txt requirements/torch-cpu.txt
+build/sbom/worker-cuda.cdx.json: requirements/worker.txt requirements/torch-cuda.txt
+build/sbom/%.cdx.json: pyproject.toml $(TOOLS)/.installed
+	@mkdir -p $(@D)
+	cat $(filter requirements/%,$^) | $(TOOLS)/bin/cyclonedx-py requirements --pyproject pyproject.toml \
+		--output-reproducible --output-file $@ -
+
+audit: $(TOOLS)/.installed  ## Look up known vulnerabilities of all pinned packages
+	@$(TOOLS)/bin/python requirements/audit.py
 
 bench: $(STAMP)  ## Compare with vLLM (where VLLM_VENV names its environment) and transformers
 	$(BIN)/python -m benchmarks.serving

@@ -1,15 +1,18 @@
 # The gateway: gRPC and OpenAI-style HTTP for clients. `python -m gateway_svc.prepare` fetches the model's tokenizer first.
 # Build from the root of the project: docker build -f deploy/docker/gateway.Dockerfile -t quire/gateway .
-FROM python:3.12-slim-bookworm AS build
+# For a reproducible image, name the base by its digest: docs/operations.md, "Images".
+ARG PYTHON_IMAGE=python:3.12-slim-bookworm
+FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
+COPY requirements requirements
 COPY protos protos
 COPY svc_common svc_common
 COPY gateway_svc gateway_svc
 RUN python -m venv /opt/quire \
-    && /opt/quire/bin/pip install --no-cache-dir --constraint constraints.txt '.[gateway]'
+    && PIP_NO_CACHE_DIR=1 sh requirements/install.sh /opt/quire/bin/python gateway .
 
-FROM python:3.12-slim-bookworm
+FROM ${PYTHON_IMAGE}
 COPY --from=build /opt/quire /opt/quire
 ENV PATH=/opt/quire/bin:$PATH \
     PYTHONUNBUFFERED=1 \

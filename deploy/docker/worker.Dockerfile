@@ -1,9 +1,12 @@
 # The worker, and `python -m worker_svc.prepare`, which prepares models. For CPU and CUDA: the build of torch that pip
 # finds decides.
 # Build from the root of the project: docker build -f deploy/docker/worker.Dockerfile -t quire/worker .
-FROM python:3.12-slim-bookworm AS build
+# For a reproducible image, name the base by its digest: docs/operations.md, "Images".
+ARG PYTHON_IMAGE=python:3.12-slim-bookworm
+FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
+COPY requirements requirements
 COPY protos protos
 COPY kernels kernels
 COPY svc_common svc_common
@@ -11,9 +14,9 @@ COPY worker_svc worker_svc
 # Additional package index of pip, to choose the build of torch.
 ARG PIP_EXTRA_INDEX_URL=
 RUN python -m venv /opt/quire \
-    && /opt/quire/bin/pip install --no-cache-dir --constraint constraints.txt '.[worker]'
+    && PIP_NO_CACHE_DIR=1 sh requirements/install.sh /opt/quire/bin/python worker .
 
-FROM python:3.12-slim-bookworm
+FROM ${PYTHON_IMAGE}
 # Triton compiles a launcher in C for each kernel; on a CPU the kernels are C++, compiled for the machine.
 # hadolint ignore=DL3008
 RUN apt-get update \

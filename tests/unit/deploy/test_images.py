@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -26,10 +25,20 @@ def test_it_lints(service: str) -> None:
 
 
 @services
-def test_it_installs_its_own_group_at_the_pinned_versions(service: str) -> None:
-    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert service in groups
-    assert f"--constraint constraints.txt '.[{service}]'" in recipe(service)
+def test_it_installs_its_own_group_by_hashes(service: str) -> None:
+    assert (ROOT / "requirements" / f"{service}.txt").exists()
+    assert f"sh requirements/install.sh /opt/quire/bin/python {service} ." in recipe(service)
+    # Nothing else of Python's is installed.
+    assert not re.search(r"pip3? install", recipe(service))
+    assert "--no-deps --only-binary :all: --require-hashes" in (ROOT / "requirements/install.sh").read_text()
+
+
+@services
+def test_every_stage_is_based_on_the_image_that_a_build_argument_names(service: str) -> None:
+    text = recipe(service)
+    assert re.search(r"^ARG PYTHON_IMAGE=python:3\.\d+-slim-\w+(@sha256:[0-9a-f]{64})?$", text, re.MULTILINE)
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${PYTHON_IMAGE}"}
+    assert text.index("ARG PYTHON_IMAGE") < text.index("FROM ")
 
 
 @services
@@ -40,7 +49,7 @@ def test_it_copies_what_is_there_and_sent_to_the_builder(service: str) -> None:
         for line in re.findall(r"^COPY (?!--from)(.+)$", recipe(service), re.MULTILINE)
         for source in line.split()[:-1]
     ]
-    assert {"pyproject.toml", "constraints.txt", f"{service}_svc", "svc_common", "protos"} <= set(copied)
+    assert {"pyproject.toml", "requirements", f"{service}_svc", "svc_common", "protos"} <= set(copied)
     for source in copied:
         assert (ROOT / source).exists()
         assert f"!{source}" in ignored

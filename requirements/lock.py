@@ -1,0 +1,134 @@
+"""Resolves pyproject.toml's groups again and writes requirements/*.txt: every package's version, with its hashes.
+
+Versions stay as they are, except those that pyproject.toml now excludes and those that --upgrade names.
+"""
+
+import argparse
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+import urllib.request
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PYPROJECT = HERE.parent / "pyproject.toml"
+SERVICES = ("gateway", "scheduler", "worker")
+OLDEST_PYTHON = "3.11"
+
+HEADER = """\
+# {subject}
+# Generated from pyproject.toml. After a change there: make requirements. Newer versions: UPGRADE="NAME" beside it.
+# Every file that the index has for a version is allowed, for each platform and Python. Install with install.sh.
+"""
+SUBJECTS = {
+    "dev": "What Quire is built and tested with beside torch: `make run`, `make test`.",
+    "gateway": "What the gateway's image installs.",
+    "scheduler": "What the scheduler's image installs.",
+    "worker": "What the worker's image installs beside torch.",
+    "torch-cpu": "The CPU builds of torch, which PyPI does not have for Linux.",
+    "torch-cuda": "PyPI's torch and, on Linux, the CUDA libraries that it needs.",
+    "tools": "The tools that make these files, the bill of materials and the audit; in an environment of their own.",
+}
+
+_ENTRY = re.compile(r"^(?=\S)", re.MULTILINE)
+_TORCH = re.compile(r"torch==|(nvidia|cuda)-")
+
+
+def entries(text: str) -> dict[str, str]:
+    """A requirements file's entries by name: each the requirement's line and its hashes' lines."""
+    found = (entry for entry in _ENTRY.split(text) if re.match(r"\w", entry))
+    return {entry.partition("==")[0]: entry for entry in found}
+
+
+def version(entry: str) -> str:
+    """The version that an entry pins."""
+    return entry.partition("==")[2].split()[0]
+
+
+def read(name: str) -> dict[str, str]:
+    """The entries that stand in a file now."""
+    path = HERE / f"{name}.txt"
+    return entries(path.read_text()) if path.exists() else {}
+
+
+def write(name: str, packages: dict[str, str]) -> None:
+    """Writes a file."""
+    text = HEADER.format(subject=SUBJECTS[name]) + "".join(packages[package] for package in sorted(packages))
+    (HERE / f"{name}.txt").write_text(text)
+
+
+def compile_group(
+    uv: Path, sources: Sequence[str], known: Iterable[str], upgrade: Sequence[str] = ()
+) -> dict[str, str]:
+    """The entries that uv resolves for the part of pyproject.toml that `sources` names, and for the build backend.
+
+    Versions of `known` entries are kept while they fit.
+    """
+    build = tomllib.loads(PYPROJECT.read_text())["build-system"]["requires"]
+    with tempfile.TemporaryDirectory() as directory:
+        output, backend = Path(directory, "requirements.txt"), Path(directory, "build.in")
+        output.write_text("".join(known))
+        backend.write_text("\n".join(build) + "\n")
+        command: list[str | Path] = [
+            *(uv, "pip", "compile", "--quiet", "--no-config", "--universal", "--python-version", OLDEST_PYTHON),
+            *("--generate-hashes", "--no-header", "--no-annotate", "--output-file", output),
+            *(f"--upgrade-package={name}" for name in upgrade),
+            *sources,
+            backend,
+        ]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return entries(output.read_text())
+
+
+def cpu_hashes(torch_version: str, index: str) -> set[str]:
+    """Digests of the CPU builds of torch in `index`: a folder of wheels, or a package index such as PyTorch's."""
+    build = rf"torch-{re.escape(torch_version)}(?:\+|%2B)cpu-"
+    if Path(index).is_dir():
+        wheels = (path for path in Path(index).glob("*.whl") if re.match(build, path.name))
+        return {hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels}
+    with urllib.request.urlopen(f"{index.rstrip('/')}/torch/") as page:
+        return set(re.findall(rf'{build}[^"]*#sha256=(\w{{64}})', page.read().decode()))
+
+
+def cpu_torch(torch_version: str, index: str | None) -> dict[str, str]:
+    """The entry of torch's CPU builds. Without an index it is the one that stands in the file, if its version fits."""
+    if index is None:
+        before = read("torch-cpu")
+        if not before or version(before["torch"]) != f"{torch_version}+cpu":
+            raise SystemExit(f"requirements: CPU_TORCH must name an index with the CPU builds of torch {torch_version}")
+        return before
+    digests = sorted(cpu_hashes(torch_version, index))
+    if not digests:
+        raise SystemExit(f"requirements: no CPU build of torch {torch_version} in {index}")
+    lines = [f"torch=={torch_version}+cpu", *(f"    --hash=sha256:{digest}" for digest in digests)]
+    return {"torch": " \\\n".join(lines) + "\n"}
+
+
+def main() -> None:
+    """Write all files."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--uv", type=Path, default=Path(sys.executable).with_name("uv"))
+    parser.add_argument(
+        "--upgrade", nargs="*", default=[], metavar="NAME", help="packages to bring to the newest version"
+    )
+    parser.add_argument("--cpu-torch", metavar="INDEX", help="folder or index with the CPU builds of torch")
+    arguments = parser.parse_args()
+
+    before = read("dev") | read("torch-cuda")
+    packages = compile_group(arguments.uv, [str(PYPROJECT), "--extra", "dev"], before.values(), arguments.upgrade)
+    write("torch-cpu", cpu_torch(version(packages["torch"]), arguments.cpu_torch))
+    write("torch-cuda", {name: entry for name, entry in packages.items() if _TORCH.match(entry)})
+    write("dev", {name: entry for name, entry in packages.items() if not _TORCH.match(entry)})
+    for service in SERVICES:
+        own = compile_group(arguments.uv, [str(PYPROJECT), "--extra", service], packages.values())
+        write(service, {name: packages[name] for name, entry in own.items() if not _TORCH.match(entry)})
+    tools = compile_group(arguments.uv, ["--group", f"{PYPROJECT}:tools"], read("tools").values(), arguments.upgrade)
+    write("tools", tools)
+
+
+if __name__ == "__main__":
+    main()
