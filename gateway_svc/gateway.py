@@ -29,6 +29,7 @@ from svc_common.request_gate import RequestGate
 from svc_common.server import PUBLIC_MESSAGE_BYTES, HealthReporter, bind, create_server, enable_reflection
 from svc_common.service_roles import ServiceRole
 from svc_common.telemetry import server_interceptors
+from svc_common.tls_files import grpc_server_credentials, http_server_context
 
 logger = logging.getLogger("quire.gateway")
 
@@ -44,7 +45,7 @@ class Gateway:
     """Both listeners. `http_port` and `grpc_port` are those in use."""
 
     def __init__(self, settings: GatewaySettings, catalog: ModelCatalog) -> None:
-        """Binds both ports. Raises CannotListen, InvalidCredentials and InvalidKeyFile."""
+        """Binds both ports. Raises BadSetting, CannotListen, InvalidCredentials and InvalidKeyFile."""
         identity = identity_of(ServiceRole.GATEWAY, settings)
         check_dialled(identity, settings.scheduler_addresses, "QUIRE_SCHEDULERS_AT")
         self._key_file = None if settings.api_keys is None else KeyFile(settings.api_keys)
@@ -75,7 +76,9 @@ class Gateway:
         add_InferenceServiceServicer_to_server(servicer, self._grpc)
         self._health = HealthReporter(self._grpc, [SERVICE])
         enable_reflection(self._grpc, [SERVICE])
-        self.grpc_port = bind(self._grpc, settings.host, settings.grpc_port)
+        tls = settings.tls_files()
+        credentials = grpc_server_credentials(tls, requires_certificate=False) if tls else None
+        self.grpc_port = bind(self._grpc, settings.host, settings.grpc_port, credentials)
         self._http_socket = _listen(settings.host, settings.http_port)
         self.http_port: int = self._http_socket.getsockname()[1]
         hosts = AllowedHosts.for_listener(settings.host, settings.allowed_host_patterns)
@@ -95,6 +98,7 @@ class Gateway:
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 # Only streams that still run at the end of the grace get this short time.
                 timeout_graceful_shutdown=int(_CLOSE_SECONDS),
+                ssl_context_factory=(lambda *_: http_server_context(tls)) if tls else None,
             )
         )
         self._tasks: list[asyncio.Task[None]] = []

@@ -18,7 +18,8 @@ from svc_common.model_settings import (
 )
 from svc_common.models import split_names
 from svc_common.records import RECORD_TTL, RECORD_TTL_SECONDS
-from svc_common.settings import InnerSettings
+from svc_common.settings import InnerSettings, OptionalPath
+from svc_common.tls_files import InvalidTlsFiles, TlsFiles
 
 _HOST = r"(\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)"
 _ORIGIN = r"(\*|[a-z][a-z0-9+.-]*://[A-Za-z0-9._-]+(:[0-9]+)?|[a-z]+://\[[0-9a-f:.]+\](:[0-9]+)?)"
@@ -78,6 +79,10 @@ class GatewaySettings(InnerSettings):
     api_keys: Path | None = Field(
         None, description="TOML file of API keys, read again when it changes; unset: no key is required"
     )
+    tls_cert_file: OptionalPath = Field(
+        None, description="PEM file of a certificate, with its chain, for both ports of clients; unset: no TLS"
+    )
+    tls_key_file: OptionalPath = Field(None, description="PEM file of the key of tls_cert_file, without a password")
     allowed_hosts: str = Field(
         "",
         pattern=rf"^\s*({_HOST}(\s*,\s*{_HOST})*)?\s*$",
@@ -117,6 +122,19 @@ class GatewaySettings(InnerSettings):
     @property
     def scheduler_addresses(self) -> list[str]:
         return [address.strip() for address in self.schedulers_at.split(",")]
+
+    def tls_files(self) -> TlsFiles | None:
+        """The files of TLS for clients; None: there is none. Raises BadSetting."""
+        files = {"QUIRE_TLS_CERT_FILE": self.tls_cert_file, "QUIRE_TLS_KEY_FILE": self.tls_key_file}
+        given = {name: path for name, path in files.items() if path is not None}
+        if not given:
+            return None
+        if missing := files.keys() - given:
+            raise BadSetting(f"{missing.pop()}: not set, and TLS needs a certificate and its key")
+        try:
+            return TlsFiles(*given.items())
+        except InvalidTlsFiles as error:
+            raise BadSetting(str(error)) from error
 
     @property
     def allowed_host_patterns(self) -> tuple[str, ...]:

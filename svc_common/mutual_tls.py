@@ -8,7 +8,7 @@ from svc_common.channels import internal_channel
 from svc_common.identity import Identity, Outbound
 from svc_common.interceptors import Context
 from svc_common.service_roles import ServiceRole
-from svc_common.tls_files import TlsContents, TlsFiles
+from svc_common.tls_files import TlsFiles, grpc_server_credentials
 
 ROLE_URI = "quire://role/"
 """The beginning of the subject alternative name (URI) of a role's certificate: quire://role/scheduler."""
@@ -30,19 +30,7 @@ class MutualTlsIdentity(Identity):
         self._files = files
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        used = self._files.current()
-
-        def fetch() -> grpc.ServerCertificateConfiguration | None:
-            """What a new connection is to use; None: the same as the one before."""
-            nonlocal used
-            before, used = used, self._files.current()
-            return None if used is before else _configuration(used)
-
-        return grpc.dynamic_ssl_server_credentials(
-            _configuration(used),
-            fetch,  # type: ignore[arg-type]  # the stubs leave out None
-            require_client_authentication=True,
-        )
+        return grpc_server_credentials(self._files, requires_certificate=True)
 
     def outbound(self, callee: ServiceRole) -> Outbound:
         return Outbound(partial(self._channel, callee))
@@ -58,7 +46,3 @@ class MutualTlsIdentity(Identity):
         if len(names) != 1 or names[0] not in list(ServiceRole):
             return None
         return ServiceRole(names[0])
-
-
-def _configuration(files: TlsContents) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(files.key, files.certificate)], files.ca)

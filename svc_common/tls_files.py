@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
+
 logger = logging.getLogger("quire.boundary")
 
 _Version = tuple[tuple[int, int, int], ...]
@@ -18,11 +20,12 @@ class InvalidTlsFiles(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class TlsContents:
-    """PEM text. `ca` is empty where no file of CA certificates is set."""
+    """PEM text. `ca` is empty where no file of CA certificates is set. `context` has the same, for a server."""
 
     certificate: bytes
     key: bytes = field(repr=False)
     ca: bytes
+    context: ssl.SSLContext
 
 
 class TlsFiles:
@@ -85,7 +88,42 @@ class TlsFiles:
                 context.load_verify_locations(self._ca[1])
             except ssl.SSLError as error:
                 raise InvalidTlsFiles(f"{self._ca[0]}: {self._ca[1]} has no certificate: {_reason(error)}") from error
-        return TlsContents(texts[name], texts[self._key[0]], texts[self._ca[0]] if self._ca else b"")
+        return TlsContents(texts[name], texts[self._key[0]], texts[self._ca[0]] if self._ca else b"", context)
+
+
+def grpc_server_credentials(files: TlsFiles, *, requires_certificate: bool) -> grpc.ServerCredentials:
+    """Credentials of a gRPC server that uses changed files for new connections.
+
+    `requires_certificate`: clients have one that the CA has issued.
+    """
+    used = files.current()
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        """What a new connection is to use; None: the same as the one before."""
+        nonlocal used
+        before, used = used, files.current()
+        return None if used is before else _configuration(used)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(used),
+        fetch,  # type: ignore[arg-type]  # the stubs leave out None
+        require_client_authentication=requires_certificate,
+    )
+
+
+def http_server_context(files: TlsFiles) -> ssl.SSLContext:
+    """A context of an HTTP server that uses changed files for new connections."""
+
+    def choose(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
+        connection.context = files.current().context
+
+    context = files.current().context
+    context.sni_callback = choose
+    return context
+
+
+def _configuration(files: TlsContents) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(files.key, files.certificate)], files.ca or None)
 
 
 def _reason(error: Exception) -> str:

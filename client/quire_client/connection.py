@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -92,9 +93,9 @@ class Connection:
         timeout: float | None,
         api_key: str | None,
     ) -> "Connection":
-        """Fills what is None from QUIRE_ADDRESS and QUIRE_API_KEY; commas separate addresses.
+        """Fills what is None from QUIRE_ADDRESS, QUIRE_CA_FILE and QUIRE_API_KEY; commas separate addresses.
 
-        Raises QuireError for a key that no header holds.
+        Raises QuireError for a key that no header holds, or a file that cannot be read.
         """
         api_key = api_key or os.environ.get("QUIRE_API_KEY") or None
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
@@ -102,7 +103,7 @@ class Connection:
             raise QuireError(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", why)
         listed = (address or os.environ.get("QUIRE_ADDRESS") or DEFAULT_ADDRESS).split(",")
         addresses = tuple(filter(None, map(str.strip, listed)))
-        return cls(addresses or (DEFAULT_ADDRESS,), credentials, timeout, api_key)
+        return cls(addresses or (DEFAULT_ADDRESS,), credentials or _ca_credentials(), timeout, api_key)
 
     @property
     def name(self) -> str:
@@ -121,6 +122,18 @@ class Connection:
     def deadline(self, timeout: float | None) -> float | None:
         """The timeout of a call in seconds: its own, or else the client's."""
         return self.timeout if timeout is None else timeout
+
+
+def _ca_credentials() -> grpc.ChannelCredentials | None:
+    """Credentials for TLS with the CA certificates in QUIRE_CA_FILE; None: it is not set."""
+    path = os.environ.get("QUIRE_CA_FILE")
+    if not path:
+        return None
+    try:
+        return grpc.ssl_channel_credentials(Path(path).read_bytes())
+    except OSError as error:
+        why = f"QUIRE_CA_FILE: {path}: {(error.strerror or str(error)).lower()}"
+        raise QuireError(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", why) from error
 
 
 def channel_options(address: str) -> tuple[tuple[str, str | int], ...]:

@@ -73,10 +73,10 @@ class Client(BaseClient[Stream], Closeable):
     """Calls Quire's gateways. Use it as a context manager; threads may share it.
 
     `address` defaults to QUIRE_ADDRESS, then 127.0.0.1:50051; `api_key` to QUIRE_API_KEY. Several addresses are
-    separated by commas: calls go to the first gateway, and to the next one if it does not answer. `credentials` make
-    the channels secure. `timeout`, of the client or of one call, is the deadline in seconds; without it, the server's
-    limits apply. `interceptors` are grpc's, such as OpenTelemetry's; `traceparent` of a call puts it into a W3C trace
-    without them. Every call raises QuireError.
+    separated by commas: calls go to the first gateway, and to the next one if it does not answer. `credentials`
+    make the channels secure; so does QUIRE_CA_FILE, a file of CA certificates. `timeout`, of the client or of one
+    call, is the deadline in seconds; without it, the server's limits apply. `interceptors` are grpc's, such as
+    OpenTelemetry's; `traceparent` of a call puts it into a W3C trace without them. Every call raises QuireError.
 
     The client gives each request without a `request_id` a name, and resumes it after a broken call, with each token
     once. It raises the error when calls have failed for `resume_patience` seconds without progress, or at once if no

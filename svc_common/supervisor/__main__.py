@@ -78,7 +78,8 @@ def ready_lines(settings: SupervisorSettings, models: Sequence[ModelSettings], a
     """A line with models and addresses, and an example call."""
     served = [model.names for model in models]
     listed = ", ".join(f"{name} (also {', '.join(aliases)})" if aliases else name for name, *aliases in served)
-    http = ", ".join(f"http://{listener.dial_address}" for listener in addresses.http)
+    scheme, insecurely = ("https", " --insecure") if settings.tls_cert_file else ("http", "")
+    http = ", ".join(f"{scheme}://{listener.dial_address}" for listener in addresses.http)
     grpc = ", ".join(listener.dial_address for listener in addresses.grpc)
     body = {
         "model": served[0][0],
@@ -89,7 +90,7 @@ def ready_lines(settings: SupervisorSettings, models: Sequence[ModelSettings], a
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_keys else ""
     return [
         f"quire is ready: {listed} on {http} (OpenAI API) and {grpc} (gRPC)",
-        f"  curl -N http://{addresses.http[0].dial_address}/v1/chat/completions"
+        f"  curl -N{insecurely} {scheme}://{addresses.http[0].dial_address}/v1/chat/completions"
         f" -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'",
     ]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import ssl
 from collections.abc import Awaitable, Callable
 
 import grpc
@@ -33,11 +34,18 @@ def answers_grpc(address: str, service: str = "") -> Probe:
     return probe
 
 
-def answers_http(address: str, path: str) -> Probe:
-    """The server answers 200 on a path."""
+def answers_http(address: str, path: str, *, has_tls: bool = False) -> Probe:
+    """The server answers 200 on a path. Its certificate, if it has TLS, is for other names, and is not checked."""
+
+    def connect() -> http.client.HTTPConnection:
+        if not has_tls:
+            return http.client.HTTPConnection(address, timeout=_TIMEOUT)
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return http.client.HTTPSConnection(address, timeout=_TIMEOUT, context=context)
 
     def ask() -> bool:
-        connection = http.client.HTTPConnection(address, timeout=_TIMEOUT)
+        connection = connect()
         try:
             connection.request("GET", path)
             return connection.getresponse().status == http.HTTPStatus.OK

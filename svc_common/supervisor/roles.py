@@ -112,7 +112,7 @@ def service_roles(
             tier=StartTier.GATEWAY,
             command=(sys.executable, "-m", "gateway_svc"),
             # 200 once it has a scheduler with a worker.
-            probe=answers_http(http.dial_address, "/health"),
+            probe=answers_http(http.dial_address, "/health", has_tls=settings.tls_cert_file is not None),
             environment={
                 **common,
                 **_gateway_models(settings, models),
@@ -120,6 +120,7 @@ def service_roles(
                 "QUIRE_HTTP_PORT": str(http.port),
                 "QUIRE_GRPC_PORT": str(grpc.port),
                 "QUIRE_SCHEDULERS_AT": ",".join(map_address(name, each.dial_address) for each in addresses.schedulers),
+                **_tls(settings),
                 **({"QUIRE_API_KEYS": str(settings.api_keys)} if settings.api_keys else {}),
             },
         )
@@ -135,6 +136,12 @@ def _credentials(secret_file: Path | None) -> dict[str, str]:
     if secret_file is None:
         return {**inherited, "QUIRE_INSECURE": "1"}
     return {**inherited, "QUIRE_INSECURE": "0", "QUIRE_DEPLOYMENT_SECRET_FILE": str(secret_file.absolute())}
+
+
+def _tls(settings: SupervisorSettings) -> dict[str, str]:
+    """Variables of TLS for clients."""
+    files = {"QUIRE_TLS_CERT_FILE": settings.tls_cert_file, "QUIRE_TLS_KEY_FILE": settings.tls_key_file}
+    return {name: str(path) for name, path in files.items() if path is not None}
 
 
 def _workers(settings: SupervisorSettings, models: Sequence[ModelSettings]) -> list[tuple[str, ModelSettings]]:

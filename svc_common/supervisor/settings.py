@@ -71,6 +71,8 @@ class SupervisorSettings(ServiceSettings):
         "if it does not exist",
     )
     insecure: CliImplicitFlag[bool] = Field(False, description=INSECURE)
+    tls_cert_file: OptionalPath = Field(None, description="passed on to gateways")
+    tls_key_file: OptionalPath = Field(None, description="passed on to gateways")
     run_dir: Path = Field(Path("run"), description="directory for the embedded Redis' data and the deployment's secret")
     state_file: Path | None = Field(None, description="JSON file for process ids and addresses of the services")
     stop_seconds: float = Field(45, gt=0, description="seconds that a service may take to end before it is killed")

@@ -75,6 +75,15 @@ def test_flags_of_model_and_keys_reach_the_services() -> None:
     assert "QUIRE_API_KEYS" not in roles["worker"].environment
 
 
+def test_files_of_tls_reach_gateways_and_certificates_of_roles_reach_nobody() -> None:
+    roles = table(tls_cert_file="/tls/crt", tls_key_file="/tls/key")
+    assert roles["gateway"].environment["QUIRE_TLS_CERT_FILE"] == "/tls/crt"
+    assert roles["gateway"].environment["QUIRE_TLS_KEY_FILE"] == "/tls/key"
+    for role in roles.values():
+        # A certificate in the supervisor's own environment has one role.
+        assert {role.environment[f"QUIRE_MTLS_{name}_FILE"] for name in ("CERT", "KEY", "CA")} == {""}
+
+
 def test_settings_of_gateways_alone_reach_gateways_alone() -> None:
     given = {
         "chat_template": "{{ messages }}",
