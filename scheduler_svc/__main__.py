@@ -50,7 +50,11 @@ async def serve(settings: SchedulerSettings) -> None:
     identity = identity_of(ServiceRole.SCHEDULER, settings, [settings.host, settings.scheduler_admin_host])
     check_dialled(identity, settings.worker_addresses, "QUIRE_WORKERS_AT")
     store = RedisStore(
-        settings.redis_url.get_secret_value(), settings.record_ttl, settings.redis_prefix, settings.detach_grace
+        settings.redis_url.get_secret_value(),
+        settings.record_ttl,
+        settings.redis_prefix,
+        settings.detach_grace,
+        settings.redis_tls,
     )
     servicer, admin_servicer = SchedulerServicer(), AdminServicer()
     server = create_inner_server(identity)

@@ -1,8 +1,8 @@
 """Settings of the scheduler."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
 from scheduler_svc.core.admission import AdmissionLimits
@@ -13,8 +13,9 @@ from scheduler_svc.engine import EngineSettings
 from scheduler_svc.live_requests import Graces
 from scheduler_svc.policy_registry import find_policy
 from svc_common.records import RECORD_TTL, RECORD_TTL_SECONDS
+from svc_common.redis_tls import RedisTlsFiles
 from svc_common.redis_url import DEFAULT_PREFIX, PREFIX, RedisPrefix, RedisUrl
-from svc_common.settings import InnerSettings
+from svc_common.settings import InnerSettings, OptionalPath
 
 
 class SchedulerSettings(InnerSettings):
@@ -35,6 +36,15 @@ class SchedulerSettings(InnerSettings):
     )
     redis_url: RedisUrl = Field(
         RedisUrl("redis://127.0.0.1:6379/0"), description="Redis that keeps the lease and the records"
+    )
+    redis_ca_file: OptionalPath = Field(
+        None, description="PEM file of CAs that may sign Redis' certificate, beside the system's"
+    )
+    redis_cert_file: OptionalPath = Field(
+        None, description="PEM file of the certificate that Redis asks its clients for, with its chain"
+    )
+    redis_key_file: OptionalPath = Field(
+        None, description="PEM file of that certificate's key; unset: it is in the file of the certificate"
     )
     redis_prefix: RedisPrefix = Field(DEFAULT_PREFIX, description=PREFIX)
     standby: CliImplicitFlag[bool] = Field(
@@ -99,6 +109,15 @@ class SchedulerSettings(InnerSettings):
     def _check_policy(cls, name: str) -> str:
         find_policy(name)  # raises UnknownPolicy
         return name
+
+    @model_validator(mode="after")
+    def _check_redis_tls(self) -> Self:
+        self.redis_tls.check(self.redis_url.target)
+        return self
+
+    @property
+    def redis_tls(self) -> RedisTlsFiles:
+        return RedisTlsFiles(self.redis_ca_file, self.redis_cert_file, self.redis_key_file)
 
     @property
     def worker_addresses(self) -> list[str]:

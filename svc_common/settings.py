@@ -84,6 +84,9 @@ def _explain(error: ValidationError | SettingsError) -> list[str]:
         return [str(error).removeprefix("error parsing CLI: ")]
     lines = []
     for problem in error.errors():
+        if not problem["loc"]:  # of several settings: the text names them
+            lines.append(str(problem["ctx"]["error"]))
+            continue
         name = "_".join(str(part) for part in problem["loc"])
         setting = f"QUIRE_{name.upper()} (--{name.replace('_', '-')})"
         if problem["type"] == "value_error":  # a validator of this project, whose text is complete

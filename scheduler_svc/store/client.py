@@ -7,20 +7,19 @@ from collections.abc import Awaitable, Callable
 from hashlib import sha1
 from typing import Any, TypeVar, cast
 
-import redis.asyncio as redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisClusterException, RedisError, ResponseError
 
 from scheduler_svc.store.base import EpochOutsideWindow, StaleEpoch, StoreUnavailable
+from scheduler_svc.store.connection import RedisConnections
 from scheduler_svc.store.scripts import OUTSIDE_WINDOW, SCRIPT, STALE, StoreKeys
 
 log = logging.getLogger("quire.scheduler")
 
 _SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
-_TIMEOUT = 1.0  # seconds that Redis may take to connect, and for each answer
+_TIMEOUT = 1.0  # seconds that a call waits for its turn
 _MAX_CALLS = 32  # at once, each on its own connection; others wait
+_READ_ONLY = "-READONLY "  # in the error of a script, in Redis 6.2
 _Answer = TypeVar("_Answer")
 Argument = str | bytes | int | float
 
@@ -34,12 +33,16 @@ class RedisClient:
     """
 
     def __init__(
-        self, url: str, keys: StoreKeys, kind: str, fail_fast: float, on_lost: Callable[[], Awaitable[None]]
+        self,
+        connections: RedisConnections,
+        keys: StoreKeys,
+        kind: str,
+        fail_fast: float,
+        on_lost: Callable[[], Awaitable[None]],
     ) -> None:
-        # A failed call is not repeated here: the caller handles it.
-        self._redis = redis.Redis.from_url(
-            url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT, retry=Retry(NoBackoff(), 0)
-        )
+        self._connections = connections
+        self._redis = connections.client
+        self._node: object = None
         self.is_answering = True
         self.num_restarts = 0
         self._keys = keys
@@ -55,10 +58,10 @@ class RedisClient:
         async def ask() -> Any:
             given = (len(self._keys), *self._keys, function, *arguments)
             try:
-                return await self._redis.evalsha(_SHA, *given)  # type: ignore[arg-type]
+                return await self._redis.evalsha(_SHA, *given)
             except NoScriptError:
                 self.num_restarts += 1
-                return await self._redis.eval(SCRIPT, *given)  # type: ignore[arg-type]
+                return await self._redis.eval(SCRIPT, *given)
 
         return await self._ask(ask, timeout)
 
@@ -71,7 +74,7 @@ class RedisClient:
 
         async def ask() -> str | None:
             try:
-                return cast(str | None, (await self._redis.info("memory")).get("maxmemory_policy"))
+                return (await self._connections.memory_info(self._keys.epoch)).get("maxmemory_policy")
             except ResponseError:  # the command is forbidden or renamed
                 return None
 
@@ -79,11 +82,11 @@ class RedisClient:
 
     async def hang_up(self) -> None:
         """Closes the connections that are not in use."""
-        await self._redis.connection_pool.disconnect(inuse_connections=False)
+        await self._connections.hang_up()
 
     async def close(self) -> None:
         """Closes the connections."""
-        await self._redis.aclose()
+        await self._connections.close()
 
     async def _ask(self, ask: Callable[[], Awaitable[_Answer]], timeout: float | None = None) -> _Answer:
         """Redis' answer. A cancellation meanwhile is raised here: the `wait_for` of Python 3.11 that redis-py uses may
@@ -116,10 +119,11 @@ class RedisClient:
         try:
             try:
                 answer = await _attempt(ask)
-            except RedisConnectionError:  # the server may have been restarted: every call may be repeated
+            except RedisConnectionError:  # restarted, or replaced: every call may be repeated
                 self.num_restarts += 1
                 await self._on_lost()
                 answer = await _attempt(ask)
+            self._note_node()
         except ResponseError as error:
             if str(error).startswith(STALE):
                 raise StaleEpoch("a scheduler of a later term has written") from None
@@ -133,6 +137,12 @@ class RedisClient:
             self.is_answering = True
         return answer
 
+    def _note_node(self) -> None:
+        node = self._connections.node_of(self._keys.epoch)
+        if node != self._node:
+            self.num_restarts += self._node is not None
+            self._node = node
+
     def _failed(self, why: str) -> StoreUnavailable:
         if self.is_answering:
             log.error(
@@ -144,9 +154,17 @@ class RedisClient:
 
 
 async def _attempt(ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
-    """Redis' answer. Raises ConnectionError where uvloop raises RuntimeError, as for a closed transport."""
+    """Redis' answer. Raises ConnectionError where uvloop raises RuntimeError, as for a closed transport, where no node
+    of a cluster answers, and where the server has become a replica: another connection may lead to the primary.
+    """
     try:
         return await ask()
+    except RedisClusterException as error:
+        raise RedisConnectionError(str(error)) from error
+    except ResponseError as error:
+        if not isinstance(error, ReadOnlyError) and _READ_ONLY not in str(error):
+            raise
+        raise RedisConnectionError("the server is a replica") from error
     except RuntimeError as error:
         if "closed" not in str(error):
             raise

@@ -9,9 +9,11 @@ from typing import Any
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.store.base import Ending, Gap, KeyTaken, UnusableRecord, WriteBatch
 from scheduler_svc.store.client import Argument, RedisClient
+from scheduler_svc.store.connection import connect
 from scheduler_svc.store.packing import pack_ending, pack_record, pack_writes, unpack_log, unpack_written
 from scheduler_svc.store.scripts import StoreKeys
-from svc_common.redis_url import DEFAULT_PREFIX
+from svc_common.redis_tls import NO_FILES, RedisTlsFiles
+from svc_common.redis_url import DEFAULT_PREFIX, RedisTarget
 
 log = logging.getLogger("quire.scheduler")
 
@@ -27,13 +29,21 @@ class RedisStore:
     Deployments that share a Redis differ in the `prefix` of their keys.
     """
 
-    def __init__(self, url: str, ttl: int = 3600, prefix: str = DEFAULT_PREFIX, grace: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        ttl: int = 3600,
+        prefix: str = DEFAULT_PREFIX,
+        grace: float = 30.0,
+        tls: RedisTlsFiles = NO_FILES,
+    ) -> None:
+        target = RedisTarget.parse(url)
         self._keys = StoreKeys.of(prefix)
         # Neither new requests nor large batches delay the lease, and new requests do not delay the steps.
-        self._records = RedisClient(url, self._keys, "records", _FAIL_FAST, self._hang_up)
-        self._steps = RedisClient(url, self._keys, "steps", _FAIL_FAST, self._hang_up)
+        self._records = RedisClient(connect(target, tls), self._keys, "records", _FAIL_FAST, self._hang_up)
+        self._steps = RedisClient(connect(target, tls), self._keys, "steps", _FAIL_FAST, self._hang_up)
         # Its callers retry at their own interval.
-        self._lease = RedisClient(url, self._keys, "lease", 0, self._hang_up)
+        self._lease = RedisClient(connect(target, tls), self._keys, "lease", 0, self._hang_up)
         self._ttl = ttl
         self._grace = min(ttl, max(1, round(grace)))
         self._last_write = 0

@@ -149,7 +149,11 @@ class Deployment:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.store = RedisStore(
-            settings.redis_url.get_secret_value(), settings.record_ttl, settings.redis_prefix, settings.detach_grace
+            settings.redis_url.get_secret_value(),
+            settings.record_ttl,
+            settings.redis_prefix,
+            settings.detach_grace,
+            settings.redis_tls,
         )
         self.servicer = SchedulerServicer()
         self.server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES)

@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from scheduler_svc.settings import SchedulerSettings
+from svc_common.redis_url import RedisTarget, RedisUrl
 from svc_common.settings import read_settings
 from svc_common.supervisor.settings import SupervisorSettings
 
@@ -17,6 +18,11 @@ Kind = type[SchedulerSettings] | type[SupervisorSettings]
         "redis://:pass@host",
         "rediss://user:pa%2Fss%23@host:6380/1?ssl_cert_reqs=required&socket_timeout=3",
         "unix:///run/redis@1.sock?db=1",
+        "redis://h?max_connections=3",
+        "redis+sentinel://:pass@a:1,b:2,[::1]:3/main/0?sentinel_password=pass",
+        "rediss+sentinel://a/main",
+        "redis+cluster://:pass@a:1,b:2",
+        "rediss+cluster://a/0",
     ],
 )
 @pytest.mark.parametrize("kind", [SchedulerSettings, SupervisorSettings])
@@ -40,6 +46,18 @@ def test_urls_of_redis_are_accepted_unchanged(kind: Kind, url: str) -> None:
         "redis://:s3cr3t@h:99999/0",
         "redis://:s3cr3t@h/0?tiemout=1",
         "redis://:s3cr3t@h/0?db=s3cr3t",
+        "redis+sentinels://:s3cr3t@h/main",
+        "redis+sentinel://:s3cr3t@h:1",
+        "redis+sentinel://:s3cr3t@h:1/main/one",
+        "redis+sentinel://:s3cr3t@h:1,:2/main",
+        "redis+sentinel://:s3cr3t@h:port/main",
+        "redis+sentinel://:s3cr3t/@h:1/main",
+        "redis+sentinel://:s3cr3t@h/main?tiemout=1",
+        "redis+cluster://:s3cr3t@h:1/1",
+        "redis+cluster://:s3cr3t@h:1/main",
+        "redis+cluster://:s3cr3t@h:1,",
+        "redis+cluster://h:1?sentinel_password=s3cr3t",
+        "unix+cluster:///s3cr3t",
     ],
 )
 @pytest.mark.parametrize("kind", [SchedulerSettings, SupervisorSettings])
@@ -107,3 +125,38 @@ def test_help_has_the_default(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_empty_url_is_none_for_make_run() -> None:
     assert read_settings(SupervisorSettings, ["--redis-url", ""]).redis_url is None
+
+
+@pytest.mark.parametrize(
+    ("url", "layout", "addresses", "service", "options"),
+    [
+        ("redis://:a%2Fb@h:1/2", "STANDALONE", (), "", {"host": "h", "port": 1, "db": 2, "password": "a/b"}),
+        ("redis+sentinel://a:1,b/main/3", "SENTINEL", (("a", 1), ("b", 26379)), "main", {"db": 3}),
+        ("redis+sentinel://u:p@[::1]:1/main", "SENTINEL", (("::1", 1),), "main", {"username": "u", "password": "p"}),
+        (
+            "redis+cluster://:p@a:1,b:2/0?socket_timeout=3",
+            "CLUSTER",
+            (("a", 1), ("b", 2)),
+            "",
+            {"password": "p", "socket_timeout": 3.0},
+        ),
+        ("redis+cluster://a", "CLUSTER", (("a", 6379),), "", {}),
+    ],
+)
+def test_a_url_names_servers(
+    url: str, layout: str, addresses: tuple[tuple[str, int], ...], service: str, options: dict[str, object]
+) -> None:
+    target = RedisTarget.parse(url)
+    assert (target.layout.name, target.addresses, target.service) == (layout, addresses, service)
+    given = {name: value for name, value in target.options.items() if name != "db" or layout != "CLUSTER"}
+    assert given == options
+    assert not target.has_tls
+    assert RedisTarget.parse(url.replace("redis", "rediss", 1)).has_tls
+
+
+def test_sentinels_have_credentials_of_their_own() -> None:
+    query = "sentinel_username=me&sentinel_password=pa%26ss&socket_timeout=2&ssl_check_hostname=false"
+    target = RedisTarget.parse(f"rediss+sentinel://:p@a:1/main?{query}")
+    assert target.sentinel_options == {"username": "me", "password": "pa&ss", "ssl_check_hostname": False}
+    assert (target.options["password"], target.options["socket_timeout"]) == ("p", 2.0)
+    assert "pa%26ss" not in str(RedisUrl(f"rediss+sentinel://:p@a:1/main?{query}"))

@@ -356,6 +356,17 @@ envFrom:
 {{- end -}}
 
 {{- define "quire.redisEnv" -}}
+{{- with .Values.redis.tls }}
+{{- if .existingSecret }}
+{{- $files := dict "QUIRE_REDIS_CA_FILE" .caKey "QUIRE_REDIS_CERT_FILE" .certKey "QUIRE_REDIS_KEY_FILE" .privateKeyKey }}
+{{- range $name, $key := $files }}
+{{- if $key }}
+- name: {{ $name }}
+  value: {{ printf "/etc/quire/redis-tls/%s" $key | quote }}
+{{ end -}}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- with .Values.redis.prefix }}
 - name: QUIRE_REDIS_PREFIX
   value: {{ . | quote }}

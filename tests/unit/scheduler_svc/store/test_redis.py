@@ -306,7 +306,7 @@ async def test_a_transport_that_uvloop_has_closed_is_a_lost_connection(
         calls += 1
         if calls == 1:
             raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
-        return await evalsha(*arguments)  # type: ignore[arg-type]
+        return await evalsha(*arguments)
 
     monkeypatch.setattr(store._steps._redis, "evalsha", closed_once)
     assert await store.write(WriteBatch(), EPOCH) == []

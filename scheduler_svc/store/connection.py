@@ -1,0 +1,142 @@
+"""Connections to a Redis: one server, the primary that sentinels name, or the node of a cluster that has the keys."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.connection import Connection, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
+from redis.backoff import NoBackoff
+
+from svc_common.redis_tls import NO_FILES, RedisTlsFiles
+from svc_common.redis_url import RedisLayout, RedisTarget
+
+_TIMEOUT = 1.0  # seconds that Redis may take to connect, and for each answer
+_SENTINEL_TIMEOUT = 0.3  # seconds; one sentinel is asked after another until one answers, within one call of ours
+
+
+class RedisConnections(Protocol):
+    """Connections to the servers of a target, opened as they are needed. A failed command is not repeated."""
+
+    @property
+    def client(self) -> Any:
+        """Sends commands."""
+        ...
+
+    def node_of(self, key: str) -> object:
+        """The server that has a key, as far as that is known. Another one than before may lack the latest writes."""
+        ...
+
+    async def memory_info(self, key: str) -> Mapping[str, Any]:
+        """The section `memory` of INFO of the server that has a key."""
+        ...
+
+    async def hang_up(self) -> None:
+        """Closes the connections that are not in use."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def connect(target: RedisTarget, tls: RedisTlsFiles = NO_FILES) -> RedisConnections:
+    """Connections to a target."""
+    files = tls.options if target.has_tls else {}
+    options = {**_limits(_TIMEOUT), **files, **target.options}
+    if target.has_tls:
+        options["connection_class"] = _TlsConnection
+    match target.layout:
+        case RedisLayout.STANDALONE:
+            return _Pooled(ConnectionPool(**options))
+        case RedisLayout.SENTINEL:
+            return _Pooled(_sentinel_pool(target, options, files))
+        case RedisLayout.CLUSTER:
+            return _Cluster(target, options)
+
+
+class _TlsConnection(SSLConnection):
+    """Reads its files whenever it connects. redis-py's own reads them once, and connects again and again."""
+
+    async def _connect(self) -> None:
+        self.ssl_context.context = None
+        await super()._connect()  # type: ignore[no-untyped-call]
+
+
+class _PrimaryTlsConnection(SentinelManagedConnection, _TlsConnection):
+    """The same to the primary that sentinels name."""
+
+
+def _limits(timeout: float) -> dict[str, Any]:
+    return {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
+
+
+class _Pooled:
+    """Connections of one pool, to one server at a time."""
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self.client = Redis.from_pool(pool)
+
+    def node_of(self, key: str) -> object:
+        return None  # connections to a server break when another one takes its place
+
+    async def memory_info(self, key: str) -> Mapping[str, Any]:
+        info: Mapping[str, Any] = await self.client.info("memory")
+        return info
+
+    async def hang_up(self) -> None:
+        await self.client.connection_pool.disconnect(inuse_connections=False)
+
+    async def close(self) -> None:
+        pool = self.client.connection_pool
+        await self.client.aclose()
+        if isinstance(pool, SentinelConnectionPool):
+            await pool.sentinel_manager.aclose()
+
+
+def _sentinel_pool(target: RedisTarget, options: Mapping[str, Any], files: Mapping[str, Any]) -> SentinelConnectionPool:
+    """Connections to the primary. A new one asks the sentinels, and closes the idle ones to another server."""
+    of_sentinels = {
+        "connection_class": _TlsConnection if target.has_tls else Connection,
+        **_limits(_SENTINEL_TIMEOUT),
+        **files,
+        **target.sentinel_options,
+    }
+    sentinel = Sentinel([])  # type: ignore[no-untyped-call]
+    sentinel.sentinels = [
+        Redis.from_pool(ConnectionPool(host=host, port=port, **of_sentinels)) for host, port in target.addresses
+    ]
+    kind = _PrimaryTlsConnection if target.has_tls else SentinelManagedConnection
+    of_servers = {**options, "connection_class": kind}
+    return SentinelConnectionPool(target.service, sentinel, **of_servers)  # type: ignore[no-untyped-call]
+
+
+class _Cluster:
+    """Connections to a cluster. All keys of a deployment have one hash tag, and so are at one node."""
+
+    def __init__(self, target: RedisTarget, options: Mapping[str, Any]) -> None:
+        of_nodes = {name: value for name, value in options.items() if name not in ("connection_class", "db")}
+        self.client = RedisCluster(
+            startup_nodes=[ClusterNode(host, port) for host, port in target.addresses], ssl=target.has_tls, **of_nodes
+        )
+        if target.has_tls:
+            self.client.connection_kwargs["connection_class"] = _TlsConnection  # of nodes that it finds later
+            for node in self.client.startup_nodes:
+                node.connection_class = _TlsConnection
+
+    def node_of(self, key: str) -> object:
+        nodes = self.client.nodes_manager.slots_cache.get(self.client.keyslot(key))
+        return nodes[0].name if nodes else None
+
+    async def memory_info(self, key: str) -> Mapping[str, Any]:
+        await self.client.initialize()
+        node = self.client.get_node_from_key(key)
+        info: Mapping[str, Any] = await self.client.info("memory", target_nodes=node)
+        return info
+
+    async def hang_up(self) -> None:
+        for node in self.client.get_nodes():
+            await node.disconnect_free_connections()
+
+    async def close(self) -> None:
+        await self.client.aclose()

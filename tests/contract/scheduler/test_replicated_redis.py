@@ -1,0 +1,96 @@
+"""The store in a Redis with sentinels, and in a cluster: requests go on when the primary dies."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from certificates import Authority
+from redis_fleets import LOCALHOST, RedisFleet, ServerTls, cluster_fleet, sentinel_fleet
+from scheduler_harness import TIMEOUT, Deployment, SessionClient, Worker, expected, scheduler, until_recorded
+from scheduler_svc.request_log import RequestLog, State
+from scheduler_svc.store.base import StoreUnavailable
+from scheduler_svc.store.redis import RedisStore
+from svc_common.redis_tls import NO_FILES, RedisTlsFiles
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """Servers, and the settings of a scheduler that uses them."""
+
+    fleet: RedisFleet
+    files: RedisTlsFiles
+
+    @asynccontextmanager
+    async def store(self) -> AsyncIterator[RedisStore]:
+        store = RedisStore(self.fleet.url, 600, tls=self.files)
+        yield store
+        await store.close()
+
+    def scheduler(self, worker: Worker) -> AbstractAsyncContextManager[Deployment]:
+        files = self.files
+        settings = {"redis_ca_file": files.ca, "redis_cert_file": files.certificate, "redis_key_file": files.key}
+        return scheduler(self.fleet.url, [worker.port], **settings)
+
+
+@pytest.fixture(params=["sentinel", "cluster", "sentinel with TLS", "cluster with TLS"])
+def deployed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Deployed]:
+    """Servers for the test, because one is killed."""
+    tls, files = None, NO_FILES
+    if request.param.endswith("with TLS"):
+        authority = Authority(tmp_path / "ca")
+        own = authority.issue("scheduler", LOCALHOST)
+        tls = ServerTls(authority.certificate, authority.issue("redis", LOCALHOST), own)
+        files = RedisTlsFiles(authority.certificate, own.certificate, own.key)
+    is_cluster = request.param.startswith("cluster")
+    with cluster_fleet(tmp_path, "{quire}:lease", tls) if is_cluster else sentinel_fleet(tmp_path, tls) as fleet:
+        yield Deployed(fleet, files)
+
+
+async def record_in(store: RedisStore, key: str) -> RequestLog:
+    """The record of a request that has ended, once there is a primary that has it."""
+    async with asyncio.timeout(2 * TIMEOUT):
+        while True:
+            try:
+                return await until_recorded(store, key, State.FINISHED)
+            except StoreUnavailable:
+                await asyncio.sleep(0.1)
+
+
+async def until_durable(session: SessionClient) -> None:
+    """Waits until the leader records requests."""
+    async with asyncio.timeout(2 * TIMEOUT):
+        while session.status is None or session.status.is_store_degraded:
+            await session.read()
+
+
+async def test_requests_go_on_and_are_recorded_when_the_primary_dies(deployed: Deployed, worker: Worker) -> None:
+    async with (
+        deployed.store() as store,
+        deployed.scheduler(worker) as running,
+        running.session() as session,
+    ):
+        await session.ready()
+        before = await session.submit()
+        assert (await session.answer(before.command_id)).accepted.is_durable
+        assert (await record_in(store, before.key)).sequences[0].token_ids == expected(8)
+        submit = await session.submit(max_tokens=200)
+        await session.until_tokens(submit.key, 5)
+        num_restarts = running.store.num_restarts
+        deployed.fleet.kill_primary()
+        assert await session.until_tokens(submit.key, 200) == expected(200)
+        epoch = running.engine.epoch
+        late = await session.submit(max_tokens=20)
+        assert await session.until_tokens(late.key, 20) == expected(20)
+        for key, count in ((submit.key, 200), (late.key, 20), (before.key, 8)):
+            assert (await record_in(store, key)).sequences[0].token_ids == expected(count)
+        await until_durable(session)
+        assert running.store.num_restarts > num_restarts  # what the new primary may lack is written again
+        assert await store.eviction_policy() == "noeviction"
+        last = await session.submit()
+        assert (await session.answer(last.command_id)).accepted.is_durable
+        assert running.engine.epoch == epoch
+        assert set(session.epochs) == {epoch}
