@@ -6,7 +6,7 @@ import sys
 import uvloop
 
 from gateway_svc.gateway import Gateway
-from gateway_svc.key_file import InvalidKeyFile
+from gateway_svc.key_tables import InvalidKeyFile
 from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.settings import BadSetting, GatewaySettings
 from gateway_svc.tokenizer import InvalidModelFiles

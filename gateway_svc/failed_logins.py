@@ -1,4 +1,4 @@
-"""Calls without a valid credential: a counter, and a line in the log now and then."""
+"""Calls without a valid credential: why they are refused, a counter, and a line in the log now and then."""
 
 import logging
 import time
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from prometheus_client import Counter
+
+from svc_common.errors import QuireError, Reason
 
 logger = logging.getLogger("quire.gateway")
 
@@ -21,6 +23,26 @@ class LoginFailure(StrEnum):
     CONFLICTING = "conflicting"
     UNKNOWN = "unknown"
     EXPIRED = "expired"
+    INVALID_TOKEN = "invalid_token"
+
+
+_MESSAGES = {
+    LoginFailure.MISSING: "an API key is required: authorization: Bearer …",
+    LoginFailure.MALFORMED: "an API key is required: authorization: Bearer …, and authorization has something else",
+    LoginFailure.CONFLICTING: "the call has two different API keys",
+    LoginFailure.UNKNOWN: "the API key is not known",
+    LoginFailure.EXPIRED: "the API key has expired",
+    LoginFailure.INVALID_TOKEN: "the token is not valid",
+}
+
+
+class LoginRefused(QuireError):  # noqa: N818
+    """A call without a valid credential. `account` is that of its key, where the key is known."""
+
+    def __init__(self, failure: LoginFailure, message: str | None = None, account: str | None = None) -> None:
+        super().__init__(Reason.UNAUTHENTICATED, message or _MESSAGES[failure])
+        self.failure = failure
+        self.account = account
 
 
 class FailedLogins:
@@ -33,16 +55,21 @@ class FailedLogins:
         self._num_unlogged = 0
         self._logged_at: float | None = None
 
-    def note(self, protocol: str, failure: LoginFailure, peer: str, account: str | None = None) -> None:
-        """A call failed. `peer` is the client's address; `account` is that of the key, where it is known."""
-        self._counter.labels(protocol, failure.value).inc()
+    def note(self, protocol: str, refusal: LoginRefused, peer: str) -> None:
+        """A call was refused. `peer` is the client's address."""
+        self._counter.labels(protocol, refusal.failure.value).inc()
         self._num_unlogged += 1
         now = self._clock()
         if self._logged_at is not None and now < self._logged_at + LOG_SECONDS:
             return
-        about: dict[str, object] = {"num_failed": self._num_unlogged, "protocol": protocol, "reason": failure.value}
-        about["peer"] = peer
-        if account is not None:
-            about["account"] = account
+        about = {
+            "num_failed": self._num_unlogged,
+            "protocol": protocol,
+            "reason": refusal.failure.value,
+            "why": refusal.message,
+            "peer": peer,
+        }
+        if refusal.account is not None:
+            about["account"] = refusal.account
         logger.warning("calls without a valid credential", extra=about)
         self._num_unlogged, self._logged_at = 0, now

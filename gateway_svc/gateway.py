@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
@@ -110,7 +110,7 @@ class Gateway:
             asyncio.create_task(self._session.run()),
             asyncio.create_task(self._report_health()),
             asyncio.create_task(self._http.serve(sockets=[self._http_socket])),
-            asyncio.create_task(self._reload_keys()),
+            asyncio.create_task(_reload(self._key_file)),
         ]
         for task in self._tasks:
             task.add_done_callback(_end_process_on_failure)
@@ -144,10 +144,17 @@ class Gateway:
             await self._health.set_serving(self._request_manager.is_ready)
             await self._changed.wait()
 
-    async def _reload_keys(self) -> None:
-        while self._key_file is not None:
+
+async def _reload(key_file: KeyFile | None) -> None:
+    """Reads changed keys again, each kind on its own: an issuer of tokens that does not answer delays nothing else."""
+
+    async def repeat(refresh: Callable[[], None]) -> None:
+        while True:
             await asyncio.sleep(_RELOAD_SECONDS)
-            await asyncio.to_thread(self._key_file.refresh)
+            await asyncio.to_thread(refresh)
+
+    if key_file is not None:
+        await asyncio.gather(repeat(key_file.refresh), repeat(key_file.refresh_signing_keys))
 
 
 class _HttpServer(uvicorn.Server):

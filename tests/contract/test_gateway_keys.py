@@ -13,6 +13,7 @@ from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import answer_with
 from tiny_model import EOS
+from token_issuer import AUDIENCE, ISSUER, TokenIssuer
 
 KEYS = """
 [[keys]]
@@ -175,3 +176,27 @@ async def test_failed_logins_are_counted_once_for_each_call(keyed: Harness) -> N
         'quire_gateway_failed_logins_total{protocol="http",reason="missing"} 1.0',
         'quire_gateway_failed_logins_total{protocol="http",reason="unknown"} 1.0',
     ]
+
+
+async def test_a_token_of_the_issuer_is_a_credential_over_both_protocols(model_directory: Path, tmp_path: Path) -> None:
+    issuer, path = TokenIssuer(), tmp_path / "keys.toml"
+    (tmp_path / "jwks.json").write_text(issuer.key_set())
+    path.write_text(
+        f'{KEYS}[jwt]\nissuer = "{ISSUER}"\naudience = "{AUDIENCE}"\njwks = "jwks.json"\ntenant_claim = "tenant"\n'
+        "max_running = 3\n"
+    )
+    async with running_gateway(model_directory, api_keys=path) as quire:
+        quire.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
+        metadata = (("authorization", f"Bearer {issuer.token()}"),)
+        await quire.stub.Generate(api.GenerateRequest(generation=asking().generation), metadata=metadata)
+        response = await quire.http.post("/v1/completions", json={"prompt": "a"}, headers=dict(metadata))
+        assert response.status_code == 200
+        for submit in quire.scheduler.all("submit"):
+            assert submit.tenant == "search"
+            assert submit.limits == scheduler_v1.AccountLimits(account="search/jwt:", max_running=3)
+        assert (await quire.http.get("/v1/models", headers=dict(bearer("alice")))).status_code == 200
+        late = {"authorization": f"Bearer {issuer.token(exp=1)}"}
+        response = await quire.http.get("/v1/models", headers=late)
+        assert (response.status_code, response.json()["error"]["message"]) == (401, "the token has expired")
+        error = await refused(quire.stub.ListModels(api.ListModelsRequest(), metadata=(("x-api-key", "a.b.c"),)))
+        assert error.code() is grpc.StatusCode.UNAUTHENTICATED

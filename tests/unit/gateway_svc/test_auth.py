@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from gateway_svc.auth import Authenticator, LoginRefused
-from gateway_svc.failed_logins import FailedLogins, LoginFailure
+from gateway_svc.auth import Authenticator
+from gateway_svc.failed_logins import FailedLogins, LoginFailure, LoginRefused
 from gateway_svc.key_file import ApiKey, digest_of
 from gateway_svc.tenant import DEFAULT_TENANT, Tenant
+from gateway_svc.web_tokens import TokenVerifier
 from svc_common.errors import Reason
 
 NOW = 1_000_000.0
@@ -23,6 +24,7 @@ KEYS = [
 @dataclass(frozen=True)
 class Keys:
     keys: list[ApiKey]
+    verifier: TokenVerifier | None = None
 
 
 def failures() -> FailedLogins:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from gateway_svc.auth import Authenticator, LoginRefused
-from gateway_svc.failed_logins import LOG_SECONDS, FailedLogins, LoginFailure
+from gateway_svc.auth import Authenticator
+from gateway_svc.failed_logins import LOG_SECONDS, FailedLogins, LoginFailure, LoginRefused
 from gateway_svc.key_file import ApiKey, digest_of
 from gateway_svc.tenant import AccountLimits, Tenant
 
@@ -28,8 +28,8 @@ def test_each_failure_is_counted_and_few_are_logged(
     failures = failed_logins(registry, times)
     with caplog.at_level(logging.WARNING, logger="quire.gateway"):
         for _ in range(5):
-            failures.note("http", LoginFailure.UNKNOWN, "10.0.0.1:1234")
-        failures.note("grpc", LoginFailure.EXPIRED, "ipv4:10.0.0.2:99", "a/batch")
+            failures.note("http", LoginRefused(LoginFailure.UNKNOWN), "10.0.0.1:1234")
+        failures.note("grpc", LoginRefused(LoginFailure.EXPIRED, account="a/batch"), "ipv4:10.0.0.2:99")
     lines = [(each.num_failed, each.protocol, each.reason, each.peer) for each in caplog.records]  # type: ignore[attr-defined]
     assert lines == [
         (1, "http", "unknown", "10.0.0.1:1234"),
@@ -47,6 +47,7 @@ def test_a_login_that_fails_is_logged_without_its_key(
 ) -> None:
     class Keys:
         keys = (ApiKey(digest_of("the-old-key"), Tenant("a", limits=AccountLimits("a/old")), expires=5.0),)
+        verifier = None
 
     authenticator = Authenticator(Keys(), failed_logins(registry, iter([0.0, 100.0])), lambda: 5.0)
     with caplog.at_level(logging.WARNING, logger="quire.gateway"):

@@ -2,11 +2,13 @@
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from gateway_svc.key_file import MIN_KEY_LENGTH, ApiKey, InvalidKeyFile, KeyFile, read_key_file
+from gateway_svc.key_file import MIN_KEY_LENGTH, ApiKey, KeyFile, read_key_file
+from gateway_svc.key_tables import InvalidKeyFile
 from gateway_svc.retention import NONE, UNTIL_END, Retention
 from gateway_svc.tenant import AccountLimits, Tenant
 
@@ -14,10 +16,10 @@ KEY = '[[keys]]\nkey = "secret-secret-secret"\n'
 OTHER = '[[keys]]\nkey = "secret-other-secret"\n'
 
 
-def read(tmp_path: Path, text: str) -> list[ApiKey]:
+def read(tmp_path: Path, text: str) -> Sequence[ApiKey]:
     path = tmp_path / "keys.toml"
     path.write_text(text)
-    return read_key_file(path)
+    return read_key_file(path).keys
 
 
 def digest(key: str) -> bytes:
@@ -105,7 +107,7 @@ def test_keys_of_one_tenant_and_name_share_an_account(tmp_path: Path) -> None:
         ("[[keys]]\nkey = 1234567890123456\ntenant = 'a'", "keys[0].key is not a string of ASCII"),
         ('[[keys]]\nkey = "secret-and-more"\ntenant = "a"', "keys[0].key has 15 characters, and needs at least 16"),
         ('[[keys]]\nsha256 = "secret"\ntenant = "a"', "keys[0].sha256 is not 64 hexadecimal digits"),
-        (KEY, "keys[0].tenant is not a name"),
+        (KEY, "keys[0].tenant is missing"),
         (f'{KEY}tenant = ""', "keys[0].tenant is not a name"),
         (f'{KEY}tenant = "a"\n{OTHER}tenant = 1', "keys[1].tenant is not a name"),
         (f'{KEY}tenant = "a"\nname = "b/c"', "keys[0].name is not 1 to 64 letters"),

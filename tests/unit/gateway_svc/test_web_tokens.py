@@ -1,0 +1,355 @@
+"""JSON Web Tokens as credentials."""
+
+import base64
+import hmac
+import http.server
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+from gateway_svc import web_tokens
+from gateway_svc.failed_logins import LoginFailure, LoginRefused
+from gateway_svc.key_file import KeyFile, read_key_file
+from gateway_svc.key_tables import InvalidKeyFile
+from gateway_svc.tenant import AccountLimits, Tenant
+from gateway_svc.web_tokens import CLOCK_SKEW, SigningKeys, TokenRules, TokenVerifier
+from token_issuer import AUDIENCE, ISSUER, TokenIssuer, public_jwk, rsa_key
+
+NOTHING = Tenant("", limits=AccountLimits(""), max_priority=0)
+GOLD = replace(NOTHING, weight=2.0, limits=AccountLimits("", max_running=8))
+RULES = TokenRules(ISSUER, AUDIENCE, "jwks.json", "tenant", "plan", {"": NOTHING, "gold": GOLD})
+
+
+@pytest.fixture(scope="module")
+def issuer() -> TokenIssuer:
+    return TokenIssuer()
+
+
+def verifier(directory: Path, issuer: TokenIssuer, rules: TokenRules = RULES, **fields: Any) -> TokenVerifier:
+    path = directory / "jwks.json"
+    path.write_text(issuer.key_set(**fields))
+    return TokenVerifier(rules, SigningKeys(str(path)))
+
+
+def refusal(verifier: TokenVerifier, token: str) -> tuple[LoginFailure, str]:
+    with pytest.raises(LoginRefused) as refused:
+        verifier.tenant(token)
+    assert token not in str(refused.value)
+    return refused.value.failure, refused.value.message
+
+
+# Tokens.
+
+
+def test_claims_lead_to_a_tenant_and_the_limits_of_its_profile(tmp_path: Path, issuer: TokenIssuer) -> None:
+    accepted = verifier(tmp_path, issuer)
+    assert accepted.tenant(issuer.token()) == Tenant("search", 1.0, AccountLimits("search/jwt:"), 0)
+    assert accepted.tenant(issuer.token(plan="gold", tenant="chat", aud=["other", AUDIENCE])) == Tenant(
+        "chat", 2.0, AccountLimits("chat/jwt:gold", max_running=8), 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("claims", "failure", "why"),
+    [
+        ({"exp": None}, LoginFailure.INVALID_TOKEN, "exp, iss or aud is missing"),
+        ({"iss": None}, LoginFailure.INVALID_TOKEN, "exp, iss or aud is missing"),
+        ({"aud": None}, LoginFailure.INVALID_TOKEN, "exp, iss or aud is missing"),
+        ({"aud": "another"}, LoginFailure.INVALID_TOKEN, "another audience"),
+        ({"aud": []}, LoginFailure.INVALID_TOKEN, "exp, iss or aud is missing"),
+        ({"iss": ISSUER.rstrip("/")}, LoginFailure.INVALID_TOKEN, "another issuer"),
+        ({"exp": time.time() - CLOCK_SKEW - 5}, LoginFailure.EXPIRED, "expired"),
+        ({"exp": "soon"}, LoginFailure.INVALID_TOKEN, "malformed"),
+        ({"nbf": time.time() + 3600}, LoginFailure.INVALID_TOKEN, "not valid yet"),
+        ({"tenant": None}, LoginFailure.INVALID_TOKEN, "claim tenant is not a name"),
+        ({"tenant": ""}, LoginFailure.INVALID_TOKEN, "claim tenant is not a name"),
+        ({"tenant": 7}, LoginFailure.INVALID_TOKEN, "claim tenant is not a name"),
+        ({"tenant": "t" * 257}, LoginFailure.INVALID_TOKEN, "claim tenant is not a name"),
+        ({"plan": "silver"}, LoginFailure.INVALID_TOKEN, "claim plan is not a profile"),
+        ({"plan": ["gold"]}, LoginFailure.INVALID_TOKEN, "claim plan is not a profile"),
+    ],
+    ids=range(15),
+)
+def test_wrong_claims_are_refused(
+    claims: dict[str, Any], failure: LoginFailure, why: str, tmp_path: Path, issuer: TokenIssuer
+) -> None:
+    reason, message = refusal(verifier(tmp_path, issuer), issuer.token(**claims))
+    assert reason is failure
+    assert why in message
+
+
+def test_a_token_that_expired_within_the_skew_of_clocks_is_accepted(tmp_path: Path, issuer: TokenIssuer) -> None:
+    assert verifier(tmp_path, issuer).tenant(issuer.token(exp=time.time() - 1)).name == "search"
+
+
+def encoded(**part: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode()
+
+
+def test_the_algorithm_is_that_of_the_signing_key(tmp_path: Path, issuer: TokenIssuer) -> None:
+    """The classic attacks: no signature; the public key as an HMAC secret; another algorithm of the same key."""
+    accepted = verifier(tmp_path, issuer)
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "exp": int(time.time()) + 60, "tenant": "search"}
+    unsigned = f"{encoded(alg='none', kid='first')}.{encoded(**claims)}."
+    public = issuer.key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    signed = f"{encoded(alg='HS256', kid='first')}.{encoded(**claims)}"
+    code = hmac.digest(public, signed.encode(), "sha256")
+    as_secret = f"{signed}.{base64.urlsafe_b64encode(code).rstrip(b'=').decode()}"
+    for token in (unsigned, as_secret, issuer.token(algorithm="RS512"), issuer.token(algorithm="PS256")):
+        reason, message = refusal(accepted, token)
+        assert reason is LoginFailure.INVALID_TOKEN
+        assert "alg" in message or "signature" in message
+    assert verifier(tmp_path, issuer, alg="PS256").tenant(issuer.token(algorithm="PS256")).name == "search"
+
+
+def test_a_token_of_another_key_is_refused(tmp_path: Path, issuer: TokenIssuer) -> None:
+    accepted, stranger = verifier(tmp_path, issuer), TokenIssuer(rsa_key())
+    assert refusal(accepted, stranger.token()) == (
+        LoginFailure.INVALID_TOKEN,
+        "the token is not valid: its signature is wrong",
+    )
+    assert "signing key is not known" in refusal(accepted, stranger.token({"kid": "second"}))[1]
+    head, body, signature = issuer.token().split(".")
+    for token in (f"{head}.{body}.", f"{head}.{body}.AAAA", f"{head}.{encoded(tenant='b')}.{signature}", "a.b.c", ".."):
+        assert refusal(accepted, token)[0] is LoginFailure.INVALID_TOKEN
+    assert refusal(accepted, issuer.token({"crit": ["x"], "x": 1}))[0] is LoginFailure.INVALID_TOKEN
+
+
+@pytest.mark.parametrize(
+    ("key", "algorithm"),
+    [
+        (ec.generate_private_key(ec.SECP256R1()), "ES256"),
+        (ec.generate_private_key(ec.SECP384R1()), "ES384"),
+        (ed25519.Ed25519PrivateKey.generate(), "EdDSA"),
+    ],
+    ids=["ES256", "ES384", "EdDSA"],
+)
+def test_keys_without_an_algorithm_have_that_of_their_curve(key: Any, algorithm: str, tmp_path: Path) -> None:
+    issuer = TokenIssuer(key, algorithm)
+    assert verifier(tmp_path, issuer).tenant(issuer.token()).name == "search"
+
+
+def test_a_token_may_leave_out_the_id_of_the_only_key(tmp_path: Path, issuer: TokenIssuer) -> None:
+    nameless = TokenIssuer(issuer.key, kid=None)
+    assert verifier(tmp_path, issuer).tenant(nameless.token()).name == "search"
+    (tmp_path / "jwks.json").write_text(issuer.key_set(public_jwk(rsa_key(), "second")))
+    of_two = TokenVerifier(RULES, SigningKeys(str(tmp_path / "jwks.json")))
+    assert "signing key is not known" in refusal(of_two, nameless.token())[1]
+
+
+# Key sets.
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "there is no JSON object with keys"),
+        ("[]", "there is no JSON object with keys"),
+        ('{"keys": []}', "there is no public key for one of RS256"),
+        ('{"keys": {}}', "there is no public key for one of RS256"),
+        ('{"keys": [1, {"kty": "oct", "k": "c2VjcmV0"}]}', "there is no public key for one of RS256"),
+        ('{"keys": [{"kty": "RSA"}, {"kty": "X"}]}', "there is no public key for one of RS256"),
+    ],
+    ids=range(6),
+)
+def test_a_key_set_without_a_usable_key_is_an_error(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "jwks.json"
+    path.write_text(text)
+    with pytest.raises(InvalidKeyFile, match=message):
+        SigningKeys(str(path))
+
+
+def test_private_encryption_and_short_keys_are_not_used(tmp_path: Path, issuer: TokenIssuer) -> None:
+    path = tmp_path / "jwks.json"
+    for text, message in (
+        (issuer.key_set(use="enc"), "there is no public key"),
+        (TokenIssuer(rsa_key(1024)).key_set(), "RSA needs 2048 bits"),
+        (issuer.key_set(d="AQAB"), "is a private key"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InvalidKeyFile, match=message):
+            SigningKeys(str(path))
+    with pytest.raises(InvalidKeyFile, match="no such file"):
+        SigningKeys(str(tmp_path / "nowhere.json"))
+
+
+def test_a_changed_key_set_is_read_again(tmp_path: Path, issuer: TokenIssuer, caplog: pytest.LogCaptureFixture) -> None:
+    accepted, second = verifier(tmp_path, issuer), TokenIssuer(rsa_key(), kid="second")
+    path = tmp_path / "jwks.json"
+    with caplog.at_level(logging.WARNING, logger="quire.gateway"):
+        path.write_text("{")
+        accepted.signing_keys.refresh()
+        accepted.signing_keys.refresh()
+    assert len(caplog.records) == 1
+    assert accepted.tenant(issuer.token()).name == "search"
+    path.write_text(second.key_set())
+    accepted.signing_keys.refresh()
+    assert accepted.tenant(second.token()).name == "search"
+    assert "signing key is not known" in refusal(accepted, issuer.token())[1]
+
+
+class KeyServer(http.server.ThreadingHTTPServer):
+    """Serves a key set, or a redirect to it."""
+
+    text: str | None = None
+    num_calls = 0
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, KeyServer)
+        self.server.num_calls += 1
+        if self.path == "/redirect":
+            self.send_response(302)
+            self.send_header("Location", "/jwks")
+            self.end_headers()
+            return
+        self.send_response(200 if self.server.text else 503)
+        self.end_headers()
+        self.wfile.write((self.server.text or "").encode())
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def key_server() -> Iterator[tuple[KeyServer, str]]:
+    with KeyServer(("127.0.0.1", 0), _Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server, f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_keys_of_a_url_are_fetched_again_now_and_then(issuer: TokenIssuer) -> None:
+    now = 1000.0
+    second = TokenIssuer(rsa_key(), kid="second")
+    with key_server() as (server, url):
+        accepted = TokenVerifier(
+            RULES, SigningKeys(f"{url}/jwks", lambda: now)
+        )  # it does not answer, and the gateway starts
+        assert "signing key is not known" in refusal(accepted, issuer.token())[1]
+        server.text = issuer.key_set()
+        accepted.signing_keys.refresh()
+        assert server.num_calls == 1, "not at once again"
+        now += web_tokens._MIN_AGE
+        accepted.signing_keys.refresh()
+        assert accepted.tenant(issuer.token()).name == "search"
+        # A new key is fetched when a token needs it, and else after the longest age.
+        server.text = second.key_set(public_jwk(issuer.key, "first"))
+        now += web_tokens._MIN_AGE
+        accepted.signing_keys.refresh()
+        assert server.num_calls == 2
+        refusal(accepted, second.token())
+        accepted.signing_keys.refresh()
+        assert accepted.tenant(second.token()).name == "search"
+        server.text = None
+        now += web_tokens._MAX_AGE
+        for _ in range(3):
+            accepted.signing_keys.refresh()
+        assert server.num_calls == 4
+        assert accepted.tenant(second.token()).name == "search", "keys stay while the issuer does not answer"
+
+
+def test_a_redirect_is_not_followed(issuer: TokenIssuer) -> None:
+    with key_server() as (server, url):
+        server.text = issuer.key_set()
+        keys = SigningKeys(f"{url}/redirect")
+        assert (keys.find("first"), server.num_calls) == (None, 1)
+
+
+# The table.
+
+
+TABLE = f"""
+[jwt]
+issuer = "{ISSUER}"
+audience = "{AUDIENCE}"
+jwks = "jwks.json"
+"""
+
+
+def test_the_table_states_the_mapping(tmp_path: Path, issuer: TokenIssuer) -> None:
+    (tmp_path / "jwks.json").write_text(issuer.key_set())
+    path = tmp_path / "keys.toml"
+    path.write_text(TABLE)
+    assert read_key_file(path).token_rules == TokenRules(
+        ISSUER, AUDIENCE, str(tmp_path / "jwks.json"), "sub", None, {"": replace(NOTHING, limits=AccountLimits("/"))}
+    )
+    path.write_text(
+        f"""{TABLE}
+        tenant_claim = "tenant"
+        profile_claim = "https://example.com/plan"
+        max_running = 2
+        [jwt.profiles.gold]
+        weight = 3
+        max_priority = 5
+        models = ["large"]
+        [[keys]]
+        key = "secret-secret-secret"
+        tenant = "a"
+        """
+    )
+    file = KeyFile(path)
+    assert [key.tenant.name for key in file.keys] == ["a"]
+    assert file.verifier is not None
+    assert file.verifier.tenant(issuer.token()) == Tenant("search", 1.0, AccountLimits("search/jwt:", 2), 0)
+    token = issuer.token(None, None, **{"https://example.com/plan": "gold"})
+    assert file.verifier.tenant(token) == Tenant(
+        "search", 3.0, AccountLimits("search/jwt:gold"), 5, frozenset({"large"})
+    )
+    # Other rules keep the signing keys.
+    before = file.verifier.signing_keys
+    path.write_text(TABLE)
+    file.refresh()
+    assert file.verifier.signing_keys is before
+    assert file.verifier.tenant(issuer.token(sub="chat")).name == "chat"
+    assert list(file.keys) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("jwt = 1", "jwt is not a table"),
+        ('[jwt]\naudience = "a"\njwks = "b"', "jwt.issuer is missing"),
+        ('[jwt]\nissuer = "a"\njwks = "b"', "jwt.audience is missing"),
+        ('[jwt]\nissuer = ""\naudience = "a"\njwks = "b"', "jwt.issuer is not a name"),
+        ('[jwt]\nissuer = "a"\naudience = "b"', "jwt.jwks is missing"),
+        (TABLE.replace("jwks.json", "http://example.com/jwks"), "jwt.jwks is neither a path nor an https:// URL"),
+        (TABLE.replace("jwks.json", "ftp://localhost/jwks"), "jwt.jwks is neither a path nor an https:// URL"),
+        (TABLE.replace("jwks.json", "https://[/jwks"), "jwt.jwks is neither a path nor an https:// URL"),
+        (f"{TABLE}tenant_claim = 1", "jwt.tenant_claim is not a name"),
+        (f'{TABLE}profile_claim = "plan"', "jwt.profiles and profile_claim need each other"),
+        (f"{TABLE}[jwt.profiles.gold]\nweight = 2", "jwt.profiles and profile_claim need each other"),
+        (f'{TABLE}profile_claim = "p"\n[jwt.profiles.gold]\nweight = 0', "jwt.profiles.gold.weight is not above 0"),
+        (f'{TABLE}profile_claim = "p"\n[jwt.profiles.gold]\ntenant = "a"', "gold has the unknown field tenant"),
+        (f'{TABLE}profile_claim = "p"\n[jwt.profiles."a/b"]\nweight = 1', "jwt.profiles is not tables with names"),
+        (f"{TABLE}max_running = 0", "jwt.max_running is not an integer from 1"),
+        (f"{TABLE}algorithms = []", "jwt has the unknown field algorithms"),
+        (f"{TABLE}[tokens]", "there is the unknown table tokens"),
+        (TABLE.replace("jwks.json", "nowhere.json"), "nowhere.json: no such file"),
+    ],
+    ids=range(18),
+)
+def test_a_bad_table_is_refused_by_field(text: str, message: str, tmp_path: Path, issuer: TokenIssuer) -> None:
+    (tmp_path / "jwks.json").write_text(issuer.key_set())
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidKeyFile) as error:
+        KeyFile(path)
+    assert message in str(error.value)
