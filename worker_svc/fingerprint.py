@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+import quire_kernels
 from worker_svc.model.architecture import identity_of
 from worker_svc.model.config import raw_config
 from worker_svc.model.weight_format import format_identity
@@ -36,6 +37,14 @@ def model_fingerprint(
         digest.update(path.name.encode())
         _add_weights(digest, path)
     return digest.digest()
+
+
+def kernels_digest() -> str:
+    """A digest of the sources of Quire's GPU kernels."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(quire_kernels.__path__[0]).glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _add_weights(digest: "hashlib._Hash", path: Path) -> None:

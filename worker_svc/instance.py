@@ -18,7 +18,7 @@ from worker_svc.description import WorkerDescription, WorkerLimits
 from worker_svc.drafting import DrafterFactory, find_drafter
 from worker_svc.errors import StartupFailed
 from worker_svc.executor import CudaGraphOptions
-from worker_svc.fingerprint import model_fingerprint
+from worker_svc.fingerprint import kernels_digest, model_fingerprint
 from worker_svc.host import available_cpus, has_bfloat16
 from worker_svc.memory import (
     MemoryBudget,
@@ -240,11 +240,12 @@ def _arithmetic(kernels: Kernels, native: ModelDescription | None, device: torch
     if native is None:
         raise StartupFailed(f"{refusal}: only models of the Llama family have kernels that guarantee it")
     if isinstance(kernels, CompiledKernels):
-        return f"compiled {kernels.thread_pool.library_name}"
+        return f"compiled {kernels.thread_pool.library_name} {torch.__version__}"
     if device.type == "cuda":
         import triton
 
-        return f"triton {triton.__version__} {torch.__version__} {torch.cuda.get_device_name(device)}"
+        device_name = torch.cuda.get_device_name(device)
+        return f"triton {triton.__version__} {torch.__version__} {device_name} {kernels_digest()}"
     raise StartupFailed(f"{refusal} with {kernels} kernels on a CPU: only the compiled kernels do")
 
 

@@ -66,6 +66,9 @@ def test_every_object_is_valid(values: str, version: str) -> None:
         {"worker": {"gpus": -1}},
         {"worker": {"maxUnavailable": 0}},
         {"worker": {"maxUnavailable": "0%"}},
+        {"worker": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 0}}},
+        {"worker": {"rollingUpdate": {"maxSurge": "0%", "maxUnavailable": 0}}},
+        {"worker": {"rollingUpdate": {"maxSurge": -1, "maxUnavailable": 1}}},
         {"gateway": {"maxUnavailable": "one"}},
         {"worker": {"kernelCacheSizeLimit": "much"}},
         {"fullnameOverride": "-"},
@@ -236,3 +239,20 @@ def test_the_budget_of_workers_is_a_value(worker: Object, expected: list[str]) -
     assert [one["spec"]["maxUnavailable"] for one in budgets if one["metadata"]["name"] == "test-quire-worker"] == (
         expected
     )
+
+
+@everywhere
+def test_a_new_worker_is_ready_before_an_old_one_drains(values: str) -> None:
+    for name in of_service(values, "worker"):
+        spec = workloads(values)[name]["spec"]
+        assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+        probe = container(values, name)["startupProbe"]
+        assert spec["progressDeadlineSeconds"] > probe["periodSeconds"] * probe["failureThreshold"]
+        assert spec["template"]["spec"]["terminationGracePeriodSeconds"] >= 300
+
+
+def test_without_room_for_another_worker_old_ones_are_replaced_in_place() -> None:
+    in_place = {"maxSurge": 0, "maxUnavailable": "25%"}
+    objects = render_release("test", {"worker": {"replicas": 8, "rollingUpdate": in_place}})
+    strategies = {one["metadata"]["name"]: one["spec"]["strategy"] for one in objects if one["kind"] == "Deployment"}
+    assert strategies["test-quire-worker"] == {"rollingUpdate": in_place}

@@ -22,7 +22,7 @@ from transformers_models import VARIANTS as OTHERS
 from worker_svc.batch import Batch
 from worker_svc.description import WorkerLimits
 from worker_svc.errors import StartupFailed
-from worker_svc.fingerprint import model_fingerprint
+from worker_svc.fingerprint import kernels_digest, model_fingerprint
 from worker_svc.instance import ModelInstance, load_instance
 from worker_svc.model.compiled_model import CompiledForward
 from worker_svc.prefault import Prefault
@@ -309,6 +309,15 @@ def test_a_description_beyond_the_kernels_is_left_to_transformers_and_reported(
         _load(directory, "--deterministic", "true")
     with pytest.raises(StartupFailed, match="only models of the Llama family support weights in 8 bits"):
         _load(directory, "--quantization", "int8")
+
+
+def test_the_digest_of_the_kernels_depends_on_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = []
+    for sources in (b"a", b"a", b"b"):
+        (tmp_path / "kernel.py").write_bytes(sources)
+        monkeypatch.setattr("quire_kernels.__path__", [str(tmp_path)])
+        digests.append(kernels_digest())
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_dtypes_config_and_weights_change_the_fingerprint(

@@ -1,0 +1,88 @@
+"""A model's dtype is replaced under load: old and new workers side by side, and no request fails."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from quire_client import AsyncClient
+from svc_common.supervisor.roles import Role
+from svc_common.supervisor.runner import RestartPolicy
+from tests.chaos.stack import Stack, stack
+
+TIMEOUT = 240  # seconds
+NUM_CLIENTS = 4
+NUM_TOKENS = 100
+# A worker with the dtype that a file has when it starts, as a pod has the template that its workload has by then.
+_RUN = """
+import os, runpy, sys
+with open(sys.argv.pop(1)) as file:
+    os.environ["QUIRE_DTYPE"] = file.read()
+runpy.run_module("worker_svc", run_name="__main__", alter_sys=True)
+"""
+
+
+@asynccontextmanager
+async def deployment(log: Path, dtype: Path) -> AsyncIterator[Stack]:
+    def adapt(role: Role) -> Role:
+        if not role.name.startswith("worker-"):
+            return role
+        path = os.pathsep.join(one for one in sys.path if one)
+        command = (sys.executable, "-c", _RUN, str(dtype))
+        return replace(role, command=command, environment={**role.environment, "PYTHONPATH": path})
+
+    environment = {"QUIRE_NUM_BLOCKS": "400", "QUIRE_DRAIN_GRACE": "120", "QUIRE_DETERMINISTIC": "1"}
+    counts = {"gateways": 1, "schedulers": 1, "workers": 2}
+    async with stack(log, environment, counts, RestartPolicy(max_backoff=0.0), adapt) as running:
+        await settled(running, 0)
+        yield running
+
+
+async def settled(running: Stack, num_restarts: int) -> None:
+    """Waits until there were so many restarts, every role is ready, and both workers are in use."""
+    async with asyncio.timeout(TIMEOUT):
+        while True:
+            leader = await running.leader() if running.is_ready() else None
+            num_ready = (await running.metrics(leader)).get("quire_workers_ready") if leader is not None else None
+            if num_ready == 2 and running.num_restarts() >= num_restarts:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def generated(client: AsyncClient, number: int) -> tuple[int, ...]:
+    prompt = [1000 + number, *range(2000, 2040)]
+    stream = client.stream(prompt, max_tokens=NUM_TOKENS, temperature=1, seed=number, ignore_eos=True)
+    return tuple((await stream.collect()).token_ids)
+
+
+async def test_each_request_gets_all_its_tokens_from_the_version_it_began_with(tmp_path: Path) -> None:
+    dtype = tmp_path / "dtype"
+    dtype.write_text("float32")
+    async with deployment(tmp_path / "log", dtype) as running:
+        async with AsyncClient(running.addresses.grpc[0].dial_address) as client:
+            numbers = range(NUM_CLIENTS)
+            of_old = await asyncio.gather(*(generated(client, number) for number in numbers))
+            is_done = asyncio.Event()
+
+            async def ask(number: int) -> list[tuple[int, ...]]:
+                answers = []
+                while not is_done.is_set():
+                    answers.append(await generated(client, number))
+                return answers
+
+            asking = [asyncio.create_task(ask(number)) for number in numbers]
+            dtype.write_text("bfloat16")
+            for num_restarts, worker in enumerate(("worker-0", "worker-1"), 1):
+                running.send(worker, signal.SIGTERM)
+                await settled(running, num_restarts)
+            is_done.set()
+            answers = await asyncio.gather(*asking)
+            of_new = await asyncio.gather(*(generated(client, number) for number in numbers))
+        assert of_old != of_new, "the versions cannot be distinguished"
+        for number, got in zip(numbers, answers, strict=True):
+            assert set(got) <= {of_old[number], of_new[number]}
+        assert running.num_restarts() == 2
