@@ -61,6 +61,11 @@ VALUES: dict[str, Object] = {
         "worker": {"gpus": 1},
         "gateway": {"podAnnotations": {"a": "b"}},
     },
+    "tls": {
+        "insecure": False,
+        "mtls": {"secrets": {"gateway": "of-gateways", "scheduler": "of-schedulers", "worker": "of-workers"}},
+        "gateway": {"tls": {"existingSecret": "of-clients"}},
+    },
     "gguf": {"model": {"name": "/models/model.Q4_0.gguf", "volume": {"existingClaim": "models"}}},
     "everything": {
         "fullnameOverride": "llm",

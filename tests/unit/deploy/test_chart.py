@@ -83,6 +83,11 @@ def test_every_object_is_valid(values: str, version: str) -> None:
         {"scheduler": {"queue": {"requests": 1}}},
         {"otel": {"endpoint": "collector"}},
         {"redis": {"enabled": False}},
+        {"insecure": False},
+        {"insecure": False, "mtls": {"secrets": {"gateway": "a", "worker": "b"}}},
+        {"mtls": {"secrets": {"gateway": "a", "scheduler": "b", "worker": "c"}}},
+        {"mtls": {"secrets": {"admin": "a"}}},
+        {"gateway": {"tls": {"secret": "a"}}},
     ],
     ids=json.dumps,
 )

@@ -27,11 +27,7 @@ from helm_chart import (
     workloads,
 )
 from ports import lasting_port
-from quire.inference.v1 import inference_pb2
-from quire.scheduler.v1 import scheduler_pb2
-from quire.worker.v1 import worker_pb2
 from scheduler_svc.settings import SchedulerSettings
-from svc_common.server import LIVENESS
 from svc_common.settings import read_settings
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
 from worker_svc.settings import WorkerSettings
@@ -83,18 +79,19 @@ def test_the_admin_service_listens_on_loopback_alone(values: str) -> None:
 
 
 @everywhere
-def test_probes_ask_what_is_served(values: str) -> None:
-    files = (inference_pb2, scheduler_pb2, worker_pb2)
-    served = {service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()}
-    for name in [name for service in SETTINGS for name in of_service(values, service)]:
-        item = container(values, name)
-        ports = {port["containerPort"] for port in item["ports"]}
-        probes = {kind: item[kind]["grpc"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")}
-        assert probes["livenessProbe"]["service"] == LIVENESS
-        # A standby scheduler is ready although it does not lead.
-        assert probes["readinessProbe"]["service"] in (served if name != "scheduler" else {LIVENESS})
-        assert {probe["service"] for probe in probes.values()} <= served | {LIVENESS}
-        assert {probe["port"] for probe in probes.values()} <= ports
+def test_probes_ask_what_is_served_without_a_credential(values: str) -> None:
+    for service in SETTINGS:
+        for name in of_service(values, service):
+            item = container(values, name)
+            ports = {port["name"] for port in item["ports"]}
+            probes = {kind: item[kind]["httpGet"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")}
+            assert probes["livenessProbe"]["path"] == "/live"
+            # A standby scheduler is ready although it does not lead.
+            assert probes["readinessProbe"]["path"] == ("/live" if name == "scheduler" else "/health")
+            # Ports of inner services may require a certificate, which Kubernetes does not have.
+            assert {probe["port"] for probe in probes.values()} == {"http" if name == "gateway" else "metrics"} <= ports
+            has_tls = name == "gateway" and values == "tls"
+            assert {probe.get("scheme", "HTTP") for probe in probes.values()} == {"HTTPS" if has_tls else "HTTP"}
 
 
 def test_a_worker_has_the_configured_time_to_start() -> None:

@@ -142,10 +142,44 @@ tolerations:
 {{- end -}}
 
 {{/* Variables of all three services. */}}
+{{/* Not empty if services use mutual TLS. Fails where the values leave open whether they do. */}}
+{{- define "quire.hasMutualTls" -}}
+{{- $named := values .Values.mtls.secrets | compact -}}
+{{- if and .Values.insecure $named -}}
+{{- fail "insecure is true, and mtls.secrets are set: set insecure to false, with which services use mutual TLS" -}}
+{{- else if and (not .Values.insecure) (ne (len $named) 3) -}}
+{{- fail "insecure is false: set mtls.secrets.gateway, mtls.secrets.scheduler and mtls.secrets.worker" -}}
+{{- end -}}
+{{- if not .Values.insecure -}}true{{- end -}}
+{{- end -}}
+
+{{- define "quire.identityMounts" -}}
+{{- if include "quire.hasMutualTls" . -}}
+- {name: mtls, mountPath: /etc/quire/mtls, readOnly: true}
+{{- end -}}
+{{- end -}}
+
+{{/* (dict "root" $ "role" "worker") */}}
+{{- define "quire.identityVolumes" -}}
+{{- if include "quire.hasMutualTls" .root -}}
+- name: mtls
+  secret:
+    secretName: {{ get .root.Values.mtls.secrets .role }}
+    defaultMode: 0440
+{{- end -}}
+{{- end -}}
+
 {{- define "quire.commonEnv" -}}
 - name: QUIRE_LOG_LEVEL
   value: {{ .Values.logLevel }}
-{{- if .Values.insecure }}
+{{- if include "quire.hasMutualTls" . }}
+- name: QUIRE_MTLS_CERT_FILE
+  value: /etc/quire/mtls/tls.crt
+- name: QUIRE_MTLS_KEY_FILE
+  value: /etc/quire/mtls/tls.key
+- name: QUIRE_MTLS_CA_FILE
+  value: /etc/quire/mtls/ca.crt
+{{- else }}
 # Services do not check who calls them.
 - name: QUIRE_INSECURE
   value: "1"
