@@ -59,6 +59,9 @@ def error_from_failed(failed: scheduler_pb2.Failed, field_path: FieldPath, tenan
             return QuireError(Reason.REQUEST_QUARANTINED, message)
         case scheduler_pb2.FAILURE_REASON_RECORD_INCOMPLETE:
             return QuireError(Reason.REQUEST_LOST, "a part of the request's output was lost: send it as a new request")
+        case scheduler_pb2.FAILURE_REASON_RECORD_UNDECRYPTABLE:
+            message = "the request's record cannot be decrypted: send it as a new request, under another name"
+            return QuireError(Reason.REQUEST_LOST, message)
         case scheduler_pb2.FAILURE_REASON_STORE_DEGRADED:
             return QuireError(Reason.STORE_DEGRADED, "requests cannot be recorded now", retry_after=soon)
     return internal(failed.message or f"reason {failed.reason}")

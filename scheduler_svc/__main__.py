@@ -55,6 +55,7 @@ async def serve(settings: SchedulerSettings) -> None:
         settings.redis_prefix,
         settings.detach_grace,
         settings.redis_tls,
+        settings.record_keys,
     )
     servicer, admin_servicer = SchedulerServicer(), AdminServicer()
     server = create_inner_server(identity)

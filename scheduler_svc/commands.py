@@ -25,7 +25,14 @@ from scheduler_svc.session_wire import (
     message_of,
     reason_from_proto,
 )
-from scheduler_svc.store.base import IncompleteRecord, StaleEpoch, Store, StoreUnavailable, UnusableRecord
+from scheduler_svc.store.base import (
+    IncompleteRecord,
+    StaleEpoch,
+    Store,
+    StoreUnavailable,
+    UndecryptableRecord,
+    UnusableRecord,
+)
 from svc_common.durations import to_seconds
 
 _FLUSH = 1.0  # seconds that a request waits at most for the store to know the end of the one that had its key
@@ -319,7 +326,12 @@ def _log_of(submit: scheduler_v1.Submit) -> RequestLog:
 
 def _failure_of(error: UnusableRecord) -> Failure:
     """Why a request with such a record is refused. A later release may read what this one does not support."""
-    return Failure.RECORD_INCOMPLETE if isinstance(error, IncompleteRecord) else Failure.UNAVAILABLE
+    match error:
+        case IncompleteRecord():
+            return Failure.RECORD_INCOMPLETE
+        case UndecryptableRecord():
+            return Failure.RECORD_UNDECRYPTABLE
+    return Failure.UNAVAILABLE
 
 
 def _has_key(log: RequestLog) -> bool:

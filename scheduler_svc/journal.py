@@ -389,4 +389,5 @@ def _write_of(
         request.fingerprint if offset == 0 else b"",
         prompt_offset,
         [one.SerializeToString() for one in prompt_logprobs],
+        request.key_id,
     )

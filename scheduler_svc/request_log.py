@@ -94,6 +94,8 @@ class RequestLog:
     """Why it ended without all its tokens, where it did."""
     fingerprint: bytes = b""
     """Of the version of the model that computed its tokens or its prompt; empty while nothing is computed."""
+    key_id: str | None = None
+    """The id of the key that its record is encrypted with; empty: it is not encrypted. None: as new records are."""
     key: str = field(init=False)
     """The request's key."""
 

@@ -1,5 +1,6 @@
 """Settings of the scheduler."""
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -12,6 +13,7 @@ from scheduler_svc.core.policy.preemption import PreemptionMode
 from scheduler_svc.engine import EngineSettings
 from scheduler_svc.live_requests import Graces
 from scheduler_svc.policy_registry import find_policy
+from scheduler_svc.store.encryption import NO_KEYS, RecordKeys
 from svc_common.records import RECORD_TTL, RECORD_TTL_SECONDS
 from svc_common.redis_tls import RedisTlsFiles
 from svc_common.redis_url import DEFAULT_PREFIX, PREFIX, RedisPrefix, RedisUrl
@@ -47,6 +49,11 @@ class SchedulerSettings(InnerSettings):
         None, description="PEM file of that certificate's key; unset: it is in the file of the certificate"
     )
     redis_prefix: RedisPrefix = Field(DEFAULT_PREFIX, description=PREFIX)
+    record_keys_file: OptionalPath = Field(
+        None,
+        description="TOML file of keys; records of requests in Redis are encrypted with the first one; unset: they are "
+        "not encrypted",
+    )
     standby: CliImplicitFlag[bool] = Field(
         False, description="start as a standby: take a free lease only after QUIRE_LEASE_SECONDS"
     )
@@ -104,6 +111,13 @@ class SchedulerSettings(InnerSettings):
     )
     record_ttl: int = Field(RECORD_TTL_SECONDS, ge=60, description=RECORD_TTL)
 
+    @field_validator("record_keys_file")
+    @classmethod
+    def _check_record_keys(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            RecordKeys.read(path)  # raises InvalidRecordKeys
+        return path
+
     @field_validator("policy")
     @classmethod
     def _check_policy(cls, name: str) -> str:
@@ -114,6 +128,10 @@ class SchedulerSettings(InnerSettings):
     def _check_redis_tls(self) -> Self:
         self.redis_tls.check(self.redis_url.target)
         return self
+
+    @property
+    def record_keys(self) -> RecordKeys:
+        return NO_KEYS if self.record_keys_file is None else RecordKeys.read(self.record_keys_file)
 
     @property
     def redis_tls(self) -> RedisTlsFiles:

@@ -36,5 +36,5 @@ SESSION_PROTOCOLS = ProtocolRange(1, 2)
 STEP_PROTOCOLS = ProtocolRange(1, 2)
 """Scheduler and worker. 2: results other than tokens."""
 
-RECORD_VERSIONS = ProtocolRange(1, 2)
-"""Records of requests in Redis. 2: a request names its model, and has results other than tokens."""
+RECORD_VERSIONS = ProtocolRange(1, 3)
+"""Records of requests in Redis. 2: a request names its model, and has results other than tokens. 3: encrypted."""

@@ -72,6 +72,7 @@ class Failure(Enum):
     DIVERGED = auto()
     UNSUPPORTED_RESULT = auto()
     RECORD_INCOMPLETE = auto()
+    RECORD_UNDECRYPTABLE = auto()
 
 
 @dataclass(frozen=True, slots=True)

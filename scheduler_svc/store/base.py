@@ -28,6 +28,10 @@ class UnsupportedRecord(UnusableRecord):
     """A record of a version that this release does not read."""
 
 
+class UndecryptableRecord(UnusableRecord):
+    """An encrypted record whose key is missing, or that was changed."""
+
+
 class IncompleteRecord(UnusableRecord):
     """A record of which the store has lost tokens or log-probabilities that it had acknowledged."""
 
@@ -41,7 +45,7 @@ class Write:
     not requested, and `end` are serialized messages. A `fingerprint` becomes the record's, unless it is empty.
 
     A write of the first sequence has the new log-probabilities of the prompt, from number `prompt_offset` on, also
-    serialized. Those that the store has are not changed.
+    serialized. Those that the store has are not changed. `key_id` is as in the log.
     """
 
     key: str
@@ -57,6 +61,7 @@ class Write:
     fingerprint: bytes = b""
     prompt_offset: int = 0
     prompt_logprobs: Sequence[bytes] = ()
+    key_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

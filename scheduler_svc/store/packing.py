@@ -1,7 +1,8 @@
 """Converts logs and writes to and from the arguments and replies of the script."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
@@ -9,31 +10,38 @@ from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.request_log import RecordState, RequestLog, SequenceLog, State
 from scheduler_svc.store.base import Ending, Gap, IncompleteRecord, KeyTaken, UnsupportedRecord, Write
 from scheduler_svc.store.client import Argument
+from scheduler_svc.store.encryption import TOKEN_SIZE, RecordCipher, RecordKeys
 from svc_common.protocols import RECORD_VERSIONS
 
-Reply = tuple[Sequence[bytes], Sequence[bytes], Sequence[Sequence[bytes]], Sequence[bytes]]
-"""A record: alternating names and values of its fields, each sequence's tokens and log-probabilities, and
-log-probabilities of the prompt."""
+Reply = tuple[Sequence[bytes], Sequence[bytes], Sequence[Sequence[bytes]], Sequence[bytes], bytes]
+"""A record: alternating names and values of its fields, each sequence's tokens and log-probabilities,
+log-probabilities of the prompt, and its key."""
 
 _NONE = 0xFFFFFFFF
-_HEADER = struct.Struct("<BHHIIIIIBBIII")  # of one write; the script has the same format
+_ENCRYPTED_VERSION = 3
+_HEADER = struct.Struct("<BBHHIIIIIBBIII")  # of one write; the script has the same format
 _LENGTH = struct.Struct("<I")
 _SCORE = struct.Struct("<d")
+_CLEAR_TOKEN_SIZE = 4  # bytes
 
 
-def pack_record(log: RequestLog) -> list[Argument]:
-    """The eight arguments of a record."""
+def pack_record(log: RequestLog, keys: RecordKeys) -> list[Argument]:
+    """The nine arguments of a record."""
     submit = log.submit
+    packed, key_id = submit.SerializeToString(), keys.newest if log.key_id is None else log.key_id
+    if key_id:
+        packed = keys.cipher(key_id, log.key, submit.submission_id).encrypt("submission", packed)
     deadline = "" if log.deadline is None else repr(log.deadline)
     return [
         log.key,
         submit.submission_id,
-        submit.SerializeToString(),
+        packed,
         repr(log.accepted_at),
         deadline,
         max(_num_sequences(submit), len(log.sequences)),
         log.fingerprint,
-        _version(submit),
+        _ENCRYPTED_VERSION if key_id else _version(submit),
+        key_id,
     ]
 
 
@@ -43,21 +51,26 @@ def pack_ending(ending: Ending, ttl: int) -> list[Argument]:
     return [ending.key, ending.submission_id, ending.state.value, repr(ending.at), failure, ttl]
 
 
-def pack_writes(writes: Sequence[Write]) -> bytes:
+def pack_writes(writes: Sequence[Write], keys: RecordKeys) -> bytes:
     """All writes of a batch as one argument: sending one for each takes longer than packing them."""
     parts: list[bytes] = []
     for write in writes:
         key, submission = write.key.encode(), write.submission_id.encode()
-        num_tokens = len(write.token_ids)
         score = b"" if write.score is None else _SCORE.pack(write.score)
+        key_id = keys.newest if write.key_id is None else write.key_id
+        if key_id:
+            write, tokens, score = _encrypted(write, score, keys.cipher(key_id, write.key, write.submission_id))
+        else:
+            tokens = struct.pack(f"<{len(write.token_ids)}I", *write.token_ids)
         parts += (
             _HEADER.pack(
                 write.truncates,
+                TOKEN_SIZE if key_id else _CLEAR_TOKEN_SIZE,
                 len(key),
                 len(submission),
                 write.index,
                 write.offset,
-                4 * num_tokens,
+                len(tokens),
                 _NONE if write.logprobs is None else len(write.logprobs),
                 _NONE if write.cached_tokens is None else write.cached_tokens,
                 len(score),
@@ -68,7 +81,7 @@ def pack_writes(writes: Sequence[Write]) -> bytes:
             ),
             key,
             submission,
-            struct.pack(f"<{num_tokens}I", *write.token_ids),
+            tokens,
             score,
             write.fingerprint,
             write.end or b"",
@@ -76,6 +89,34 @@ def pack_writes(writes: Sequence[Write]) -> bytes:
         for one in (*(write.logprobs or ()), *write.prompt_logprobs):
             parts += (_LENGTH.pack(len(one)), one)
     return b"".join(parts)
+
+
+def _encrypted(write: Write, score: bytes, cipher: RecordCipher) -> tuple[Write, bytes, bytes]:
+    """A write with encrypted parts, its encrypted tokens, and its encrypted score."""
+    index, offset = write.index, write.offset
+    tokens = cipher.encrypt_tokens(index, offset, write.token_ids)
+    logprobs = None if write.logprobs is None else cipher.encrypt_each(f"logprobs {index}", offset, write.logprobs)
+    end = None if write.end is None else cipher.encrypt(f"end {index}", write.end)
+    prompt_logprobs = cipher.encrypt_each("prompt logprobs", write.prompt_offset, write.prompt_logprobs)
+    encrypted = replace(write, logprobs=logprobs, end=end, prompt_logprobs=prompt_logprobs)
+    return encrypted, tokens, cipher.encrypt(f"score {index}", score) if score else b""
+
+
+def _decrypted(reply: Reply, fields: Mapping[str, bytes], keys: RecordKeys) -> tuple[Mapping[str, bytes], Reply]:
+    """The fields and the rest of a record in the clear. Raises UndecryptableRecord."""
+    pairs, all_tokens, all_logprobs, prompt_logprobs, key = reply
+    cipher = keys.cipher(fields["key_id"].decode(), key.decode(), fields["submission_id"].decode())
+    clear = {**fields, "submit": cipher.decrypt("submission", fields["submit"])}
+    for name, data in fields.items():
+        kind, _, index = name.partition(":")
+        if kind in ("end", "score"):
+            clear[name] = cipher.decrypt(f"{kind} {index}", data)
+    tokens = [
+        struct.pack(f"<{len(packed) // TOKEN_SIZE}I", *cipher.decrypt_tokens(index, packed))
+        for index, packed in enumerate(all_tokens)
+    ]
+    logprobs = [cipher.decrypt_each(f"logprobs {index}", parts) for index, parts in enumerate(all_logprobs)]
+    return clear, (pairs, tokens, logprobs, cipher.decrypt_each("prompt logprobs", prompt_logprobs), key)
 
 
 def unpack_written(reply: tuple[Sequence[int], Sequence[bytes]]) -> list[Gap | KeyTaken]:
@@ -89,13 +130,19 @@ def unpack_written(reply: tuple[Sequence[int], Sequence[bytes]]) -> list[Gap | K
     return [*gaps, *taken]
 
 
-def unpack_log(reply: Reply) -> RequestLog:
-    """A record with its sequences, all of them durable. Raises UnsupportedRecord and IncompleteRecord."""
-    pairs, all_tokens, all_logprobs, prompt_logprobs = reply
-    fields = dict(zip((name.decode() for name in pairs[::2]), pairs[1::2], strict=True))
+def unpack_log(reply: Reply, keys: RecordKeys) -> RequestLog:
+    """A record with its sequences, all of them durable.
+
+    Raises UnsupportedRecord, UndecryptableRecord and IncompleteRecord.
+    """
+    pairs = reply[0]
+    fields: Mapping[str, bytes] = dict(zip((name.decode() for name in pairs[::2]), pairs[1::2], strict=True))
     version = int(fields.get("version", 1))
     if version not in RECORD_VERSIONS:
         raise UnsupportedRecord(f"a record of version {version}, and this scheduler reads {RECORD_VERSIONS}")
+    if "key_id" in fields:
+        fields, reply = _decrypted(reply, fields, keys)
+    _, all_tokens, all_logprobs, prompt_logprobs, _ = reply
     _check_counts(fields, all_tokens, all_logprobs, prompt_logprobs)
     submit = scheduler_v1.Submit.FromString(fields["submit"])
     state = State(fields["state"].decode())
@@ -115,11 +162,12 @@ def unpack_log(reply: Reply) -> RequestLog:
         record=RecordState.RECORDED if state is State.ACCEPTED else RecordState.COMPLETE,
         failure=cast(scheduler_v1.FailureReason, int(fields["failure"])) if "failure" in fields else None,
         fingerprint=fields.get("fingerprint", b""),
+        key_id=fields.get("key_id", b"").decode(),
     )
 
 
 def _check_counts(
-    fields: dict[str, bytes],
+    fields: Mapping[str, bytes],
     all_tokens: Sequence[bytes],
     all_logprobs: Sequence[Sequence[bytes]],
     prompt_logprobs: Sequence[bytes],
@@ -134,7 +182,7 @@ def _check_counts(
             raise IncompleteRecord(f"a record that lost a part of its output: {name} is {count}, and was {written}")
 
 
-def _unpack_sequence(fields: dict[str, bytes], index: int, packed: bytes, logprobs: Sequence[bytes]) -> SequenceLog:
+def _unpack_sequence(fields: Mapping[str, bytes], index: int, packed: bytes, logprobs: Sequence[bytes]) -> SequenceLog:
     num_tokens = len(packed) // 4
     end, score = fields.get(f"end:{index}"), fields.get(f"score:{index}")
     return SequenceLog(

@@ -10,6 +10,7 @@ from scheduler_svc.request_log import RequestLog
 from scheduler_svc.store.base import Ending, Gap, KeyTaken, UnusableRecord, WriteBatch
 from scheduler_svc.store.client import Argument, RedisClient
 from scheduler_svc.store.connection import connect
+from scheduler_svc.store.encryption import NO_KEYS, RecordKeys
 from scheduler_svc.store.packing import pack_ending, pack_record, pack_writes, unpack_log, unpack_written
 from scheduler_svc.store.scripts import StoreKeys
 from svc_common.redis_tls import NO_FILES, RedisTlsFiles
@@ -36,6 +37,7 @@ class RedisStore:
         prefix: str = DEFAULT_PREFIX,
         grace: float = 30.0,
         tls: RedisTlsFiles = NO_FILES,
+        record_keys: RecordKeys = NO_KEYS,
     ) -> None:
         target = RedisTarget.parse(url)
         self._keys = StoreKeys.of(prefix)
@@ -45,6 +47,7 @@ class RedisStore:
         # Its callers retry at their own interval.
         self._lease = RedisClient(connect(target, tls), self._keys, "lease", 0, self._hang_up)
         self._ttl = ttl
+        self._record_keys = record_keys
         self._grace = min(ttl, max(1, round(grace)))
         self._last_write = 0
 
@@ -58,15 +61,15 @@ class RedisStore:
         return self._records.num_restarts + self._steps.num_restarts + self._lease.num_restarts
 
     async def put(self, log: RequestLog, epoch: int) -> RequestLog | None:
-        record = pack_record(log)
+        record = pack_record(log, self._record_keys)
         reply = await self._records.evaluate("put", epoch, _EPOCH_TTL, self._ttl, *record)
-        return None if reply is None else unpack_log(reply)
+        return None if reply is None else unpack_log(reply, self._record_keys)
 
     async def write(self, batch: WriteBatch, epoch: int) -> list[Gap | KeyTaken]:
         self._last_write = max(self._last_write + 1, _clock())
         rest: list[Argument] = []
         for record in batch.records:
-            rest += pack_record(record)
+            rest += pack_record(record, self._record_keys)
         for ending in batch.endings:
             rest += pack_ending(ending, self._ttl_after(ending))
         reply = await self._steps.evaluate(
@@ -76,7 +79,7 @@ class RedisStore:
             self._ttl,
             self._last_write,
             len(batch.records),
-            pack_writes(batch.writes),
+            pack_writes(batch.writes, self._record_keys),
             *rest,
         )
         return unpack_written(reply)
@@ -88,14 +91,14 @@ class RedisStore:
 
     async def read(self, key: str) -> RequestLog | None:
         reply = await self._records.evaluate("read", key)
-        return None if reply is None else unpack_log(reply)
+        return None if reply is None else unpack_log(reply, self._record_keys)
 
     async def live(self) -> list[RequestLog]:
         logs: list[RequestLog] = []
         for chunk in _chunks(sorted(await self._records.members(self._keys.live))):
             for reply in await self._records.evaluate("read_live", *chunk):
                 try:
-                    logs.append(unpack_log(reply))
+                    logs.append(unpack_log(reply, self._record_keys))
                 except UnusableRecord as error:
                     log.error("a request is not taken over", extra={"why": str(error)})
         return sorted(logs, key=lambda log: log.accepted_at)

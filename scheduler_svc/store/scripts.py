@@ -57,7 +57,7 @@ local function each_sequence(name, count, visit)
   end
 end
 
-local function record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, ttl)
+local function record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, key_id, ttl)
   local name = PREFIX .. key
   -- A Redis that is full refuses this command. It checks its memory before the first write of a script only, and never
   -- refuses a DEL.
@@ -70,6 +70,7 @@ local function record(key, submission, submit, accepted_at, deadline, count, fin
     'count', count, 'version', version)
   if deadline ~= '' then call('HSET', name, 'deadline', deadline) end
   if fingerprint ~= '' then call('HSET', name, 'fingerprint', fingerprint) end
+  if key_id ~= '' then call('HSET', name, 'key_id', key_id) end
   call('EXPIRE', name, ttl)
 end
 
@@ -82,7 +83,7 @@ local function read(key)
     table.insert(all_tokens, call('GET', tokens) or '')
     table.insert(all_logprobs, call('LRANGE', logprobs, 0, -1))
   end)
-  return {fields, all_tokens, all_logprobs, call('LRANGE', name .. ':prompt_logprobs', 0, -1)}
+  return {fields, all_tokens, all_logprobs, call('LRANGE', name .. ':prompt_logprobs', 0, -1), key}
 end
 
 local function has_gone_on(name, count)
@@ -91,14 +92,15 @@ local function has_gone_on(name, count)
   return found
 end
 
-function ops.put(_, epoch, epoch_ttl, ttl, key, submission, submit, accepted_at, deadline, count, fingerprint, version)
+function ops.put(_, epoch, epoch_ttl, ttl, key, submission, submit, accepted_at, deadline, count, fingerprint, version,
+    key_id)
   if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
   local name = PREFIX .. key
   local there = call('HMGET', name, 'submission_id', 'state', 'count')
   local is_live = there[2] == 'accepted'
   if is_live and there[1] == submission and not has_gone_on(name, tonumber(there[3])) then return false end
   if is_live or there[2] == 'finished' then return read(key) end
-  record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, ttl)
+  record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, key_id, ttl)
   return false
 end
 
@@ -137,19 +139,20 @@ function ops.renew(_, epoch, epoch_ttl, ttl, ...)
   return 0
 end
 
--- The tokens and log-probabilities of a write, whose offset is not beyond the stored ones.
-local function extend(name, index, offset, packed, logprobs, cuts, ttl)
+-- The tokens and log-probabilities of a write, whose offset is not beyond the stored ones. A token has `token_size`
+-- bytes.
+local function extend(name, index, offset, packed, token_size, logprobs, cuts, ttl)
   local tokens_key, logprobs_key = name .. ':tokens:' .. index, name .. ':logprobs:' .. index
-  local num_tokens = offset + #packed / 4
+  local size = offset * token_size + #packed
   if #packed > 0 then
-    call('SETRANGE', tokens_key, offset * 4, packed)
+    call('SETRANGE', tokens_key, offset * token_size, packed)
     if offset == 0 then call('EXPIRE', tokens_key, ttl) end
   end
-  if cuts and call('STRLEN', tokens_key) > num_tokens * 4 then
-    if num_tokens == 0 then
+  if cuts and call('STRLEN', tokens_key) > size then
+    if size == 0 then
       call('DEL', tokens_key)
     else
-      call('SET', tokens_key, call('GETRANGE', tokens_key, 0, num_tokens * 4 - 1), 'EX', ttl)
+      call('SET', tokens_key, call('GETRANGE', tokens_key, 0, size - 1), 'EX', ttl)
     end
   end
   if #logprobs > 0 or cuts then
@@ -161,9 +164,9 @@ end
 
 -- Counts of tokens and log-probabilities, which show whether a record has lost some, for example by eviction.
 -- They are not lowered when lost ones are written again: gateways rely on as many.
-local function note_counts(name, index, offset, packed, logprobs, cuts, tokens_before, logprobs_before)
+local function note_counts(name, index, offset, num_new, logprobs, cuts, tokens_before, logprobs_before)
   tokens_before, logprobs_before = tonumber(tokens_before or '0'), tonumber(logprobs_before or '0')
-  local num_tokens = offset + #packed / 4
+  local num_tokens = offset + num_new
   local num_logprobs = #logprobs > 0 and offset + #logprobs or math.min(offset, logprobs_before)
   if not cuts then
     num_tokens, num_logprobs = math.max(num_tokens, tokens_before), math.max(num_logprobs, logprobs_before)
@@ -182,7 +185,7 @@ local function extend_prompt(name, offset, logprobs, ttl)
   if offset + #logprobs > before then call('HSET', name, 'num_prompt_logprobs', offset + #logprobs) end
 end
 
--- Packed: thirteen numbers, then key, submission, tokens, score, fingerprint, end, and each of the log-probabilities
+-- Packed: fourteen numbers, then key, submission, tokens, score, fingerprint, end, and each of the log-probabilities
 -- after its length: first those of the tokens, then those of the prompt.
 local function writes(blob, ttl, is_taken)
   local gaps, gapped, write_index, at = {}, {}, 0, 1
@@ -191,10 +194,10 @@ local function writes(blob, ttl, is_taken)
     return blob:sub(at - size, at - 1)
   end
   while at <= #blob do
-    local cuts, key_size, submission_size, index, offset, size, num_logprobs, cached, score_size
+    local cuts, token_size, key_size, submission_size, index, offset, size, num_logprobs, cached, score_size
     local fingerprint_size, end_size, prompt_offset, num_prompt
-    cuts, key_size, submission_size, index, offset, size, num_logprobs, cached, score_size, fingerprint_size, end_size,
-      prompt_offset, num_prompt, at = struct.unpack('<BHHI4I4I4I4I4BBI4I4I4', blob, at)
+    cuts, token_size, key_size, submission_size, index, offset, size, num_logprobs, cached, score_size,
+      fingerprint_size, end_size, prompt_offset, num_prompt, at = struct.unpack('<BBHHI4I4I4I4I4BBI4I4I4', blob, at)
     local key, submission, packed, score = take(key_size), take(submission_size), take(size), take(score_size)
     local fingerprint = take(fingerprint_size)
     local has_end = end_size ~= 4294967295
@@ -214,7 +217,7 @@ local function writes(blob, ttl, is_taken)
     local there = call('HMGET', name, 'submission_id', 'count', 'num_tokens:' .. index, 'num_logprobs:' .. index)
     local have, have_prompt = -1, 0
     if there[1] == submission then
-      have = call('STRLEN', name .. ':tokens:' .. index) / 4
+      have = call('STRLEN', name .. ':tokens:' .. index) / token_size
       if has_logprobs then have = math.min(have, call('LLEN', name .. ':logprobs:' .. index)) end
       if prompt_offset > 0 then have_prompt = call('LLEN', name .. ':prompt_logprobs') end
     end
@@ -225,8 +228,8 @@ local function writes(blob, ttl, is_taken)
       table.insert(gaps, have)
       gapped[key] = true
     else
-      extend(name, index, offset, packed, logprobs, cuts == 1, ttl)
-      note_counts(name, index, offset, packed, logprobs, cuts == 1, there[3], there[4])
+      extend(name, index, offset, packed, token_size, logprobs, cuts == 1, ttl)
+      note_counts(name, index, offset, #packed / token_size, logprobs, cuts == 1, there[3], there[4])
       if #prompt > 0 then extend_prompt(name, prompt_offset, prompt, ttl) end
       if index >= tonumber(there[2]) then call('HSET', name, 'count', index + 1) end
       if cached ~= 4294967295 then call('HSET', name, 'cached:' .. index, cached) end
@@ -280,11 +283,11 @@ function ops.write(_, epoch, epoch_ttl, ttl, number, num_records, blob, ...)
     return true
   end
   for _ = 1, tonumber(num_records) do
-    local key, submission, submit, accepted_at, deadline, count, fingerprint, version = unpack(rest, at, at + 7)
-    at = at + 8
+    local key, submission, submit, accepted_at, deadline, count, fingerprint, version, key_id = unpack(rest, at, at + 8)
+    at = at + 9
     local there = call('HMGET', PREFIX .. key, 'submission_id', 'state', 'accepted_at', 'count')
     if not there[1] or (there[1] ~= submission and may_be_replaced(PREFIX .. key, accepted_at, unpack(there, 2))) then
-      record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, ttl)
+      record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, key_id, ttl)
     else
       is_taken(key, submission, there[1])
     end

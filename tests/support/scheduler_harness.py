@@ -154,6 +154,7 @@ class Deployment:
             settings.redis_prefix,
             settings.detach_grace,
             settings.redis_tls,
+            settings.record_keys,
         )
         self.servicer = SchedulerServicer()
         self.server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES)

@@ -14,3 +14,11 @@ def test_a_result_that_no_worker_computes_is_a_feature_that_is_not_supported() -
     failed = scheduler_pb2.Failed(reason=reason, message="the workers of this model do not compute embedding")
     error = error_from_failed(failed, field_path, "default")
     assert (error.reason, error.message, error.field) == (Reason.FEATURE_UNSUPPORTED, failed.message, None)
+
+
+def test_a_record_that_cannot_be_decrypted_is_lost() -> None:
+    reason = scheduler_pb2.FAILURE_REASON_RECORD_UNDECRYPTABLE
+    failed = scheduler_pb2.Failed(reason=reason, message="the request has a record with the key 'a'")
+    error = error_from_failed(failed, field_path, "default")
+    message = "the request's record cannot be decrypted: send it as a new request, under another name"
+    assert (error.reason, error.message) == (Reason.REQUEST_LOST, message)

@@ -1,4 +1,4 @@
-"""The chart's scheduler finds the files for TLS to a Redis of the operator's."""
+"""The chart's scheduler finds the files for TLS to a Redis of the operator's, and for the encryption of records."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from helm_chart import component, render_release
 EXTERNAL = {"enabled": False, "externalUrl": "rediss+sentinel://a:26379,b:26379/records/0"}
 
 
-def scheduler_of(tls: dict[str, str]) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
+def scheduler_of(**values: dict[str, str]) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
     """Variables, mounts and volumes of a scheduler."""
-    objects = render_release("test", {"redis": {**EXTERNAL, "tls": tls}})
+    objects = render_release("test", {"redis": {**EXTERNAL, **values}})
     (workload,) = [one for one in objects if one["kind"] == "StatefulSet" and component(one) == "scheduler"]
     spec = workload["spec"]["template"]["spec"]
     (container,) = spec["containers"]
@@ -33,7 +33,7 @@ def scheduler_of(tls: dict[str, str]) -> tuple[dict[str, str], dict[str, Any], d
     ids=["CA", "CA and certificate", "certificate"],
 )
 def test_files_of_a_secret_are_mounted_and_named(tls: dict[str, str], files: dict[str, str]) -> None:
-    variables, mounts, volumes = scheduler_of(tls)
+    variables, mounts, volumes = scheduler_of(tls=tls)
     directory = mounts["redis-tls"]["mountPath"]
     assert mounts["redis-tls"]["readOnly"]
     assert volumes["redis-tls"]["secret"] == {"secretName": "store"}
@@ -43,6 +43,13 @@ def test_files_of_a_secret_are_mounted_and_named(tls: dict[str, str], files: dic
 
 
 def test_without_a_secret_there_are_no_files() -> None:
-    variables, mounts, volumes = scheduler_of({})
+    variables, mounts, volumes = scheduler_of()
     assert not [name for name in variables if "_FILE" in name]
-    assert "redis-tls" not in mounts.keys() | volumes.keys()
+    assert not {"redis-tls", "record-keys"} & (mounts.keys() | volumes.keys())
+
+
+def test_the_keys_of_records_are_mounted_and_named() -> None:
+    variables, mounts, volumes = scheduler_of(recordKeys={"existingSecret": "keys", "key": "of-records.toml"})
+    assert variables["QUIRE_RECORD_KEYS_FILE"] == f"{mounts['record-keys']['mountPath']}/of-records.toml"
+    assert mounts["record-keys"]["readOnly"]
+    assert volumes["record-keys"]["secret"] == {"secretName": "keys"}
