@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import chain
 
-from scheduler_svc.core.account_limits import NO_LIMITS, AccountLimits
+from scheduler_svc.core.account_limits import AccountLimits
 from scheduler_svc.core.admission import AdmissionRefusal
 from scheduler_svc.core.events import Failure
 from scheduler_svc.core.lazy_heap import LazyHeap
@@ -75,7 +75,7 @@ class AccountGate:
     def add_request(self, request: Request) -> None:
         """A request is live. The limits of the latest one apply to its account."""
         limits = request.limits
-        if limits is NO_LIMITS:
+        if not limits.account:
             return
         account = self._accounts.get(limits.account)
         if account is None:

@@ -243,6 +243,16 @@ def test_an_account_without_requests_is_forgotten() -> None:
     assert (len(gate), gate._accounts, gate._limited) == (0, {}, {})
 
 
+def test_requests_without_an_account_share_no_limits() -> None:
+    bench = CoreBench()
+    for number in range(3):
+        bench.submit(str(number), prompt(8, 100 * number), 4, limits=AccountLimits(max_running=1))
+    bench.submit("no key", prompt(8, 900), 4)
+    bench.step()
+    assert len(running(bench)) == 4
+    bench.run()
+
+
 # Random worlds.
 
 
