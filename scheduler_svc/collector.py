@@ -1,6 +1,9 @@
 """Prometheus metrics that are read from the engine when they are scraped."""
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -10,14 +13,39 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.totals import Totals
 from scheduler_svc.engine import SchedulerEngine
 
+_ANSWER_SECONDS = 2.0
+"""Time for the event loop to answer a scrape."""
+
 
 class EngineCollector(Collector):
-    """The counters of the engine and its cores."""
+    """The counters of the engine and its cores.
+
+    They change on the event loop only, so a scrape in another thread reads them there. Without an answer it has none.
+    """
 
     def __init__(self, engine: SchedulerEngine) -> None:
+        """`engine` belongs to the running event loop."""
         self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
 
     def collect(self) -> Iterable[Metric]:
+        if threading.get_ident() == self._thread_id:
+            return list(self._read())
+        answer: Future[list[Metric]] = Future()
+        try:
+            self._loop.call_soon_threadsafe(self._answer, answer)
+            return answer.result(_ANSWER_SECONDS)
+        except (TimeoutError, RuntimeError):  # RuntimeError: the loop is closed
+            return []
+
+    def _answer(self, answer: Future[list[Metric]]) -> None:
+        try:
+            answer.set_result(list(self._read()))
+        except Exception as error:
+            answer.set_exception(error)
+
+    def _read(self) -> Iterable[Metric]:
         yield from self._models()
         yield GaugeMetricFamily("quire_epoch", "The term of the scheduler that leads", self._engine.epoch)
         apart = GaugeMetricFamily(

@@ -1,6 +1,7 @@
 """The scheduler's metrics are by model."""
 
 import asyncio
+import threading
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -10,6 +11,7 @@ from prometheus_page import read_samples
 from scheduler_svc.collector import EngineCollector
 from scheduler_svc.core.kv.block_hash_report import BlockHashReport
 from scheduler_svc.core.replica import Replica
+from scheduler_svc.journal import Journal
 from scheduler_svc.step_wire import shape_from_proto
 from worker_links import Deployment, deployment
 
@@ -22,8 +24,12 @@ def joined(running: Deployment, model: str, fingerprint: bytes) -> Replica:
 
 
 def page(running: Deployment) -> str:
+    return page_of(EngineCollector(running.engine))
+
+
+def page_of(collector: EngineCollector) -> str:
     registry = CollectorRegistry()
-    registry.register(EngineCollector(running.engine))
+    registry.register(collector)
     return generate_latest(registry).decode()
 
 
@@ -54,3 +60,17 @@ async def test_a_model_whose_last_worker_left_keeps_its_metrics(name: str) -> No
     async with deployment() as running:
         running.engine.remove_worker(joined(running, "a", b"1"))
         assert f'{name}{{model="a"}} 0.0' in page(running)
+
+
+async def test_another_thread_reads_the_engine_on_its_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with deployment() as running:
+        readers: list[int] = []
+
+        def lag(journal: Journal) -> float:
+            readers.append(threading.get_ident())
+            return 0.5
+
+        monkeypatch.setattr(Journal, "lag", property(lag))
+        text = await asyncio.to_thread(page_of, EngineCollector(running.engine))
+        assert "quire_journal_lag_seconds 0.5" in text
+        assert set(readers) == {threading.get_ident()}
