@@ -1,7 +1,7 @@
 """The requests that clients send, and the checks of their responses."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -9,6 +9,9 @@ from reference import NEW_TOKENS, Reference
 from tests.chaos.histories import Expected
 
 _SAMPLED_TOKENS = 120
+PRIORITIES = (0, 1, -1)
+DEADLINE = 8.0
+"""Seconds: enough for most requests between two faults, and too few for some."""
 
 
 class Protocol(StrEnum):
@@ -28,11 +31,29 @@ class Case:
     options: Mapping[str, Any]
     reference: Reference
     """The greedy continuation of the prompt by transformers."""
+    deadline: float | None = None
+    """In seconds. The request may end by it."""
+    is_named: bool = True
+    """Without a name, a request may end where its connection or its gateway does."""
 
     @property
     def is_greedy(self) -> bool:
         """Whether the tokens equal those of the reference."""
-        return bool(self.options["temperature"] == 0)
+        return bool(self.options.get("temperature") == 0)
+
+    @property
+    def is_beam_search(self) -> bool:
+        """Whether the response comes at once, at the end."""
+        return "beam_width" in self.options
+
+    @property
+    def may_end_early(self) -> bool:
+        """Whether a fault, or a slow machine, may end the request."""
+        return self.deadline is not None or not self.is_named
+
+    def that_ends(self) -> "Case":
+        """The same request, with a name and all the time that it needs."""
+        return replace(self, deadline=None, is_named=True)
 
 
 Detokenize = Callable[[Sequence[int]], str]
@@ -45,16 +66,17 @@ def make_cases(references: Sequence[Reference], detokenize: Detokenize, is_small
     between text and random tokens.
     """
     greedy = {"temperature": 0, "max_tokens": NEW_TOKENS, "ignore_eos": True}
+    beams = {"beam_width": 3, "n": 2, "max_tokens": NEW_TOKENS, "ignore_eos": True}
     sampled = {"temperature": 0.9, "top_p": 0.95, "max_tokens": _SAMPLED_TOKENS, "ignore_eos": True}
     found: list[Case] = []
 
-    def add(kind: str, protocol: Protocol, index: int, options: Mapping[str, Any]) -> None:
+    def add(kind: str, protocol: Protocol, index: int, options: Mapping[str, Any], **more: Any) -> None:
         reference = reference_without_ties(references, index)
-        found.append(Case(f"{protocol}-{kind}-{index}", protocol, reference.prompt, options, reference))
+        found.append(Case(f"{protocol}-{kind}-{index}", protocol, reference.prompt, options, reference, **more))
 
     for protocol, num_cases in ((Protocol.GRPC, 14), (Protocol.HTTP, 6)):
         for index in range(1 if is_small else num_cases):
-            add("greedy", protocol, 3 * index + 12, greedy)
+            add("greedy", protocol, 3 * index + 12, greedy | {"priority": PRIORITIES[index % len(PRIORITIES)]})
         for index in range(1 if is_small else 2):
             text_index = 2 * (9 + index)  # prompts with an even index are text, so the continuation is text
             stop = stop_string(text_after(reference_without_ties(references, text_index), detokenize))
@@ -64,6 +86,10 @@ def make_cases(references: Sequence[Reference], detokenize: Detokenize, is_small
             add("sampled", protocol, text_index + 8, sampled | {"seed": 100 + index})
             penalties = {"presence_penalty": 0.4, "frequency_penalty": 0.2, "n": 2, "logprobs": 0, "seed": 7 + index}
             add("penalized", protocol, text_index + 10, sampled | penalties)
+            add("unnamed", protocol, text_index + 12, greedy, is_named=False)
+            if protocol is Protocol.GRPC:
+                add("deadline", protocol, text_index + 14, greedy, deadline=DEADLINE)
+                add("beams", protocol, text_index + 2, beams)
     return found
 
 

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 import aiohttp
+import grpc
 
 from quire_client import AsyncClient, QuireError
 from tests.chaos.cases import Case
@@ -15,6 +16,7 @@ from tests.chaos.histories import History, Usage
 
 TIMEOUT = 120.0
 """Seconds without progress after which a client fails the request."""
+_DEADLINE_REASONS = ("DEADLINE_EXCEEDED", "DEADLINE_TOO_SHORT")
 _READ_TIMEOUT = 10.0  # until an HTTP client tries another gateway: a stopped process keeps its connections open
 _MIN_BACKOFF, _MAX_BACKOFF = 0.05, 1.0
 
@@ -34,22 +36,35 @@ class Client(Protocol):
 class GrpcClient:
     """The Python client, which resumes streams itself."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._client = AsyncClient(",".join(addresses), resume_patience=TIMEOUT)
+    def __init__(self, addresses: Sequence[str], api_key: str) -> None:
+        self._client = AsyncClient(",".join(addresses), api_key=api_key, resume_patience=TIMEOUT)
 
     async def run(self, case: Case, history: History) -> None:
-        """Sends the request and reads its stream to the end."""
-        stream = self._client.stream(case.prompt, request_id=history.name, **case.options)
+        """Sends the request and reads its stream to the end, or waits for the result of a beam search."""
+        options = {**case.options, "timeout": case.deadline}
+        options |= {"request_id": history.name} if case.is_named else {"resume": False}
         try:
-            async for chunk in stream:
-                history.num_resumes = stream.num_resumes
-                finish = None if chunk.finish is None else f"{chunk.finish.reason} {chunk.finish.matched}"
-                logprobs = tuple(one.logprob for one in chunk.logprobs)
-                history.add_chunk(chunk.index, chunk.offset, chunk.token_ids, chunk.text, logprobs, finish)
-            if stream.usage is not None:
-                history.usage = Usage(stream.usage.prompt_tokens, stream.usage.completion_tokens)
+            await (self._search if case.is_beam_search else self._stream)(case, history, options)
         except QuireError as error:
             history.error = f"{error.reason}: {error}"
+            is_late = case.deadline is not None and error.reason in _DEADLINE_REASONS
+            history.may_end_so = is_late or (not case.is_named and error.code in (None, grpc.StatusCode.UNAVAILABLE))
+
+    async def _stream(self, case: Case, history: History, options: dict[str, Any]) -> None:
+        stream = self._client.stream(case.prompt, **options)
+        async for chunk in stream:
+            history.num_resumes = stream.num_resumes
+            logprobs = tuple(one.logprob for one in chunk.logprobs)
+            finish = None if chunk.finish is None else f"{chunk.finish.reason} {chunk.finish.matched}"
+            history.add_chunk(chunk.index, chunk.offset, chunk.token_ids, chunk.text, logprobs, finish)
+        if stream.usage is not None:
+            history.usage = Usage(stream.usage.prompt_tokens, stream.usage.completion_tokens)
+
+    async def _search(self, case: Case, history: History, options: dict[str, Any]) -> None:
+        found = await self._client.generate(case.prompt, **options)
+        for one in found.completions:
+            history.add_chunk(one.index, 0, one.token_ids, one.text, (), f"{one.finish.reason} {one.finish.matched}")
+        history.usage = Usage(found.usage.prompt_tokens, found.usage.completion_tokens)
 
     async def close(self) -> None:
         """Closes the channels."""
@@ -59,9 +74,10 @@ class GrpcClient:
 class HttpClient:
     """Server-sent events: `Idempotency-Key` names the request, `Last-Event-ID` is the last event that was read."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], api_key: str) -> None:
         self._addresses = list(addresses)
         self._session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {api_key}"},
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=_READ_TIMEOUT),
             trust_env=False,
@@ -72,7 +88,8 @@ class HttpClient:
         body = {"prompt": case.prompt, "stream": True, "stream_options": {"include_usage": True}, **case.options}
         last_event, last_progress, backoff = "", monotonic(), _MIN_BACKOFF
         while True:
-            headers = {"Idempotency-Key": history.name} | ({"Last-Event-ID": last_event} if last_event else {})
+            headers = {"Idempotency-Key": history.name} if case.is_named else {}
+            headers |= {"Last-Event-ID": last_event} if last_event else {}
             url = f"http://{self._addresses[0]}/v1/completions"
             try:
                 async with self._session.post(url, json=body, headers=headers) as response:
@@ -90,6 +107,9 @@ class HttpClient:
                         _record_event(history, json.loads(event.data))
                 raise _Interrupted("the stream ended early")
             except (aiohttp.ClientError, TimeoutError, ConnectionError, _Interrupted) as error:
+                if not case.is_named and history.num_items:
+                    history.error, history.may_end_so = f"{error!r}", True
+                    return
                 if monotonic() - last_progress > TIMEOUT:
                     history.error = f"no progress for {TIMEOUT:g} s: {error!r}"
                     return

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 from tests.chaos.faults import Fault
 from tests.chaos.histories import FaultCount, History
@@ -15,6 +15,7 @@ RECOVERY_SECONDS = 90.0
 """Timeout for every stream to recover from a fault, and for a fault to find an instance with running streams."""
 _RETRY_SECONDS = 0.1
 _IN_FLIGHT_SECONDS = 0.25
+_RECEIVING_SECONDS = 1.0
 
 
 class FaultInjector(Protocol):
@@ -30,6 +31,17 @@ class FaultInjector(Protocol):
 
 
 @dataclass(frozen=True)
+class Recovery:
+    """Seconds from a fault until all streams that received tokens before it have received another one, or ended.
+
+    `pause` is the time until half of them have: the slots of the others may have gone to other requests.
+    """
+
+    seconds: float
+    pause: float
+
+
+@dataclass(frozen=True)
 class ActiveFault:
     """A fault that was injected."""
 
@@ -37,10 +49,10 @@ class ActiveFault:
     hit: Hit
     at: float
     """Seconds since the start of the run."""
-    num_live: int
-    """Streams that ran when the fault was injected."""
-    recovery: asyncio.Task[float | None]
-    """Seconds until each of those streams has recovered; None after a timeout."""
+    num_receiving: int
+    """Streams that received tokens until the fault was injected."""
+    recovery: asyncio.Task[Recovery | None]
+    """What it took; None after a timeout."""
     end: asyncio.Task[None]
     """Done when the fault is removed."""
 
@@ -54,8 +66,8 @@ class FaultRunner:
         """`faults` is set to the number of each injected fault."""
         self.num_faults = 0
         """Injected faults."""
-        self.recoveries: list[tuple[Fault, float]] = []
-        """Faults that no other fault overlapped, each with the seconds until every stream had recovered."""
+        self.recoveries: list[tuple[Fault, Recovery]] = []
+        """Of faults that no other fault overlapped."""
         self._injector = injector
         self._live = live
         self._faults = faults
@@ -87,7 +99,7 @@ class FaultRunner:
                     return False
         return True
 
-    async def _hit(self, fault: Fault, previous: asyncio.Task[float | None] | None) -> Hit | None:
+    async def _hit(self, fault: Fault, previous: asyncio.Task[Any] | None) -> Hit | None:
         """Tries to inject a fault, at least once, until the timeout or until the recovery from the previous one."""
         end = monotonic() + RECOVERY_SECONDS
         await asyncio.sleep(fault.pause)
@@ -102,7 +114,10 @@ class FaultRunner:
         now = monotonic()
         self.num_faults += 1
         self._faults.count = fault.number
-        before = dict(self._live)
+        # Others wait for a slot, or for blocks, and may wait for long.
+        before = {
+            name: history for name, history in self._live.items() if history.last_item_at > now - _RECEIVING_SECONDS
+        }
         recovery = group.create_task(_recovery_time(before, now))
         end = group.create_task(self._injector.end(fault, hit))
         return ActiveFault(fault, hit, now - self._started, len(before), recovery, end)
@@ -111,32 +126,33 @@ class FaultRunner:
         """Waits for the recovery from these faults and prints it. Returns False after a timeout."""
         all_recovered = True
         for one in active:
-            seconds = await one.recovery
-            if seconds is None:
+            recovered = await one.recovery
+            if recovered is None:
                 result = "not all streams recovered"
                 all_recovered = False
                 one.end.cancel()
             else:
-                result = f"all recovered after {seconds:.2f} s"
+                result = f"all recovered after {recovered.seconds:.2f} s"
                 if one is active[-1]:
-                    self.recoveries.append((one.fault, seconds))
+                    self.recoveries.append((one.fault, recovered))
                 else:
                     result += ", overlapped by the next fault"
                 await one.end
             self._print_line(
                 f"fault {one.fault.number:3d} at {one.at:7.1f} s: {one.fault}: {one.hit.description}, "
-                f"hit {one.hit.num_streams} of {one.num_live} streams, {result}"
+                f"hit {one.hit.num_streams} streams; of {one.num_receiving} that received tokens, {result}"
             )
         return all_recovered
 
 
-async def _recovery_time(before: Mapping[str, History], began: float) -> float | None:
-    """Seconds until each of these streams has received a token or ended; None after a timeout.
+async def _recovery_time(before: Mapping[str, History], began: float) -> Recovery | None:
+    """What it took until each of these streams has received a token or ended; None after a timeout.
 
     Tokens of the first 0.25 s do not count: they may have been in flight at the time of the fault.
     """
     await asyncio.sleep(_IN_FLIGHT_SECONDS)
     waiting = {name: (history, history.num_items) for name, history in before.items()}
+    num_streams, pause = len(waiting), 0.0
     while waiting and monotonic() - began < RECOVERY_SECONDS:
         await asyncio.sleep(0.005)
         waiting = {
@@ -144,4 +160,6 @@ async def _recovery_time(before: Mapping[str, History], began: float) -> float |
             for name, (history, count) in waiting.items()
             if not history.is_done and history.num_items == count
         }
-    return None if waiting else monotonic() - began
+        if len(waiting) > num_streams / 2:
+            pause = monotonic() - began
+    return None if waiting else Recovery(monotonic() - began, pause)

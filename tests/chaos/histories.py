@@ -45,6 +45,8 @@ class History:
     is_done: bool = False
     """The request has ended, by its last message or by an error."""
     error: str | None = None
+    may_end_so: bool = False
+    """The case allows the error: the request had a deadline, or it had no name and its connection broke."""
 
     def add_chunk(
         self,

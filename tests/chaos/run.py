@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,15 +17,18 @@ from svc_common.supervisor.runner import RestartPolicy
 from tests.chaos.cases import Case, Detokenize, Protocol, make_cases, verify
 from tests.chaos.checker import ViolationKind, check, counts, excerpt
 from tests.chaos.clients import Client, GrpcClient, HttpClient
-from tests.chaos.fault_runner import RECOVERY_SECONDS, FaultRunner
+from tests.chaos.fault_runner import RECOVERY_SECONDS, FaultRunner, Recovery
 from tests.chaos.faults import Fault, schedule
 from tests.chaos.histories import Expected, FaultCount, History, expected_from
 from tests.chaos.injector import StackInjector
+from tests.chaos.pauses import too_long
 from tests.chaos.stack import Stack, stack
 
 ENVIRONMENT = {
     "QUIRE_DTYPE": "float32",
-    "QUIRE_NUM_BLOCKS": "1200",
+    # Few enough that requests wait for slots, and running ones are preempted for blocks.
+    "QUIRE_NUM_BLOCKS": "160",
+    "QUIRE_MAX_SEQUENCES": "8",
     # Shorter than a request, so that requests outlive a gateway that drains.
     "QUIRE_DRAIN_GRACE": "3",
 }
@@ -32,6 +36,21 @@ ENVIRONMENT = {
 _POLICY = RestartPolicy(max_backoff=1.0, stable_after=5.0)
 _HTTP_SHARE = 3  # every third client speaks HTTP
 _IDLE_SECONDS = 60.0
+_SAMPLE_SECONDS = 0.5
+_SMALL_FACTOR = 10.0  # of the limits of pauses: no test depends on how fast the machine is
+_KEYS = ("chaos-key-of-tenant-one", "chaos-key-of-tenant-two")
+_KEY_FILE = """
+[[keys]]
+key = "chaos-key-of-tenant-one"
+tenant = "one"
+max_priority = 1
+
+[[keys]]
+key = "chaos-key-of-tenant-two"
+tenant = "two"
+weight = 2
+max_priority = 1
+"""
 
 PrintLine = Callable[[str], None]
 
@@ -60,8 +79,14 @@ class Outcome:
     violations: Counter[ViolationKind] = field(default_factory=Counter)
     final_errors: list[str] = field(default_factory=list)
     """What is wrong after the last request has ended."""
-    recoveries: list[tuple[Fault, float]] = field(default_factory=list)
-    """Seconds from each fault until every stream had recovered."""
+    recoveries: list[tuple[Fault, Recovery]] = field(default_factory=list)
+    """Of each fault that no other one overlapped."""
+    num_ended_early: Counter[str] = field(default_factory=Counter)
+    """Requests that ended as their case allows, by deadline or without a name, by the kind of their case."""
+    most_waiting: int = 0
+    """The longest queue that was seen, in sequences."""
+    num_preemptions: int = 0
+    """Preemptions that were seen."""
 
     @property
     def passed(self) -> bool:
@@ -98,6 +123,7 @@ class Run:
             await self._connect(i)
         try:
             await self._run_without_faults()
+            watching = asyncio.create_task(self._watch_load())
             client_tasks = [
                 asyncio.create_task(self._run_client(name, random.Random(f"{self._plan.seed} {i}")))
                 for i, name in enumerate(list(self._clients)[: self._plan.num_clients])
@@ -107,9 +133,9 @@ class Run:
                 self._stack.clear_faults()
                 await self._finish_requests(client_tasks, all_recovered)
             finally:
-                for task in client_tasks:
+                for task in (watching, *client_tasks):
                     task.cancel()
-                await asyncio.gather(*client_tasks, return_exceptions=True)
+                await asyncio.gather(watching, *client_tasks, return_exceptions=True)
             await self._check_final_state()
         finally:
             await asyncio.gather(*(client.close() for _, client in self._clients.values()))
@@ -119,10 +145,11 @@ class Run:
         protocol = Protocol.HTTP if i % _HTTP_SHARE == _HTTP_SHARE - 1 else Protocol.GRPC
         addresses = self._stack.addresses
         listeners = addresses.http if protocol is Protocol.HTTP else addresses.grpc
+        key = _KEYS[i // 2 % len(_KEYS)]
         # Clients start with different gateways.
         turned = listeners[i % len(listeners) :] + listeners[: i % len(listeners)]
         links = [await self._stack.connect(name, listener.dial_address) for listener in turned]
-        self._clients[name] = protocol, (HttpClient if protocol is Protocol.HTTP else GrpcClient)(links)
+        self._clients[name] = protocol, (HttpClient if protocol is Protocol.HTTP else GrpcClient)(links, key)
 
     async def _run_without_faults(self) -> None:
         """Runs each case without faults. Its response is the expected one for the rest of the run."""
@@ -132,7 +159,7 @@ class Run:
             protocol, _ = self._clients[name]
             while queues[protocol]:
                 case = queues[protocol].pop()
-                history = await self._run_request(name, case, f"without-faults-{case.name}")
+                history = await self._run_request(name, case.that_ends(), f"without-faults-{case.name}")
                 assert history.error is None, f"{case.name}, without faults: {history.error}"
                 expected = expected_from(history)
                 assert not check(history, expected), f"{case.name}, without faults: {check(history, expected)}"
@@ -165,6 +192,8 @@ class Run:
     def _check_history(self, history: History) -> None:
         self.outcome.num_requests += 1
         self.outcome.num_resumes += history.num_resumes
+        if history.may_end_so:
+            self.outcome.num_ended_early[history.case.split("-")[1]] += 1
         found = check(history, self._expected[history.case])
         self.outcome.violations.update(counts(found))
         for violation in found:
@@ -181,6 +210,21 @@ class Run:
         self.outcome.num_faults = fault_runner.num_faults
         self.outcome.recoveries = fault_runner.recoveries
         return all_recovered
+
+    async def _watch_load(self) -> None:
+        """Looks at the leader's queue and preemptions until cancelled. A leader's last ones may be lost."""
+        seen: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(_SAMPLE_SECONDS)
+            leader = await self._stack.leader()
+            page = await self._stack.metrics(leader) if leader is not None else {}
+            waiting = sum(value for name, value in page.items() if name.startswith("quire_sequences_waiting"))
+            self.outcome.most_waiting = max(self.outcome.most_waiting, int(waiting))
+            for name in [name for name in page if name.startswith("quire_preemptions_total")]:
+                # Another leader counts from 0.
+                since = page[name] - seen.get(name, 0.0)
+                self.outcome.num_preemptions += int(since if since >= 0 else page[name])
+                seen[name] = page[name]
 
     async def _finish_requests(self, client_tasks: list[asyncio.Task[None]], all_recovered: bool) -> None:
         """Waits for the running requests; counts those that do not end as incomplete."""
@@ -204,6 +248,9 @@ class Run:
             self.outcome.final_errors.append(f"keys without a TTL: {', '.join(keys[:10])}")
         if missing := self._plan.num_faults - self.outcome.num_faults:
             self.outcome.final_errors.append(f"{missing} planned faults were not injected")
+        if not self._plan.is_small and not (self.outcome.most_waiting and self.outcome.num_preemptions):
+            self.outcome.final_errors.append("no sequence waited, or none was preempted: the load is too small")
+        self.outcome.final_errors += too_long(self.outcome.recoveries, _SMALL_FACTOR if self._plan.is_small else 1.0)
         for error in self.outcome.final_errors:
             self._print_line(f"ERROR AT THE END: {error}")
 
@@ -245,10 +292,16 @@ async def run_chaos(
         print_line(f"planned {fault.number:3d}: {fault}")
     cases = make_cases(references, detokenize, plan.is_small)
     counts = {"gateways": plan.gateways, "schedulers": plan.schedulers, "workers": plan.workers}
-    async with stack(log, ENVIRONMENT, counts, _POLICY) as running:
-        run = Run(plan, running, cases, detokenize, print_line)
-        await run.run()
-        num_restarts = running.num_restarts()
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as keys:
+        keys.write(_KEY_FILE)
+        keys.flush()
+        async with stack(log, ENVIRONMENT | {"QUIRE_API_KEYS": keys.name}, counts, _POLICY) as running:
+            run = Run(plan, running, cases, detokenize, print_line)
+            await run.run()
+            num_restarts = running.num_restarts()
     outcome = run.outcome
+    ended = ", ".join(f"{count} of kind {kind}" for kind, count in sorted(outcome.num_ended_early.items())) or "none"
     print_line(f"{outcome.num_requests} requests, {outcome.num_resumes} resumed, {num_restarts} restarts of roles")
+    print_line(f"ended early, as they may: {ended}")
+    print_line(f"at most {outcome.most_waiting} sequences waited; {outcome.num_preemptions} preemptions")
     return outcome

@@ -48,7 +48,7 @@ async def run(*responses: Sequence[bytes]) -> tuple[History, list[str]]:
     history = History("name", "case", FaultCount())
     async with AsyncExitStack() as gateways:
         addresses = [await gateways.enter_async_context(gateway(each, heads)) for each in responses]
-        client = HttpClient(addresses)
+        client = HttpClient(addresses, "a key of this test")
         async with asyncio.timeout(60):
             await client.run(CASE, history)
         await client.close()
