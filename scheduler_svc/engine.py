@@ -171,14 +171,17 @@ class SchedulerEngine:
         hash_report: BlockHashReport,
     ) -> None:
         """A worker is ready; `wake` is set whenever there may be work for it. Cached blocks that it reports are
-        restored.
+        restored. One that drains is the last of its version.
         """
         now = time.monotonic()
         model = self.models.for_worker(description, replica.name, now)
         BLOCKS_RESTORED.inc(replica.kv.restore_cached_blocks(hash_report, self._chains(model)))
         self._models_of[replica] = model
+        replica.is_retired = description.is_draining
         model.add_worker(replica, wake, description)
         self.requests.dispatch(model.core.add_replica(replica))
+        if replica.is_retired:
+            model.core.supersede()
         self._update_models(now)
         model.wake()
         self._send_status()
@@ -193,9 +196,14 @@ class SchedulerEngine:
 
     def has_left(self, replica: Replica) -> bool:
         """Whether a worker that drains has nothing left to do."""
-        if not (replica.is_retired and replica.is_idle):
+        if not (replica.is_retired and replica.is_idle) or replica.finished_ids:
             return False
-        return not (replica.is_last and self._models_of[replica].core.num_queued)
+        return not (replica.is_last and self.requests.has_any(self._models_of[replica]))
+
+    def is_awaited(self, description: worker_v1.DescribeResponse) -> bool:
+        """Whether requests need a worker although it drains: no other one has the version of their tokens."""
+        model = self.models.find(description.model, description.fingerprint)
+        return model is not None and not model.num_workers and self.requests.has_any(model)
 
     def remove_worker(self, replica: Replica, *, may_have_crashed: bool = True) -> None:
         """A worker is lost; its sequences continue on other workers of its model."""

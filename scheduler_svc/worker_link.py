@@ -115,7 +115,7 @@ class WorkerLink:
         async with self._outbound.channel(self._address) as channel:
             worker = WorkerClient(channel, self._outbound.metadata)
             description = await worker.describe(_ANSWER_TIMEOUT)
-            if description.is_draining:
+            if description.is_draining and not self._engine.is_awaited(description):
                 raise LinkBroken("worker is draining")
             is_in_window = description.epoch <= self._engine.epoch or await self._raise_epoch(description.epoch)
             if is_in_window and description.epoch > self._engine.epoch:
@@ -246,7 +246,8 @@ class WorkerLink:
             if (description.is_draining or self._is_leaving) and not replica.is_retired:
                 log.info("worker drains", extra={"worker": self._address})
                 self._engine.retire_worker(replica)
-                self._wake.set()
+            if replica.is_retired:
+                self._wake.set()  # it may have left
 
     def _commit(self, replica: Replica, validator: ResponseValidator, response: worker_v1.StepResponse) -> None:
         outcome = validator.outcome_of(response, replica)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -21,6 +21,8 @@ from worker_svc.wire import block_hash_report_to_proto, description_to_proto, ha
 if TYPE_CHECKING:
     from worker_svc.instance import ModelInstance
 
+_TAKEOVER_SECONDS = 10.0  # in which another scheduler takes over, while this worker drains
+
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 
@@ -37,17 +39,25 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._last_term = (0, 0)
         self._last_term_in_window = (0, 0)
         self._is_draining = False
-        self._has_no_stream = asyncio.Event()
-        self._has_no_stream.set()
+        self._is_abandoned = False  # the last stream broke with sequences, while this worker drained
+        self._stream_changed = asyncio.Event()  # one was opened, or has ended
 
     def serve(self, instance: "ModelInstance") -> None:
         """Serves this replica from now on."""
         self._instance = instance
 
     async def drain(self) -> None:
-        """Accepts no more streams, reports it in Describe, and waits until the open stream ends."""
+        """Reports in Describe that it drains, and waits until the scheduler has no sequence here.
+
+        If the stream breaks before that, waits some seconds for the next one: the sequences may not be able to continue
+        elsewhere.
+        """
         self._is_draining = True
-        await self._has_no_stream.wait()
+        with suppress(TimeoutError):
+            while self._stream is not None or self._is_abandoned:
+                self._stream_changed.clear()
+                async with asyncio.timeout(_TAKEOVER_SECONDS if self._stream is None else None):
+                    await self._stream_changed.wait()
 
     async def Describe(  # noqa: N802
         self, request: pb.DescribeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -96,9 +106,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         finally:
             if stream is not None:
                 stream.close()
-            if self._stream is stream:
+            if stream is not None and self._stream is stream:
                 self._stream = None
-                self._has_no_stream.set()
+                self._is_abandoned = self._is_draining and stream.has_sequences
+                self._stream_changed.set()
 
     def _ready(self) -> "ModelInstance":
         if self._instance is None:
@@ -107,8 +118,6 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     def _open(self, opening: pb.StepRequest, instance: "ModelInstance") -> StepStream:
         """The stream that this message opens. It replaces the stream before it."""
-        if self._is_draining:
-            raise QuireError(Reason.DRAINING, "the worker is draining")
         if opening.step_id != 0 or has_work(opening):
             raise ProtocolViolation("the first message opens the stream: it is step 0, without work")
         if (opening.protocol or 1) not in STEP_PROTOCOLS:
@@ -119,7 +128,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         if self._stream is not None:
             self._stream.supersede(opening.generation)
         self._stream = StepStream(*term, instance.runner, self._device)
-        self._has_no_stream.clear()
+        self._stream_changed.set()
         return self._stream
 
     def _begin_term(self, term: tuple[int, int]) -> None:

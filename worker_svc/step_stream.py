@@ -46,6 +46,7 @@ class StepStream:
         self._is_fully_read = False
         self._responses: asyncio.Queue[pb.StepResponse | Exception | None] = asyncio.Queue()
         self._is_open = True
+        self._sequence_ids: set[int] = set()  # that the scheduler has not ended
 
     async def responses(self, requests: AsyncIterator[pb.StepRequest]) -> AsyncGenerator[pb.StepResponse, None]:
         """Ready, then one response for each request, in order, until the requests end.
@@ -65,6 +66,11 @@ class StepStream:
                 yield response
         finally:
             reading.cancel()
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether the scheduler has sequences here."""
+        return bool(self._sequence_ids)
 
     def supersede(self, generation: int) -> None:
         """Another stream has replaced this one: no more responses."""
@@ -102,6 +108,8 @@ class StepStream:
             step = step_from_proto(request)
         except MalformedMessage as error:
             raise ProtocolViolation(f"step {request.step_id} is malformed: {error}") from None
+        self._sequence_ids.difference_update(step.finished_ids)
+        self._sequence_ids.update(new.sequence_id for new in step.new_sequences)
         self._spans.begin_step(step)
         future = self._device.submit_step(partial(self._runner.launch, step), self._runner.finish)
         self._pending.add(future)

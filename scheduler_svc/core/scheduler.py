@@ -315,10 +315,9 @@ class Scheduler:
         return self._cancel_unsupported()
 
     def supersede(self) -> bool:
-        """No other replica will come: another version of the model has replaced this one.
+        """Retired replicas admit what is queued, since no other replica may come: another version replaces this one.
 
-        Retired replicas admit what is queued here, since it cannot run elsewhere. Returns whether that is new. Does
-        nothing while a replica is not retired.
+        Returns whether that is new. Does nothing while a replica is not retired.
         """
         last = [replica for replica in self.replicas if not replica.is_last]
         if not last or not all(replica.is_retired for replica in self.replicas):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -36,7 +37,7 @@ async def deployment(log: Path, dtype: Path) -> AsyncIterator[Stack]:
         return replace(role, command=command, environment={**role.environment, "PYTHONPATH": path})
 
     environment = {"QUIRE_NUM_BLOCKS": "400", "QUIRE_DRAIN_GRACE": "120", "QUIRE_DETERMINISTIC": "1"}
-    counts = {"gateways": 1, "schedulers": 1, "workers": 2}
+    counts = {"gateways": 1, "schedulers": 2, "workers": 2}
     async with stack(log, environment, counts, RestartPolicy(max_backoff=0.0), adapt) as running:
         await settled(running, 0)
         yield running
@@ -62,7 +63,8 @@ async def generated(client: AsyncClient, number: int) -> tuple[int, ...]:
 async def test_each_request_gets_all_its_tokens_from_the_version_it_began_with(tmp_path: Path) -> None:
     dtype = tmp_path / "dtype"
     dtype.write_text("float32")
-    async with deployment(tmp_path / "log", dtype) as running:
+    log = tmp_path / "log"
+    async with deployment(log, dtype) as running:
         async with AsyncClient(running.addresses.grpc[0].dial_address) as client:
             numbers = range(NUM_CLIENTS)
             of_old = await asyncio.gather(*(generated(client, number) for number in numbers))
@@ -76,13 +78,21 @@ async def test_each_request_gets_all_its_tokens_from_the_version_it_began_with(t
 
             asking = [asyncio.create_task(ask(number)) for number in numbers]
             dtype.write_text("bfloat16")
-            for num_restarts, worker in enumerate(("worker-0", "worker-1"), 1):
-                running.send(worker, signal.SIGTERM)
-                await settled(running, num_restarts)
+            running.send("worker-0", signal.SIGTERM)
+            await settled(running, 1)
+            # The leader is replaced while the last old worker drains, as where all services are upgraded at once.
+            leader = await running.leader()
+            assert leader is not None
+            running.send("worker-1", signal.SIGTERM)
+            async with asyncio.timeout(TIMEOUT):
+                while not re.search(r"worker-1 +info +draining", log.read_text()):
+                    await asyncio.sleep(0.01)
+            running.send(leader, signal.SIGTERM)
+            await settled(running, 3)
             is_done.set()
             answers = await asyncio.gather(*asking)
             of_new = await asyncio.gather(*(generated(client, number) for number in numbers))
         assert of_old != of_new, "the versions cannot be distinguished"
         for number, got in zip(numbers, answers, strict=True):
             assert set(got) <= {of_old[number], of_new[number]}
-        assert running.num_restarts() == 2
+        assert running.num_restarts() == 3

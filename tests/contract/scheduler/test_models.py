@@ -15,6 +15,7 @@ from scheduler_harness import (
     Deployment,
     SessionClient,
     Worker,
+    candidate,
     expected,
     left_behind,
     scheduler,
@@ -304,3 +305,31 @@ async def test_what_is_queued_at_the_last_worker_of_an_old_tokenizer_ends_there(
         await until(lambda: [replica.shape.fingerprint for replica in running.engine.replicas] == [b"new"])
         assert not new.steps
         await server.stop(0)
+
+
+async def test_a_new_leader_uses_a_worker_that_drains_for_requests_that_it_alone_can_end(
+    redis_url: str, store: RedisStore
+) -> None:
+    old, new = ChecksumService(), ChecksumService(fingerprint=b"new")
+    async with serving(old, new) as ports:
+        settings = {"graces": Graces(taken_over=0.05), "lease_seconds": 0.5}
+        async with candidate(redis_url, ports[:1], **settings) as first:
+            await first.until_leading()
+            async with first.session() as session:
+                await session.ready()
+                submits = [await session.submit(prompt_token_ids=[*PROMPT, n], max_tokens=200) for n in range(2)]
+                async with asyncio.timeout(TIMEOUT):
+                    for submit in submits:
+                        while (log := await store.read(submit.key)) is None or not log.fingerprint:
+                            await asyncio.sleep(0.01)
+            await first.crash()
+        old.about.is_draining = True
+        async with scheduler(redis_url, ports, **settings) as second, second.session() as session:
+            await until(lambda: len(second.engine.replicas) == 2)
+            for number, submit in enumerate(submits):
+                await session.attach(submit.key)
+                assert await session.until_tokens(submit.key, 200) == expected(200, [*PROMPT, number])
+            await until(lambda: [one.shape.fingerprint for one in second.engine.replicas] == [b"new"])
+            assert not new.steps
+            await session.until((await session.submit()).key, "tokens")
+            assert new.steps

@@ -1,12 +1,11 @@
-"""Draining over a real channel: the open stream continues, and no other stream is accepted."""
+"""Draining over a real channel: what the scheduler has here continues, with the next leader if need be."""
 
 import asyncio
 
-import grpc
 import pytest
 
 from quire.worker.v1 import worker_pb2 as pb
-from worker_service import Stream, Worker, new_sequence, scheduled
+from worker_service import Worker, new_sequence, scheduled
 
 
 async def test_a_worker_without_a_stream_is_drained_at_once(worker: Worker) -> None:
@@ -36,17 +35,33 @@ async def test_a_stream_whose_scheduler_is_gone_ends_the_drain(worker: Worker) -
     await asyncio.wait_for(drained, 60)
 
 
-async def test_a_draining_worker_accepts_no_other_stream(worker: Worker) -> None:
-    running = await worker.open()
+async def test_the_next_leader_may_run_on_what_a_draining_worker_has(worker: Worker) -> None:
+    first = await worker.open()
+    await first.send(1, new_sequences=[new_sequence(1)], scheduled=scheduled((1, 0, 5, 0)))
+    await first.receive()
     drained = asyncio.create_task(worker.service.drain())
     while not (await worker.stub.Describe(pb.DescribeRequest())).is_draining:
         pass
-    late = Stream(worker.stub.Step(), 2, 1)
-    await late.send(0)
-    code, _ = await late.refusal()
-    assert code is grpc.StatusCode.UNAVAILABLE
-    await running.send(1)
-    assert (await running.receive()).step_id == 1
-    drained.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await drained
+    first.call.cancel()
+    second = await worker.open(epoch=2)
+    await second.send(1, new_sequences=[new_sequence(1)], scheduled=scheduled((1, 0, 5, 0)))
+    assert len((await second.receive()).result.token_ids) == 1
+    assert not drained.done()
+    await second.send(2, finished_ids=[1])
+    await second.receive()
+    second.call.cancel()
+    await asyncio.wait_for(drained, 60)
+
+
+async def test_a_draining_worker_does_not_wait_long_for_the_next_leader(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker_svc.service._TAKEOVER_SECONDS", 0.01)
+    stream = await worker.open()
+    await stream.send(1, new_sequences=[new_sequence(1)], scheduled=scheduled((1, 0, 5, 0)))
+    await stream.receive()
+    drained = asyncio.create_task(worker.service.drain())
+    while not (await worker.stub.Describe(pb.DescribeRequest())).is_draining:
+        pass
+    stream.call.cancel()
+    await asyncio.wait_for(drained, 60)
