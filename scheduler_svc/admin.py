@@ -31,6 +31,7 @@ _STATES = {
     SequenceStatus.SWAPPED: admin_v1.SEQUENCE_STATE_SWAPPED,
     SequenceStatus.SWAPPING_IN: admin_v1.SEQUENCE_STATE_SWAPPING_IN,
     SequenceStatus.PAUSED: admin_v1.SEQUENCE_STATE_PAUSED,
+    SequenceStatus.WAITING_FOR_TOKENS: admin_v1.SEQUENCE_STATE_WAITING_FOR_TOKENS,
     SequenceStatus.RUNNING: admin_v1.SEQUENCE_STATE_RUNNING,
     SequenceStatus.ENDED: admin_v1.SEQUENCE_STATE_ENDED,
 }

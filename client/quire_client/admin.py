@@ -23,6 +23,7 @@ class SequenceState(StrEnum):
     SWAPPING_IN = "swapping in"
     RUNNING = "running"
     PAUSED = "paused"
+    WAITING_FOR_TOKENS = "waiting for the key's token budget"
     SWAPPED = "swapped"
     PREEMPTED = "preempted"
     ENDED = "ended"
@@ -239,6 +240,7 @@ _STATES = {
     pb.SEQUENCE_STATE_SWAPPING_IN: SequenceState.SWAPPING_IN,
     pb.SEQUENCE_STATE_RUNNING: SequenceState.RUNNING,
     pb.SEQUENCE_STATE_PAUSED: SequenceState.PAUSED,
+    pb.SEQUENCE_STATE_WAITING_FOR_TOKENS: SequenceState.WAITING_FOR_TOKENS,
     pb.SEQUENCE_STATE_SWAPPED: SequenceState.SWAPPED,
     pb.SEQUENCE_STATE_PREEMPTED: SequenceState.PREEMPTED,
     pb.SEQUENCE_STATE_ENDED: SequenceState.ENDED,

@@ -98,6 +98,7 @@ class Admission:
         """Why a request may not wait, or None. `context_length` is 0 if there was no replica yet."""
         return (
             self.check_size(request, context_length)
+            or _refuse_costly(request)
             or self._check_account(request, rates)
             or self._check_room(request, rates)
             or self._check_deadline(request, now, rates)
@@ -224,6 +225,18 @@ class Admission:
         return AdmissionRefusal(
             Failure.DEADLINE_INFEASIBLE, message, _clamped(wait + own - left) if own <= left else None
         )
+
+
+def _refuse_costly(request: Request) -> AdmissionRefusal | None:
+    """Why a request can never be paid from its account's tokens, or None."""
+    most, search_tokens = request.limits.tokens_per_minute, request.search_tokens
+    num_first = 1 if search_tokens is None else search_tokens  # tokens that are needed together with the prompt
+    if most is None or len(request.prompt) + num_first <= most:
+        return None
+    what = f"the prompt has {len(request.prompt)} tokens"
+    if search_tokens:
+        what += f", and its beams may have {search_tokens}"
+    return AdmissionRefusal(Failure.INVALID, f"{what}: more than the tokens_per_minute of the key, {most}")
 
 
 def num_tokens(request: Request) -> int:

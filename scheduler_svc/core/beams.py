@@ -33,6 +33,8 @@ class BeamSearches:
         group.take(sequence, result)
         if not group.is_complete:
             return []
+        if sequence.charge is not None and request.beam is not None:
+            sequence.charge.pay_search(request.beam.width)
         for step in group.advance():
             self._continue(step)
         if not group.is_over:
@@ -55,6 +57,7 @@ class BeamSearches:
             child = Sequence(self._requests.new_id(), sequence.request, 0, sequence.arrival, [*sequence.tokens, token])
             child.num_cached_prompt_tokens = sequence.num_cached_prompt_tokens
             child.waited = sequence.waited
+            child.charge_to(sequence.charge)
             child.siblings = sequence.siblings
             child.siblings.append(child)
             step.add_child(child)

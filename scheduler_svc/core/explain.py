@@ -18,6 +18,7 @@ class SequenceStatus(Enum):
     PREEMPTED = auto()  # leaves its replica, or waits to compute its tokens again
     SWAPPED = auto()  # waits with its unshared blocks in host memory
     SWAPPING_IN = auto()  # its blocks are being copied from host memory
+    WAITING_FOR_TOKENS = auto()  # the token budget of its key is used up
     PAUSED = auto()  # as far ahead of its gateway's search for stop strings as it may be
     RUNNING = auto()
     ENDED = auto()
@@ -137,10 +138,22 @@ def summaries(scheduler: Scheduler, tenant: str | None, now: float) -> Iterator[
             )
 
 
+def count_unpaid(scheduler: Scheduler) -> int:
+    """How many sequences wait for tokens of their account. O(live sequences)."""
+    if not len(scheduler.budgets):
+        return 0
+    live = (sequence for key in scheduler.keys for sequence in scheduler.sequences(key))
+    return sum(_status(sequence) is SequenceStatus.WAITING_FOR_TOKENS for sequence in live)
+
+
 def _status(sequence: Sequence) -> SequenceStatus:
+    if sequence.phase in (Phase.QUEUED, Phase.SWAPPED) and not sequence.can_pay:
+        return SequenceStatus.WAITING_FOR_TOKENS
     if sequence.phase is Phase.QUEUED and sequence.num_preemptions:
         return SequenceStatus.PREEMPTED
     if sequence.phase is Phase.RUNNING and sequence.num_uncomputed and not sequence.num_steps_in_flight:
+        if not sequence.has_budget:
+            return SequenceStatus.WAITING_FOR_TOKENS
         return SequenceStatus.RUNNING if sequence.is_plannable else SequenceStatus.PAUSED
     return _STATUSES[sequence.phase]
 

@@ -65,6 +65,11 @@ class Replica:
         return [s for s in self.swapped if s.swapped_kv is not None and s.swapped_kv.is_kept]
 
     @property
+    def has_returning(self) -> bool:
+        """Whether a sequence without a slot waits here for room only: its account can pay for it."""
+        return any(sequence.can_pay for sequence in self.swapped)
+
+    @property
     def num_pending_free(self) -> int:
         """Blocks that will be available once the steps and copies in progress are done."""
         tables = [sequence.block_ids for sequence in self.pending_free.values()]
@@ -189,6 +194,9 @@ class Replica:
 
     def abandon(self) -> list[Sequence]:
         """The worker is lost. Returns its sequences that have not ended, without blocks."""
+        for plan in self.steps_in_flight:
+            for part in plan.scheduled:
+                part.settle(0)
         self.steps_in_flight.clear()
         self.num_slots_of.clear()
         running = [*self.running, *self.indivisible, *self.isolated]

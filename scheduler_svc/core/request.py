@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from scheduler_svc.core.account_limits import NO_LIMITS, AccountLimits
+from scheduler_svc.core.budgets import Charge
 from scheduler_svc.core.results import TOKENS, ResultForm, ResultKind
 
 STOP_STRING_LEAD = 64  # tokens that a sequence with stop strings may run ahead of the gateway's search
@@ -31,6 +32,9 @@ _TRANSITIONS = {
     Phase.SWAPPED: {Phase.SWAPPING_IN, Phase.RUNNING, Phase.QUEUED, Phase.ENDED},
     Phase.ENDED: set[Phase](),
 }
+
+
+_HOLDS_SLOT = (Phase.SWAPPING_IN, Phase.RUNNING)
 
 
 class PreemptionMethod(Enum):
@@ -137,6 +141,13 @@ class Request:
         return len(self.prompt) // block_size + self.beam.width * num_own
 
     @property
+    def search_tokens(self) -> int | None:
+        """The most tokens that a beam search is charged for, 0 for a value; None if it samples token by token."""
+        if self.beam is not None:
+            return self.beam.width * self.max_tokens
+        return 0 if self.returns_value else None
+
+    @property
     def least_output(self) -> int:
         """Output tokens that each of its sequences has at least."""
         if self.stop_token_ids or self.has_stop_strings or self.beam is not None:
@@ -155,13 +166,14 @@ class Request:
 class RestoredSequence:
     """A sequence of a request that an earlier scheduler had accepted.
 
-    Its output tokens; whether it has ended with them, or with its value; and for how many tokens of the prompt
-    log-probabilities were returned.
+    Its output tokens; whether it has ended with them, or with its value; for how many tokens of the prompt
+    log-probabilities were returned; and whether its account has paid for the prompt.
     """
 
     token_ids: list[int]
     ended: bool
     num_prompt_logprobs: int = 0
+    is_prompt_paid: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -199,11 +211,15 @@ class Sequence:
     num_sent_blocks: int | None = None  # blocks of its table that the worker knows; None: it does not know the sequence
     swapped_kv: SwappedKV | None = None
     last_preemption: PreemptionRecord | None = None
+    charge: Charge | None = None  # of its request; None: its account has no limit of tokens
 
     def set_phase(self, phase: Phase) -> None:
         """Changes the phase. Raises AssertionError if that is not a legal transition."""
         if phase not in _TRANSITIONS[self.phase]:
             raise AssertionError(f"sequence {self.id} cannot go from {self.phase} to {phase}")
+        if self.charge is not None:
+            self.charge.note_slots((phase in _HOLDS_SLOT) - (self.phase in _HOLDS_SLOT))
+            self.charge.budget.num_live -= phase is Phase.ENDED
         self.phase = phase
 
     @property
@@ -270,7 +286,32 @@ class Sequence:
         return self.num_prompt_logprobs < len(self.request.prompt) - 1
 
     @property
+    def can_pay(self) -> bool:
+        """Whether its account has enough tokens to give it a slot."""
+        return self.charge is None or self.num_needed_tokens <= self.charge.budget.available
+
+    @property
+    def num_needed_tokens(self) -> int:
+        """How many tokens its account must have available before it gets a slot; 0 without a limit."""
+        return 0 if self.charge is None else self.charge.num_needed(max(1, self.request.max_tokens - self.num_output))
+
+    def note_shortfall(self) -> None:
+        """It cannot run before its account has the tokens that it needs."""
+        if self.charge is not None:
+            self.charge.budget.note_shortfall(self.num_needed_tokens)
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether its account has a token left for its next step."""
+        return self.charge is None or self.charge.has_tokens
+
+    @property
     def is_plannable(self) -> bool:
+        """Whether another step makes sense, and its account can pay for it."""
+        return (self.charge is None or self.charge.has_tokens) and self.wants_step
+
+    @property
+    def wants_step(self) -> bool:
         """Whether another step makes sense.
 
         Not if the promised tokens end it, nor if it is STOP_STRING_LEAD tokens ahead of the gateway's search.
@@ -287,6 +328,12 @@ class Sequence:
         return (
             not request.has_stop_strings or num_uncomputed > 1 or num_output < self.num_acknowledged + STOP_STRING_LEAD
         )
+
+    def charge_to(self, charge: Charge | None) -> None:
+        """Its tokens are paid from this charge from now on."""
+        self.charge = charge
+        if charge is not None:
+            charge.budget.num_live += 1
 
     def restore(self, known: RestoredSequence) -> None:
         """Starts after tokens that are known, or ended."""

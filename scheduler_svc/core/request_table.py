@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 from itertools import chain
 
 from scheduler_svc.core.beam_search import BeamGroup
+from scheduler_svc.core.budgets import Budgets, Charge
 from scheduler_svc.core.events import FailedEvent, Failure
 from scheduler_svc.core.lazy_heap import LazyHeap
 from scheduler_svc.core.planning.isolated_runs import IsolatedRuns
@@ -16,8 +17,15 @@ from scheduler_svc.core.request import Phase, Request, RestoredSequence, Sequenc
 class RequestTable:
     """Requests with sequences that have not ended, by key."""
 
-    def __init__(self, replicas: Iterable[Replica], waiting: WaitingSequences, isolated_runs: IsolatedRuns) -> None:
+    def __init__(
+        self,
+        replicas: Iterable[Replica],
+        waiting: WaitingSequences,
+        isolated_runs: IsolatedRuns,
+        budgets: Budgets,
+    ) -> None:
         """`replicas` is the owner's own list, which grows and shrinks."""
+        self._budgets = budgets
         self.searches: dict[str, BeamGroup] = {}  # of requests with beam search
         self._replicas = replicas
         self._waiting = waiting
@@ -66,6 +74,9 @@ class RequestTable:
         live = [sequence for sequence in sequences if sequence.phase is not Phase.ENDED]
         if not live:
             return []
+        charge = self._charge(request, restored)
+        for sequence in live:
+            sequence.charge_to(charge)
         self._requests[request.key] = sequences
         self._waiting.accounts.add_request(request)
         if request.beam is not None:
@@ -73,6 +84,11 @@ class RequestTable:
         if request.deadline is not None:
             self._deadlines.put(request.key, request.deadline)
         return live
+
+    def _charge(self, request: Request, restored: Seq[RestoredSequence]) -> Charge | None:
+        """What a request will cost: without its prompt where that was paid, as where it has tokens."""
+        is_paid = any(known.is_prompt_paid or known.token_ids for known in restored)
+        return self._budgets.charge(request.limits, 0 if is_paid else len(request.prompt), request.search_tokens)
 
     def new_id(self) -> int:
         """The id of a new sequence."""
@@ -119,6 +135,8 @@ class RequestTable:
             self._waiting.admission.leave(sequence.request)
             self._deadlines.discard(key)
             self.searches.pop(key, None)
+            if sequence.charge is not None:
+                sequence.charge.close()
             del self._requests[key]
             self._waiting.accounts.remove_request(sequence.request)
 

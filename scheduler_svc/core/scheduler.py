@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from scheduler_svc.core.admission import Admission, AdmissionRefusal, Rates, Sharing
 from scheduler_svc.core.beam_search import refuse_wide
 from scheduler_svc.core.beams import BeamSearches
+from scheduler_svc.core.budgets import Budgets
 from scheduler_svc.core.committer import Committer, prompt_logprobs_events
 from scheduler_svc.core.events import Event, FailedEvent, Failure
 from scheduler_svc.core.limits import MAX_STEPS_IN_FLIGHT, SchedulerLimits
@@ -39,8 +40,10 @@ class Scheduler:
     seconds.
     """
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: SchedulerLimits, budgets: Budgets | None = None) -> None:
+        """The cores of a driver share its `budgets`."""
         self.limits = limits
+        self.budgets = budgets if budgets is not None else Budgets()
         self.totals = Totals()
         self.replicas: list[Replica] = []
         # How many tokens a sequence may have: what the model knows and every replica's blocks hold. Without replicas,
@@ -69,7 +72,7 @@ class Scheduler:
         )
         self._admitter = Admitter(self.waiting, self.placement, self.capacity, self._preemptor, self.totals)
         self._isolated_runs = IsolatedRuns(self.poison, self.waiting, self._preemptor)
-        self._requests = RequestTable(self.replicas, self.waiting, self._isolated_runs)
+        self._requests = RequestTable(self.replicas, self.waiting, self._isolated_runs, self.budgets)
         beams = BeamSearches(self._requests, self.waiting, self.capacity)
         self._committer = Committer(self._requests, self.waiting, beams, self.totals)
 
@@ -119,7 +122,7 @@ class Scheduler:
         if not step.scheduled and not replica.has_pending_updates and not awaits_copies:
             return None
         # Sequences that share a prefix are neighbours, for the sake of the worker's caches.
-        step.scheduled.sort(key=_first_block_if_any if replica.indivisible or replica.isolated else _first_block)
+        step.scheduled.sort(key=_first_block)
         replica.num_steps += 1
         plan = StepPlan(replica.num_steps, replica.finished_ids, step.new_sequences, step.scheduled)
         plan.preempted.extend(self._preemptor.take_preempted())
@@ -157,7 +160,7 @@ class Scheduler:
         has_losses = self.poison.has_losses
         served: dict[str, tuple[Sequence, int]] = {}  # by tenant, one of its sequences, and the new tokens of all
         for part, result in zip(plan.scheduled, outcome.results, strict=True):
-            sequence = part.sequence
+            sequence, num_new = part.sequence, 0
             sequence.num_steps_in_flight -= 1
             sequence.num_extra -= part.max_extra_tokens
             sequence.num_promised -= part.samples
@@ -168,6 +171,7 @@ class Scheduler:
                 if num_new:
                     tenant = sequence.request.tenant
                     served[tenant] = (sequence, num_new + (served[tenant][1] if tenant in served else 0))
+            part.settle(num_new)
             if sequence.phase is not Phase.RUNNING:
                 is_free = replica.free_if_idle(sequence)
                 if is_free and sequence.phase is Phase.PREEMPTED:
@@ -386,10 +390,6 @@ class Scheduler:
 
 
 def _first_block(part: ScheduledSequence) -> int:
-    return part.sequence.block_ids[0]
-
-
-def _first_block_if_any(part: ScheduledSequence) -> int:
     return part.sequence.block_ids[0] if part.sequence.block_ids else -1
 
 

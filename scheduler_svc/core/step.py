@@ -25,6 +25,12 @@ class ScheduledSequence(NamedTuple):
     samples: bool
     max_extra_tokens: int = 0
 
+    def settle(self, num_returned: int) -> None:
+        """The step is done, or lost: of the tokens that were promised, its account pays for those that it returned."""
+        charge = self.sequence.charge
+        if charge is not None and self.samples and not charge.pays_ahead:
+            charge.settle(1 + self.max_extra_tokens, num_returned)
+
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:

@@ -10,6 +10,7 @@ class Totals:
     preemptions: int = 0
     swaps: int = 0  # preemptions by swap
     keeps: int = 0  # preemptions that left the KV on the device
+    pauses: int = 0  # sequences that gave up their slot because their account's tokens were used up
     prompt_tokens: int = 0
     generation_tokens: int = 0
     computed_tokens: int = 0  # by steps, recomputed ones included

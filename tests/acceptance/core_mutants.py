@@ -68,8 +68,8 @@ MUTANTS = (
     ),
     Mutant(
         "planning/step_builder.py",
-        "return min(shape.max_sampled_tokens - 1, request.max_tokens - num_output, num_slots)",
-        "return min(shape.max_sampled_tokens - 1, request.max_tokens - num_output)",
+        "most = min(shape.max_sampled_tokens - 1, request.max_tokens - num_output, num_slots)",
+        "most = min(shape.max_sampled_tokens - 1, request.max_tokens - num_output)",
         "speculated tokens exceed the blocks of a sequence",
     ),
     Mutant(
@@ -251,6 +251,31 @@ MUTANTS = (
         "return replica in self._ran_isolated or self.is_due(replica)",
         "return self.is_due(replica)",
         "a step is in flight beside an isolated one",
+    ),
+    # Token budgets.
+    Mutant(
+        "budgets.py",
+        "if self.num_needed(num_left) > self.budget.available:",
+        "if self.num_needed(num_left) < 0:",
+        "prompts are paid with tokens that are not leased",
+    ),
+    Mutant(
+        "budgets.py",
+        "        self.is_paid = True\n",
+        "",
+        "a prompt is paid again after a preemption",
+    ),
+    Mutant(
+        "planning/running.py",
+        "if sequence.has_budget:  # of several",
+        "if sequence:  # of several",
+        "a step computes more sequences than their account has tokens for",
+    ),
+    Mutant(
+        "policy/account_gate.py",
+        "best[1].order < sequence.order and not best[1].can_pay",
+        "best[1].order > sequence.order and not best[1].can_pay",
+        "small prompts of an account overtake a large one that waits for tokens",
     ),
 )
 

@@ -302,6 +302,36 @@ class LimitedWorld(RandomWorld):
             assert limits.max_kv_blocks is None or sum(count for _, count in held) <= limits.max_kv_blocks
 
 
+class BudgetWorld(ContestedWorld):
+    """Three accounts, of which two have a limit of tokens, and leases that come seldom and bring little."""
+
+    def __init__(self, seed: int, max_new_tokens: int = 1) -> None:
+        super().__init__(seed, max_new_tokens)
+        rng = self.rng
+        self.share_of_losses = rng.choice([0.001, 0.02])
+        self.share_of_common = rng.choice([0.0, 0.5, 0.9])
+        self.share_of_leases = rng.choice([0.005, 0.02, 0.1])
+        self.limits = {
+            name: AccountLimits(
+                f"{name}/",
+                max_running=rng.choice([None, None, 1, 3]),
+                max_kv_blocks=rng.choice([None, None, self.shape.num_blocks // 2]),
+                tokens_per_minute=rng.choice([600, 2_000, 100_000]),
+                cached_token_factor=rng.choice([0.0, 0.3, 1.0, 1.0]),
+            )
+            for name in ("x", "y")
+        }
+
+    def act(self) -> None:
+        if self.rng.random() < self.share_of_leases:
+            self.world.lease(self.rng.choice([0.0, 0.3, 1.0]))
+        super().act()
+
+    def request(self) -> Request:
+        request = super().request()
+        return replace(request, limits=self.limits.get(request.tenant, request.limits))
+
+
 def run_world(world: RandomWorld, num_actions: int) -> World:
     """Performs actions, runs all requests to their end, and checks the invariants of the end."""
     for _ in range(num_actions):
@@ -311,5 +341,6 @@ def run_world(world: RandomWorld, num_actions: int) -> World:
     world.world.drain()
     world.world.remove_drained()
     world.world.check_texts()
+    world.world.check_charges()
     world.world.check_nothing_is_left()
     return world.world

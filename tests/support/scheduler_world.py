@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from audited_site import AuditedTier, Site
 from memory_worker import Drawn, MemoryWorker, continuation, options, prompt_logprob, prompt_value
 from scheduler_svc.core.beam_search import BeamSearch, num_candidates
+from scheduler_svc.core.budgets import Budget
 from scheduler_svc.core.events import Event, FailedEvent, Failure, PromptLogprobsEvent, ValueComputed
 from scheduler_svc.core.kv.block_hash_report import TokenChain
 from scheduler_svc.core.limits import SchedulerLimits
@@ -40,6 +41,7 @@ class World:
         self.limits = limits
         self.scheduler = Scheduler(limits)
         self._counts: Counter[str] = Counter()
+        self._spent: Counter[str] = Counter()  # tokens, by account, under earlier schedulers
         self.rng = rng
         self.sites: list[Site] = []
         self.outputs: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
@@ -79,6 +81,20 @@ class World:
         """The replicas that are not retired."""
         return [site for site in self.sites if not site.replica.is_retired]
 
+    @property
+    def spent(self) -> Counter[str]:
+        """Tokens that each account has paid for, under all schedulers."""
+        return self._spent + Counter({budget.account: budget.spent for budget in self.scheduler.budgets})
+
+    def lease(self, share: float = 1.0) -> bool:
+        """Leases a share of what each account demands, and at least the least; whether there was anything."""
+        demands = [(budget, demand) for budget in self.scheduler.budgets if (demand := budget.demand) is not None]
+        for budget, demand in demands:
+            assert 0 < demand.least <= demand.most, "a demand is no range"
+            budget.grant(max(demand.least, round(share * demand.most)))
+            self._counts["leases"] += 1
+        return bool(demands)
+
     def retire(self, site: Site) -> None:
         """Retires a replica. Sometimes another version has replaced this one, if it was the last."""
         self.take(self.scheduler.retire(site.replica))
@@ -101,6 +117,7 @@ class World:
             for index in range(request.n if request.beam is None else 0)
         ]
         self._counts.update(asdict(self.scheduler.totals))
+        self._spent = self.spent
         self.scheduler = Scheduler(self.limits)
         old, self.sites = self.sites, []
         for site in old:
@@ -248,6 +265,8 @@ class World:
         for site in self.sites:
             site.replica.check_integrity()
             self._counts["sequences with shared blocks"] += site.check_salts()
+        for budget in self.scheduler.budgets:
+            self._check_budget(budget)
 
     @property
     def is_idle(self) -> bool:
@@ -267,7 +286,7 @@ class World:
                     is_busy = True
                     self.commit(site)
                 site.replica.check_integrity()
-            if not is_busy:
+            if not is_busy and not self.lease(self.rng.random()):
                 assert not list(self.scheduler.keys), "requests are stuck"
                 return
         raise AssertionError("requests make no progress")
@@ -281,6 +300,40 @@ class World:
                 assert counts.free + counts.cached == tier.pool.num_blocks
         assert self.scheduler.num_queued == self.scheduler.num_running == 0
         assert self.scheduler.waiting.admission.num_requests == 0
+        assert all(budget.promised == budget.num_live == 0 for budget in self.scheduler.budgets)
+
+    def _check_budget(self, budget: Budget) -> None:
+        budget.check_integrity()
+        plans = [plan for site in self.sites for plan in site.replica.steps_in_flight]
+        num_promised = 0
+        for part in (part for plan in plans for part in plan.scheduled if part.samples):
+            charge = part.sequence.charge
+            if charge is not None and charge.budget is budget and not charge.pays_ahead:
+                num_promised += 1 + part.max_extra_tokens
+        live = [s for key in self.scheduler.keys for s in self.scheduler.sequences(key) if s.phase is not Phase.ENDED]
+        own = [s for s in live if s.charge is not None and s.charge.budget is budget]
+        charges = {id(s.charge): s.charge for s in own if s.charge is not None}
+        assert budget.promised == num_promised + sum(one.num_promised_ahead for one in charges.values())
+        assert budget.num_live == len(own), "live sequences of an account do not add up"
+        has_slot = [s for s in own if s.phase in (Phase.RUNNING, Phase.SWAPPING_IN) and s.request.search_tokens is None]
+        assert budget.num_running == len(has_slot), "running sequences of an account do not add up"
+        self._counts["unpaid"] += sum(s.phase is Phase.QUEUED and not s.can_pay for s in own)
+
+    def check_charges(self) -> None:
+        """Accounts with a limit have paid for every token that was delivered, and for its prompt."""
+        delivered: Counter[str] = Counter()
+        for key, request in self.requests.items():
+            limits = request.limits
+            if limits.tokens_per_minute is None:
+                continue
+            num_output = sum(len(self.outputs.get((key, index), [])) for index in range(request.n))
+            delivered[limits.account] += num_output
+            if limits.cached_token_factor == 1 and (num_output or key in self.values):
+                delivered[limits.account] += len(request.prompt)
+            if key in self.values:
+                self._counts["paid values"] += 1
+        for account, num_tokens in delivered.items():
+            assert self.spent[account] >= num_tokens, "more is delivered than was paid"
 
     def check_texts(self) -> None:
         for key, request in self.requests.items():

@@ -57,9 +57,11 @@ class Admitter:
                     self._waiting.wait_for_prefix(*offer.pending_prefix, head)
                     num_prefix_waits += 1
                     continue
+                if offer is not None and not self._pays(offer, head):
+                    continue  # it is not the head any more
                 at = self._enter(offer, head) if offer is not None else None
             if at is not None:
-                self._waiting.accounts.note_admitted(head, at.shape)
+                self._waiting.accounts.note_admitted(head, at.shape, self._waiting.now)
                 self._compute(step, at, head)
             elif step.scheduled or not self._preemptor.clear_deadlock(replica, head):
                 return
@@ -102,6 +104,18 @@ class Admitter:
         hit = replica.kv.match(sequence)
         has_room = self._capacity.has_room(replica, sequence, replica.kv.num_needed(sequence, hit))
         return PlacementOffer(replica, hit, has_room)
+
+    def _pays(self, offer: PlacementOffer, sequence: Sequence) -> bool:
+        """Pays for the prompt, unless that is done; False if its account has too few tokens, now that it is known what
+        is cached.
+        """
+        if sequence.charge is None:
+            return True
+        num_cached = offer.hit.num_full * offer.replica.shape.block_size
+        if offer.replica.shape.is_indivisible(sequence.request):
+            num_cached = 0
+        num_cached = min(num_cached, len(sequence.request.prompt), len(sequence.tokens) - 1)
+        return sequence.charge.pay_prompt(num_cached, max(1, sequence.request.max_tokens - sequence.num_output))
 
     def _enter(self, offer: PlacementOffer, sequence: Sequence) -> Replica:
         replica, hit = offer.replica, offer.hit

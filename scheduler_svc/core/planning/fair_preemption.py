@@ -77,10 +77,12 @@ class FairPreemption:
 
         Its KV there is freed.
         """
-        if self._waiting.policy or replica.swapped or not replica.admits or not self._capacity.has_free_slot(replica):
+        if self._waiting.policy or not replica.admits or not self._capacity.has_free_slot(replica):
+            return
+        if replica.has_returning:
             return
         for other in self._replicas:
-            kept = [sequence for sequence in other.kept if replica.shape.computes(sequence.request)]
+            kept = [s for s in other.kept if s.can_pay and replica.shape.computes(s.request)]
             if kept and not self._capacity.has_free_slot(other):
                 self._preemptor.drop_swapped(other, min(kept, key=self._waiting.rank))
                 return
@@ -95,7 +97,7 @@ class FairPreemption:
 
     def _may_take(self, replica: Replica, head: Sequence) -> bool:
         """Whether a replica has a slot and room for a queued sequence."""
-        may_take = replica.admits and not replica.swapped and replica.shape.computes(head.request)
+        may_take = replica.admits and not replica.has_returning and replica.shape.computes(head.request)
         if not may_take or not self._capacity.has_free_slot(replica):
             return False
         num_needed = replica.kv.num_needed(head, replica.kv.match(head))

@@ -46,6 +46,19 @@ class Preemptor:
         self._leave(replica, sequence)
         return True
 
+    def _pause_unpaid(self, replica: Replica) -> None:
+        """Takes the slots of sequences that their account cannot pay for now; what they computed stays on the device.
+
+        One of which a block is still the target of a copy keeps its slot for now.
+        """
+        for sequence in [s for s in (*replica.running, *replica.isolated) if not s.has_budget and s.wants_step]:
+            if sequence.phase is not Phase.RUNNING:
+                continue
+            is_isolated = sequence in replica.isolated  # it must not come back among those that run together
+            if is_isolated or not replica.kv.unshared_tail(sequence) or replica.kv.keep(sequence):
+                self._leave(replica, sequence)
+                self._totals.pauses += 1
+
     def release_kept(self, replica: Replica, but: Sequence | None = None) -> bool:
         """Has a sequence without a slot give up the blocks that it kept; False if there is none but this one."""
         kept = [sequence for sequence in replica.kept if sequence is not but]
@@ -84,7 +97,12 @@ class Preemptor:
         self._leave(replica, victim)
 
     def limit_accounts(self, replica: Replica) -> bool:
-        """Preempts sequences of accounts that use too many blocks; whether it queued some that were held back."""
+        """Preempts sequences of accounts that use too many blocks, or have no tokens left.
+
+        Returns whether it queued some that were held back.
+        """
+        if self._waiting.accounts.has_limits:
+            self._pause_unpaid(replica)
         accounts = self._waiting.accounts
         accounts.measure()
         for sequence in accounts.take_excess(replica):
@@ -121,7 +139,8 @@ class Preemptor:
     def finish(self, replica: Replica, sequence: Sequence) -> None:
         """No step names a preempted sequence any more: it waits on the replica if it is swapped, else in the queue."""
         if sequence.swapped_kv is not None:
-            sequence.start_waiting(self._waiting.now)
+            if sequence.can_pay:  # a pause does not count as waiting
+                sequence.start_waiting(self._waiting.now)
             replica.keep_swapped(sequence)
         else:
             self._waiting.add(sequence)

@@ -31,7 +31,8 @@ class RunningPlanner:
             decodes.sort(key=lambda sequence: sequence.num_steps)
             del decodes[step.budget :]
         for sequence in decodes:
-            step.add(sequence, 1)
+            if sequence.has_budget:  # of several sequences of an account, a step computes as many as it can pay for
+                step.add(sequence, 1)
         if decodes:
             step.limit_long_prompts((self._limits.gap_factor - 1) * replica.costs.step_seconds(0, len(decodes)))
 
@@ -49,6 +50,8 @@ class RunningPlanner:
         for sequence in self._turns.order(step.replica, prompts):
             if step.budget <= num_left:
                 break
+            if not sequence.has_budget:
+                continue
             num_tokens = step.num_prefill_tokens(sequence, step.budget - num_left)
             if num_tokens == 0:
                 continue

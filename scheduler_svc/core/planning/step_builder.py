@@ -68,6 +68,8 @@ class StepBuilder:
         if samples and self.replica.shape.max_sampled_tokens > 1:
             num_extra = self._num_extra_tokens(sequence, num_tokens)
             sequence.num_extra += num_extra
+        if samples and sequence.charge is not None:
+            sequence.charge.reserve(1 + num_extra)
         sequence.num_computed += num_tokens
         sequence.num_promised += samples
         sequence.num_steps_in_flight += 1
@@ -91,7 +93,8 @@ class StepBuilder:
         num_output = sequence.num_known - len(request.prompt) + sequence.num_extra + 1
         end = sequence.num_computed + sequence.num_extra + num_tokens
         num_slots = shape.num_blocks_for(end) * shape.block_size - end
-        return min(shape.max_sampled_tokens - 1, request.max_tokens - num_output, num_slots)
+        most = min(shape.max_sampled_tokens - 1, request.max_tokens - num_output, num_slots)
+        return most if sequence.charge is None else min(most, sequence.charge.budget.available - 1)
 
     def add_indivisible(self, sequence: Sequence) -> None:
         """Computes all of a prompt. Its sequence ends with that."""

@@ -36,7 +36,8 @@ class _Account:
 
     @property
     def is_limited(self) -> bool:
-        return self.limits.max_running is not None or self.limits.max_kv_blocks is not None
+        limits = self.limits
+        return any(limit is not None for limit in (limits.max_running, limits.max_kv_blocks, limits.tokens_per_minute))
 
     @property
     def max_queued(self) -> int:
@@ -70,6 +71,11 @@ class AccountGate:
         """Sequences that are held back."""
         return sum(len(account.held) for account in self._limited.values())
 
+    @property
+    def has_limits(self) -> bool:
+        """Whether any live account has a limit of what runs."""
+        return bool(self._limited)
+
     # Requests.
 
     def add_request(self, request: Request) -> None:
@@ -83,7 +89,8 @@ class AccountGate:
         if request.arrived_at >= account.stated_at:
             account.limits, account.stated_at = limits, request.arrived_at
         account.num_requests += 1
-        if account.is_limited and limits.account not in self._limited:
+        is_limited = account.is_limited or limits.tokens_per_minute is not None  # it may be an earlier request
+        if is_limited and limits.account not in self._limited:
             self._limited[limits.account] = account
             self.measure()
 
@@ -123,8 +130,8 @@ class AccountGate:
         self._policy.remove(sequence)
 
     def first(self, now: float, shape: ReplicaShape) -> Sequence | None:
-        """The sequence to admit next; those of accounts without room that are before it are held back."""
-        while (first := self._policy.first(now)) is not None and not self.may_run(first, shape):
+        """The sequence to admit next; those of accounts without room or tokens that are before it are held back."""
+        while (first := self._policy.first(now)) is not None and not self._may_go(first, shape):
             self._hold(self._limited[first.request.limits.account], first, now)
         return first
 
@@ -138,9 +145,22 @@ class AccountGate:
             while (best := account.held.first()) is not None:
                 if len(account.queued) >= account.max_queued or not self.may_run(best[1], shape):
                     break
+                if best[1].charge is not None and account.queued:
+                    break  # each could be paid, and not all of them
                 account.held.discard(best[1])
                 self._queue(account, best[1], now)
         return len(self) < num_before
+
+    def _may_go(self, sequence: Sequence, shape: ReplicaShape) -> bool:
+        """Whether the first sequence of the queue may be admitted, as far as its account goes.
+
+        Not before one that waits for tokens: a large prompt would never get them beside small ones of its account.
+        """
+        if sequence.charge is not None and (account := self._account(sequence)) is not None:
+            best = account.held.first()
+            if best is not None and best[1].order < sequence.order and not best[1].can_pay:
+                return False
+        return self.may_run(sequence, shape)
 
     def num_ahead(self, sequence: Sequence) -> int | None:
         """How many sequences of its account are admitted before one that is held back; None if it is not."""
@@ -180,10 +200,13 @@ class AccountGate:
                     searches.add(sequence.request.key)  # its other beams are counted with the first
 
     def may_run(self, sequence: Sequence, shape: ReplicaShape) -> bool:
-        """Whether the account of a sequence that waits has room for it.
+        """Whether the account of a sequence that waits has tokens and room for it.
 
-        It always has if nothing else of it runs, and for one of several beams, which wait for each other.
+        It always has room if nothing else of it runs, and for one of several beams, which wait for each other.
         """
+        if not sequence.can_pay:
+            sequence.note_shortfall()
+            return False
         account = self._account(sequence)
         if account is None or not account.num_slots or sequence.is_one_of_beams:
             return True
@@ -192,10 +215,16 @@ class AccountGate:
             return False
         return limits.max_kv_blocks is None or account.num_blocks + _num_blocks(sequence, shape) <= limits.max_kv_blocks
 
-    def note_admitted(self, sequence: Sequence, shape: ReplicaShape) -> None:
-        """A sequence runs since the last measurement."""
+    def note_admitted(self, sequence: Sequence, shape: ReplicaShape, now: float) -> None:
+        """A sequence runs since the last measurement. The next one of its account may be paid, too."""
         if not sequence.is_one_of_beams:
             self._count(sequence, shape)
+        account = self._account(sequence) if sequence.charge is not None else None
+        if account is None or account.queued or (best := account.held.first()) is None:
+            return
+        if self.may_run(best[1], shape):
+            account.held.discard(best[1])
+            self._queue(account, best[1], now)
 
     def _count(self, sequence: Sequence, shape: ReplicaShape) -> None:
         account = self._account(sequence)

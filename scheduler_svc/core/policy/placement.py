@@ -115,10 +115,12 @@ class Placement:
         return min(chain((own,), usable), key=lambda offer: self._rank(offer, sequence, num_output))
 
     def _others(self, asks: Replica) -> Iterator[Replica]:
-        """The replicas after the one that asks, round robin. One with swapped sequences of its own takes no others."""
+        """The replicas after the one that asks, round robin. One with sequences of its own that wait for room takes no
+        others.
+        """
         index = self._replicas.index(asks)
         others = chain(islice(self._replicas, index + 1, None), islice(self._replicas, index))
-        return (other for other in islice(others, MAX_OTHERS) if other.admits and not other.swapped)
+        return (other for other in islice(others, MAX_OTHERS) if other.admits and not other.has_returning)
 
     def _rank(self, offer: PlacementOffer, sequence: Sequence, num_output: float) -> tuple[float, int]:
         replica = offer.replica

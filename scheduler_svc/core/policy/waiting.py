@@ -75,6 +75,7 @@ class WaitingSequences:
         if not resumable:
             return queued
         swapped = min(resumable, key=lambda s: (self.rank(s), s.arrival, s.index))
+        swapped.start_waiting(self.now)  # it did not while its account could not pay for it
         return queued if queued is not None and self._goes_first(queued, swapped) else swapped
 
     def _goes_first(self, queued: Sequence, swapped: Sequence) -> bool:

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from memory_worker import MemoryWorker
-from random_worlds import CrowdedWorld, LongPromptWorld, RandomWorld, run_world
+from random_worlds import BudgetWorld, CrowdedWorld, LongPromptWorld, RandomWorld, run_world
 from scheduler_svc.core.events import Failure
 
 NUM_WORLDS = 100
@@ -99,3 +99,13 @@ def test_random_worlds_of_long_prompts(max_sampled_tokens: int) -> None:
     for what in ("values CHUNKED", "values after a restart", "prompt log-probabilities computed again"):
         assert counts[what] > 20, what
     assert counts["preemptions"] > 10
+
+
+@pytest.mark.parametrize("max_sampled_tokens", [1, 4])
+def test_random_worlds_of_accounts_with_a_limit_of_tokens(max_sampled_tokens: int) -> None:
+    """Nothing is spent that is not leased, everything delivered is paid, and nothing is stuck once leases come."""
+    counts: Counter[str] = Counter()
+    for seed in range(12):
+        counts.update(run_world(BudgetWorld(seed, max_sampled_tokens), 800).counts)
+    for what in ("leases", "pauses", "unpaid", "paid values", "preemptions"):
+        assert counts[what] > 20, what
