@@ -96,6 +96,10 @@ class RequestLog:
     """Of the version of the model that computed its tokens or its prompt; empty while nothing is computed."""
     key_id: str | None = None
     """The id of the key that its record is encrypted with; empty: it is not encrypted. None: as new records are."""
+    prompt_cost: int = 0
+    """What its account has paid for the prompt, in tokens; 0 before, and without a limit of tokens."""
+    is_prompt_cost_durable: bool = False
+    """Whether that is in the store."""
     key: str = field(init=False)
     """The request's key."""
 
@@ -137,6 +141,7 @@ class RequestLog:
         return (
             self.record is (RecordState.COMPLETE if self.is_over else RecordState.RECORDED)
             and self.num_prompt_logprobs_durable == len(self.prompt_logprobs)
+            and (self.is_prompt_cost_durable or not self.prompt_cost)
             and all(
                 one.num_durable == len(one.token_ids) and one.is_end_durable == (one.end is not None)
                 for one in self.sequences

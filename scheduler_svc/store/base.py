@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from enum import StrEnum
+from typing import NamedTuple, Protocol
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_svc.request_log import RequestLog, State
@@ -83,6 +84,58 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptCharge:
+    """What a submission's account has paid for its prompt, in tokens. Another submission's record is not changed."""
+
+    key: str
+    submission_id: str
+    num_tokens: int
+
+
+class BucketKind(StrEnum):
+    """What an account has a bucket of."""
+
+    TOKENS = "tokens"
+    REQUESTS = "requests"
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What an account has spent of the leases of one term."""
+
+    account: str
+    term: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCall:
+    """A call for an account's bucket, which holds one minute's tokens, or `least` if that is more.
+
+    `returned` tokens are put into the bucket, and then up to `most` are taken, if it has `least`. `spent` is what the
+    account has spent in this term. Repeating a call with the same `term` and `number` has no further effect. A later
+    call has a higher number.
+    """
+
+    kind: BucketKind
+    account: str
+    term: str
+    number: int
+    per_minute: int
+    most: int
+    least: int
+    returned: int = 0
+    spent: int = 0
+
+
+class BucketAnswer(NamedTuple):
+    """How many tokens were taken; or how many seconds it takes until the bucket has enough."""
+
+    num_taken: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Gap:
     """A write, by its index in the batch, that was not done: it began beyond the tokens or log-probabilities of the
     prompt, that the store has.
@@ -114,6 +167,13 @@ class WriteBatch:
     records: list[RequestLog] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
+    prompt_charges: list[PromptCharge] = field(default_factory=list)
+    spending: list[Spent] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing about any request."""
+        return not (self.records or self.writes or self.endings or self.prompt_charges)
 
 
 class Store(Protocol):
@@ -159,6 +219,10 @@ class Store(Protocol):
 
     async def renew(self, keys: Iterable[str], epoch: int) -> None:
         """Starts the TTL of live requests anew."""
+        ...
+
+    async def call_buckets(self, calls: Sequence[BucketCall]) -> list[BucketAnswer]:
+        """Takes tokens out of buckets that all schedulers share, and that fill by the store's clock."""
         ...
 
     async def eviction_policy(self) -> str | None:

@@ -1,5 +1,7 @@
 """Converts logs and writes to and from the arguments and replies of the script."""
 
+import hashlib
+import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,7 +10,17 @@ from typing import cast
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.request_log import RecordState, RequestLog, SequenceLog, State
-from scheduler_svc.store.base import Ending, Gap, IncompleteRecord, KeyTaken, UnsupportedRecord, Write
+from scheduler_svc.store.base import (
+    BucketCall,
+    BucketKind,
+    Ending,
+    Gap,
+    IncompleteRecord,
+    KeyTaken,
+    UnsupportedRecord,
+    Write,
+    WriteBatch,
+)
 from scheduler_svc.store.client import Argument
 from scheduler_svc.store.encryption import TOKEN_SIZE, RecordCipher, RecordKeys
 from svc_common.protocols import RECORD_VERSIONS
@@ -49,6 +61,26 @@ def pack_ending(ending: Ending, ttl: int) -> list[Argument]:
     """The six arguments of an ending; `ttl` is in seconds."""
     failure = "" if ending.failure is None else int(ending.failure)
     return [ending.key, ending.submission_id, ending.state.value, repr(ending.at), failure, ttl]
+
+
+def pack_spending(batch: WriteBatch) -> str:
+    """What prompts cost, and what accounts have spent, as JSON; empty where there is nothing."""
+    if not batch.prompt_charges and not batch.spending:
+        return ""
+    charges = [(one.key, one.submission_id, one.num_tokens) for one in batch.prompt_charges]
+    spending = [(bucket_name(BucketKind.TOKENS, one.account), one.term, one.num_tokens) for one in batch.spending]
+    return json.dumps({"charges": charges, "spending": spending})
+
+
+def pack_bucket_call(call: BucketCall) -> list[Argument]:
+    """The eight arguments of a call for a bucket."""
+    name = bucket_name(call.kind, call.account)
+    return [name, call.term, call.number, call.per_minute, call.most, call.least, call.returned, call.spent]
+
+
+def bucket_name(kind: BucketKind, account: str) -> str:
+    """What the key of an account's bucket ends with. The account is hashed: no text of a key file becomes a key."""
+    return f"{kind.value}:{hashlib.sha256(account.encode()).hexdigest()}"
 
 
 def pack_writes(writes: Sequence[Write], keys: RecordKeys) -> bytes:
@@ -163,6 +195,8 @@ def unpack_log(reply: Reply, keys: RecordKeys) -> RequestLog:
         failure=cast(scheduler_v1.FailureReason, int(fields["failure"])) if "failure" in fields else None,
         fingerprint=fields.get("fingerprint", b""),
         key_id=fields.get("key_id", b"").decode(),
+        prompt_cost=int(fields.get("prompt_cost", 0)),
+        is_prompt_cost_durable=True,
     )
 
 

@@ -2,16 +2,24 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from scheduler_svc.request_log import RequestLog
-from scheduler_svc.store.base import Ending, Gap, KeyTaken, UnusableRecord, WriteBatch
+from scheduler_svc.store.base import BucketAnswer, BucketCall, Ending, Gap, KeyTaken, UnusableRecord, WriteBatch
 from scheduler_svc.store.client import Argument, RedisClient
 from scheduler_svc.store.connection import connect
 from scheduler_svc.store.encryption import NO_KEYS, RecordKeys
-from scheduler_svc.store.packing import pack_ending, pack_record, pack_writes, unpack_log, unpack_written
+from scheduler_svc.store.packing import (
+    pack_bucket_call,
+    pack_ending,
+    pack_record,
+    pack_spending,
+    pack_writes,
+    unpack_log,
+    unpack_written,
+)
 from scheduler_svc.store.scripts import StoreKeys
 from svc_common.redis_tls import NO_FILES, RedisTlsFiles
 from svc_common.redis_url import DEFAULT_PREFIX, RedisTarget
@@ -20,7 +28,8 @@ log = logging.getLogger("quire.scheduler")
 
 _FAIL_FAST = 0.2  # seconds after a failure in which calls fail at once
 _EPOCH_TTL = 7 * 86400  # seconds; without a stored epoch the next one is still later, by the clock
-_CHUNK = 128  # records in one call that reads or renews
+_BUCKET_TTL = 86400  # seconds after its last use; a bucket is full after a minute, as a new one is
+_CHUNK = 128  # records, or buckets, in one call
 
 
 class RedisStore:
@@ -80,6 +89,7 @@ class RedisStore:
             self._last_write,
             len(batch.records),
             pack_writes(batch.writes, self._record_keys),
+            pack_spending(batch),
             *rest,
         )
         return unpack_written(reply)
@@ -106,6 +116,14 @@ class RedisStore:
     async def renew(self, keys: Iterable[str], epoch: int) -> None:
         for chunk in _chunks(keys):
             await self._records.evaluate("renew", epoch, _EPOCH_TTL, self._ttl, *chunk)
+
+    async def call_buckets(self, calls: Sequence[BucketCall]) -> list[BucketAnswer]:
+        answers: list[BucketAnswer] = []
+        for chunk in _chunks(calls):
+            arguments = [argument for call in chunk for argument in pack_bucket_call(call)]
+            reply = await self._records.evaluate("call_buckets", _BUCKET_TTL, *arguments)
+            answers += [BucketAnswer(taken, ms / 1000) for taken, ms in zip(reply[::2], reply[1::2], strict=True)]
+        return answers
 
     async def eviction_policy(self) -> str | None:
         return await self._records.eviction_policy()

@@ -6,6 +6,7 @@ needs Redis 6.2.
 
 from typing import NamedTuple
 
+from scheduler_svc.store.bucket_script import BUCKETS
 from svc_common.epochs import EPOCH_AHEAD, EPOCH_LIMIT
 
 STALE = "QUIRESTALE"
@@ -21,14 +22,16 @@ class StoreKeys(NamedTuple):
     """The set of the keys of live requests."""
     records: str
     """What keys of records begin with."""
+    buckets: str
+    """What keys of buckets begin with."""
 
     @classmethod
     def of(cls, prefix: str) -> "StoreKeys":
-        return cls(*(f"{{{prefix}}}:{name}" for name in ("epoch", "lease", "live", "request:")))
+        return cls(*(f"{{{prefix}}}:{name}" for name in ("epoch", "lease", "live", "request:", "bucket:")))
 
 
 SCRIPT = """
-local EPOCH, LEASE, LIVE, PREFIX = unpack(KEYS)
+local EPOCH, LEASE, LIVE, PREFIX, BUCKETS = unpack(KEYS)
 local LIMIT, AHEAD = __LIMIT__, __AHEAD__
 local call = redis.call
 local ops = {}
@@ -267,8 +270,9 @@ local function may_be_replaced(name, newer, state, accepted_at, count)
   return tonumber(accepted_at) <= tonumber(newer)
 end
 
+__BUCKETS__
 -- A call that timed out may arrive after the one that repeated it, and is then ignored.
-function ops.write(_, epoch, epoch_ttl, ttl, number, num_records, blob, ...)
+function ops.write(_, epoch, epoch_ttl, ttl, number, num_records, blob, spending, ...)
   if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
   if tonumber(number) < tonumber(call('HGET', EPOCH, 'write') or '0') then return redis.error_reply('QUIRELATE') end
   call('HSET', EPOCH, 'write', number)
@@ -292,6 +296,7 @@ function ops.write(_, epoch, epoch_ttl, ttl, number, num_records, blob, ...)
       is_taken(key, submission, there[1])
     end
   end
+  if spending ~= '' then note_spending(cjson.decode(spending)) end
   local gaps, gapped = writes(blob, ttl, is_taken)
   while at <= #rest do
     local key, submission, state, ended_at, failure, kept = unpack(rest, at, at + 5)
@@ -339,4 +344,6 @@ function ops.release_lease(_, holder)
 end
 
 return ops[ARGV[1]](unpack(ARGV))
-""".replace("__LIMIT__", str(EPOCH_LIMIT)).replace("__AHEAD__", str(EPOCH_AHEAD))
+"""
+for _name, _text in {"LIMIT": str(EPOCH_LIMIT), "AHEAD": str(EPOCH_AHEAD), "BUCKETS": BUCKETS}.items():
+    SCRIPT = SCRIPT.replace(f"__{_name}__", _text)
