@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from scheduler_svc.core.explain import count_unpaid
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.totals import Totals
@@ -112,6 +113,11 @@ _GAUGES: list[tuple[str, str, Callable[[Scheduler], int]]] = [
     ),
     ("quire_sequences_swapped", "Sequences that wait with their blocks in host memory", lambda core: core.num_swapped),
     (
+        "quire_sequences_waiting_for_tokens",
+        "Sequences that wait for the token budget of their key, which is used up",
+        count_unpaid,
+    ),
+    (
         "quire_queue_tokens",
         "The most tokens that those who wait may come to have",
         lambda core: core.waiting.admission.num_tokens,
@@ -121,6 +127,11 @@ _GAUGES: list[tuple[str, str, Callable[[Scheduler], int]]] = [
 _COUNTERS: list[tuple[str, str, Callable[[Totals], int]]] = [
     ("quire_prompt_tokens", "Tokens of prompts taken in", lambda totals: totals.prompt_tokens),
     ("quire_generation_tokens", "Tokens generated", lambda totals: totals.generation_tokens),
+    (
+        "quire_pauses",
+        "Sequences that gave up their slot because the token budget of their key was used up",
+        lambda totals: totals.pauses,
+    ),
     ("quire_prefix_cache_queries", "Tokens looked up in the prefix cache", lambda totals: totals.cache_queries),
     (
         "quire_tokens_computed",

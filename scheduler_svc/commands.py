@@ -18,6 +18,7 @@ from scheduler_svc.live_request import LiveRequest
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.metrics import REQUESTS_ATTACHED
 from scheduler_svc.request_log import RecordState, RequestLog, State
+from scheduler_svc.request_rates import RequestRates
 from scheduler_svc.session_wire import (
     accepted_to_proto,
     attached_to_proto,
@@ -47,10 +48,12 @@ class Commands:
         store: Store,
         journal: Journal,
         sessions: Collection[GatewaySession],
+        rates: RequestRates,
         *,
         needs_store: bool,
     ) -> None:
         """`sessions` are the open ones. With `needs_store`, requests that cannot be recorded are refused."""
+        self._rates = rates
         self._live = live
         self._store = store
         self._journal = journal
@@ -92,7 +95,7 @@ class Commands:
         live = LiveRequest(_log_of(submit))
         try:
             # A request that would be refused is not recorded: its prompt would stay in the store.
-            refusal = None if unflushed else self._live.check(live)
+            refusal = None if unflushed else self._live.check(live) or await self._refuse_rate(live)
             if refusal is None:
                 found = await self._record(live.log)
         except StaleEpoch:
@@ -114,7 +117,17 @@ class Commands:
         elif found is None:
             self._join(live, submit, unflushed, session, is_new=True)
         else:
+            if not unflushed:
+                self._rates.give_back(live.request_at(time.monotonic()).limits)
             self._join_existing(found, submit, unflushed, session)
+
+    async def _refuse_rate(self, live: LiveRequest) -> FailedEvent | None:
+        """Counts a new request for its account, or returns why it is rejected."""
+        request = live.request_at(time.monotonic())
+        refusal = await self._rates.refuse(request.limits)
+        if refusal is None:
+            return None
+        return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)
 
     def _attach(self, attach: scheduler_v1.Attach, session: GatewaySession) -> Coroutine[None, None, None] | None:
         live = self._live.get(attach.key)

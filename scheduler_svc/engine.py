@@ -10,11 +10,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc import unflushed_tokens
+from scheduler_svc.budget_leases import BudgetLeases
 from scheduler_svc.commands import Commands
+from scheduler_svc.core.budgets import Budgets
 from scheduler_svc.core.explain import Explanation, Summary, explain, summaries
 from scheduler_svc.core.kv.block_hash_report import BlockHashReport, TokenChain
 from scheduler_svc.core.replica import Replica
@@ -28,6 +31,8 @@ from scheduler_svc.live_requests import Graces, LiveRequests
 from scheduler_svc.metrics import BLOCKS_RESTORED, COMMIT_SECONDS, PREEMPTION_SECONDS, SCHEDULE_SECONDS
 from scheduler_svc.model_versions import ModelVersion, ModelVersions
 from scheduler_svc.request_log import RequestLog
+from scheduler_svc.request_rates import RequestRates
+from scheduler_svc.spending import Spending
 from scheduler_svc.store.base import Store
 from svc_common.protocols import SESSION_PROTOCOLS
 
@@ -51,7 +56,7 @@ class SchedulerEngine:
 
     def __init__(
         self,
-        make_core: Callable[[], Scheduler],
+        make_core: Callable[[Budgets], Scheduler],
         store: Store,
         epoch: int,
         settings: EngineSettings,
@@ -62,14 +67,19 @@ class SchedulerEngine:
         """`make_core` creates the core of a model; `raise_epoch` begins a term above a given epoch; `on_fenced` is
         called when another scheduler leads, `on_failed` when this one cannot make steps.
         """
-        self.models = ModelVersions(make_core, settings.worker_timeout)
-        self.journal = Journal(store, epoch, on_fenced, self._on_durable)
+        self.budgets = Budgets(str(epoch))
+        self.leases = BudgetLeases(self.budgets, store, self._on_leased)
+        self.models = ModelVersions(partial(make_core, self.budgets), settings.worker_timeout)
+        self.journal = Journal(store, epoch, on_fenced, self._on_durable, Spending(self.budgets))
         self.requests = LiveRequests(self.models, self.journal, settings.graces)
         self.set_apart: dict[str, str] = {}
         """Why workers are not used until they are restarted, by address."""
         self._sessions: list[GatewaySession] = []
         self._status_watchers: list[Callable[[scheduler_v1.Status], None]] = []
-        self._commands = Commands(self.requests, store, self.journal, self._sessions, needs_store=settings.needs_store)
+        rates = RequestRates(store, str(epoch))
+        self._commands = Commands(
+            self.requests, store, self.journal, self._sessions, rates, needs_store=settings.needs_store
+        )
         self._raise_epoch = raise_epoch
         self._on_fenced = on_fenced
         self._on_failed = on_failed
@@ -272,6 +282,13 @@ class SchedulerEngine:
             submit = live.log.submit
             yield TokenChain(submit.cache_salt, submit.prompt_token_ids, [one.token_ids for one in live.log.sequences])
 
+    # Token budgets.
+
+    def _on_leased(self) -> None:
+        """Accounts have more tokens: what they could not pay for may run, at any worker."""
+        for model in self.models:
+            model.wake()
+
     # Steps.
 
     def schedule(self, replica: Replica) -> StepPlan | None:
@@ -283,12 +300,13 @@ class SchedulerEngine:
         with SCHEDULE_SECONDS.time():
             plan = model.core.schedule(replica, now)
         model.wake_placed()
+        if self.budgets.has_new_demand:
+            self.leases.wake()
         if plan is not None:
             for sequence in plan.preempted:
                 self._record_preemption(model, sequence)
             for new in plan.new_sequences:
-                if not new.sequence.is_one_of_beams:
-                    self.requests.on_admitted(new.sequence.request.key)
+                self.requests.on_admitted(new.sequence)
         return plan
 
     def commit(self, replica: Replica, outcome: StepOutcome) -> None:

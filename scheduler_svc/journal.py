@@ -12,6 +12,7 @@ from prometheus_client import Counter, Histogram
 
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.request_log import RecordState, RequestLog, SequenceLog
+from scheduler_svc.spending import Spending
 from scheduler_svc.store.base import Ending, Gap, KeyTaken, StaleEpoch, Store, StoreUnavailable, Write, WriteBatch
 
 log = logging.getLogger("quire.scheduler")
@@ -50,11 +51,6 @@ class _PendingCall:
     keys: set[str] = field(default_factory=set)
     room: int = _MAX_WEIGHT
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the store has everything in it."""
-        return not (self.batch.records or self.batch.writes or self.batch.endings)
-
 
 class Journal:
     """Writes for one term. `on_stale` is called once, when a later term has begun; then nothing more is written.
@@ -63,12 +59,18 @@ class Journal:
     """
 
     def __init__(
-        self, store: Store, epoch: int, on_stale: Callable[[], None], on_durable: Callable[[RequestLog, int], None]
+        self,
+        store: Store,
+        epoch: int,
+        on_stale: Callable[[], None],
+        on_durable: Callable[[RequestLog, int], None],
+        spending: Spending,
     ) -> None:
         self.epoch = epoch
         self._store = store
         self._on_stale = on_stale
         self._on_durable = on_durable
+        self._spending = spending
         self._pending: dict[RequestLog, float] = {}  # the times of their changes, oldest first
         self._call: _PendingCall | None = None
         self._weight = _MAX_WEIGHT  # the limit of a call: lower after a failure
@@ -163,7 +165,7 @@ class Journal:
                 return True
             call = self._call = self._build_call()
             try:
-                undone = [] if call.is_empty else await self._store.write(call.batch, self.epoch)
+                undone = [] if call.batch.is_empty else await self._store.write(call.batch, self.epoch)
             except StaleEpoch:
                 self._is_stale = True
                 self._put_back(call)
@@ -195,6 +197,7 @@ class Journal:
             self._add(call, request)
             if call.room <= 0:
                 break
+        self._spending.add_to(call.batch, call.logs)
         for request in call.logs:
             del self._pending[request]
         if self._pending:  # the call has no room for them
@@ -258,8 +261,9 @@ class Journal:
 
     def _apply(self, call: _PendingCall, undone: list[Gap | KeyTaken]) -> None:
         now = time.monotonic()
-        if not call.is_empty:
+        if not call.batch.is_empty:
             SECONDS.observe(now - next(iter(call.logs.values())))
+            self._spending.note_written(call.batch, call.logs)
         taken = {one.key for one in undone if isinstance(one, KeyTaken)}
         short = {one.index: one.num_tokens for one in undone if isinstance(one, Gap)}
         incomplete = {call.sequences[number][0] for number in short}

@@ -80,11 +80,12 @@ class LiveRequest:
     def restored(self) -> list[RestoredSequence]:
         """The sequences as far as they are known."""
         log = self.log
+        is_paid = log.prompt_cost > 0
         if log.submit.HasField("beam_search"):
-            return [RestoredSequence([], ended=False)]  # a search starts from its prompt
+            return [RestoredSequence([], ended=False, is_prompt_paid=is_paid)]  # a search starts from its prompt
         num_prompt = len(log.prompt_logprobs)
         return [
-            RestoredSequence(list(sequence.token_ids), sequence.end is not None, num_prompt)
+            RestoredSequence(list(sequence.token_ids), sequence.end is not None, num_prompt, is_paid)
             for sequence in log.sequences
         ]
 

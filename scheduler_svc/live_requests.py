@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_svc import unflushed_tokens
 from scheduler_svc.core.events import Event, FailedEvent, Failure, PromptLogprobsEvent, TokensEvent
-from scheduler_svc.core.request import PreemptionRecord
+from scheduler_svc.core.request import PreemptionRecord, Sequence
 from scheduler_svc.gateway_session import GatewaySession
 from scheduler_svc.journal import Journal
 from scheduler_svc.live_request import LiveRequest
@@ -337,11 +337,14 @@ class LiveRequests:
         for session, message in messages.items():
             session.send(message)
 
-    def on_admitted(self, key: str) -> None:
-        """A sequence of a live request is in a step for the first time, or again."""
-        trace = self._live[key].trace
-        if trace is not None:
-            trace.on_admitted()
+    def on_admitted(self, sequence: Sequence) -> None:
+        """A sequence of a live request is in a step for the first time, or again. Its prompt is paid."""
+        live = self._live[sequence.request.key]
+        if live.trace is not None and not sequence.is_one_of_beams:
+            live.trace.on_admitted()
+        if sequence.charge is not None and sequence.charge.prompt_cost and not live.log.prompt_cost:
+            live.log.prompt_cost = sequence.charge.prompt_cost
+            self._journal.mark_changed(live.log)
 
     def on_preempted(self, key: str, preemption: PreemptionRecord) -> None:
         """A sequence was preempted."""

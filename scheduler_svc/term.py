@@ -89,6 +89,7 @@ class Term:
         workers = WorkerPool(engine, settings.worker_addresses, self._to_workers)
         self._begin("journal", engine.journal.run())
         self._begin("watch", engine.watch())
+        self._begin("budgets", engine.leases.run())
         self._begin("records", self._renew(engine))
         self._begin("workers", workers.run())
         self._begin("store", watch_eviction(self._store))

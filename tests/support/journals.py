@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from redis_server import RedisServer
+from scheduler_svc.core.budgets import Budgets
 from scheduler_svc.journal import Journal
 from scheduler_svc.request_log import RequestLog
+from scheduler_svc.spending import Spending
 from scheduler_svc.store.redis import RedisStore
 
 EPOCH = 100
@@ -36,7 +38,7 @@ async def store_at(server: RedisServer) -> AsyncIterator[RedisStore]:
 
 
 def journal_of(store: RedisStore, callbacks: JournalCallbacks) -> Journal:
-    return Journal(store, EPOCH, callbacks.on_stale, callbacks.on_durable)
+    return Journal(store, EPOCH, callbacks.on_stale, callbacks.on_durable, Spending(Budgets()))
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from redis_server import redis_server
 from scheduler_svc.commands import Commands
 from scheduler_svc.core.admission import AdmissionLimits
+from scheduler_svc.core.budgets import Budgets
 from scheduler_svc.core.events import FailedEvent, Failure
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.scheduler import Scheduler
@@ -21,6 +22,8 @@ from scheduler_svc.journal import Journal
 from scheduler_svc.live_requests import Graces, LiveRequests
 from scheduler_svc.model_versions import ModelVersions
 from scheduler_svc.request_log import State
+from scheduler_svc.request_rates import RequestRates
+from scheduler_svc.spending import Spending
 from scheduler_svc.store.base import Gap, KeyTaken, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 
@@ -108,10 +111,10 @@ async def bench(url: str, limits: SchedulerLimits | None = None) -> AsyncIterato
     epoch = await store.take_lease("bench", 60)
     assert epoch is not None
     core = Scheduler(limits or SchedulerLimits())
-    journal = Journal(store, epoch, lambda: None, lambda log, index: None)
+    journal = Journal(store, epoch, lambda: None, lambda log, index: None, Spending(Budgets()))
     requests = LiveRequests(ModelVersions(lambda: core, 60), journal, Graces())
     gateway = Gateway()
-    commands = Commands(requests, store, journal, [gateway], needs_store=False)
+    commands = Commands(requests, store, journal, [gateway], RequestRates(store, "1"), needs_store=False)
     running = asyncio.create_task(journal.run())
     try:
         yield Bench(store, core, journal, requests, commands, gateway)

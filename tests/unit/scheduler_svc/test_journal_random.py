@@ -10,8 +10,10 @@ import redis
 
 from redis_server import RedisServer, running_server
 from request_logs import end, length_end, logprobs, request_log
+from scheduler_svc.core.budgets import Budgets
 from scheduler_svc.journal import Journal
 from scheduler_svc.request_log import RequestLog, State
+from scheduler_svc.spending import Spending
 from scheduler_svc.store.redis import RedisStore
 
 EPOCH = 100
@@ -94,7 +96,7 @@ async def test_in_the_end_the_store_has_what_the_logs_have(seed: int, tmp_path: 
     rng = random.Random(seed)
     with running_server(tmp_path) as server, redis.Redis.from_url(server.url) as keys:
         store = RedisStore(server.url, 500)
-        journal = Journal(store, EPOCH, lambda: None, lambda log, index: None)
+        journal = Journal(store, EPOCH, lambda: None, lambda log, index: None, Spending(Budgets()))
         logs = Logs(journal, rng)
         task = asyncio.create_task(journal.run())
         try:

@@ -9,6 +9,7 @@ from core_bench import SHAPE, keys
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.beam_search import Choice
+from scheduler_svc.core.budgets import Budgets
 from scheduler_svc.core.events import MaxTokens, PromptLogprobsEvent, StopToken, TokensEvent, ValueComputed
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.replica import Replica
@@ -22,6 +23,7 @@ from scheduler_svc.live_state import LiveState
 from scheduler_svc.model_versions import ModelVersions
 from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.session_wire import attached_to_proto
+from scheduler_svc.spending import Spending
 from scheduler_svc.store.redis import RedisStore
 from scheduler_svc.unflushed_tokens import complete
 
@@ -44,7 +46,7 @@ def core() -> Scheduler:
 
 def live_requests(core: Scheduler, graces: Graces) -> LiveRequests:
     store = RedisStore("redis://127.0.0.1:1/0")
-    journal = Journal(store, 1, lambda: None, lambda log, index: None)
+    journal = Journal(store, 1, lambda: None, lambda log, index: None, Spending(Budgets()))
     return LiveRequests(ModelVersions(lambda: core, 60), journal, graces)
 
 

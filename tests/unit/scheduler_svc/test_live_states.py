@@ -7,6 +7,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -242,7 +243,7 @@ class LiveMachine(RuleBasedStateMachine):
         self.epoch += 1
         settings = EngineSettings(graces=GRACES)
         self.engine = SchedulerEngine(
-            lambda: Scheduler(SchedulerLimits()),
+            partial(Scheduler, SchedulerLimits()),
             self.store,
             self.epoch,
             settings,
