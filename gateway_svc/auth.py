@@ -10,7 +10,7 @@ from gateway_svc.key_file import ApiKey, digest_of
 from gateway_svc.tenant import DEFAULT_TENANT, Tenant
 from gateway_svc.web_tokens import TokenVerifier
 
-CREDENTIAL_HEADERS = ("authorization", "x-api-key", "api-key")
+CREDENTIAL_HEADERS = ("Authorization", "x-api-key", "api-key")
 """Headers over HTTP, and metadata over gRPC, for a key or token: `Bearer …` in the first, else the key as it is."""
 
 
@@ -44,7 +44,7 @@ class Authenticator:
             raise
 
     def tenant(self, credentials: Sequence[tuple[str, str]]) -> Tenant:
-        """The tenant of a call with these CREDENTIAL_HEADERS, in lower case, and their values. Raises LoginRefused."""
+        """The tenant of a call with these CREDENTIAL_HEADERS and their values. Raises LoginRefused."""
         if self._source is None:
             return DEFAULT_TENANT
         credential = _credential(credentials)
@@ -66,7 +66,9 @@ class Authenticator:
 
 def _credential(credentials: Sequence[tuple[str, str]]) -> str:
     """The one key or token of a call. Raises LoginRefused."""
-    keys = {_bearer(value) if header == "authorization" else value.strip() for header, value in credentials} - {""}
+    keys = {_bearer(value) if header.lower() == "authorization" else value.strip() for header, value in credentials} - {
+        ""
+    }
     if not keys:
         raise LoginRefused(LoginFailure.MISSING)
     if len(keys) > 1:

@@ -246,8 +246,9 @@ class InferenceServicer(InferenceServiceServicer):
 
 
 def _credentials(context: _Context) -> list[tuple[str, str]]:
+    names = {name.lower() for name in CREDENTIAL_HEADERS}
     metadata = context.invocation_metadata() or ()
-    return [(name, value) for name, value in metadata if name in CREDENTIAL_HEADERS and isinstance(value, str)]
+    return [(name, value) for name, value in metadata if name in names and isinstance(value, str)]
 
 
 def _reply_id(request_id: str) -> str:

@@ -167,7 +167,8 @@ async def test_json_may_have_a_charset(content_type: str, quire: Harness) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["Idempotency-Key", "x-request-timeout", "last-event-id", "Authorization", "Content-Type"]
+    "name",
+    ["Idempotency-Key", "x-request-timeout", "last-event-id", "Authorization", "x-api-key", "api-key", "Content-Type"],
 )
 async def test_a_header_that_is_there_twice_is_refused(name: str, quire: Harness) -> None:
     headers = [(name, "1"), (name, "2"), *(JSON | {"idempotency-key": "one"}).items()]
