@@ -31,7 +31,7 @@ from svc_common.errors import QuireError, Reason
 
 _PING_SECONDS = 15.0
 _MAX_TIMEOUT_SECONDS = 86_400.0
-# A body of this size is parsed in about a millisecond, a larger one in a thread: one of 16 MiB takes up to 1.6 s.
+# A body of this size is parsed in about a millisecond, a larger one in a thread: one of 16 MiB takes up to 0.5 s.
 _SMALL_BODY_BYTES = 32 * 2**10
 
 
