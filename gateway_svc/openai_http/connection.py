@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 MAX_HEAD_BYTES = 64 * 2**10
 MAX_HEADERS = 128
 
+_VERSIONS = ("1.0", "1.1")  # the parser takes a request without a version for one of HTTP/0.9
 _OTHER_FILES = 256
 """Open files of a gateway beside its clients' connections."""
 
@@ -33,7 +34,7 @@ class BoundedConfig(uvicorn.Config):
         self.limits = limits
 
 
-class _TooLarge(Exception):  # noqa: N818
+class _Refused(Exception):  # noqa: N818
     pass
 
 
@@ -83,10 +84,15 @@ class BoundedConnection(HttpToolsProtocol):
             self.send_400_response("")
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses what was received, unless a response is in progress: that is cut off."""
+        """Refuses what was received, or cuts off the response where the answer to it would not be the next one."""
         if self._is_responding:
-            self.transport.close()
-        elif self._status == 431:
+            if self.pipeline or self.cycle.response_started or not self.cycle.more_body:
+                self.transport.close()
+                return
+            # The bad part is of a body that its handler waits for. The handler must not answer as well.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self._status == 431:
             message = f"headers take more than {MAX_HEAD_BYTES} bytes, or there are more than {MAX_HEADERS}\n".encode()
             self.transport.write(
                 STATUS_LINE[431]
@@ -114,6 +120,8 @@ class BoundedConnection(HttpToolsProtocol):
             self._refuse()
 
     def on_headers_complete(self) -> None:
+        if self.parser.get_http_version() not in _VERSIONS:
+            raise _Refused
         self._unreported_bytes = 0
         self._stop_waiting()
         self._limits.idle.pop(self, None)
@@ -144,7 +152,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _refuse(self) -> None:
         self._status = 431
-        raise _TooLarge  # the parser stops, and data_received() refuses the request
+        raise _Refused  # the parser stops, and data_received() refuses the request
 
     def _await_head(self) -> None:
         if self._head_timer is None:

@@ -1,0 +1,213 @@
+"""Bodies with one bad field: status, code and the field's name as the body spells it."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway_harness import Harness
+from tiny_model import CONTEXT_LENGTH
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+# Path, the rest of the body, and the bad field; then code and field of the error.
+Case = tuple[str, dict[str, Any], str, str]
+BASES: dict[str, dict[str, Any]] = {
+    "completions": {"prompt": "hello"},
+    "chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
+}
+INVALID, UNSUPPORTED, TOO_LONG, UNKNOWN = (
+    "invalid_field",
+    "feature_unsupported",
+    "context_length_exceeded",
+    "model_not_found",
+)
+STATUSES = {INVALID: 400, UNSUPPORTED: 400, TOO_LONG: 400, UNKNOWN: 404}
+
+# Values of another type than a field has. JSON has no other kinds.
+NOT_A: dict[str, list[Any]] = {
+    "number": ["1", True, [], {}],
+    "integer": ["1", False, 1.0, [1], {}],
+    "flag": ["true", 0, 1, [], {}],
+    "string": [1, True, [], {}],
+    "object": ["{}", 1, True, []],
+    "integers": ["1", 1, {}, True],
+}
+KINDS: dict[str, list[str]] = {
+    "number": [
+        "temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+        "length_penalty",
+    ],
+    "integer": ["top_k", "seed", "max_tokens", "min_tokens", "n", "best_of", "priority"],
+    "flag": [
+        "stream", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "use_beam_search",
+    ],
+    "string": ["model"],
+    "object": ["stream_options", "logit_bias"],
+    "integers": ["stop_token_ids"],
+}  # fmt: skip
+
+
+def types() -> Iterator[Case]:
+    """Values of a wrong type. A body with `stream_options` streams."""
+    for kind, names in KINDS.items():
+        for name in names:
+            for value in NOT_A[kind]:
+                extra = {"stream": True} if name == "stream_options" else {}
+                yield "completions", {name: value, **extra}, INVALID, name
+
+
+def ranges() -> Iterator[Case]:
+    """Values outside a field's range."""
+    rows: dict[str, list[Any]] = {
+        "temperature": [-0.1, 2.1, 1e308, -1e308],
+        "top_p": [0, -1, 1.01],
+        "top_k": [-2, 2**63, -(2**63)],
+        "min_p": [-0.01, 1.01],
+        "typical_p": [0, 1.5],
+        "presence_penalty": [-2.1, 2.1],
+        "frequency_penalty": [-2.1, 2.1],
+        "repetition_penalty": [0, -1, 10.5],
+        "seed": [2**63, -(2**63) - 1, 10**40],
+        "max_tokens": [0, -1, -(10**30)],
+        "min_tokens": [-1, 17],
+        "n": [0, -1, 129, 2**31, 10**30],
+        "best_of": [0, -1, 129],
+        "priority": [2**31, -(2**31) - 1],
+        "logprobs": [-1, 21, 2**40],
+        "logit_bias": [{"-1": 1}, {"a": 1}, {"1.0": 1}, {"": 1}, {"999999": 1}, {"5": 101}, {"5": "1"}, {"5": None},
+                       {"٣": 1}, {str(token): 1 for token in range(1_025)}],
+        "stop": [1, {}, True, ["a"] * 65],
+        "stop_token_ids": [[1] * 65],
+        "early_stopping": ["always", 1.5, [], "True"],
+        "retention": ["always", 0, -1, True, [], {}, 1.5],
+        "prompt": [1, True, {}, "", [], [[]], [[], "a"], ["a"] * 1_025],
+    }  # fmt: skip
+    named = {"prompt": {2: "prompt", 5: "prompt[0]", 6: "prompt[0]"}}
+    for name, values in rows.items():
+        for index, value in enumerate(values):
+            yield "completions", {name: value}, INVALID, named.get(name, {}).get(index, name)
+
+
+def items() -> Iterator[Case]:
+    """Bad items of lists, by their index."""
+    far, half = 10**6, "\ud800"
+    for prompt, field in [
+        ([5, -1], "prompt[1]"), ([5, far], "prompt[1]"), ([2**70], "prompt[0]"), ([5, "a"], "prompt[1]"),
+        ([5, None], "prompt[1]"), ([5, True], "prompt[1]"), ([5, 1.0], "prompt[1]"), ([5, [5]], "prompt[1]"),
+        (["a", 5], "prompt[1]"), (["a", None], "prompt[1]"), (["a", ""], "prompt[1]"), ([[5], [far]], "prompt[1][0]"),
+        ([[5], ["a"]], "prompt[1][0]"), ([[5], [[5]]], "prompt[1][0]"), (["a", half], "prompt[1]"), (half, "prompt"),
+    ]:  # fmt: skip
+        yield "completions", {"prompt": prompt}, INVALID, field
+    for stop, field in [
+        ([""], "stop[0]"), (["a", ""], "stop[1]"), (["a", 1], "stop[1]"), ([None], "stop[0]"),
+        (["a" * 1_025], "stop[0]"),
+        ("", "stop"), ("a" * 1_025, "stop"), ([half], "stop[0]"), (half, "stop"), ([["a"]], "stop[0]"),
+    ]:  # fmt: skip
+        yield "completions", {"stop": stop}, INVALID, field
+    for ids, field in [([5, far], 1), ([-1], 0), (["5"], 0), ([5, None], 1), ([True], 0), ([5.0], 0)]:
+        yield "completions", {"stop_token_ids": ids}, INVALID, f"stop_token_ids[{field}]"
+    user = {"role": "user", "content": "a"}
+    text = {"type": "text", "text": "a"}
+    for message, code, field in [
+        ("a", INVALID, ""), (None, INVALID, ""), ([], INVALID, ""),
+        ({"content": "a"}, INVALID, ".role"), ({"role": None, "content": "a"}, INVALID, ".role"),
+        ({"role": 1, "content": "a"}, INVALID, ".role"), ({"role": "root", "content": "a"}, INVALID, ".role"),
+        ({"role": "", "content": "a"}, INVALID, ".role"), ({"role": "User", "content": "a"}, INVALID, ".role"),
+        ({"role": "<|im_start|>", "content": "a"}, INVALID, ".role"),
+        ({"role": "user"}, INVALID, ".content"), ({"role": "user", "content": None}, INVALID, ".content"),
+        ({"role": "user", "content": 1}, INVALID, ".content"), ({"role": "user", "content": {}}, INVALID, ".content"),
+        ({"role": "user", "content": []}, INVALID, ".content"),
+        ({"role": "user", "content": half}, INVALID, ".content"),
+        ({"role": "user", "content": ["a"]}, INVALID, ".content[0]"),
+        ({"role": "user", "content": [text, None]}, INVALID, ".content[1]"),
+        ({"role": "user", "content": [{"type": "text"}]}, INVALID, ".content[0].text"),
+        ({"role": "user", "content": [{"type": "text", "text": 1}]}, INVALID, ".content[0].text"),
+        ({"role": "user", "content": [{"type": 1, "text": "a"}]}, INVALID, ".content[0].type"),
+        ({"role": "user", "content": [{"text": "a"}]}, UNSUPPORTED, ".content[0].type"),
+        ({"role": "user", "content": [text, {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]},
+         UNSUPPORTED, ".content[1].type"),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, UNSUPPORTED, ".content[0].type"),
+        ({**user, "name": "a"}, UNSUPPORTED, ".name"), ({**user, "tool_calls": [{}]}, UNSUPPORTED, ".tool_calls"),
+        ({**user, "tool_call_id": "a"}, UNSUPPORTED, ".tool_call_id"),
+    ]:  # fmt: skip
+        yield "chat/completions", {"messages": [user, message]}, code, f"messages[1]{field}"
+    # The tiny model's template raises an exception for this role.
+    yield "chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, INVALID, "messages"
+    for messages in ("a", 1, {}, True, [], None):
+        yield "chat/completions", {"messages": messages}, INVALID, "messages"
+
+
+def combinations() -> Iterator[Case]:
+    """Fields that do not go together."""
+    chat = "chat/completions"
+    yield from [
+        ("completions", {"stream_options": {}}, INVALID, "stream_options"),
+        ("completions", {"stream": True, "stream_options": {"include_usage": 1}}, INVALID,
+         "stream_options.include_usage"),
+        ("completions", {"stream": True, "stream_options": {"continuous_usage_stats": True}}, UNSUPPORTED,
+         "stream_options.continuous_usage_stats"),
+        ("completions", {"n": 2, "best_of": 1}, INVALID, "best_of"),
+        ("completions", {"n": 1, "best_of": 2, "stream": True}, INVALID, "best_of"),
+        ("completions", {"length_penalty": 2}, INVALID, "length_penalty"),
+        ("completions", {"early_stopping": True}, INVALID, "early_stopping"),
+        ("completions", {"use_beam_search": True}, INVALID, "n"),
+        ("completions", {"use_beam_search": True, "best_of": 65}, INVALID, "best_of"),
+        ("completions", {"use_beam_search": True, "best_of": 2, "n": 3}, INVALID, "n"),
+        ("completions", {"use_beam_search": True, "best_of": 2, "stream": True}, INVALID, "use_beam_search"),
+        ("completions", {"use_beam_search": True, "best_of": 2, "stop": "a"}, UNSUPPORTED, "stop"),
+        ("completions", {"use_beam_search": True, "best_of": 2, "top_p": 0.5}, UNSUPPORTED, "top_p"),
+        ("completions", {"use_beam_search": True, "best_of": 2, "length_penalty": 11}, INVALID, "length_penalty"),
+        ("completions", {"max_tokens": CONTEXT_LENGTH}, TOO_LONG, "max_tokens"),
+        ("completions", {"max_tokens": 10**30}, TOO_LONG, "max_tokens"),
+        ("completions", {"max_tokens": 4, "min_tokens": 5}, INVALID, "min_tokens"),
+        ("completions", {"prompt": "a" * CONTEXT_LENGTH}, TOO_LONG, "prompt"),
+        ("completions", {"prompt": [5] * CONTEXT_LENGTH}, TOO_LONG, "prompt"),
+        ("completions", {"prompt": ["a", "a" * CONTEXT_LENGTH]}, TOO_LONG, "prompt[1]"),
+        ("completions", {"prompt": [[5], [5] * CONTEXT_LENGTH]}, TOO_LONG, "prompt[1]"),
+        ("completions", {"model": ""}, UNKNOWN, "model"), ("completions", {"model": "../tiny"}, UNKNOWN, "model"),
+        ("completions", {"model": "TINY"}, UNKNOWN, "model"), ("completions", {"model": "a" * 10**5}, UNKNOWN, "model"),
+        (chat, {"model": "other"}, UNKNOWN, "model"),
+        (chat, {"top_logprobs": 1}, INVALID, "top_logprobs"), (chat, {"logprobs": 1}, INVALID, "logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": 21}, INVALID, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": -1}, INVALID, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": "1"}, INVALID, "top_logprobs"),
+        (chat, {"max_completion_tokens": 0}, INVALID, "max_completion_tokens"),
+        (chat, {"max_completion_tokens": "1"}, INVALID, "max_completion_tokens"),
+        (chat, {"max_completion_tokens": 10**9}, TOO_LONG, "max_completion_tokens"),
+        (chat, {"messages": [{"role": "user", "content": "a" * CONTEXT_LENGTH}]}, TOO_LONG, "messages"),
+        (chat, {"messages": [{"role": "user", "content": ""}] * CONTEXT_LENGTH}, TOO_LONG, "messages"),
+        *((chat, {name: value}, UNSUPPORTED, name) for name, value in {
+            "tools": [{}], "tool_choice": "auto", "functions": [{}], "function_call": "auto", "documents": [{}],
+            "response_format": {"type": "json_object"}, "chat_template": "{{ 1 }}", "guided_json": {}, "audio": {},
+            "modalities": ["audio"], "chat_template_kwargs": {"a": 1}, "continue_final_message": True, "store": True,
+            "metadata": {"a": "b"}, "service_tier": "flex", "truncate_prompt_tokens": 1, "vllm_xargs": {"a": 1},
+            "prompt_logprobs": 1, "bad_words": ["a"], "logits_processors": ["os.system"], "request_id": "a",
+        }.items()),
+        *(("completions", {name: value}, UNSUPPORTED, name) for name, value in {
+            "echo": True, "suffix": "a", "prompt_embeds": "a", "add_special_tokens": False, "structured_outputs": {},
+        }.items()),
+    ]  # fmt: skip
+
+
+CASES = [*types(), *ranges(), *items(), *combinations()]
+
+
+def name_of(case: Case) -> str:
+    path, body, _, _ = case
+    return f"{path.partition('/')[0]} {ascii(body)[:60]}"
+
+
+async def test_there_are_many() -> None:
+    assert len(CASES) >= 300
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+async def test_a_bad_field_is_named(case: Case, gateway: Harness) -> None:
+    path, body, code, field = case
+    content = json.dumps(BASES[path] | body)
+    answer = await gateway.http.post(f"/v1/{path}", content=content, headers={"content-type": "application/json"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (STATUSES[code], code, field)
+    assert len(answer.content) < 1_000
