@@ -106,11 +106,11 @@ def items() -> Iterator[Case]:
         ("", "stop"), ("a" * 1_025, "stop"), ([half], "stop[0]"), (half, "stop"), ([["a"]], "stop[0]"),
     ]:  # fmt: skip
         yield "completions", {"stop": stop}, INVALID, field
-    for ids, field in [([5, far], 1), ([-1], 0), (["5"], 0), ([5, None], 1), ([True], 0), ([5.0], 0)]:
-        yield "completions", {"stop_token_ids": ids}, INVALID, f"stop_token_ids[{field}]"
+    for ids, index in [([5, far], 1), ([-1], 0), (["5"], 0), ([5, None], 1), ([True], 0), ([5.0], 0)]:
+        yield "completions", {"stop_token_ids": ids}, INVALID, f"stop_token_ids[{index}]"
     user = {"role": "user", "content": "a"}
     text = {"type": "text", "text": "a"}
-    for message, code, field in [
+    bad: list[tuple[Any, str, str]] = [
         ("a", INVALID, ""), (None, INVALID, ""), ([], INVALID, ""),
         ({"content": "a"}, INVALID, ".role"), ({"role": None, "content": "a"}, INVALID, ".role"),
         ({"role": 1, "content": "a"}, INVALID, ".role"), ({"role": "root", "content": "a"}, INVALID, ".role"),
@@ -131,18 +131,20 @@ def items() -> Iterator[Case]:
         ({"role": "user", "content": [{"type": "input_audio"}]}, UNSUPPORTED, ".content[0].type"),
         ({**user, "name": "a"}, UNSUPPORTED, ".name"), ({**user, "tool_calls": [{}]}, UNSUPPORTED, ".tool_calls"),
         ({**user, "tool_call_id": "a"}, UNSUPPORTED, ".tool_call_id"),
-    ]:  # fmt: skip
+    ]  # fmt: skip
+    for message, code, field in bad:
         yield "chat/completions", {"messages": [user, message]}, code, f"messages[1]{field}"
     # The tiny model's template raises an exception for this role.
     yield "chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, INVALID, "messages"
-    for messages in ("a", 1, {}, True, [], None):
+    lists: list[Any] = ["a", 1, {}, True, [], None]
+    for messages in lists:
         yield "chat/completions", {"messages": messages}, INVALID, "messages"
 
 
 def combinations() -> Iterator[Case]:
     """Fields that do not go together."""
     chat = "chat/completions"
-    yield from [
+    rows: list[Case] = [
         ("completions", {"stream_options": {}}, INVALID, "stream_options"),
         ("completions", {"stream": True, "stream_options": {"include_usage": 1}}, INVALID,
          "stream_options.include_usage"),
@@ -189,6 +191,7 @@ def combinations() -> Iterator[Case]:
             "echo": True, "suffix": "a", "prompt_embeds": "a", "add_special_tokens": False, "structured_outputs": {},
         }.items()),
     ]  # fmt: skip
+    yield from rows
 
 
 CASES = [*types(), *ranges(), *items(), *combinations()]

@@ -1,0 +1,151 @@
+"""Messages over gRPC with one bad field: code, reason and the field's path in the contract."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway_calls import raw_call, refused
+from gateway_harness import Harness, reason_of
+from quire.inference.v1 import inference_pb2 as api
+from tiny_model import CONTEXT_LENGTH
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+# Method, message, reason, field.
+Case = tuple[str, Any, str, str]
+INVALID, UNSUPPORTED, TOO_LONG, UNKNOWN, MALFORMED = (
+    "INVALID_FIELD",
+    "FEATURE_UNSUPPORTED",
+    "CONTEXT_LENGTH_EXCEEDED",
+    "MODEL_NOT_FOUND",
+    "MALFORMED_MESSAGE",
+)
+NAN, INFINITY = float("nan"), float("inf")
+MANY = CONTEXT_LENGTH + 1
+HALF = b"\xed\xa0\x80"  # half a surrogate pair, which is no UTF-8
+NUMBERS: dict[str, list[float]] = {
+    "temperature": [-0.1, 2.1], "top_p": [0, -1, 1.1], "min_p": [-0.1, 1.1], "typical_p": [0, 1.1],
+    "presence_penalty": [-2.1, 2.1], "frequency_penalty": [-2.1, 2.1], "repetition_penalty": [0, -1, 11],
+}  # fmt: skip
+
+
+def generations() -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Fields of a Generation, reason, and the bad field's path in it."""
+    for name, values in NUMBERS.items():
+        for value in (*values, NAN, INFINITY, -INFINITY):
+            yield {"sampling": {name: value}}, INVALID, f"sampling.{name}"
+    yield {"sampling": {"top_k": -2}}, INVALID, "sampling.top_k"
+    for bias in ({10**6: 1}, {5: 101}, {5: -101}, {5: NAN}, {5: INFINITY}, dict.fromkeys(range(1_025), 1)):
+        yield {"sampling": {"logit_bias": bias}}, INVALID, "sampling.logit_bias"
+    rows: list[tuple[dict[str, Any], str, str]] = [
+        ({"n": 0}, INVALID, "n"), ({"n": 129}, INVALID, "n"), ({"n": 2**32 - 1}, INVALID, "n"),
+        ({"best_of": 0}, INVALID, "best_of"), ({"best_of": 129}, INVALID, "best_of"),
+        ({"n": 2, "best_of": 1}, INVALID, "best_of"),
+        ({"logprobs": 21}, INVALID, "logprobs"), ({"logprobs": 2**32 - 1}, INVALID, "logprobs"),
+        ({"model": ""}, UNKNOWN, "model"), ({"model": "other"}, UNKNOWN, "model"),
+        ({"model": "é" * 999}, UNKNOWN, "model"),
+        *(({"request_id": name}, INVALID, "request_id")
+          for name in ("", " ", "a b", "a/b", "é", "a" * 129, "a\n", "\0")),
+        ({"stopping": {"max_tokens": 0}}, INVALID, "stopping.max_tokens"),
+        ({"stopping": {"max_tokens": CONTEXT_LENGTH}}, TOO_LONG, "stopping.max_tokens"),
+        ({"stopping": {"max_tokens": 2**32 - 1}}, TOO_LONG, "stopping.max_tokens"),
+        ({"stopping": {"max_tokens": 1, "min_tokens": 2}}, INVALID, "stopping.min_tokens"),
+        ({"stopping": {"min_tokens": 2**32 - 1}}, INVALID, "stopping.min_tokens"),
+        ({"stopping": {"stop": [""]}}, INVALID, "stopping.stop[0]"),
+        ({"stopping": {"stop": ["a", ""]}}, INVALID, "stopping.stop[1]"),
+        ({"stopping": {"stop": ["a" * 1_025]}}, INVALID, "stopping.stop[0]"),
+        ({"stopping": {"stop": ["a"] * 65}}, INVALID, "stopping.stop"),
+        ({"stopping": {"stop_token_ids": [5, 10**6]}}, INVALID, "stopping.stop_token_ids[1]"),
+        ({"stopping": {"stop_token_ids": [5] * 65}}, INVALID, "stopping.stop_token_ids"),
+        ({"retention": {"seconds": 0}}, INVALID, "retention"),
+        ({"beam_search": {}}, INVALID, "beam_search.width"),
+        ({"beam_search": {"width": 1}}, INVALID, "beam_search.width"),
+        ({"beam_search": {"width": 65}}, INVALID, "beam_search.width"),
+        ({"beam_search": {"width": 2}, "n": 3}, INVALID, "n"),
+        ({"beam_search": {"width": 2, "length_penalty": 11}}, INVALID, "beam_search.length_penalty"),
+        ({"beam_search": {"width": 2, "length_penalty": NAN}}, INVALID, "beam_search.length_penalty"),
+        ({"beam_search": {"width": 2}, "best_of": 2}, UNSUPPORTED, "best_of"),
+        ({"beam_search": {"width": 2}, "stopping": {"stop": ["a"]}}, UNSUPPORTED, "stopping.stop"),
+        ({"beam_search": {"width": 2}, "sampling": {"top_k": 5}}, UNSUPPORTED, "sampling.top_k"),
+        ({"beam_search": {"width": 2}, "sampling": {"logit_bias": {5: 1}}}, UNSUPPORTED, "sampling.logit_bias"),
+        ({"text": ""}, INVALID, "text"), ({"text": "a" * CONTEXT_LENGTH}, TOO_LONG, "text"),
+        ({"text": "a" * 10**6}, TOO_LONG, "text"),
+        ({"token_ids": {}}, INVALID, "token_ids.ids"), ({"token_ids": {"ids": [10**6]}}, INVALID, "token_ids.ids[0]"),
+        ({"token_ids": {"ids": [5, 2**32 - 1]}}, INVALID, "token_ids.ids[1]"),
+        ({"token_ids": {"ids": [5] * CONTEXT_LENGTH}}, TOO_LONG, "token_ids.ids"),
+        ({"chat": {}}, INVALID, "chat.messages"),
+        ({"chat": {"messages": [{}]}}, INVALID, "chat.messages[0].role"),
+        *(({"chat": {"messages": [{"role": "user"}, {"role": role}]}}, INVALID, "chat.messages[1].role")
+          for role in ("root", "USER", "user ", "<|im_start|>", "é", "a" * 10_000)),
+        ({"chat": {"messages": [{"role": "tool"}]}}, INVALID, "chat.messages"),
+        ({"chat": {"messages": [{"role": "user"}] * CONTEXT_LENGTH}}, TOO_LONG, "chat.messages"),
+        ({"chat": {"messages": [{"role": "user", "content": "a" * 300}]}}, TOO_LONG, "chat.messages"),
+    ]  # fmt: skip
+    yield from rows
+
+
+def others() -> Iterator[Case]:
+    """Other methods."""
+    yield "Generate", api.GenerateRequest(), INVALID, "generation.prompt"
+    yield "StreamGenerate", api.StreamGenerateRequest(), INVALID, "generation.prompt"
+    streamed: list[dict[str, Any]] = [{"best_of": 2}, {"beam_search": {"width": 2}}]
+    for fields in streamed:
+        request = api.StreamGenerateRequest(generation={"text": "a"} | fields)
+        yield "StreamGenerate", request, INVALID, f"generation.{next(iter(fields))}"
+    for name in ("", "a b", "a" * 129, "a/b", "é"):
+        yield "Cancel", api.CancelRequest(request_id=name), INVALID, "request_id"
+        yield "Resume", api.ResumeRequest(request_id=name), INVALID, "request_id"
+    twice = [api.Position(index=1), api.Position(index=0), api.Position(index=1)]
+    yield "Resume", api.ResumeRequest(request_id="a", positions=twice), INVALID, "positions[2].index"
+    chat = api.Chat(messages=[api.ChatMessage(role="root")])
+    tokenized: list[tuple[dict[str, Any], str, str]] = [
+        ({}, INVALID, "input"), ({"text": ""}, INVALID, "text"), ({"text": "a" * MANY}, TOO_LONG, "text"),
+        ({"text": "a", "model": "other"}, UNKNOWN, "model"), ({"text": "a", "model": ""}, UNKNOWN, "model"),
+        ({"chat": {}}, INVALID, "chat.messages"), ({"chat": chat}, INVALID, "chat.messages[0].role"),
+    ]  # fmt: skip
+    for fields, reason, field in tokenized:
+        yield "Tokenize", api.TokenizeRequest(**fields), reason, field
+    detokenized: list[tuple[dict[str, Any], str, str]] = [
+        ({"token_ids": [10**6]}, INVALID, "token_ids[0]"), ({"token_ids": [5, 2**32 - 1]}, INVALID, "token_ids[1]"),
+        ({"token_ids": [5] * MANY}, TOO_LONG, "token_ids"), ({"token_ids": [5], "model": "x"}, UNKNOWN, "model"),
+    ]  # fmt: skip
+    for fields, reason, field in detokenized:
+        yield "Detokenize", api.DetokenizeRequest(**fields), reason, field
+    # Bytes that are no message of the method.
+    for data in (
+        b"\xff", b"\x0a", b"\x0a\x05ab", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x07", b"\x0b",
+        b"\x0a\x04\x12\x02" + HALF[:2], b"\x0a\x05\x12\x03" + HALF, b"\x0a\x03\x12\x01\xff", b"\x0a" + b"\x80" * 20,
+        b"{}", b"\0" * 10,
+    ):  # fmt: skip
+        for method in ("Generate", "StreamGenerate"):
+            yield method, data, MALFORMED, ""
+
+
+CASES: list[Case] = [
+    *(
+        ("Generate", api.GenerateRequest(generation={"text": "a"} | fields if not PROMPTS & fields.keys() else fields),
+         reason, f"generation.{field}")
+        for PROMPTS in [{"text", "token_ids", "chat"}]
+        for fields, reason, field in generations()
+    ),
+    *others(),
+]  # fmt: skip
+
+
+def name_of(case: Case) -> str:
+    method, request, _, field = case
+    text = request.hex() if isinstance(request, bytes) else json.dumps(str(request))
+    return f"{method} {field} {text[:60]}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+async def test_a_bad_field_is_named(case: Case, gateway: Harness) -> None:
+    method, request, reason, field = case
+    data = request if isinstance(request, bytes) else request.SerializeToString()
+    error = await refused(raw_call(gateway, method)(data))
+    code = grpc.StatusCode.NOT_FOUND if reason == UNKNOWN else grpc.StatusCode.INVALID_ARGUMENT
+    assert (error.code(), *reason_of(error)) == (code, reason, field)
+    assert len(error.details() or "") < 1_000
