@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from benchmarks.steps.report import SchedulerTimes
 from scheduler_svc import __main__ as program
-from scheduler_svc import journal, leader
+from scheduler_svc import journal, term
 from scheduler_svc.core.events import Event
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
@@ -90,13 +90,14 @@ def note_nothing(_journal: journal.Journal, _request: RequestLog) -> None:
 def replace_parts(seconds: Seconds, *, without_journal: bool) -> None:
     """Replaces parts of the program by ones that record their times."""
     replaced: list[tuple[Any, str, Any]] = [
-        (leader, "Scheduler", TimedScheduler),
-        (leader, "SchedulerEngine", TimedEngine),
+        (term, "Scheduler", TimedScheduler),
+        (term, "SchedulerEngine", TimedEngine),
         (journal, "SECONDS", seconds),
     ]
     if without_journal:
         replaced.append((journal.Journal, "mark_changed", note_nothing))
     for owner, name, part in replaced:
+        getattr(owner, name)  # what is not there cannot be replaced
         setattr(owner, name, part)
 
 

@@ -1,5 +1,6 @@
 """The store in Redis 6.2 or later."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -107,6 +108,7 @@ class RedisStore:
         logs: list[RequestLog] = []
         for chunk in _chunks(sorted(await self._records.members(self._keys.live))):
             for reply in await self._records.evaluate("read_live", *chunk):
+                await asyncio.sleep(0)  # decrypting them takes long, and the lease is renewed meanwhile
                 try:
                     logs.append(unpack_log(reply, self._record_keys))
                 except UnusableRecord as error:
