@@ -26,6 +26,7 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _STATES = {
     SequenceStatus.QUEUED: admin_v1.SEQUENCE_STATE_QUEUED,
+    SequenceStatus.HELD_BACK: admin_v1.SEQUENCE_STATE_HELD_BACK,
     SequenceStatus.WAITING_FOR_PREFIX: admin_v1.SEQUENCE_STATE_WAITING_FOR_PREFIX,
     SequenceStatus.PREEMPTED: admin_v1.SEQUENCE_STATE_PREEMPTED,
     SequenceStatus.SWAPPED: admin_v1.SEQUENCE_STATE_SWAPPED,

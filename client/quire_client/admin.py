@@ -27,6 +27,7 @@ class SequenceState(StrEnum):
     SWAPPED = "swapped"
     PREEMPTED = "preempted"
     ENDED = "ended"
+    HELD_BACK = "held back"
     OTHER = "other"
     """A state that this version of the client does not know."""
 
@@ -244,6 +245,7 @@ _STATES = {
     pb.SEQUENCE_STATE_SWAPPED: SequenceState.SWAPPED,
     pb.SEQUENCE_STATE_PREEMPTED: SequenceState.PREEMPTED,
     pb.SEQUENCE_STATE_ENDED: SequenceState.ENDED,
+    pb.SEQUENCE_STATE_HELD_BACK: SequenceState.HELD_BACK,
 }
 _PREEMPTION_METHODS = {
     pb.RETURN_SWAP: PreemptionMethod.SWAP,

@@ -14,6 +14,7 @@ class SequenceStatus(Enum):
     """A sequence's state as operators see it, in the order of progress."""
 
     QUEUED = auto()  # waits for its turn, or for blocks; has not run, or its worker was lost
+    HELD_BACK = auto()  # waits for other sequences of its account, which is at a limit
     WAITING_FOR_PREFIX = auto()  # waits for blocks that another sequence is computing
     PREEMPTED = auto()  # leaves its replica, or waits to compute its tokens again
     SWAPPED = auto()  # waits with its unshared blocks in host memory
@@ -131,7 +132,9 @@ def summaries(scheduler: Scheduler, tenant: str | None, now: float) -> Iterator[
                 key=key,
                 tenant=request.tenant,
                 priority=request.priority,
-                status=max((_status(s) for s in live), key=_PROGRESS.__getitem__, default=SequenceStatus.ENDED),
+                status=max(
+                    (_status_in(scheduler, s) for s in live), key=_PROGRESS.__getitem__, default=SequenceStatus.ENDED
+                ),
                 age=max(0.0, now - request.arrived_at),
                 num_prompt=len(request.prompt),
                 num_generated=sum(s.num_output for s in sequences),
@@ -158,6 +161,12 @@ def _status(sequence: Sequence) -> SequenceStatus:
     return _STATUSES[sequence.phase]
 
 
+def _status_in(scheduler: Scheduler, sequence: Sequence) -> SequenceStatus:
+    status = _status(sequence)
+    is_held = status in (SequenceStatus.QUEUED, SequenceStatus.PREEMPTED) and scheduler.waiting.accounts.holds(sequence)
+    return SequenceStatus.HELD_BACK if is_held else status
+
+
 def _explain(scheduler: Scheduler, sequence: Sequence, now: float) -> SequenceExplanation:
     swapped_kv = sequence.swapped_kv
     at = _swapped_at(scheduler, sequence)
@@ -168,7 +177,7 @@ def _explain(scheduler: Scheduler, sequence: Sequence, now: float) -> SequenceEx
     missing = [_num_missing(scheduler, replica, sequence, at) for replica in scheduler.replicas]
     return SequenceExplanation(
         index=sequence.index,
-        status=_status(sequence),
+        status=_status_in(scheduler, sequence),
         num_known=len(sequence.tokens),
         num_computed=sequence.num_computed if swapped_kv is None else swapped_kv.num_tokens,
         num_generated=sequence.num_output,
@@ -207,6 +216,8 @@ def _num_ahead(scheduler: Scheduler, sequence: Sequence, at: Replica | None, now
 def _predicted_start(scheduler: Scheduler, sequence: Sequence, at: Replica | None, now: float) -> float | None:
     """Seconds until a sequence that waits runs, by the queue ahead of it and the first free slot; None if unknown."""
     rates = scheduler.rates(now)
+    if scheduler.waiting.accounts.holds(sequence):
+        return None  # when sequences of its account end is not known
     if sequence.phase is Phase.QUEUED:
         return scheduler.waiting.admission.predicted_wait(sequence.request, rates)
     if at is not None and sequence.swapped_kv is not None:

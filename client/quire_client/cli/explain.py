@@ -155,6 +155,8 @@ def _sentence(sequence: SequenceExplanation) -> str:
     match sequence.state:
         case SequenceState.QUEUED:
             return f"waits for its turn{_position(sequence)}"
+        case SequenceState.HELD_BACK:
+            return f"waits for room within the limits of its API key{_position(sequence)}"
         case SequenceState.WAITING_FOR_PREFIX:
             other = f"request {sequence.awaits_key[:_SHORT_KEY]}" if sequence.awaits_key else "another request"
             return f"waits while {other} computes the prefix of its prompt"

@@ -162,6 +162,11 @@ class AccountGate:
                 return False
         return self.may_run(sequence, shape)
 
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether a sequence is held back."""
+        account = self._account(sequence)
+        return account is not None and sequence in account.held
+
     def num_ahead(self, sequence: Sequence) -> int | None:
         """How many sequences of its account are admitted before one that is held back; None if it is not."""
         account = self._account(sequence)

@@ -22,6 +22,7 @@ class SequenceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SEQUENCE_STATE_PREEMPTED: _ClassVar[SequenceState]
     SEQUENCE_STATE_ENDED: _ClassVar[SequenceState]
     SEQUENCE_STATE_WAITING_FOR_TOKENS: _ClassVar[SequenceState]
+    SEQUENCE_STATE_HELD_BACK: _ClassVar[SequenceState]
 
 class Return(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -39,6 +40,7 @@ SEQUENCE_STATE_SWAPPED: SequenceState
 SEQUENCE_STATE_PREEMPTED: SequenceState
 SEQUENCE_STATE_ENDED: SequenceState
 SEQUENCE_STATE_WAITING_FOR_TOKENS: SequenceState
+SEQUENCE_STATE_HELD_BACK: SequenceState
 RETURN_UNSPECIFIED: Return
 RETURN_SWAP: Return
 RETURN_RECOMPUTE: Return

@@ -135,6 +135,10 @@ async def test_a_waiting_request_is_explained_as_text(admin: ScriptedAdmin) -> N
             sequence("WAITING_FOR_PREFIX", awaits_key=KEY),
             "Waits while request 5f5f5f5f5f5f computes the prefix of its prompt",
         ),
+        (
+            sequence("HELD_BACK", num_ahead=0),
+            "Waits for room within the limits of its API key, which is next",
+        ),
         (sequence("SWAPPING_IN"), "Waits for its blocks, which are being swapped in from host memory"),
         (sequence("RUNNING"), "Runs"),
         (sequence("PAUSED"), "Pauses until its gateway has searched its text for stop strings"),

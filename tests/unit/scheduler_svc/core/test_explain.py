@@ -1,6 +1,7 @@
 """Explanations of live requests."""
 
 from core_bench import BLOCK, CoreBench, prompt
+from scheduler_svc.core.account_limits import AccountLimits
 from scheduler_svc.core.explain import Explanation, SequenceStatus, explain, summaries
 from scheduler_svc.core.policy.preemption import PreemptionMode
 from scheduler_svc.core.request import STOP_STRING_LEAD, PreemptionMethod
@@ -70,6 +71,19 @@ def test_queued_sequence_reports_its_predicted_start_once_rates_are_known() -> N
     start = explanation_of(bench, "last").sequences[0].predicted_start
     assert start is not None
     assert start > 0
+
+
+def test_a_sequence_that_is_held_back_waits_for_its_account() -> None:
+    bench, limits = CoreBench(), AccountLimits("a/", max_running=1)
+    for number in range(3):
+        bench.submit(str(number), prompt(8, 100 * number), 20, limits=limits)
+    bench.step(busy_seconds=0.1)
+    bench.now += 2.0
+    [one] = explanation_of(bench, "2").sequences
+    assert (one.status, one.num_ahead, one.predicted_start) == (SequenceStatus.HELD_BACK, 1, None)
+    statuses = {each.key: each.status for each in summaries(bench.scheduler, None, bench.now)}
+    held = dict.fromkeys(("1", "2"), SequenceStatus.HELD_BACK)
+    assert statuses == held | {"0": SequenceStatus.RUNNING}
 
 
 def test_prefix_waiter_names_the_request_that_it_waits_for() -> None:
