@@ -12,7 +12,7 @@ from svc_common.errors import QuireError, Reason
 from svc_common.service_roles import MAY_CALL
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SERVICES = ("gateway_svc", "scheduler_svc", "worker_svc", "svc_common")
 
 
@@ -101,3 +101,22 @@ def test_functions_named_in_the_architecture_exist() -> None:
 def _source(path: str) -> str:
     """A module by its path, from the root or from the scheduler's folder."""
     return next(file.read_text() for file in (ROOT / path, ROOT / "scheduler_svc" / path) if file.exists())
+
+
+def test_the_tests_of_the_threat_model_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "SECURITY.md").read_text())
+    assert len(named) > 20
+    missing = [
+        f"{file}::{test}"
+        for file, test in named
+        if not (ROOT / file).exists()
+        or not re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE)
+    ]
+    assert missing == []
+
+
+def test_every_threat_has_a_test() -> None:
+    table = (ROOT / "SECURITY.md").read_text().partition("| who, from where |")[2]
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
+    assert len(rows) > 15
+    assert [row for row in rows if "::test_" not in row] == []
