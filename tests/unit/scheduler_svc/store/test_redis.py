@@ -311,3 +311,23 @@ async def test_a_transport_that_uvloop_has_closed_is_a_lost_connection(
     monkeypatch.setattr(store._steps._redis, "evalsha", closed_once)
     assert await store.write(WriteBatch(), EPOCH) == []
     assert (calls, store.num_restarts) == (2, 1)
+
+
+async def test_a_server_that_became_a_replica_counts_as_lost(mortal: RedisServer) -> None:
+    mortal.start()
+    store = RedisStore(mortal.url, TTL)
+    try:
+        await again(store)
+        num_restarts = store.num_restarts
+        with redis.Redis.from_url(mortal.url) as keys:
+            keys.replicaof("127.0.0.1", "1")
+            with pytest.raises(StoreUnavailable, match="the server is a replica"):
+                await store.write(WriteBatch(), EPOCH)
+            assert not store.is_answering
+            assert store.num_restarts > num_restarts  # another server may have taken its place
+            keys.replicaof("NO", "ONE")
+        await again(store)
+        assert store.is_answering
+    finally:
+        await store.close()
+        mortal.kill()
