@@ -23,7 +23,7 @@ class SequenceState(StrEnum):
     SWAPPING_IN = "swapping in"
     RUNNING = "running"
     PAUSED = "paused"
-    WAITING_FOR_TOKENS = "waiting for the key's token budget"
+    WAITING_FOR_TOKENS = "waiting for tokens"
     SWAPPED = "swapped"
     PREEMPTED = "preempted"
     ENDED = "ended"

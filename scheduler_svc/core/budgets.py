@@ -34,6 +34,8 @@ class Budget:
         """Distinguishes the sums of this budget from those of the account's other ones."""
         self.account = account
         self.tokens_per_minute = tokens_per_minute
+        self.stated_at = -math.inf
+        """When the request arrived that had this limit."""
         self.leased = 0
         self.promised = 0
         self.spent = 0
@@ -205,15 +207,18 @@ class Budgets:
     def __len__(self) -> int:
         return len(self._budgets)
 
-    def charge(self, limits: AccountLimits, num_prompt: int, search_tokens: int | None) -> Charge | None:
-        """A new request's charge; None without a limit. The limits of the latest submission apply to its account."""
+    def charge(
+        self, limits: AccountLimits, num_prompt: int, search_tokens: int | None, arrived_at: float
+    ) -> Charge | None:
+        """A request's charge; None without a limit. The limits of the request that arrived last apply to all."""
         if limits.tokens_per_minute is None:
             return None
         budget = self._budgets.get(limits.account)
         if budget is None:
             self.num_created += 1
             budget = self._budgets[limits.account] = Budget(limits.account, limits.tokens_per_minute, self)
-        budget.tokens_per_minute = limits.tokens_per_minute
+        if arrived_at >= budget.stated_at:
+            budget.tokens_per_minute, budget.stated_at = limits.tokens_per_minute, arrived_at
         return Charge(budget, limits.cached_token_factor, num_prompt, search_tokens)
 
     def forget(self, budget: Budget) -> bool:

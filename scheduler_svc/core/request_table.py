@@ -88,7 +88,8 @@ class RequestTable:
     def _charge(self, request: Request, restored: Seq[RestoredSequence]) -> Charge | None:
         """What a request will cost: without its prompt where that was paid, as where it has tokens."""
         is_paid = any(known.is_prompt_paid or known.token_ids for known in restored)
-        return self._budgets.charge(request.limits, 0 if is_paid else len(request.prompt), request.search_tokens)
+        num_prompt = 0 if is_paid else len(request.prompt)
+        return self._budgets.charge(request.limits, num_prompt, request.search_tokens, request.arrived_at)
 
     def new_id(self) -> int:
         """The id of a new sequence."""

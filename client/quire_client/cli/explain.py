@@ -166,6 +166,8 @@ def _sentence(sequence: SequenceExplanation) -> str:
             return "runs"
         case SequenceState.PAUSED:
             return "pauses until its gateway has searched its text for stop strings"
+        case SequenceState.WAITING_FOR_TOKENS:
+            return "waits for the key's token budget: its tokens_per_minute are used up"
         case SequenceState.SWAPPED:
             return f"was preempted, and waits with its blocks in host memory{_position(sequence)}"
         case SequenceState.PREEMPTED:

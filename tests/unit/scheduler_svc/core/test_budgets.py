@@ -267,6 +267,15 @@ def test_a_cancelled_request_pays_nothing_for_what_was_not_delivered() -> None:
     assert (budget_of(bench).spent, budget_of(bench).promised, budget_of(bench).num_live) == (PLAIN + 1, 0, 0)
 
 
+def test_the_limit_of_the_latest_request_applies() -> None:
+    bench = CoreBench()
+    for number, (arrived_at, per_minute) in enumerate([(5.0, 600), (9.0, 1200), (7.0, 300)]):
+        bench.now = arrived_at
+        limits = AccountLimits("x/", tokens_per_minute=per_minute)
+        bench.submit(f"{number}", prompt(PLAIN, 1000 * number), 4, limits=limits)
+    assert budget_of(bench).tokens_per_minute == 1200
+
+
 def test_speculated_tokens_are_limited_to_those_leased() -> None:
     bench = CoreBench(max_sampled_tokens=4, block_size=64)
     bench.submit("a", prompt(PLAIN), 30, limits=LIMITS)
