@@ -73,7 +73,8 @@ async def test_a_leader_that_cannot_plan_resigns_and_a_standby_takes_over(
             submit = await session.submit(max_tokens=200)
             await session.until_tokens(submit.key, 20)
             plugin.breaks_while.touch()
-            assert await session.end() is grpc.StatusCode.UNAVAILABLE
+            async with asyncio.timeout(TIMEOUT):  # a leader that goes on sends messages for ever
+                assert await session.end() is grpc.StatusCode.UNAVAILABLE
             held = session.tokens(submit.key)
         await first.until(SERVICE, NOT_SERVING)
         await second.until(SERVICE, SERVING)
