@@ -47,6 +47,8 @@ async def mixed(before: Path, log: Path) -> AsyncIterator[Stack]:
     """Two of each role, the first of the previous release."""
 
     def adapt(role: Role) -> Role:
+        # The previous release proves no role, and checks none.
+        role = replace(role, environment={**role.environment, "QUIRE_INSECURE": "1"})
         if not role.name.endswith("-0"):
             return role
         module = role.command[role.command.index("-m") + 1]
