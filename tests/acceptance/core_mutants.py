@@ -273,9 +273,9 @@ MUTANTS = (
     ),
     Mutant(
         "policy/account_gate.py",
-        "best[1].order < sequence.order and not best[1].can_pay",
-        "best[1].order > sequence.order and not best[1].can_pay",
-        "small prompts of an account overtake a large one that waits for tokens",
+        "first is not None and first[0] < sequence.order",
+        "first is not None and first[0] > sequence.order",
+        "small requests of an account overtake a large one that waits for its room or tokens",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Holds back sequences of accounts that are at a limit of what runs, so that they are in nobody's way in the queue."""
+"""Holds back sequences of accounts that are at a limit of what runs, so that they do not delay other accounts."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -51,13 +51,19 @@ class _Account:
         most = self.limits.max_kv_blocks
         return most is not None and self.num_blocks > most and self.num_slots > 1
 
+    def holds_one_before(self, sequence: Sequence) -> bool:
+        """Whether one that is before this sequence in their order is held back."""
+        first = self.held.first()
+        return first is not None and first[0] < sequence.order
+
 
 class AccountGate:
     """Puts sequences into the policy's queue, as far as the limits of their accounts may let them run.
 
-    Sequences of one account are held back and queued by priority, then by arrival. The time for which one is held back
-    does not count as waiting. A sequence uses one slot, and the blocks that its known tokens take; a beam search
-    uses as many slots as it is wide, and the most blocks that its beams may take.
+    Sequences of one account are held back and queued by priority, then by arrival. While one is held back, those after
+    it are, too: small requests would take what a large one waits for. The time for which one is held back does not
+    count as waiting. A sequence uses one slot, and the blocks that its known tokens take; a beam search uses as many
+    slots as it is wide, and the most blocks that its beams may take.
     """
 
     def __init__(self, policy: Policy, replicas: Iterable[Replica] = ()) -> None:
@@ -113,13 +119,10 @@ class AccountGate:
         if account is None:
             self._policy.add(sequence, now)
             return
-        if len(account.queued) >= account.max_queued:
-            last = account.queued.first()
-            if last is None or last[1].order < sequence.order:
-                self._hold(account, sequence, now)
-                return
-            self._hold(account, last[1], now)
-        self._queue(account, sequence, now)
+        if account.holds_one_before(sequence):
+            self._hold(account, sequence, now)
+        else:
+            self._queue_or_hold(account, sequence, now, account.max_queued)
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out of the queue. Does nothing if it is not queued."""
@@ -137,30 +140,28 @@ class AccountGate:
 
     def release(self, now: float) -> bool:
         """Queues held sequences for which their accounts have room. Whether there were any."""
-        num_before = len(self)
         shape = next((replica.shape for replica in self._replicas), None)
-        if not num_before or shape is None:
+        if not len(self) or shape is None:
             return False
-        for account in self._limited.values():
-            while (best := account.held.first()) is not None:
-                if len(account.queued) >= account.max_queued or not self.may_run(best[1], shape):
-                    break
-                if best[1].charge is not None and account.queued:
-                    break  # each could be paid, and not all of them
-                account.held.discard(best[1])
-                self._queue(account, best[1], now)
-        return len(self) < num_before
+        num_released = sum(self._release(account, shape, now) for account in self._limited.values())
+        return num_released > 0
+
+    def _release(self, account: _Account, shape: ReplicaShape, now: float) -> int:
+        """Queues the held sequences of an account for which it has room; returns how many."""
+        num_released = 0
+        while (best := account.held.first()) is not None and self.may_run(best[1], shape):
+            account.held.discard(best[1])
+            # With a charge one at a time: each could be paid, and not all of them.
+            max_queued = account.max_queued if best[1].charge is None else min(1, account.max_queued)
+            if not self._queue_or_hold(account, best[1], now, max_queued):
+                break
+            num_released += 1
+        return num_released
 
     def _may_go(self, sequence: Sequence, shape: ReplicaShape) -> bool:
-        """Whether the first sequence of the queue may be admitted, as far as its account goes.
-
-        Not before one that waits for tokens: a large prompt would never get them beside small ones of its account.
-        """
-        if sequence.charge is not None and (account := self._account(sequence)) is not None:
-            best = account.held.first()
-            if best is not None and best[1].order < sequence.order and not best[1].can_pay:
-                return False
-        return self.may_run(sequence, shape)
+        """Whether the first sequence of the queue may be admitted, as far as its account goes."""
+        account = self._account(sequence)
+        return (account is None or not account.holds_one_before(sequence)) and self.may_run(sequence, shape)
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether a sequence is held back."""
@@ -177,10 +178,18 @@ class AccountGate:
     def _account(self, sequence: Sequence) -> _Account | None:
         return self._limited.get(sequence.request.limits.account) if self._limited else None
 
-    def _queue(self, account: _Account, sequence: Sequence, now: float) -> None:
+    def _queue_or_hold(self, account: _Account, sequence: Sequence, now: float, max_queued: int) -> bool:
+        """Queues a sequence, in the place of a later one where the queue has as many as it may; else holds it back."""
+        if len(account.queued) >= max_queued:
+            last = account.queued.first()
+            if last is None or last[1].order < sequence.order:
+                self._hold(account, sequence, now)
+                return False
+            self._hold(account, last[1], now)
         sequence.start_waiting(now)
         account.queued.put(sequence, tuple(-part for part in sequence.order))
         self._policy.add(sequence, now)
+        return True
 
     def _hold(self, account: _Account, sequence: Sequence, now: float) -> None:
         account.queued.discard(sequence)
@@ -225,11 +234,8 @@ class AccountGate:
         if not sequence.is_one_of_beams:
             self._count(sequence, shape)
         account = self._account(sequence) if sequence.charge is not None else None
-        if account is None or account.queued or (best := account.held.first()) is None:
-            return
-        if self.may_run(best[1], shape):
-            account.held.discard(best[1])
-            self._queue(account, best[1], now)
+        if account is not None:
+            self._release(account, shape, now)
 
     def _count(self, sequence: Sequence, shape: ReplicaShape) -> None:
         account = self._account(sequence)

@@ -210,6 +210,61 @@ def test_a_search_uses_as_many_slots_as_it_is_wide() -> None:
     assert running(bench) == {"a"}
 
 
+# The order within an account.
+
+
+def num_small_that_run_before(bench: CoreBench, key: str, **limits: Any) -> int:
+    """Steps until a request runs. Before each a small one of the same account comes; how many of those ran."""
+    num_small = 0
+    for number in range(200):
+        bench.submit(f"small{number}", prompt(BLOCK, 1000 + 10 * number), 3, **limited(**limits))
+        bench.plan()
+        if key in running(bench):
+            return num_small
+        num_small += any(name.startswith("small") for name in running(bench))
+        bench.commit()
+        bench.now += 0.05
+    raise AssertionError(f"small requests ran in {num_small} steps, and {key} did not")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_small_requests_do_not_overtake_a_large_one_of_their_account(policy: str) -> None:
+    bench = CoreBench(policy=policy)
+    for number in range(3):
+        bench.submit(f"before{number}", prompt(BLOCK, 200 * number), 3 + number, **limited(max_kv_blocks=20))
+    bench.submit("large", prompt(18 * BLOCK, 5000), 8, **limited(max_kv_blocks=20))
+    assert num_small_that_run_before(bench, "large", max_kv_blocks=20) == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_single_sequences_do_not_overtake_a_beam_search_of_their_account(policy: str) -> None:
+    bench = CoreBench(policy=policy)
+    for number in range(3):
+        bench.submit(f"before{number}", prompt(BLOCK, 200 * number), 3 + number, **limited(max_running=4))
+    assert bench.scheduler.submit(search("search", 4, arrived_at=bench.now, **limited(max_running=4)), 0.0) is None
+    assert num_small_that_run_before(bench, "search", max_running=4) == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_later_ones_in_the_queue_do_not_keep_an_earlier_one_out_of_it(policy: str) -> None:
+    """All slots become free at once: nothing else asks for another step."""
+    bench = CoreBench(policy=policy, max_sequences=3)
+    bench.submit("a0", prompt(8), 3, **limited(max_running=2))
+    for number in range(2):
+        bench.submit(f"b{number}", prompt(8, 500 + 100 * number), 3, priority=1, tenant="b")
+    bench.step()
+    fields = {"arrived_at": bench.now, **limited(max_running=2)}
+    assert bench.scheduler.submit(search("search", 2, **fields), bench.now) is None
+    for number in (1, 2):
+        bench.submit(f"a{number}", prompt(8, 100 * number), 3, **limited(max_running=2))
+    while bench.scheduler.num_running:
+        bench.step()
+    bench.plan()
+    assert running(bench) == {"search"}
+    bench.scheduler.cancel("search")
+    bench.run()
+
+
 # The latest limits.
 
 
