@@ -89,7 +89,11 @@ class Gateway:
         self._http = _HttpServer(
             BoundedConfig(
                 self._handlers.app(),
-                ConnectionLimits(settings.max_http_connections, settings.http_read_timeout),
+                ConnectionLimits(
+                    settings.max_http_connections,
+                    settings.http_read_timeout,
+                    settings.max_http_connections_per_address,
+                ),
                 log_config=None,
                 access_log=False,
                 server_header=False,

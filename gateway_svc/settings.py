@@ -100,6 +100,12 @@ class GatewaySettings(InnerSettings):
         ge=1,
         description="HTTP connections at most; where there are more, the one that has been idle longest is closed",
     )
+    max_http_connections_per_address: int | None = Field(
+        None,
+        ge=1,
+        description="HTTP connections of one client's address at most; where there are more, its oldest idle one is "
+        "closed; unset: no bound, since behind a proxy or NAT many clients have one address",
+    )
     http_read_timeout: float = Field(
         60.0, gt=0, description="seconds in which the headers of an HTTP request, and then its body, must come"
     )

@@ -22,8 +22,22 @@ class ConnectionLimits:
 
     max_connections: int
     read_timeout: float
+    max_per_address: int | None = None
     idle: dict["BoundedConnection", None] = field(default_factory=dict)
     """Connections without a request in progress, the one that has waited longest first."""
+    by_address: dict[str, dict["BoundedConnection", None]] = field(default_factory=dict)
+    """Connections of each client's address, the oldest first."""
+
+    def of_address(self, address: str) -> dict["BoundedConnection", None]:
+        return self.by_address.setdefault(address, {})
+
+    def forget(self, connection: "BoundedConnection", address: str) -> None:
+        """Counts a connection no longer."""
+        self.idle.pop(connection, None)
+        connections = self.of_address(address)
+        connections.pop(connection, None)
+        if not connections:
+            del self.by_address[address]
 
 
 class BoundedConfig(uvicorn.Config):
@@ -42,7 +56,8 @@ class BoundedConnection(HttpToolsProtocol):
     """Answers 431 to a request whose head is too large, and closes a connection that does not complete a head in time.
 
     Where there are too many connections, the one that has been idle longest is closed: those that were only opened
-    never keep a request out. Where none is idle, the new one is closed.
+    never keep a request out. Where none is idle, the new one is closed. Where there are too many of one address, it is
+    one of these.
     """
 
     config: BoundedConfig
@@ -55,22 +70,29 @@ class BoundedConnection(HttpToolsProtocol):
         self._unreported_bytes = 0
         self._status = 400
         self._head_timer: asyncio.TimerHandle | None = None
+        self._address = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._limits.idle[self] = None
+        limits = self._limits
+        self._address = self.client[0] if self.client else ""
+        limits.idle[self] = None
+        same = limits.of_address(self._address)
+        same[self] = None
         self._await_head()
-        if len(self.connections) > self._limits.max_connections:
-            next(iter(self._limits.idle)).close()
+        if limits.max_per_address is not None and len(same) > limits.max_per_address:
+            next(one for one in same if one in limits.idle).close()
+        elif len(self.connections) > limits.max_connections:
+            next(iter(limits.idle)).close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        self._limits.idle.pop(self, None)
+        self._limits.forget(self, self._address)
         super().connection_lost(exc)
 
     def close(self) -> None:
         """Closes the connection, which counts no longer."""
-        self._limits.idle.pop(self, None)
+        self._limits.forget(self, self._address)
         self.connections.discard(self)
         self.transport.close()
 

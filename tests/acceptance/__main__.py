@@ -20,6 +20,7 @@ from benchmarks.record import RESULTS, ROOT, provenance, read_result, write_resu
 PARTS: dict[str, tuple[str, ...]] = {
     "core_worlds": ("tests.acceptance.core_worlds", "--worlds", "5000"),
     "core_mutants": ("tests.acceptance.core_mutants",),
+    "connection_floods": ("tests.acceptance.connection_floods", "--connections", "10000"),
     "chaos": ("tests.chaos", "--faults", "200", "--clients", "32"),
     "flood": ("tests.acceptance.flood", "--chats", "500"),
     "token_budgets": ("tests.acceptance.token_budgets",),

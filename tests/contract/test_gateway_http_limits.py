@@ -127,6 +127,22 @@ async def test_idle_connections_give_way_to_new_ones(model_directory: Path) -> N
             writer.close()
 
 
+async def test_connections_of_an_address_give_way_to_new_ones_of_it(model_directory: Path) -> None:
+    async with running_gateway(model_directory, max_http_connections_per_address=4) as quire:
+        port = quire.gateway.http_port
+        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        async with connected(quire) as (reader, writer):
+            writer.write(b"GET /live HTTP/1.1\r\n\r\n")
+            assert await status_of(reader) == 200
+        for reader, _ in idle[: 20 - 4]:
+            await closed(reader)
+        other_writer.write(b"GET /live HTTP/1.1\r\n\r\n")
+        assert await status_of(other_reader) == 200
+        for _, writer in (*idle, (None, other_writer)):
+            writer.close()
+
+
 async def test_a_connection_with_a_request_is_kept(model_directory: Path) -> None:
     async with (
         running_gateway(model_directory, max_http_connections=2) as quire,

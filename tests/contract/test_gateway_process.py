@@ -4,68 +4,24 @@ import asyncio
 import json
 import signal
 import socket
-import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from asyncio.subprocess import Process
 from pathlib import Path
 from typing import Any
 
-import grpc
-import httpx
 import pytest
 from grpc_health.v1 import health_pb2
 from tokenizers import Tokenizer
 
 from collector import collecting
-from environments import service_environment
-from gateway_harness import Harness, encoded, scheduler_model
+from gateway_harness import encoded
+from gateway_processes import gateway_process, start
 from quire.inference.v1 import inference_pb2 as api
-from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
-from scripted_scheduler import ScriptedScheduler, answer_with, serving
+from scripted_scheduler import answer_with
 from svc_common.models import tokenizer_fingerprint
 from tiny_model import EOS, make_model_directory
 
 TRACE = "0123456789abcdef0123456789abcdef"
 TRACEPARENT = f"00-{TRACE}-0123456789abcdef-01"
-
-
-async def start(*flags: str, **variables: str) -> Process:
-    """A gateway process."""
-    command = [sys.executable, "-m", "gateway_svc", *flags]
-    environment = service_environment() | variables
-    return await asyncio.create_subprocess_exec(*command, env=environment, stdout=DEVNULL, stderr=PIPE)
-
-
-@asynccontextmanager
-async def gateway_process(
-    directory: Path, facts: Mapping[str, Any] | None = None, /, **variables: str
-) -> AsyncIterator[tuple[Process, Harness]]:
-    """A ready gateway process, killed at the end if it still runs. `facts` replace values of its scheduler's status."""
-    async with serving(ScriptedScheduler(scheduler_model(directory, **(facts or {})))) as scheduler:
-        process = await start(
-            "--http-port=0",
-            "--grpc-port=0",
-            f"--schedulers-at={scheduler.address}",
-            f"--model={directory}",
-            **variables,
-        )
-        try:
-            assert process.stderr is not None
-            entry = json.loads(await process.stderr.readline())
-            async with (
-                grpc.aio.insecure_channel(f"127.0.0.1:{entry['grpc_port']}") as channel,
-                httpx.AsyncClient(
-                    base_url=f"http://127.0.0.1:{entry['http_port']}", trust_env=False, timeout=60
-                ) as http,
-            ):
-                harness = Harness(None, scheduler, channel, InferenceServiceStub(channel), http)  # type: ignore[arg-type]
-                await harness.wait_for_health(health_pb2.HealthCheckResponse.SERVING)
-                yield process, harness
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
 
 
 async def ended(process: Process) -> tuple[int, str]:
