@@ -54,8 +54,9 @@ class Authenticator:
         for known in self._source.keys:
             if hmac.compare_digest(known.digest, digest):
                 found = known
-        if found is None and self._source.verifier is not None and credential.count(".") == 2:
-            return self._source.verifier.tenant(credential)
+        verifier = self._source.verifier  # read once: another thread may change it
+        if found is None and verifier is not None and credential.count(".") == 2:
+            return verifier.tenant(credential)
         if found is None:
             raise LoginRefused(LoginFailure.UNKNOWN)
         if found.expires is not None and self._clock() >= found.expires:

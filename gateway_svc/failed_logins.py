@@ -28,7 +28,7 @@ class LoginFailure(StrEnum):
 
 _MESSAGES = {
     LoginFailure.MISSING: "an API key is required: authorization: Bearer …",
-    LoginFailure.MALFORMED: "an API key is required: authorization: Bearer …, and authorization has something else",
+    LoginFailure.MALFORMED: "an API key is required: authorization must be `Bearer KEY`",
     LoginFailure.CONFLICTING: "the call has two different API keys",
     LoginFailure.UNKNOWN: "the API key is not known",
     LoginFailure.EXPIRED: "the API key has expired",

@@ -38,6 +38,7 @@ _CLOSE_SECONDS = 2.0
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
 _RELOAD_SECONDS = 2.0  # between two looks at the file of API keys
+_ISSUER_SECONDS = 5.0  # at start, for the first keys of a token issuer
 _MAX_STREAMS = 4096  # of one gRPC connection; a client's further calls wait
 
 
@@ -108,7 +109,13 @@ class Gateway:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Starts serving. Calls are rejected as not ready until a scheduler has their model."""
+        """Starts serving. Calls are rejected as not ready until a scheduler has their model.
+
+        The keys of a token issuer that answers are read before; for one that does not this waits a few seconds.
+        """
+        if self._key_file is not None:
+            first_read = asyncio.create_task(_refresh(self._key_file.refresh_signing_keys))
+            await asyncio.wait([first_read], timeout=_ISSUER_SECONDS)
         await self._grpc.start()
         self._tasks = [
             asyncio.create_task(self._session.run()),
@@ -155,10 +162,18 @@ async def _reload(key_file: KeyFile | None) -> None:
     async def repeat(refresh: Callable[[], None]) -> None:
         while True:
             await asyncio.sleep(_RELOAD_SECONDS)
-            await asyncio.to_thread(refresh)
+            await _refresh(refresh)
 
     if key_file is not None:
         await asyncio.gather(repeat(key_file.refresh), repeat(key_file.refresh_signing_keys))
+
+
+async def _refresh(refresh: Callable[[], None]) -> None:
+    """Reads keys again. Any exception is logged, and the earlier keys stay: what an issuer sends ends no process."""
+    try:
+        await asyncio.to_thread(refresh)
+    except Exception:
+        logger.exception("keys cannot be read; the earlier ones stay")
 
 
 class _HttpServer(uvicorn.Server):

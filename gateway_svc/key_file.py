@@ -107,7 +107,7 @@ def read_key_file(path: Path) -> KeyFileContents:
     """The contents of a file. Raises InvalidKeyFile, which names the file, the key's index and the field."""
     try:
         tables = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidKeyFile(f"{path}: {error}") from error
     if unknown := sorted(set(tables) - {"keys", "jwt"}):
         raise InvalidKeyFile(f"{path}: there is the unknown table {unknown[0]}")

@@ -1,7 +1,7 @@
 """Tables of the file of API keys: checked values, and what a key or a token allows."""
 
-import math
 import re
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -61,15 +61,15 @@ class Table:
         value = self.values.get(field)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.invalid(field, "is not a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+            raise self.invalid(field, "is not a finite number")
         return float(value)
 
     def text(self, field: str) -> str:
         """A string that is not empty."""
         value = self.values.get(field)
         if not isinstance(value, str) or not value:
-            raise self.invalid(field, "is not a name" if value is not None else "is missing")
+            raise self.invalid(field, "is not a non-empty string" if value is not None else "is missing")
         return value
 
     def name(self, field: str) -> str | None:

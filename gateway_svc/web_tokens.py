@@ -6,7 +6,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from http.client import HTTPMessage
+from http.client import HTTPException, HTTPMessage
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -29,7 +29,8 @@ CLOCK_SKEW = 30.0
 _MIN_RSA_BITS = 2048
 _MAX_TENANT_LENGTH = 256
 _MAX_BYTES = 2**20  # of a key set
-_TIMEOUT = 5.0  # seconds for a key set to arrive
+_TIMEOUT = 5.0  # seconds for a key set to arrive, and for each read from its connection
+_CHUNK_BYTES = 64 * 2**10
 _MAX_AGE = 300.0  # seconds after which a key set is fetched again
 _MIN_AGE = 10.0  # seconds between two attempts, when keys are missing
 
@@ -70,7 +71,7 @@ def read_token_rules(where: str, values: Any, directory: Path) -> TokenRules:
     if not isinstance(profiles, dict) or not all(is_name(name) for name in profiles):
         raise table.invalid("profiles", "is not tables with names of 1 to 64 letters, digits, '.', '_' or '-'")
     if bool(profiles) != (profile_claim is not None):
-        raise table.invalid("profiles", "and profile_claim need each other")
+        raise table.invalid("profiles", "requires profile_claim, and profile_claim requires profiles")
     allowances = {"": read_allowance(table, "", "")}
     for name, fields in profiles.items():
         allowances[name] = read_allowance(Table(f"{where}.profiles.{name}", fields, ALLOWANCE_FIELDS), "", "")
@@ -105,7 +106,8 @@ class _InvalidKeySet(Exception):  # noqa: N818
 class SigningKeys:
     """The public keys of an issuer, from a file or a URL.
 
-    A file that cannot be used raises InvalidKeyFile at first. A URL may not answer: until it does, there are no keys.
+    A file that cannot be used raises InvalidKeyFile at first. A URL is first read by `refresh`, and may not answer:
+    until it does, there are no keys.
     """
 
     def __init__(self, location: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -118,7 +120,6 @@ class SigningKeys:
         self._version: tuple[int, int, int] | None = None
         self._tried_at = self._read_at = clock() - _MAX_AGE
         if self._is_url:
-            self.refresh()
             return
         try:
             self._version = _stat(location)
@@ -137,7 +138,7 @@ class SigningKeys:
     def refresh(self) -> None:
         """Reads a file that has changed, or a URL now and then. If that fails, it is logged, and the earlier keys stay.
 
-        Blocks for up to `_TIMEOUT` seconds.
+        Blocks while it reads a URL.
         """
         version = None if self._is_url else _stat(self._location)
         if not (self._is_due() if self._is_url else version != self._version):
@@ -213,7 +214,7 @@ def _parse(data: bytes) -> list[jwt.PyJWK]:
     """The keys of a key set that sign with an asymmetric algorithm, at least one."""
     try:
         entries = json.loads(data)["keys"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise _InvalidKeySet("there is no JSON object with keys") from None
     keys = []
     for index, entry in enumerate(entries if isinstance(entries, list) else ()):
@@ -223,8 +224,8 @@ def _parse(data: bytes) -> list[jwt.PyJWK]:
             raise _InvalidKeySet(f"keys[{index}] is a private key")
         try:
             key = jwt.PyJWK(entry)
-        except jwt.PyJWTError:
-            continue  # of a kind that is not supported; others of the set may be
+        except Exception:  # PyJWT does not check the types of fields
+            continue  # malformed, or of a kind that is not supported; others of the set may be usable
         is_short = isinstance(key.key, RSAPublicKey) and key.key.key_size < _MIN_RSA_BITS
         if key.algorithm_name in ALGORITHMS and not is_short:
             keys.append(key)
@@ -260,11 +261,16 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch(url: str) -> bytes:
+    deadline = time.monotonic() + _TIMEOUT
+    data = bytearray()
     try:
         with urllib.request.build_opener(_NoRedirects).open(url, timeout=_TIMEOUT) as response:
-            data: bytes = response.read(_MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise _InvalidKeySet(f"{url}: {error}") from error
-    if len(data) > _MAX_BYTES:
-        raise _InvalidKeySet(f"{url}: more than {_MAX_BYTES} bytes")
-    return data
+            while chunk := response.read1(_CHUNK_BYTES):
+                data += chunk
+                if len(data) > _MAX_BYTES:
+                    raise _InvalidKeySet(f"{url}: more than {_MAX_BYTES} bytes")
+                if time.monotonic() > deadline:
+                    raise _InvalidKeySet(f"{url}: no complete response in {_TIMEOUT:g} seconds")
+    except (OSError, ValueError, HTTPException) as error:
+        raise _InvalidKeySet(f"{url}: {error or type(error).__name__}") from error
+    return bytes(data)

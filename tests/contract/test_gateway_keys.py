@@ -9,6 +9,7 @@ import pytest
 
 from gateway_calls import asking, refused
 from gateway_harness import Harness, encoded, reason_of, running_gateway
+from gateway_svc.key_file import KeyFile
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import answer_with
@@ -200,3 +201,23 @@ async def test_a_token_of_the_issuer_is_a_credential_over_both_protocols(model_d
         assert (response.status_code, response.json()["error"]["message"]) == (401, "the token has expired")
         error = await refused(quire.stub.ListModels(api.ListModelsRequest(), metadata=(("x-api-key", "a.b.c"),)))
         assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_keys_that_raise_any_exception_end_no_gateway(
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: KeyFile) -> None:
+        raise RuntimeError("unexpected")
+
+    path = tmp_path / "keys.toml"
+    path.write_text(KEYS)
+    monkeypatch.setattr("gateway_svc.gateway._RELOAD_SECONDS", 0.01)
+    monkeypatch.setattr(KeyFile, "refresh_signing_keys", fail)
+    async with running_gateway(model_directory, api_keys=path) as quire:
+        async with asyncio.timeout(60):
+            while caplog.text.count("RuntimeError: unexpected") < 3:
+                await asyncio.sleep(0.01)
+        path.write_text(KEYS.replace("of-alice", "of-carol"))
+        async with asyncio.timeout(60):
+            while (await quire.http.get("/v1/models", headers=dict(bearer("carol")))).status_code != 200:
+                await asyncio.sleep(0.01)

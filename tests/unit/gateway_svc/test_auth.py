@@ -1,6 +1,8 @@
 """Credentials of a call."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -8,9 +10,10 @@ from prometheus_client import CollectorRegistry, Counter
 from gateway_svc.auth import Authenticator
 from gateway_svc.failed_logins import FailedLogins, LoginFailure, LoginRefused
 from gateway_svc.key_file import ApiKey, digest_of
-from gateway_svc.tenant import DEFAULT_TENANT, Tenant
-from gateway_svc.web_tokens import TokenVerifier
+from gateway_svc.tenant import DEFAULT_TENANT, AccountLimits, Tenant
+from gateway_svc.web_tokens import SigningKeys, TokenRules, TokenVerifier
 from svc_common.errors import Reason
+from token_issuer import AUDIENCE, ISSUER, TokenIssuer
 
 NOW = 1_000_000.0
 ALICE, BOB = Tenant("alice", 2.0), Tenant("bob")
@@ -25,6 +28,20 @@ KEYS = [
 class Keys:
     keys: list[ApiKey]
     verifier: TokenVerifier | None = None
+
+
+class ChangingKeys:
+    """Keys whose rules for tokens are removed by another thread as soon as they were read."""
+
+    keys: Sequence[ApiKey] = ()
+
+    def __init__(self, verifier: TokenVerifier) -> None:
+        self._verifier: TokenVerifier | None = verifier
+
+    @property
+    def verifier(self) -> TokenVerifier | None:
+        verifier, self._verifier = self._verifier, None
+        return verifier
 
 
 def failures() -> FailedLogins:
@@ -88,3 +105,14 @@ def test_without_a_file_everyone_is_the_default_tenant() -> None:
     authenticator = Authenticator(None, failures())
     for credentials in ([], [("authorization", "Basic x"), ("x-api-key", "y")]):
         assert authenticator.tenant(credentials) == DEFAULT_TENANT == Tenant("default")
+
+
+def test_rules_for_tokens_that_are_removed_during_a_call_still_verify_it(tmp_path: Path) -> None:
+    issuer, path = TokenIssuer(), tmp_path / "jwks.json"
+    path.write_text(issuer.key_set())
+    rules = TokenRules(ISSUER, AUDIENCE, str(path), "tenant", None, {"": Tenant("", limits=AccountLimits(""))})
+    authenticator = Authenticator(ChangingKeys(TokenVerifier(rules, SigningKeys(str(path)))), failures())
+    token = [("authorization", f"Bearer {issuer.token()}")]
+    assert authenticator.tenant(token).name == "search"
+    with pytest.raises(LoginRefused):
+        authenticator.tenant(token)

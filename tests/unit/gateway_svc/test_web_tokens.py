@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,8 +161,11 @@ def test_a_token_may_leave_out_the_id_of_the_only_key(tmp_path: Path, issuer: To
         ('{"keys": {}}', "there is no public key for one of RS256"),
         ('{"keys": [1, {"kty": "oct", "k": "c2VjcmV0"}]}', "there is no public key for one of RS256"),
         ('{"keys": [{"kty": "RSA"}, {"kty": "X"}]}', "there is no public key for one of RS256"),
+        ('{"keys": [{"kty": "RSA", "alg": ["x"]}]}', "there is no public key for one of RS256"),
+        ('{"keys": [{"kty": ["RSA"], "use": "sig"}]}', "there is no public key for one of RS256"),
+        ("[" * 100_000, "there is no JSON object with keys"),
     ],
-    ids=range(6),
+    ids=range(9),
 )
 def test_a_key_set_without_a_usable_key_is_an_error(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "jwks.json"
@@ -205,12 +208,17 @@ class KeyServer(http.server.ThreadingHTTPServer):
 
     text: str | None = None
     num_calls = 0
+    raw: bytes | None = None  # the whole response, instead of a key set
+    rest: bytes | None = None  # sent after it every 0.05 s until the client closes the connection
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, KeyServer)
         self.server.num_calls += 1
+        if self.server.raw is not None:
+            self._send_raw(self.server.raw, self.server.rest)
+            return
         if self.path == "/redirect":
             self.send_response(302)
             self.send_header("Location", "/jwks")
@@ -219,6 +227,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200 if self.server.text else 503)
         self.end_headers()
         self.wfile.write((self.server.text or "").encode())
+
+    def _send_raw(self, raw: bytes, rest: bytes | None) -> None:
+        self.close_connection = True
+        self.wfile.write(raw)
+        with suppress(ConnectionError):
+            while rest is not None:
+                time.sleep(0.05)
+                self.wfile.write(rest)
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -240,10 +256,9 @@ def test_keys_of_a_url_are_fetched_again_now_and_then(issuer: TokenIssuer) -> No
     now = 1000.0
     second = TokenIssuer(rsa_key(), kid="second")
     with key_server() as (server, url):
-        accepted = TokenVerifier(
-            RULES, SigningKeys(f"{url}/jwks", lambda: now)
-        )  # it does not answer, and the gateway starts
+        accepted = TokenVerifier(RULES, SigningKeys(f"{url}/jwks", lambda: now))
         assert "signing key is not known" in refusal(accepted, issuer.token())[1]
+        accepted.signing_keys.refresh()
         server.text = issuer.key_set()
         accepted.signing_keys.refresh()
         assert server.num_calls == 1, "not at once again"
@@ -270,7 +285,45 @@ def test_a_redirect_is_not_followed(issuer: TokenIssuer) -> None:
     with key_server() as (server, url):
         server.text = issuer.key_set()
         keys = SigningKeys(f"{url}/redirect")
+        keys.refresh()
         assert (keys.find("first"), server.num_calls) == (None, 1)
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"zz\r\n\r\n", OK + b"transfer-encoding: chunked\r\n\r\n40\r\n{", OK + b"a" * 70_000, OK + b"\r\n{"],
+    ids=["nothing", "status line", "cut chunk", "long header", "cut body"],
+)
+def test_a_malformed_response_changes_nothing(
+    raw: bytes, issuer: TokenIssuer, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 1000.0
+    with key_server() as (server, url):
+        server.text = issuer.key_set()
+        accepted = TokenVerifier(RULES, SigningKeys(f"{url}/jwks", lambda: now))
+        accepted.signing_keys.refresh()
+        server.raw = raw
+        now += web_tokens._MAX_AGE
+        with caplog.at_level(logging.WARNING, logger="quire.gateway"):
+            accepted.signing_keys.refresh()
+        assert [record.getMessage() for record in caplog.records] == [
+            "the keys of tokens cannot be read; the earlier ones stay"
+        ]
+        assert accepted.tenant(issuer.token()).name == "search"
+
+
+def test_a_response_that_does_not_end_in_time_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(web_tokens, "_TIMEOUT", 2.0)
+    with key_server() as (server, url):
+        server.raw, server.rest = OK + b"\r\n", b" "
+        with caplog.at_level(logging.WARNING, logger="quire.gateway"):
+            SigningKeys(f"{url}/jwks").refresh()
+        assert "no complete response in 2 seconds" in caplog.records[0].__dict__["why"]
 
 
 # The table.
@@ -328,14 +381,17 @@ def test_the_table_states_the_mapping(tmp_path: Path, issuer: TokenIssuer) -> No
         ("jwt = 1", "jwt is not a table"),
         ('[jwt]\naudience = "a"\njwks = "b"', "jwt.issuer is missing"),
         ('[jwt]\nissuer = "a"\njwks = "b"', "jwt.audience is missing"),
-        ('[jwt]\nissuer = ""\naudience = "a"\njwks = "b"', "jwt.issuer is not a name"),
+        ('[jwt]\nissuer = ""\naudience = "a"\njwks = "b"', "jwt.issuer is not a non-empty string"),
         ('[jwt]\nissuer = "a"\naudience = "b"', "jwt.jwks is missing"),
         (TABLE.replace("jwks.json", "http://example.com/jwks"), "jwt.jwks is neither a path nor an https:// URL"),
         (TABLE.replace("jwks.json", "ftp://localhost/jwks"), "jwt.jwks is neither a path nor an https:// URL"),
         (TABLE.replace("jwks.json", "https://[/jwks"), "jwt.jwks is neither a path nor an https:// URL"),
-        (f"{TABLE}tenant_claim = 1", "jwt.tenant_claim is not a name"),
-        (f'{TABLE}profile_claim = "plan"', "jwt.profiles and profile_claim need each other"),
-        (f"{TABLE}[jwt.profiles.gold]\nweight = 2", "jwt.profiles and profile_claim need each other"),
+        (f"{TABLE}tenant_claim = 1", "jwt.tenant_claim is not a non-empty string"),
+        (f'{TABLE}profile_claim = "plan"', "jwt.profiles requires profile_claim"),
+        (
+            f"{TABLE}[jwt.profiles.gold]\nweight = 2",
+            "jwt.profiles requires profile_claim, and profile_claim requires profiles",
+        ),
         (f'{TABLE}profile_claim = "p"\n[jwt.profiles.gold]\nweight = 0', "jwt.profiles.gold.weight is not above 0"),
         (f'{TABLE}profile_claim = "p"\n[jwt.profiles.gold]\ntenant = "a"', "gold has the unknown field tenant"),
         (f'{TABLE}profile_claim = "p"\n[jwt.profiles."a/b"]\nweight = 1', "jwt.profiles is not tables with names"),
