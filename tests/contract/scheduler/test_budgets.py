@@ -156,6 +156,32 @@ async def test_the_cost_of_a_prompt_is_recorded_and_what_was_spent_is_shown(
                 await asyncio.sleep(0.01)
 
 
+async def test_a_prompt_is_not_charged_again_by_the_next_leader(
+    redis_url: str, worker: Worker, store: RedisStore
+) -> None:
+    """The first leader dies while the prompt is computed: no token shows that it was paid."""
+    limits = account()
+    async with candidate(redis_url, [worker.port]) as first:
+        await first.until_leading()
+        async with first.session() as session:
+            await session.ready()
+            worker.gate.clear()
+            submit = await session.submit(max_tokens=8, limits=limits)
+            async with asyncio.timeout(TIMEOUT):
+                while (log := await store.read(submit.key)) is None or log.prompt_cost != len(PROMPT):
+                    await asyncio.sleep(0.01)
+            assert not log.sequences[0].token_ids
+            await first.crash()
+            worker.gate.set()
+    async with scheduler(redis_url, [worker.port]) as second, second.session() as anew:
+        assert (await anew.attach(submit.key)).HasField("attached")
+        assert await anew.until_tokens(submit.key, 8) == expected(8)
+        async with asyncio.timeout(TIMEOUT):
+            while not (spent := [budget.spent for budget in second.engine.budgets]):
+                await asyncio.sleep(0.01)
+        assert spent == [8]
+
+
 async def test_a_prompt_beyond_the_budget_is_rejected(session: SessionClient) -> None:
     submit = await session.submit(limits=account(tokens_per_minute=len(PROMPT)))
     answer = await session.answer(submit.command_id)
