@@ -88,10 +88,18 @@ class LiveRequests:
     # Models.
 
     def move(self, old: ModelVersion) -> None:
-        """Runs requests without tokens on the version that serves their tokenizer, if there is one."""
+        """Runs requests without tokens on the version that serves their tokenizer, if there is one.
+
+        What that version would refuse, for example as longer than its context, runs on the last worker of the old one.
+        """
+        now = time.monotonic()
         for live in list(self._live.values()):
-            is_movable = live.model is old and live.is_running and not live.log.fingerprint
-            if is_movable and self._models.replacement(old, live.log.submit.tokenizer_fingerprint) is not None:
+            if live.model is not old or not live.is_running or live.log.fingerprint:
+                continue
+            new = self._models.replacement(old, live.log.submit.tokenizer_fingerprint)
+            if new is None:
+                continue
+            if not old.num_workers or new.core.check(live.request_at(now), now, is_restored=True) is None:
                 self._restart(live)
 
     def end_all(self, version: ModelVersion) -> None:

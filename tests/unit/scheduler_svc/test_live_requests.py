@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +21,7 @@ from scheduler_svc.journal import Journal
 from scheduler_svc.live_request import LiveRequest
 from scheduler_svc.live_requests import Graces, LiveRequests
 from scheduler_svc.live_state import LiveState
-from scheduler_svc.model_versions import ModelVersions
+from scheduler_svc.model_versions import ModelVersion, ModelVersions
 from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.session_wire import attached_to_proto
 from scheduler_svc.spending import Spending
@@ -179,3 +180,36 @@ async def test_a_detached_request_that_moves_to_another_version_keeps_its_grace(
         while live.state is LiveState.DETACHED:
             await asyncio.sleep(0.01)
     assert live.log.state is State.CANCELLED
+
+
+async def test_a_request_that_is_too_long_for_a_new_version_runs_on_the_last_worker_of_the_old_one() -> None:
+    journal = Journal(
+        RedisStore("redis://127.0.0.1:1/0"), 1, lambda: None, lambda log, index: None, Spending(Budgets())
+    )
+    models = ModelVersions(lambda: Scheduler(SchedulerLimits()), 60)
+    requests = LiveRequests(models, journal, Graces())
+
+    def join(fingerprint: bytes, context_length: int) -> tuple[ModelVersion, Replica]:
+        description = worker_v1.DescribeResponse(model="m", fingerprint=fingerprint)
+        version = models.for_worker(description, "", 0.0)
+        replica = Replica(replace(SHAPE, fingerprint=fingerprint, context_length=context_length))
+        version.add_worker(replica, asyncio.Event(), description)
+        version.core.add_replica(replica)
+        return version, replica
+
+    old, last = join(b"old", 100)
+    long, short = (started(requests, key=key, model="m", max_tokens=num) for key, num in (("long", 50), ("short", 5)))
+    new, _ = join(b"new", 40)
+    last.is_retired = True
+    requests.move(old)
+    old.core.supersede()
+    assert (long.model, long.is_running, short.model) == (old, True, new)
+    plan = old.core.schedule(last, time.monotonic())
+    assert plan is not None
+    assert keys(plan) == ["long"]
+    # Without a worker of the old version none can run it, and its client receives the reason.
+    old.core.remove_replica(last)
+    old.remove_worker(last, time.monotonic())
+    requests.move(old)
+    assert long.log.state is State.FAILED
+    assert long.log.failure == scheduler_v1.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED
