@@ -188,6 +188,13 @@ local function extend_prompt(name, offset, logprobs, ttl)
   if offset + #logprobs > before then call('HSET', name, 'num_prompt_logprobs', offset + #logprobs) end
 end
 
+-- The expiry of a record's keys, in seconds, above 0. A stop match may arrive after its request has ended: the record
+-- then has the expiry of its retention, and its keys must not outlive it.
+local function time_to_live(name, state, ttl)
+  if state == 'accepted' then return ttl end
+  return math.max(1, call('TTL', name))
+end
+
 -- Packed: fourteen numbers, then key, submission, tokens, score, fingerprint, end, and each of the log-probabilities
 -- after its length: first those of the tokens, then those of the prompt.
 local function writes(blob, ttl, is_taken)
@@ -217,7 +224,8 @@ local function writes(blob, ttl, is_taken)
     local has_logprobs = num_logprobs ~= 4294967295
     local logprobs, prompt = take_each(has_logprobs and num_logprobs or 0), take_each(num_prompt)
     local name = PREFIX .. key
-    local there = call('HMGET', name, 'submission_id', 'count', 'num_tokens:' .. index, 'num_logprobs:' .. index)
+    local there = call('HMGET', name, 'submission_id', 'count', 'num_tokens:' .. index, 'num_logprobs:' .. index,
+      'state')
     local have, have_prompt = -1, 0
     if there[1] == submission then
       have = call('STRLEN', name .. ':tokens:' .. index) / token_size
@@ -231,9 +239,10 @@ local function writes(blob, ttl, is_taken)
       table.insert(gaps, have)
       gapped[key] = true
     else
-      extend(name, index, offset, packed, token_size, logprobs, cuts == 1, ttl)
+      local kept = time_to_live(name, there[5], ttl)
+      extend(name, index, offset, packed, token_size, logprobs, cuts == 1, kept)
       note_counts(name, index, offset, #packed / token_size, logprobs, cuts == 1, there[3], there[4])
-      if #prompt > 0 then extend_prompt(name, prompt_offset, prompt, ttl) end
+      if #prompt > 0 then extend_prompt(name, prompt_offset, prompt, kept) end
       if index >= tonumber(there[2]) then call('HSET', name, 'count', index + 1) end
       if cached ~= 4294967295 then call('HSET', name, 'cached:' .. index, cached) end
       if has_end then call('HSET', name, 'end:' .. index, last)

@@ -9,7 +9,7 @@ from request_logs import request_log
 from scheduler_svc.request_log import RecordState, RequestLog, State
 from scheduler_svc.store.base import Ending, WriteBatch
 from scheduler_svc.store.redis import RedisStore
-from store_writes import EPOCH, packed, write_of
+from store_writes import EPOCH, packed, tokens_of, write_of
 
 TTL, GRACE = 500, 20.0
 
@@ -42,6 +42,25 @@ async def test_every_key_of_a_record_is_kept_as_long_as_it_is_to_be(
         ending = Ending(log.key, log.submit.submission_id, state, 2000.0, kept_seconds=seconds)
         assert await store.write(WriteBatch(endings=[ending]), EPOCH) == []
         assert all(kept - 10 <= keys.ttl(name) <= kept for name in names)
+    await store.close()
+
+
+@pytest.mark.parametrize("offset", [0, 1], ids=["all", "some"])
+async def test_a_stop_match_after_the_end_does_not_prolong_a_record(
+    server: RedisServer, keys: "redis.Redis", offset: int
+) -> None:
+    store = RedisStore(server.url, TTL, grace=GRACE)
+    log = await written(store, request_log(n=2))
+    ending = Ending(log.key, log.submit.submission_id, State.FINISHED, 2000.0, kept_seconds=30)
+    assert await store.write(WriteBatch(endings=[ending]), EPOCH) == []
+    write = write_of(
+        log, offset, [1][offset:], logprobs=packed(-1)[offset:], prompt_logprobs=packed(-3), truncates=True
+    )
+    assert await store.write(WriteBatch(writes=[write]), EPOCH) == []
+    assert await tokens_of(store, log) == [[1], [1, 2]]
+    names = list(keys.scan_iter("{quire}:request:*"))
+    assert len(names) == 6
+    assert all(20 <= keys.ttl(name) <= 30 for name in names)
     await store.close()
 
 
