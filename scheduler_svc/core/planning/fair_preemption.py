@@ -82,10 +82,15 @@ class FairPreemption:
         if replica.has_returning:
             return
         for other in self._replicas:
-            kept = [s for s in other.kept if s.can_pay and replica.shape.computes(s.request)]
+            kept = [s for s in other.kept if self._may_be_taken(s, replica)]
             if kept and not self._capacity.has_free_slot(other):
                 self._preemptor.drop_swapped(other, min(kept, key=self._waiting.rank))
                 return
+
+    def _may_be_taken(self, sequence: Sequence, replica: Replica) -> bool:
+        """Whether a sequence would be admitted by a replica if it were queued."""
+        shape = replica.shape
+        return shape.computes(sequence.request) and self._waiting.accounts.may_run(sequence, shape)
 
     def _slot_victim(self, replica: Replica, head: Sequence) -> Sequence | None:
         if head.swapped_kv is None and any(self._may_take(other, head) for other in self._replicas):

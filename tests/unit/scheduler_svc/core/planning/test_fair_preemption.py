@@ -8,6 +8,7 @@ import pytest
 
 from core_bench import BLOCK, SHAPE, CoreBench, prompt
 from random_worlds import ContestedWorld, run_world
+from scheduler_svc.core.account_limits import AccountLimits
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.planning.fair_preemption import TURN_TOKENS
 from scheduler_svc.core.policy import PolicySettings
@@ -207,9 +208,9 @@ def test_no_more_kept_blocks_are_freed_than_are_missing() -> None:
     assert sorted(one.num_preemptions for one in flood) == [1, 2], "one was preempted again, for its blocks"
 
 
-def test_sequence_without_a_slot_continues_on_a_worker_that_has_one() -> None:
-    bench = CoreBench(policy="fair", max_sequences=1, num_blocks=4000)
-    [first] = bench.submit("first", prompt(8, next(_starts)), 500, tenant="flood")
+def without_a_slot(bench: CoreBench, **fields: Any) -> Sequence:
+    """A sequence that has yielded the only slot of a worker to another tenant's; its KV is kept there."""
+    [first] = bench.submit("first", prompt(8, next(_starts)), 500, tenant="flood", **fields)
     for _ in range(2 * MIN_STEPS):
         advance(bench)
     [other] = bench.submit("other", prompt(8, next(_starts)), 500, tenant="other")
@@ -217,12 +218,31 @@ def test_sequence_without_a_slot_continues_on_a_worker_that_has_one() -> None:
         advance(bench)
     advance(bench)
     assert first.phase is Phase.SWAPPED
+    return first
+
+
+def test_sequence_without_a_slot_continues_on_a_worker_that_has_one() -> None:
+    bench = CoreBench(policy="fair", max_sequences=1, num_blocks=4000)
+    first = without_a_slot(bench)
     idle = bench.join(max_sequences=1, num_blocks=4000)
     num_output = first.num_output
     for _ in range(2):
         bench.step(at=idle)
     assert idle.running == [first]
     assert first.num_output == num_output + 1
+
+
+def test_sequence_keeps_its_kv_while_its_account_has_no_slot_for_it_anywhere() -> None:
+    bench = CoreBench(policy="fair", max_sequences=1, num_blocks=4000)
+    limits = AccountLimits("flood/", max_running=1)
+    first = without_a_slot(bench, limits=limits)
+    other_worker = bench.join(max_sequences=2, num_blocks=4000)
+    [second] = bench.submit("second", prompt(8, next(_starts)), 500, tenant="flood", limits=limits)
+    for _ in range(3):
+        bench.step(at=other_worker)
+    assert other_worker.running == [second]
+    assert first.phase is Phase.SWAPPED
+    assert bench.replica.swapped == [first]
 
 
 @pytest.mark.parametrize("seed", range(20))
