@@ -234,7 +234,7 @@ class Commands:
         return _restored_request(found)
 
     async def _put(self, log: RequestLog) -> RequestLog | None:
-        """Records a request, or returns the record that is in its way."""
+        """Records a request, or returns the record that has its key."""
         epoch = self._journal.epoch
         try:
             found = await self._store.put(log, epoch)

@@ -194,11 +194,11 @@ class Store(Protocol):
         ...
 
     async def put(self, log: RequestLog, epoch: int) -> RequestLog | None:
-        """Records an accepted request without its tokens, unless a record is in its way.
+        """Records an accepted request without its tokens, unless a record has its key.
 
-        Returns that record, with all its tokens, or None where this one is recorded. In the way is another submission's
-        record that is live or finished, and this one's own record if it has tokens or has finished. Raises
-        UnusableRecord where a record that cannot be read is in the way.
+        Returns that record, with all its tokens, or None where this one is recorded. Another submission's record has
+        the key if it is live or finished, and this one's own record if it has tokens or has finished. Raises
+        UnusableRecord where the record that has the key cannot be read.
         """
         ...
 
