@@ -209,13 +209,16 @@ class Subscriptions:
         submission = subscription.submission
         submission.submission_id = attached.submission_id
         if joining is not None and joining.submit is not None and submission.submit is None:
-            # The body is the same; submission id and seed may be another submission's. The deadline of a call that only
-            # joins ends that call alone.
+            # The body is the same; submission id, seed and retention may be another submission's. The deadline of a
+            # call that only joins ends that call alone.
             is_own_submission = joining.submit.submission_id == attached.submission_id
             submit = scheduler_pb2.Submit()
             submit.CopyFrom(joining.submit)
             submit.submission_id = attached.submission_id
             submit.sampling.seed = attached.seed
+            submit.ClearField("retention")
+            if attached.HasField("retention"):
+                submit.retention.CopyFrom(attached.retention)
             submit.ClearField("is_resumption")
             subscription.record_submission(submit, joining.deadline if is_own_submission else None)
         for tokens in attached.sequences:

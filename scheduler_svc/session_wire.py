@@ -218,6 +218,7 @@ def attached_to_proto(log: RequestLog, command_id: int) -> scheduler_v1.Event:
         tokenizer_fingerprint=submit.tokenizer_fingerprint,
         prompt_logprobs=_prompt_logprobs_of(log, 0),
         is_durable=log.is_recorded,
+        retention=submit.retention if submit.HasField("retention") else None,
     )
     return scheduler_v1.Event(key=log.key, attached=attached, command_id=command_id)
 

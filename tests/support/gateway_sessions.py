@@ -111,10 +111,17 @@ class SessionClient:
         self._notes: set[asyncio.Task[None]] = set()
 
     def submit(
-        self, key: str, deadline: float | None = None, body_digest: bytes = b"", model: str = "tiny"
+        self,
+        key: str,
+        deadline: float | None = None,
+        body_digest: bytes = b"",
+        model: str = "tiny",
+        retention: scheduler_v1.Retention | None = None,
     ) -> RecordingReader:
         """Submits a request."""
         submit = scheduler_v1.Submit(key=key, n=1, prompt_token_ids=[1, 2], body_digest=body_digest, model=model)
+        if retention is not None:
+            submit.retention.CopyFrom(retention)
         reader = RecordingReader()
         reader.attachment = self.session.subscribe(key, submit, reader, deadline)
         return reader

@@ -59,6 +59,7 @@ class ScriptedSession:
             num_sequences=submit.n,
             tokenizer_fingerprint=submit.tokenizer_fingerprint,
             is_durable=is_durable,
+            retention=submit.retention if submit.HasField("retention") else None,
         )
         self.send([scheduler_v1.Event(key=submit.key, attached=attached, command_id=self.asked.pop(submit.key))])
 

@@ -77,6 +77,7 @@ async def test_a_request_that_is_not_recorded_can_be_resumed_while_it_runs(runni
         answer = await other.attach(submit.key)
         assert answer.attached.HasField("is_durable")
         assert not answer.attached.is_durable
+        assert answer.attached.retention == NONE
         assert await other.until_tokens(submit.key, 200) == expected(200)
         await until_over(running.engine, submit.key)
         assert (await other.attach(submit.key)).failed.reason == UNKNOWN

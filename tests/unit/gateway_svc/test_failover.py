@@ -375,3 +375,28 @@ async def test_a_joined_request_is_submitted_again_without_the_calls_deadline(
     successor.session.fail("k", UNKNOWN)
     again = await successor.next("submit")
     assert (again.submission_id, again.HasField("time_left")) == ("there", False)
+
+
+@pytest.mark.parametrize("own", [None, scheduler_v1.Retention(seconds=60)], ids=["default", "a minute"])
+@pytest.mark.parametrize(
+    "retention", [None, scheduler_v1.Retention(is_unrecorded=True)], ids=["joins default", "joins none"]
+)
+async def test_a_joined_request_is_submitted_again_with_its_own_retention(
+    client: SessionClient,
+    scheduler: ScriptedScheduler,
+    successor: ScriptedScheduler,
+    own: scheduler_v1.Retention | None,
+    retention: scheduler_v1.Retention | None,
+) -> None:
+    """A request that must not be recorded stays so, whatever a call under the same name asks for."""
+    request, running = client.submit("k", retention=own), there()
+    if retention is not None:
+        running.retention.CopyFrom(retention)
+    await scheduler.next("submit")
+    scheduler.session.attached(running, sequence(5))
+    await request.next()
+    await take_over(scheduler, successor)
+    await successor.next("attach")
+    successor.session.fail("k", UNKNOWN)
+    again = await successor.next("submit")
+    assert (again.retention if again.HasField("retention") else None) == retention

@@ -302,7 +302,7 @@ class Accepted(_message.Message):
     def __init__(self, is_durable: _Optional[bool] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("render_options", "prompt_length", "sequences", "submission_id", "detachable", "seed", "num_sequences", "prompt_logprobs", "tokenizer_fingerprint", "is_durable")
+    __slots__ = ("render_options", "prompt_length", "sequences", "submission_id", "detachable", "seed", "num_sequences", "prompt_logprobs", "tokenizer_fingerprint", "is_durable", "retention")
     RENDER_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +313,7 @@ class Attached(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     IS_DURABLE_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     render_options: RenderOptions
     prompt_length: int
     sequences: _containers.RepeatedCompositeFieldContainer[Tokens]
@@ -323,7 +324,8 @@ class Attached(_message.Message):
     prompt_logprobs: PromptLogprobs
     tokenizer_fingerprint: bytes
     is_durable: bool
-    def __init__(self, render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., prompt_length: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., submission_id: _Optional[str] = ..., detachable: _Optional[bool] = ..., seed: _Optional[int] = ..., num_sequences: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., is_durable: _Optional[bool] = ...) -> None: ...
+    retention: Retention
+    def __init__(self, render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., prompt_length: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., submission_id: _Optional[str] = ..., detachable: _Optional[bool] = ..., seed: _Optional[int] = ..., num_sequences: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., is_durable: _Optional[bool] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("offset", "tokens")
