@@ -26,7 +26,7 @@ TRACEPARENT = f"00-{TRACE}-0123456789abcdef-01"
 
 async def ended(process: Process) -> tuple[int, str]:
     """Exit status, and the unread rest of stderr."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         _, stderr = await process.communicate()
     assert process.returncode is not None
     return process.returncode, stderr.decode()
