@@ -18,6 +18,7 @@ _FIELDS = {
     scheduler_pb2.FAILURE_REASON_SEARCH_TOO_WIDE: Field.BEAM_WIDTH,
     scheduler_pb2.FAILURE_REASON_TOO_MANY_TOKENS: Field.MAX_TOKENS,
     scheduler_pb2.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED: Field.MAX_TOKENS,
+    scheduler_pb2.FAILURE_REASON_PROMPT_TOO_COSTLY: Field.PROMPT,
 }
 
 
@@ -38,6 +39,7 @@ def error_from_failed(failed: scheduler_pb2.Failed, field_path: FieldPath, tenan
             scheduler_pb2.FAILURE_REASON_INVALID
             | scheduler_pb2.FAILURE_REASON_SEARCH_TOO_WIDE
             | scheduler_pb2.FAILURE_REASON_TOO_MANY_TOKENS
+            | scheduler_pb2.FAILURE_REASON_PROMPT_TOO_COSTLY
         ):
             return QuireError(Reason.INVALID_FIELD, failed.message, field)
         case scheduler_pb2.FAILURE_REASON_UNSUPPORTED_RESULT:

@@ -231,12 +231,15 @@ def _refuse_costly(request: Request) -> AdmissionRefusal | None:
     """Why a request can never be paid from its account's tokens, or None."""
     most, search_tokens = request.limits.tokens_per_minute, request.search_tokens
     num_first = 1 if search_tokens is None else search_tokens  # tokens that are needed together with the prompt
-    if most is None or len(request.prompt) + num_first <= most:
+    num_prompt = len(request.prompt)
+    if most is None or num_prompt + num_first <= most:
         return None
-    what = f"the prompt has {len(request.prompt)} tokens"
-    if search_tokens:
-        what += f", and its beams may have {search_tokens}"
-    return AdmissionRefusal(Failure.INVALID, f"{what}: more than the tokens_per_minute of the key, {most}")
+    limit = f"more than the tokens_per_minute of the key, {most}"
+    if search_tokens and num_prompt < most:
+        message = f"the prompt has {num_prompt} tokens, and its beams may have {search_tokens}: {limit}"
+        return AdmissionRefusal(Failure.SEARCH_TOO_WIDE, message)
+    what = f"the prompt has {num_prompt} tokens" + (" and needs one for its output" if num_prompt == most else "")
+    return AdmissionRefusal(Failure.PROMPT_TOO_COSTLY, f"{what}: {limit}")
 
 
 def num_tokens(request: Request) -> int:

@@ -73,6 +73,7 @@ class Failure(Enum):
     UNSUPPORTED_RESULT = auto()
     RECORD_INCOMPLETE = auto()
     RECORD_UNDECRYPTABLE = auto()
+    PROMPT_TOO_COSTLY = auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,7 @@ async def test_a_prompt_is_not_charged_again_by_the_next_leader(
 async def test_a_prompt_beyond_the_budget_is_rejected(session: SessionClient) -> None:
     submit = await session.submit(limits=account(tokens_per_minute=len(PROMPT)))
     answer = await session.answer(submit.command_id)
-    assert answer.failed.reason == scheduler_v1.FAILURE_REASON_INVALID
+    assert answer.failed.reason == scheduler_v1.FAILURE_REASON_PROMPT_TOO_COSTLY
     assert "tokens_per_minute" in answer.failed.message
     fitting = await session.submit(max_tokens=1, limits=account(tokens_per_minute=len(PROMPT) + 1))
     assert await session.until_tokens(fitting.key, 1) == expected(1)

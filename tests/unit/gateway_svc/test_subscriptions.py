@@ -81,6 +81,7 @@ async def test_tokens_before_the_acceptance_are_ignored(client: SessionClient, s
         (scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE, Reason.DEADLINE_TOO_SHORT),
         (scheduler_v1.FAILURE_REASON_SEARCH_TOO_WIDE, Reason.INVALID_FIELD),
         (scheduler_v1.FAILURE_REASON_TOO_MANY_TOKENS, Reason.INVALID_FIELD),
+        (scheduler_v1.FAILURE_REASON_PROMPT_TOO_COSTLY, Reason.INVALID_FIELD),
         (scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST, Reason.REQUEST_UNKNOWN),
         (scheduler_v1.FAILURE_REASON_QUARANTINED, Reason.REQUEST_QUARANTINED),
         (scheduler_v1.FAILURE_REASON_STORE_DEGRADED, Reason.STORE_DEGRADED),
@@ -137,6 +138,7 @@ async def test_a_refusal_has_a_time_to_retry(
         (scheduler_v1.FAILURE_REASON_SEARCH_TOO_WIDE, "my beam_search.width"),
         (scheduler_v1.FAILURE_REASON_TOO_MANY_TOKENS, "my stopping.max_tokens"),
         (scheduler_v1.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED, "my stopping.max_tokens"),
+        (scheduler_v1.FAILURE_REASON_PROMPT_TOO_COSTLY, "my prompt"),
         (scheduler_v1.FAILURE_REASON_INVALID, None),
     ],
 )

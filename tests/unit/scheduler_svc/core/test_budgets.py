@@ -225,13 +225,24 @@ def test_what_can_never_be_paid_is_refused(num_prompt: int, is_refused: bool) ->
     refused = bench.scheduler.check(request, 0.0)
     assert (refused is not None) is is_refused
     if refused is not None:
-        assert refused.reason is Failure.INVALID
+        assert refused.reason is Failure.PROMPT_TOO_COSTLY
         assert "tokens_per_minute of the key, 6000" in refused.message
     restored = [RestoredSequence([], False)]
     assert bench.scheduler.submit(request, 0.0, restored) is None  # it was accepted under an earlier limit
     bench.plan()
     lease(bench, num_prompt + 1)
     assert bench.plan() is not None
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "reason"), [(PER_MINUTE - 1, Failure.SEARCH_TOO_WIDE), (PER_MINUTE, Failure.PROMPT_TOO_COSTLY)]
+)
+def test_the_refusal_of_a_search_names_what_is_too_costly(num_prompt: int, reason: Failure) -> None:
+    beam = BeamParams(2, 1.0, EarlyStopping.NEVER)
+    request = Request("a", prompt(num_prompt), 1, 1, beam=beam, limits=LIMITS)
+    refused = CoreBench(num_blocks=4000).scheduler.check(request, 0.0)
+    assert refused is not None
+    assert refused.reason is reason
 
 
 @pytest.mark.parametrize(
