@@ -94,7 +94,8 @@ class StepBuilder:
         end = sequence.num_computed + sequence.num_extra + num_tokens
         num_slots = shape.num_blocks_for(end) * shape.block_size - end
         most = min(shape.max_sampled_tokens - 1, request.max_tokens - num_output, num_slots)
-        return most if sequence.charge is None else min(most, sequence.charge.budget.available - 1)
+        charge = sequence.charge
+        return most if charge is None or charge.pays_ahead else min(most, charge.budget.available - 1)
 
     def add_indivisible(self, sequence: Sequence) -> None:
         """Computes all of a prompt. Its sequence ends with that."""

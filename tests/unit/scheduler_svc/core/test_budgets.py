@@ -299,6 +299,15 @@ def test_speculated_tokens_are_limited_to_those_leased() -> None:
     assert budget_of(bench).available == 0
 
 
+def test_a_value_leaves_no_negative_number_of_tokens_to_a_worker_that_speculates() -> None:
+    bench = CoreBench(max_sampled_tokens=4, max_step_tokens=9)
+    bench.submit("a", prompt(PLAIN), 1, result=EMBEDDING, limits=LIMITS)
+    bench.plan()
+    lease(bench, PLAIN)
+    parts = [part for plan in bench.steps(2) for part in plan.scheduled]
+    assert [(part.num_tokens, part.max_extra_tokens) for part in parts] == [(9, 0), (1, 0)]
+
+
 def test_a_pause_does_not_raise_the_priority() -> None:
     bench = CoreBench(policy="fair", max_sequences=1)
     bench.submit("x", prompt(PLAIN), 100, limits=LIMITS)
