@@ -82,6 +82,7 @@ class SchedulerDialer:
                     if isinstance(first, scheduler_pb2.SessionResponse) and self._is_current(address, first):
                         protocol = self._common_protocol(address, first.status)
                         if protocol is not None:
+                            self._logged_credentials.discard(address)
                             stack.pop_all()
                             return SchedulerConnection(address, channel, call, first, protocol)
             end_if_cancelled()
@@ -89,7 +90,7 @@ class SchedulerDialer:
             backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
 
     def _log_refusal(self, address: str, error: grpc.aio.AioRpcError | TimeoutError) -> None:
-        """A wrong credential is logged as an error, once. Anything else may pass: a start, a standby."""
+        """A wrong credential is logged as an error, once until a session is accepted. Anything else may pass: a start, a standby."""
         code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
         extra = {"scheduler": address, "code": code.name if code else "TIMEOUT"}
         if not is_credential_error(error):

@@ -44,18 +44,25 @@ class TlsFiles:
         self._lock = threading.Lock()
         self._version = self._stat()
         self._contents = self._read()
+        self._unusable: _Version | None = ()  # the version that could not be used; None: a file is missing
 
     def current(self) -> TlsContents:
         """The contents now, or, where these cannot be used, the last ones that could be."""
         with self._lock:
+            version = None
             try:
                 version = self._stat()
-                if version != self._version:
+                if version == self._version:
+                    self._unusable = ()
+                elif version != self._unusable:
                     contents = self._read()
                     if version == self._stat():  # else they change at this moment, and the next call reads them
-                        self._contents, self._version = contents, version
+                        self._contents, self._version, self._unusable = contents, version, ()
                         logger.info("certificates were read again", extra={"files": [*map(str, self.paths.values())]})
             except InvalidTlsFiles as error:
+                if version is None and self._unusable is None:
+                    return self._contents
+                self._unusable = version
                 logger.warning("changed certificates cannot be used; the earlier ones stay", extra={"why": str(error)})
             return self._contents
 

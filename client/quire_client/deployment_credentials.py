@@ -19,16 +19,16 @@ _TLS_FILES = ("QUIRE_MTLS_CA_FILE", "QUIRE_MTLS_KEY_FILE", "QUIRE_MTLS_CERT_FILE
 
 
 def admin_channel(address: str) -> grpc.Channel:
-    """A channel to a scheduler's admin service: with mutual TLS if QUIRE_MTLS_CERT_FILE is set.
+    """A channel to a scheduler's admin service: with mutual TLS if any of its three settings is set.
 
-    Raises QuireError where a file is missing.
+    Raises QuireError where one of them or its file is missing.
     """
     options = channel_options(address)
-    if not os.environ.get("QUIRE_MTLS_CERT_FILE"):
+    paths = {name: os.environ.get(name) for name in _TLS_FILES}
+    if not any(paths.values()):
         return grpc.insecure_channel(address, options)
     texts = []
-    for name in _TLS_FILES:
-        path = os.environ.get(name)
+    for name, path in paths.items():
         if not path:
             raise _unusable(f"{name} is not set, and mutual TLS needs it")
         texts.append(_read(name, Path(path)))

@@ -16,6 +16,7 @@ from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from scripted_scheduler import ScriptedScheduler, serving
 from svc_common.errors import QuireError, Reason
+from svc_common.identity import PLAIN
 from svc_common.protocols import SESSION_PROTOCOLS, ProtocolRange
 
 ONE, TWO = scheduler_v1.Tokens(token_ids=[1]), scheduler_v1.Tokens(token_ids=[1, 2])
@@ -326,3 +327,18 @@ async def test_whether_the_store_is_there_is_known(client: SessionClient, schedu
     scheduler.session.status(None, is_store_degraded=True)
     await client.wait_for()
     assert client.session.is_store_degraded
+
+
+async def test_a_credential_error_is_logged_again_after_a_session(
+    scheduler: ScriptedScheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    nothing = grpc.aio.Metadata()
+    refusal = grpc.aio.AioRpcError(grpc.StatusCode.UNAUTHENTICATED, nothing, nothing, "no")
+    dialer = scheduler_dialer.SchedulerDialer([scheduler.address], PLAIN)
+    for _ in range(2):
+        dialer._log_refusal(scheduler.address, refusal)
+    assert len(logged_by_gateway(caplog)) == 1
+    connection = await dialer.connect(0)
+    await connection.channel.close()
+    dialer._log_refusal(scheduler.address, refusal)
+    assert len([one for one in logged_by_gateway(caplog) if one.levelno == logging.ERROR]) == 2

@@ -1,6 +1,7 @@
 """The admin client rejects values that do not fit into a message, before any call."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,3 +28,16 @@ def test_a_value_that_no_message_can_hold_is_refused_by_its_field(
     with AdminClient("127.0.0.1:1") as client, pytest.raises(QuireError) as refused:
         call(client)
     assert (refused.value.reason, refused.value.field) == ("INVALID_FIELD", field)
+
+
+@pytest.mark.parametrize("missing", ["QUIRE_MTLS_CERT_FILE", "QUIRE_MTLS_KEY_FILE", "QUIRE_MTLS_CA_FILE"])
+def test_a_missing_setting_of_mutual_tls_is_an_error(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "any.pem"
+    path.write_text("PEM")
+    for name in ("QUIRE_MTLS_CERT_FILE", "QUIRE_MTLS_KEY_FILE", "QUIRE_MTLS_CA_FILE"):
+        monkeypatch.setenv(name, str(path))
+    monkeypatch.delenv(missing)
+    with pytest.raises(QuireError, match=f"{missing} is not set, and mutual TLS needs it"):
+        AdminClient("127.0.0.1:1")

@@ -157,6 +157,32 @@ async def test_changed_files_are_used_for_new_connections(
             assert (await status(connected, REFLECTION))[0] is grpc.StatusCode.OK
 
 
+def test_files_that_cannot_be_used_are_read_and_logged_once(
+    authority: Authority, other_authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = Authority(tmp_path / "mine").issue_for(ServiceRole.SCHEDULER)
+    files = TlsFiles(("CERT", mine.certificate), ("KEY", mine.key))
+    first = files.current()
+
+    def num_logged() -> int:
+        assert [files.current() for _ in range(3)] == [first] * 3
+        return sum(record.levelname == "WARNING" for record in caplog.records)
+
+    assert num_logged() == 0
+    kept = mine.certificate.rename(tmp_path / "kept")
+    assert num_logged() == 1, "missing"
+    mine.certificate.write_text("nothing")
+    assert num_logged() == 2
+    mine.certificate.write_text("nothing else")
+    assert num_logged() == 3
+    kept.rename(mine.certificate)
+    assert num_logged() == 3
+    mine.certificate.rename(kept)
+    assert num_logged() == 4, "missing again"
+    replace_by(mine, other_authority.issue_for(ServiceRole.SCHEDULER))
+    assert files.current() is not first
+
+
 def test_files_that_cannot_be_used_are_named(authority: Authority, other_authority: Authority, tmp_path: Path) -> None:
     right = authority.issue_for(ServiceRole.WORKER)
     other = other_authority.issue_for(ServiceRole.WORKER)
