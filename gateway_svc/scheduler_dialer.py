@@ -90,7 +90,7 @@ class SchedulerDialer:
             backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
 
     def _log_refusal(self, address: str, error: grpc.aio.AioRpcError | TimeoutError) -> None:
-        """A wrong credential is logged as an error, once until a session is accepted. Anything else may pass: a start, a standby."""
+        """A wrong credential is logged as an error, once per session. Anything else may pass: a start, a standby."""
         code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
         extra = {"scheduler": address, "code": code.name if code else "TIMEOUT"}
         if not is_credential_error(error):
