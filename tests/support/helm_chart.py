@@ -152,8 +152,10 @@ class StrictLoader(yaml.SafeLoader):
 
 
 def helm(*arguments: str, values: Object) -> subprocess.CompletedProcess[str]:
+    """Runs helm with these values, and with `insecure` unless they have it."""
+    complete = json.dumps({"insecure": True} | values)
     return subprocess.run(
-        [HELM, *arguments, "--values", "-"], input=json.dumps(values), capture_output=True, text=True, check=False
+        [HELM, *arguments, "--values", "-"], input=complete, capture_output=True, text=True, check=False
     )
 
 

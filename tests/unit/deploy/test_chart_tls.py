@@ -1,11 +1,23 @@
 """TLS in the rendered chart: each service reads the Secret of its role, or QUIRE_INSECURE stands in its variables."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from gateway_svc.settings import GatewaySettings
-from helm_chart import SETTINGS, container, environment, everywhere, of_service, pod_specs, render_notes, settings_of
+from helm_chart import (
+    CHART,
+    HELM,
+    SETTINGS,
+    container,
+    environment,
+    everywhere,
+    of_service,
+    pod_specs,
+    render_notes,
+    settings_of,
+)
 from svc_common.settings import InnerSettings
 
 
@@ -52,3 +64,9 @@ def test_without_certificates_it_is_visible_that_nobody_is_checked(values: str, 
             variables = environment(values, name)
             assert variables.get("QUIRE_INSECURE") == (None if values == "tls" else "1")
             assert ("QUIRE_MTLS_CERT_FILE" in variables) == (values == "tls")
+
+
+def test_the_default_requires_certificates() -> None:
+    done = subprocess.run([HELM, "template", "test", str(CHART)], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "insecure is false: set mtls.secrets.gateway" in done.stderr

@@ -148,7 +148,7 @@ tolerations:
 {{- if and .Values.insecure $named -}}
 {{- fail "insecure is true, and mtls.secrets are set: set insecure to false, with which services use mutual TLS" -}}
 {{- else if and (not .Values.insecure) (ne (len $named) 3) -}}
-{{- fail "insecure is false: set mtls.secrets.gateway, mtls.secrets.scheduler and mtls.secrets.worker" -}}
+{{- fail "insecure is false: set mtls.secrets.gateway, mtls.secrets.scheduler and mtls.secrets.worker, or insecure to true, with which services do not check who calls them" -}}
 {{- end -}}
 {{- if not .Values.insecure -}}true{{- end -}}
 {{- end -}}
