@@ -1,16 +1,22 @@
 """The ports of all roles. A conflict names the variable that solves it."""
 
+import random
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from itertools import chain
+from pathlib import Path
 
 from svc_common.addresses import AddressInUse, CannotListen, check_can_listen, join_host_port
 from svc_common.model_settings import ModelSettings
 from svc_common.supervisor.settings import SupervisorSettings
 
 LOOPBACK = "127.0.0.1"
+_FIRST_PORT = 16_384  # of those that are chosen for roles; below it are the usual ports of other services
+_IANA_FIRST_OUTGOING_PORT = 49_152
+_MAX_PROBES = 100
+_RANDOM = random.SystemRandom()
 
 
 @dataclass(frozen=True)
@@ -89,11 +95,28 @@ def assign(settings: SupervisorSettings, models: Sequence[ModelSettings]) -> Add
 
 
 def _held_port(held: ExitStack) -> int:
-    """A free port of the loopback, which stays taken as long as `held`."""
-    probe = held.enter_context(socket.socket())
-    probe.bind((LOOPBACK, 0))
-    port: int = probe.getsockname()[1]
-    return port
+    """A free port of the loopback, which stays taken as long as `held`.
+
+    It is below the range from which the system gives ports to outgoing connections, since one of these could take it
+    before the role listens there. Without such a port, it is any free one.
+    """
+    candidates = range(_FIRST_PORT, _first_outgoing_port())
+    for port in (*_RANDOM.sample(candidates, min(_MAX_PROBES, len(candidates))), 0):
+        probe = held.enter_context(socket.socket())
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            continue
+        return int(probe.getsockname()[1])
+    raise CannotListen(f"there is no free port on {LOOPBACK}")
+
+
+def _first_outgoing_port() -> int:
+    """The lowest port of outgoing connections."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return _IANA_FIRST_OUTGOING_PORT
 
 
 def free_port() -> int:

@@ -97,7 +97,7 @@ def test_random_worlds_of_long_prompts(max_sampled_tokens: int) -> None:
     for seed in range(20):
         counts.update(run_world(LongPromptWorld(seed, max_sampled_tokens), 1500).counts)
     for what in ("values CHUNKED", "values after a restart", "prompt log-probabilities computed again"):
-        assert counts[what] > 20, what
+        assert counts[what] > 10, what
     assert counts["preemptions"] > 10
 
 

@@ -1,6 +1,7 @@
 """Ports of many roles, and conflicts with the variable that solves them."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,10 @@ def test_the_error_of_two_roles_on_one_port_names_both_variables() -> None:
 def test_a_host_of_another_machine_is_an_error() -> None:
     with pytest.raises(CannotListen, match="QUIRE_HOST"):
         assigned(settings(host="192.0.2.1")).check()
+
+
+def test_no_connection_of_another_process_takes_a_chosen_port() -> None:
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    if first_outgoing <= 20_000:
+        pytest.skip("this system gives almost all ports to outgoing connections")
+    assert all(listener.port < first_outgoing for listener in assigned(settings(gateways=8)))
