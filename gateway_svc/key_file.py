@@ -12,6 +12,7 @@ from pathlib import Path
 from gateway_svc.key_tables import ALLOWANCE_FIELDS, LIMIT_FIELDS, InvalidKeyFile, Table, read_allowance
 from gateway_svc.tenant import AccountLimits, Tenant
 from gateway_svc.web_tokens import SigningKeys, TokenRules, TokenVerifier, read_token_rules
+from svc_common.files import file_version_if_any
 
 logger = logging.getLogger("quire.gateway")
 
@@ -46,7 +47,7 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         """Raises InvalidKeyFile."""
         self._path = path
-        self._version = self._stat()
+        self._version = file_version_if_any(path)
         contents = read_key_file(path)
         self._keys = contents.keys
         self._verifier = _verifier_of(contents, None)
@@ -63,19 +64,19 @@ class KeyFile:
 
     def refresh(self) -> None:
         """Reads the file if it has changed. If it cannot be used, this is logged, and the earlier keys stay."""
-        version = self._stat()
+        version = file_version_if_any(self._path)
         if version == self._version:
             return
         try:
             contents = read_key_file(self._path)
             verifier = _verifier_of(contents, self._verifier)
         except InvalidKeyFile as error:
-            if version == self._stat():
+            if version == file_version_if_any(self._path):
                 self._version = version
                 why = {"why": str(error)}
                 logger.warning("the changed file of API keys cannot be used; the earlier keys stay", extra=why)
             return
-        if version == self._stat():  # else it changes at this moment, and the next call reads it
+        if version == file_version_if_any(self._path):  # else it changes at this moment, and the next call reads it
             self._keys, self._verifier, self._version = contents.keys, verifier, version
             about = {"path": str(self._path), "num_keys": len(contents.keys)}
             logger.info("the file of API keys was read again", extra=about)
@@ -84,13 +85,6 @@ class KeyFile:
         """Reads the keys that tokens are verified by, if they may have changed."""
         if self._verifier is not None:
             self._verifier.signing_keys.refresh()
-
-    def _stat(self) -> tuple[int, int, int] | None:
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def _verifier_of(contents: KeyFileContents, before: TokenVerifier | None) -> TokenVerifier | None:

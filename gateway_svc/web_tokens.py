@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from gateway_svc.failed_logins import LoginFailure, LoginRefused
 from gateway_svc.key_tables import ALLOWANCE_FIELDS, InvalidKeyFile, Table, is_name, read_allowance
 from gateway_svc.tenant import Tenant, account_name
+from svc_common.files import FileVersion, file_version_if_any, why_unreadable
 
 logger = logging.getLogger("quire.gateway")
 
@@ -117,12 +118,12 @@ class SigningKeys:
         self._is_url = "://" in location
         self._keys: list[jwt.PyJWK] = []
         self._lacks_key = False
-        self._version: tuple[int, int, int] | None = None
+        self._version: FileVersion | None = None
         self._tried_at = self._read_at = clock() - _MAX_AGE
         if self._is_url:
             return
         try:
-            self._version = _stat(location)
+            self._version = file_version_if_any(Path(location))
             self._keys = _parse(_read_file(location))
         except _InvalidKeySet as error:
             raise InvalidKeyFile(str(error)) from error
@@ -140,7 +141,7 @@ class SigningKeys:
 
         Blocks while it reads a URL.
         """
-        version = None if self._is_url else _stat(self._location)
+        version = None if self._is_url else file_version_if_any(Path(self._location))
         if not (self._is_due() if self._is_url else version != self._version):
             return
         self._tried_at, self._version = self._clock(), version
@@ -236,19 +237,11 @@ def _parse(data: bytes) -> list[jwt.PyJWK]:
     return keys
 
 
-def _stat(path: str) -> tuple[int, int, int] | None:
-    try:
-        status = Path(path).stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
-
-
 def _read_file(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise _InvalidKeySet(f"{path}: {(error.strerror or str(error)).lower()}") from error
+        raise _InvalidKeySet(f"{path}: {why_unreadable(error)}") from error
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

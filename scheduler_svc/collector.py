@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -13,9 +12,7 @@ from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.totals import Totals
 from scheduler_svc.engine import SchedulerEngine
-
-_ANSWER_SECONDS = 2.0
-"""Time for the event loop to answer a scrape."""
+from svc_common.loop_calls import call_on_loop
 
 
 class EngineCollector(Collector):
@@ -33,18 +30,10 @@ class EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         if threading.get_ident() == self._thread_id:
             return list(self._read())
-        answer: Future[list[Metric]] = Future()
         try:
-            self._loop.call_soon_threadsafe(self._answer, answer)
-            return answer.result(_ANSWER_SECONDS)
+            return call_on_loop(self._loop, lambda: list(self._read()))
         except (TimeoutError, RuntimeError):  # RuntimeError: the loop is closed
             return []
-
-    def _answer(self, answer: Future[list[Metric]]) -> None:
-        try:
-            answer.set_result(list(self._read()))
-        except Exception as error:
-            answer.set_exception(error)
 
     def _read(self) -> Iterable[Metric]:
         yield from self._models()

@@ -7,7 +7,6 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -15,10 +14,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import make_wsgi_app
 
 from svc_common.addresses import cannot_listen, check_can_listen
+from svc_common.loop_calls import call_on_loop
 from svc_common.server import LIVENESS, HealthReporter
-
-_ANSWER_SECONDS = 2.0
-"""Time for the event loop to answer a health check."""
 
 _HEALTH_SERVICES = {"/live": LIVENESS, "/health": ""}
 
@@ -55,11 +52,9 @@ class MetricsServer:
 
     def _is_serving(self, health: HealthReporter, service: str) -> bool:
         """The status of a health service, from the event loop: one that hangs is not live."""
-        answer: Future[bool] = Future()
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(lambda: answer.set_result(health.is_serving(service)))
-            return answer.result(_ANSWER_SECONDS)
+            return call_on_loop(self._loop, lambda: health.is_serving(service))
         except (TimeoutError, RuntimeError):  # RuntimeError: the loop is closed
             return False
 

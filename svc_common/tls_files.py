@@ -9,9 +9,11 @@ from pathlib import Path
 
 import grpc
 
+from svc_common.files import FileVersion, file_version, why_unreadable
+
 logger = logging.getLogger("quire.boundary")
 
-_Version = tuple[tuple[int, int, int], ...]
+_Version = tuple[FileVersion, ...]
 
 
 class InvalidTlsFiles(Exception):  # noqa: N818
@@ -70,10 +72,9 @@ class TlsFiles:
         found = []
         for name, path in self.paths.items():
             try:
-                status = path.stat()
+                found.append(file_version(path))
             except OSError as error:
-                raise InvalidTlsFiles(f"{name}: {path}: {(error.strerror or str(error)).lower()}") from error
-            found.append((status.st_mtime_ns, status.st_ino, status.st_size))
+                raise InvalidTlsFiles(f"{name}: {path}: {why_unreadable(error)}") from error
         return tuple(found)
 
     def _read(self) -> TlsContents:
@@ -82,7 +83,7 @@ class TlsFiles:
             try:
                 texts[name] = path.read_bytes()
             except OSError as error:
-                raise InvalidTlsFiles(f"{name}: {path}: {(error.strerror or str(error)).lower()}") from error
+                raise InvalidTlsFiles(f"{name}: {path}: {why_unreadable(error)}") from error
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         name, path = self._certificate
         try:

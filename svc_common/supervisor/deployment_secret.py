@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from svc_common.files import why_unreadable
 from svc_common.identity import SECRET_FILE, InvalidCredentials, make_secret, read_secret
 from svc_common.supervisor.settings import SupervisorSettings
 
@@ -20,7 +21,7 @@ def prepare_secret(settings: SupervisorSettings) -> Path | None:
             path.parent.mkdir(parents=True, exist_ok=True)
             make_secret(path)
         except OSError as error:
-            raise InvalidCredentials(f"{path} cannot be made: {(error.strerror or str(error)).lower()}") from error
+            raise InvalidCredentials(f"{path} cannot be made: {why_unreadable(error)}") from error
     try:
         read_secret(path)
     except InvalidCredentials as error:
