@@ -1,6 +1,7 @@
 """The servers that a load can go to: Quire over gRPC, or any server with OpenAI's completions over HTTP."""
 
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -149,19 +150,30 @@ def is_http_url(url: str) -> bool:
         return False
 
 
-def http_client(url: str, api_key: str | None, timeout: float | None) -> aiohttp.ClientSession:
+def http_client(
+    url: str, api_key: str | None, timeout: float | None, ca_file: str | None = None
+) -> aiohttp.ClientSession:
     """A client for OpenAITarget: as many connections as there are requests, and no proxy to this machine.
 
-    `timeout` bounds each request from its sending to the last byte of its response, in seconds.
+    `timeout` bounds each request from its sending to the last byte of its response, in seconds. A server with TLS has a
+    certificate of a CA in `ca_file`; None: of one of the system's. Raises TargetError for a file that cannot be used.
     aiohttp, because its parser is compiled: the load generator shares the processors with the server.
     """
     parsed = urlsplit(url)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, ssl=_trusting(ca_file) if ca_file else True),
         headers={"authorization": f"Bearer {api_key}"} if api_key else None,
         timeout=aiohttp.ClientTimeout(total=timeout),
         trust_env=not is_loopback(f"{parsed.hostname}:{parsed.port}"),
     )
+
+
+def _trusting(ca_file: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # ssl.SSLError is one too
+        why = error.strerror or str(error)
+        raise TargetError(f"QUIRE_CA_FILE: {ca_file}: {why.lower()}") from error
 
 
 def _timeline(sent: float, arrivals: tuple[TokenArrival, ...]) -> RequestTimings:

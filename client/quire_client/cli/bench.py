@@ -1,6 +1,7 @@
 """`quire bench`: sends a load to a server and measures it."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -101,7 +102,7 @@ async def _target(
         async with AsyncClient(address, api_key=api_key, timeout=timeout) as client:
             yield QuireTarget(client, model)
     else:
-        async with http_client(url, api_key, timeout) as http:
+        async with http_client(url, api_key, timeout, os.environ.get("QUIRE_CA_FILE")) as http:
             yield OpenAITarget(url, http, model)
 
 

@@ -313,6 +313,14 @@ def test_a_mix_that_cannot_be_read_is_one_line(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "quire: /nonexistent/mix.json: no such file or directory\n"
 
 
+def test_the_ca_file_of_a_measured_server_that_cannot_be_read_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUIRE_CA_FILE", "/nonexistent/ca.crt")
+    assert run(["bench", "--url", "https://127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err == "quire: QUIRE_CA_FILE: /nonexistent/ca.crt: no such file or directory\n"
+
+
 def test_without_a_command_it_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 2
     assert "generate" in capsys.readouterr().out
