@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help install run test chaos acceptance lint type protos requirements sbom audit gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality
-.PHONY: bench-deterministic bench-simulator bench-docs bench-continuous-batching bench-sync-client
+.PHONY: bench-security bench-deterministic bench-simulator bench-docs bench-continuous-batching bench-sync-client
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -99,6 +99,9 @@ bench-steps: $(STAMP)  ## Measure what a step costs beside the forward pass
 
 bench-pairs: $(STAMP)  ## Compare with another checkout, in pairs: TREE=../quire-before
 	$(BIN)/python -m benchmarks.pairs $(TREE)
+
+bench-security: $(STAMP)  ## Measure what TLS and limits of API keys cost, in ten minutes
+	@PYTHONPATH=tests/support $(BIN)/python -m benchmarks.security
 
 bench-pressure: $(STAMP)  ## Measure swap against recompute, and streams beside a long prompt
 	$(BIN)/python -m benchmarks.pressure

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from svc_common.identity import TokenIdentity, read_secret
 from svc_common.models import ServedModel, resolve_model
 from svc_common.service_roles import ServiceRole
 
+SUPERVISOR = (sys.executable, "-m", "svc_common.supervisor")
 START_SECONDS = 600
 _CALL_SECONDS = 30
 _PORTS = ("HTTP", "GRPC", "SCHEDULER", "SCHEDULER_ADMIN", "SCHEDULER_METRICS", "WORKER", "WORKER_METRICS")
@@ -64,8 +65,13 @@ def prepare_model() -> ServedModel:
 
 
 @contextmanager
-def running_quire(title: str, settings: Mapping[str, str], tree: Path = ROOT) -> Iterator[Deployment]:
-    """Quire of a source tree in bfloat16, with `settings` beside. Stopped at the end. Raises BenchmarkFailed."""
+def running_quire(
+    title: str, settings: Mapping[str, str], tree: Path = ROOT, supervisor: Sequence[str] = SUPERVISOR
+) -> Iterator[Deployment]:
+    """Quire of a source tree in bfloat16, with `settings` beside. Stopped at the end. Raises BenchmarkFailed.
+
+    `supervisor` is the command that starts it.
+    """
     with TemporaryDirectory(prefix="quire-bench-") as folder:
         state_file = Path(folder, "state.json")
         environment = {
@@ -75,7 +81,7 @@ def running_quire(title: str, settings: Mapping[str, str], tree: Path = ROOT) ->
             "QUIRE_STATE_FILE": str(state_file),
             **settings,
         }
-        with running(title, (sys.executable, "-m", "svc_common.supervisor"), environment, tree) as process:
+        with running(title, supervisor, environment, tree) as process:
 
             def state() -> dict[str, Any] | None:
                 found: dict[str, Any] = json.loads(state_file.read_bytes()) if state_file.exists() else {}

@@ -22,6 +22,7 @@ from benchmarks.pressure.report import pressure_section
 from benchmarks.quality import quality_section
 from benchmarks.record import RESULTS, ROOT, read_result
 from benchmarks.recovery.report import recovery_section
+from benchmarks.security.report import security_section
 from benchmarks.serving.report import serving_section, sweep_charts, sweep_section
 from benchmarks.simulator.scenarios import SCENARIOS
 from benchmarks.steps.report import steps_section
@@ -85,6 +86,7 @@ PERFORMANCE = (
     ),
     Section("sweep", RESULTS / "sweep.json", "VLLM_VENV=ENVIRONMENT make bench-sweep", sweep_section),
     Section("steps", RESULTS / "steps.json", "make bench-steps", steps_section),
+    Section("security", RESULTS / "security.json", "make bench-security", security_section),
     Section("pressure", RESULTS / "pressure.json", "make bench-pressure", pressure_section),
     Section("kernels", RESULTS / "kernels_cpu.json", "make bench-kernels", kernels_section),
     Section("quality", RESULTS / "quality.json", "make bench-quality", quality_section),

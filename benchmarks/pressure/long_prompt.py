@@ -1,12 +1,7 @@
 """Streams at a steady rate, and a long prompt that arrives among them."""
 
-import asyncio
 import random
-from collections.abc import Sequence
-from itertools import pairwise
 from time import perf_counter
-from types import TracebackType
-from typing import Self
 
 import uvloop
 
@@ -15,8 +10,9 @@ from benchmarks.pressure.loads import random_tokens
 from benchmarks.pressure.report import LongPromptFigures, LongPromptRun
 from benchmarks.processes import BenchmarkFailed
 from benchmarks.runner import log
+from benchmarks.streams import Streams
 from quire_client.aio import AsyncClient
-from quire_client.bench.latency import Distribution, RequestTimings, TokenArrival
+from quire_client.bench.latency import Distribution
 from quire_client.bench.mix import MixRequest
 from quire_client.bench.targets import BenchTarget, QuireTarget
 
@@ -26,62 +22,6 @@ STREAM_PROMPT_TOKENS = 32
 LEAD_TOKENS = 32  # that each stream has had before its gaps count
 ALONE_TOKENS = 256  # of each stream whose gaps count, where nothing is beside
 _STREAM_TOKENS = 4_000  # more than are measured; then the stream is closed
-
-
-class Streams:
-    """Streams that generate until the end of `async with`. Each request must allow more tokens than are waited for."""
-
-    def __init__(self, target: BenchTarget, requests: Sequence[MixRequest]) -> None:
-        self._target, self._requests = target, requests
-        self._arrivals: list[list[TokenArrival]] = [[] for _ in requests]
-        self._counts = [0] * len(requests)
-        self._came = asyncio.Event()
-        self._tasks: list[asyncio.Task[RequestTimings]] = []
-
-    async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(self._run(i)) for i in range(len(self._requests))]
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def advance(self, num_tokens: int) -> None:
-        """Returns when each stream has had so many more tokens. Raises BenchmarkFailed where one has ended by then, or
-        what its request raises.
-        """
-        wanted = [count + num_tokens for count in self._counts]
-        while any(count < enough for count, enough in zip(self._counts, wanted, strict=True)):
-            self._came.clear()
-            waiter = asyncio.create_task(self._came.wait())
-            await asyncio.wait([waiter, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
-            waiter.cancel()
-            for task in self._tasks:
-                if task.done():
-                    raise BenchmarkFailed(f"a stream ended after {task.result().num_tokens} tokens")
-
-    def gaps(self, start: float, end: float) -> list[float]:
-        """Seconds before each token of all streams, of those gaps that reach into the time from `start` to `end`.
-
-        A chunk of k tokens after a gap g counts as k gaps of g/k.
-        """
-        gaps = []
-        for arrivals in self._arrivals:
-            for before, after in pairwise(arrivals):
-                if after.at > start and before.at < end:
-                    gaps += [(after.at - before.at) / after.num_tokens] * after.num_tokens
-        return gaps
-
-    async def _run(self, place: int) -> RequestTimings:
-        def on_tokens(count: int) -> None:
-            self._arrivals[place].append(TokenArrival(perf_counter(), count))
-            self._counts[place] += count
-            self._came.set()
-
-        return await self._target.run(self._requests[place], on_tokens)
 
 
 def measure_long_prompt(prompt_tokens: int, num_runs: int) -> LongPromptFigures:
@@ -123,7 +63,7 @@ async def run_round(target: BenchTarget, number: int, prompt_tokens: int) -> Lon
 
 
 async def _alone(target: BenchTarget, rng: random.Random) -> Distribution:
-    async with Streams(target, _stream_requests(rng)) as streams:
+    async with Streams([(target, request) for request in _stream_requests(rng)]) as streams:
         await streams.advance(LEAD_TOKENS)
         start = perf_counter()
         await streams.advance(ALONE_TOKENS)
@@ -133,7 +73,7 @@ async def _alone(target: BenchTarget, rng: random.Random) -> Distribution:
 async def _beside(target: BenchTarget, rng: random.Random, prompt_tokens: int) -> tuple[float, Distribution]:
     """Time to the first token of a long prompt, and the gaps of streams until then."""
     request = MixRequest(random_tokens(rng, prompt_tokens), 1)
-    async with Streams(target, _stream_requests(rng)) as streams:
+    async with Streams([(target, request) for request in _stream_requests(rng)]) as streams:
         await streams.advance(LEAD_TOKENS)
         sent = await target.run(request, lambda count: None)
         await streams.advance(2)  # the gap that the first token falls into is a gap beside it

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,18 @@ from svc_common.supervisor.deployment_secret import prepare_secret
 from svc_common.supervisor.embedded_redis import EmbeddedRedis, RedisNotFound
 from svc_common.supervisor.group import RoleGroup
 from svc_common.supervisor.prepare import PrepareFailed, prepare_model
-from svc_common.supervisor.roles import redis_role, service_roles
+from svc_common.supervisor.roles import Role, redis_role, service_roles
 from svc_common.supervisor.runner import RestartPolicy, RoleFailed
 from svc_common.supervisor.settings import SupervisorSettings
 
 
-async def supervise(settings: SupervisorSettings, console: Console) -> None:
-    """Runs all roles until a signal. `main` reports the errors that it raises."""
+async def supervise(
+    settings: SupervisorSettings, console: Console, change_role: Callable[[Role], Role] = lambda role: role
+) -> None:
+    """Runs all roles until a signal. `main` reports the errors that it raises.
+
+    `change_role` is applied to each role but Redis before it starts.
+    """
     models = settings.model_settings()
     for model in models:
         model.check()
@@ -42,8 +47,9 @@ async def supervise(settings: SupervisorSettings, console: Console) -> None:
         "redis_url": redis_url,
         "deployment_secret_file": None if secret_file is None else str(secret_file),
     }
+    services = service_roles(settings, models, addresses, redis_url, secret_file=secret_file)
     group = RoleGroup(
-        [*stores, *service_roles(settings, models, addresses, redis_url, secret_file=secret_file)],
+        [*stores, *map(change_role, services)],
         console,
         policy=RestartPolicy(),
         stop_seconds=settings.stop_seconds,

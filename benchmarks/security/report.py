@@ -1,0 +1,88 @@
+"""The cost of TLS and limits: figures of the runs, their target, and the section of docs/performance.md."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.pairs import PairedRatio
+from benchmarks.report import Cells, Sense, origin, target, target_list
+from benchmarks.runner import median_of
+
+MAX_RATIO = 1.05
+"""Inter-token p99 with TLS and limits, divided by that without, as the median of the pairs."""
+
+
+@dataclass(frozen=True)
+class StreamFigures:
+    """One run: inter-token latencies over all streams, in seconds, and tokens per second of all of them together."""
+
+    inter_token_p50: float
+    inter_token_p99: float
+    tokens_per_second: float
+
+    def ratios_to(self, without: "StreamFigures") -> dict[str, float]:
+        """By figure, how much worse this is: above 1 is slower."""
+        return {
+            "inter_token_p50": self.inter_token_p50 / without.inter_token_p50,
+            "inter_token_p99": self.inter_token_p99 / without.inter_token_p99,
+            "tokens_per_second": without.tokens_per_second / self.tokens_per_second,
+        }
+
+
+@dataclass(frozen=True)
+class FigurePair:
+    """Runs of both variants with the same requests, one directly after the other."""
+
+    without: StreamFigures
+    with_parts: StreamFigures
+
+
+def summarize(pairs: Mapping[str, Sequence[FigurePair]]) -> dict[str, Any]:
+    """The pairs by protocol, as a result holds them."""
+    protocols: dict[str, Any] = {}
+    for protocol, found in pairs.items():
+        ratios = [pair.with_parts.ratios_to(pair.without) for pair in found]
+        protocols[protocol] = {
+            "without": asdict(median_of([pair.without for pair in found])),
+            "with": asdict(median_of([pair.with_parts for pair in found])),
+            "ratios": {name: asdict(PairedRatio.of([ratio[name] for ratio in ratios])) for name in ratios[0]},
+            "pairs": [{"without": asdict(pair.without), "with": asdict(pair.with_parts)} for pair in found],
+        }
+    return protocols
+
+
+def judge(protocols: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The target of each protocol."""
+    return [
+        target(
+            f"{protocol}: inter-token p99, ratio",
+            found["ratios"]["inter_token_p99"]["median"],
+            Sense.AT_MOST,
+            MAX_RATIO,
+        )
+        for protocol, found in protocols.items()
+    ]
+
+
+def security_table(result: dict[str, Any]) -> Cells:
+    """A row for each variant and protocol, and one for the ratios."""
+    rows = []
+    for protocol, found in result["protocols"].items():
+        for title, name in (("without", "without"), (f"with {result['measured']}", "with")):
+            figures = found[name]
+            latencies = [f"{figures[which] * 1e3:.1f}" for which in ("inter_token_p50", "inter_token_p99")]
+            rows.append([protocol, title, *latencies, f"{figures['tokens_per_second']:,.0f}"])
+        ratios = [found["ratios"][name] for name in ("inter_token_p50", "inter_token_p99", "tokens_per_second")]
+        rows.append(["", "ratio", *(f"{one['median']:.3f} ({one['low']:.3f}–{one['high']:.3f})" for one in ratios)])
+    columns = ("", "", "inter-token p50, ms", "inter-token p99, ms", "output tokens/s")
+    return Cells(columns, rows, num_labels=2)
+
+
+def security_section(result: dict[str, Any]) -> str:
+    """The section of docs/performance.md."""
+    return (
+        f"{result['model']}, bfloat16, {result['num_streams']} streams of {result['num_tenants']} tenants, "
+        f"{result['measured_tokens']} tokens of each stream in each run; medians of {result['num_pairs']} pairs of "
+        f"runs and of their ratios, with 95 % intervals of the latter; {origin(result)}.\n\n"
+        f"{security_table(result).markdown()}\n\n{target_list(result)}"
+    )
