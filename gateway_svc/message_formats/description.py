@@ -1,0 +1,173 @@
+"""Descriptions of message formats: plain values that the parser, the grammar and the writer of calls read.
+
+A *marker* is a text that structures a turn, such as `<tool_call>`. Where the tokenizer has a token of that literal,
+only the token is the marker, and the same characters in text are text. Where it has none, the characters are the
+marker.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a model may call. `parameters` is the JSON schema of its arguments, an object."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """Reasoning stands first in a turn, between two markers. A template may write `begin` at the end of the prompt."""
+
+    name: str
+    begin: str
+    end: str
+
+    def is_open_in(self, prompt: str) -> bool:
+        """Whether a rendered prompt ends within the reasoning, so that the output continues it."""
+        return prompt.rstrip().endswith(self.begin)
+
+
+class Listing(Enum):
+    """How a model writes several JSON calls. The parser takes either."""
+
+    ARRAY = "array"
+    """One JSON array of all calls, between one pair of markers."""
+    REPEATED = "repeated"
+    """One object after another, each with its markers if there are any."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCalls:
+    """`{"name": …, "arguments": {…}}` between markers.
+
+    With `is_bare`, calls may stand without `begin`, as the whole turn or after reasoning. Such calls must name a tool
+    of the request, since any JSON object may have such fields. `end` is None where nothing follows the calls.
+    `separator` is between calls of a turn, and `space` between markers and JSON.
+    """
+
+    begin: str | None = None
+    end: str | None = None
+    is_bare: bool = False
+    arguments_key: str = "arguments"
+    listing: Listing = Listing.REPEATED
+    separator: str = "\n"
+    space: str = ""
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return () if self.begin is None else (self.begin,)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All markers."""
+        return tuple(marker for marker in (self.begin, self.end) if marker is not None)
+
+
+class Slot(Enum):
+    """A place in the pattern of a call."""
+
+    NAME = "name"
+    ARGUMENTS = "arguments"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCalls:
+    """The name as plain text, and then the arguments as a JSON object.
+
+    `call` is the pattern of one call: the slots, markers, and other literals, which do not begin with a bracket. White
+    space around literals is written as it stands here, and is optional when parsed. `begin` and `end` are around all
+    calls; where `end` is None, each call begins with `begin`. `ignored` are markers that may follow the name, each with
+    a word that has no meaning here.
+    """
+
+    begin: str
+    call: tuple[str | Slot, ...]
+    end: str | None = None
+    separator: str = ""
+    ignored: tuple[str, ...] = ()
+
+    is_bare = False
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (self.begin,)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All markers."""
+        in_call = tuple(part for part in self.call if isinstance(part, str) and part[0] in "<[")
+        return (self.begin, *in_call, *self.ignored, *(() if self.end is None else (self.end,)))
+
+
+@dataclass(frozen=True, slots=True)
+class XmlCalls:
+    """Tags for the function and for each parameter. Values are plain text; the parameter's schema says which type.
+
+    A value of a type other than string is JSON. One line break after the opening and before the closing tag of a
+    parameter is not part of the value.
+    """
+
+    begin: str = "<tool_call>"
+    end: str = "</tool_call>"
+    function: str = "<function="
+    function_end: str = "</function>"
+    parameter: str = "<parameter="
+    parameter_end: str = "</parameter>"
+
+    is_bare = False
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (self.begin,)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All markers. The tags between them are text in every tokenizer."""
+        return (self.begin, self.end)
+
+
+CallSyntax = JsonCalls | NamedCalls | XmlCalls
+
+
+class ArgumentsForm(Enum):
+    """What a template expects as the arguments of a call."""
+
+    OBJECT = "object"
+    TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a family writes calls, and what its templates expect.
+
+    `signs` are texts of which all stand in a template of this family. `arguments` is the form of the arguments in
+    messages with calls. `content_if_none` is what templates take as the content of a message that has calls and no
+    text. `call_id_length` is the length that templates require of the id of a call, or None.
+    """
+
+    name: str
+    calls: CallSyntax
+    signs: tuple[str, ...] = ()
+    arguments: ArgumentsForm = ArgumentsForm.OBJECT
+    content_if_none: str | None = ""
+    call_id_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFormat:
+    """How one model writes a turn. None: it has no calls, or no reasoning; what looks like them is text."""
+
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """All markers."""
+        calls = () if self.tools is None else self.tools.calls.markers
+        reasoning = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
+        return frozenset((*calls, *reasoning))

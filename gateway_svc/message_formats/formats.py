@@ -1,0 +1,99 @@
+"""The formats that are known, by name, and which of them a chat template is of."""
+
+from gateway_svc.message_formats.description import (
+    ArgumentsForm,
+    JsonCalls,
+    Listing,
+    MessageFormat,
+    NamedCalls,
+    ReasoningFormat,
+    Slot,
+    ToolFormat,
+    XmlCalls,
+)
+
+_HERMES = JsonCalls("<tool_call>", "</tool_call>", space="\n")
+
+# The first whose signs all stand in a template is that template's, so a format comes before those with fewer signs.
+_TOOL_FORMATS = (
+    # Qwen3-Coder, Qwen3.5 and later.
+    ToolFormat("qwen3_coder", XmlCalls(), signs=("<tool_call>", "<function=", "<parameter=")),
+    # Devstral, Magistral, Mistral Small 3.2 and later: tokenizers v11 and v13.
+    ToolFormat(
+        "mistral",
+        NamedCalls("[TOOL_CALLS]", (Slot.NAME, "[ARGS]", Slot.ARGUMENTS), ignored=("[CALL_ID]",)),
+        signs=("[TOOL_CALLS]", "[ARGS]"),
+        call_id_length=9,
+    ),
+    # Mistral 7B v0.3, Nemo, Small 3.1, Mixtral: tokenizers v3 and v7.
+    ToolFormat(
+        "mistral_json",
+        JsonCalls("[TOOL_CALLS]", listing=Listing.ARRAY),
+        signs=("[TOOL_CALLS]",),
+        call_id_length=9,
+    ),
+    # V3, V3-0324, R1 and R1-0528: the arguments are a block of Markdown.
+    ToolFormat(
+        "deepseek_v3",
+        NamedCalls(
+            "<｜tool▁calls▁begin｜>",
+            (
+                "<｜tool▁call▁begin｜>",
+                "function",
+                "<｜tool▁sep｜>",
+                Slot.NAME,
+                "\n```json\n",
+                Slot.ARGUMENTS,
+                "\n```",
+                "<｜tool▁call▁end｜>",
+            ),
+            end="<｜tool▁calls▁end｜>",
+            separator="\n",
+        ),
+        signs=("<｜tool▁calls▁begin｜>", "```json"),
+        arguments=ArgumentsForm.TEXT,
+        content_if_none=None,
+    ),
+    ToolFormat(
+        "deepseek_v31",
+        NamedCalls(
+            "<｜tool▁calls▁begin｜>",
+            ("<｜tool▁call▁begin｜>", Slot.NAME, "<｜tool▁sep｜>", Slot.ARGUMENTS, "<｜tool▁call▁end｜>"),
+            end="<｜tool▁calls▁end｜>",
+        ),
+        signs=("<｜tool▁calls▁begin｜>",),
+        arguments=ArgumentsForm.TEXT,
+        content_if_none=None,
+    ),
+    # Granite 3.1 to 3.3. Granite 4 writes as Hermes does.
+    ToolFormat("granite", JsonCalls("<|tool_call|>", listing=Listing.ARRAY), signs=("<|tool_call|>",)),
+    # Hermes 2 and 3, Qwen2.5, QwQ, Qwen3, SmolLM3, Granite 4.
+    ToolFormat("hermes", _HERMES, signs=("<tool_call>",)),
+    # Llama 3.1 to 3.3. The template asks for JSON without the marker, which stands before calls of built-in tools.
+    ToolFormat(
+        "llama3_json",
+        JsonCalls("<|python_tag|>", is_bare=True, arguments_key="parameters", separator="; "),
+        signs=("<|start_header_id|>", '"parameters"'),
+    ),
+    # SmolLM2, whose template says nothing of tools.
+    ToolFormat("smollm2", JsonCalls("<tool_call>", "</tool_call>", listing=Listing.ARRAY)),
+    # For a model that was not trained on any: JSON is the whole turn.
+    ToolFormat("json", JsonCalls(is_bare=True, separator="\n")),
+)
+
+_REASONING_FORMATS = (
+    # DeepSeek, Qwen3, QwQ, SmolLM3, Granite 3.3 and many others.
+    ReasoningFormat("think", "<think>", "</think>"),
+    # Magistral and later.
+    ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+)
+
+TOOL_FORMATS = {one.name: one for one in _TOOL_FORMATS}
+REASONING_FORMATS = {one.name: one for one in _REASONING_FORMATS}
+
+
+def detect(template: str) -> MessageFormat:
+    """The format of a model whose chat template contains this text. Each part is None where the text has no signs."""
+    tools = next((one for one in _TOOL_FORMATS if one.signs and all(sign in template for sign in one.signs)), None)
+    reasoning = next((one for one in _REASONING_FORMATS if one.end in template), None)
+    return MessageFormat(tools, reasoning)

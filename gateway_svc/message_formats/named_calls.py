@@ -1,0 +1,55 @@
+"""Parses calls whose name stands as plain text before the arguments."""
+
+import re
+
+from gateway_svc.message_formats.description import NamedCalls, Slot
+from gateway_svc.message_formats.json_calls import parse_arguments
+from gateway_svc.message_formats.source import NotACall, Parse, TurnSource
+from gateway_svc.message_formats.writer import EventWriter
+
+# Names end where white space, a marker or JSON begins.
+_WORD = re.compile(r"[^\s<>\[\]{}\"'`|]+")
+
+
+def parse_named_calls(source: TurnSource, calls: NamedCalls, writer: EventWriter) -> Parse[None]:
+    """Calls after their first marker. Raises NotACall where something else follows, after a call too."""
+    while True:
+        yield from _parse_call(source, calls, writer)
+        source.accept()
+        if calls.end is None:
+            return
+        yield from source.read_visible()
+        if (yield from source.match((calls.end,))) is not None:
+            writer.add_marker()
+            source.accept()
+            return
+        source.unread()
+
+
+def _parse_call(source: TurnSource, calls: NamedCalls, writer: EventWriter) -> Parse[None]:
+    name = ""
+    for part in calls.call:
+        if part is Slot.NAME:
+            yield from source.read_visible()
+            source.unread()
+            name = yield from source.read_run(_WORD)
+            if not name:
+                raise NotACall
+            yield from _skip_ignored(source, calls)
+        elif part is Slot.ARGUMENTS:
+            if (yield from source.read_visible()) != "{":
+                source.refuse()
+            yield from parse_arguments(source, writer, name)
+        else:
+            yield from source.expect(part.strip())
+
+
+def _skip_ignored(source: TurnSource, calls: NamedCalls) -> Parse[None]:
+    if not calls.ignored:
+        return
+    yield from source.read_visible()
+    found = yield from source.match(calls.ignored)
+    if found is None:
+        source.unread()
+    else:
+        yield from source.read_run(_WORD)

@@ -1,0 +1,168 @@
+"""Parses the output of a sequence: an assistant's turn of reasoning, text and calls.
+
+- Reasoning may stand first, before any text. Of calls and reasoning, only what the format describes is looked for.
+- White space between markers and text is neither. All other output is either an event, or text as it was written.
+- What begins like a call and is none, such as JSON with an error before the arguments, is text, with its markers.
+- A call begins with its name and the first character of its arguments. If its text turns out not to be a call after
+  that, the call ends with the arguments so far, and the rest is text.
+- After a marker, a name that no tool has is a call too: clients answer the model that there is no such tool. Without a
+  marker, only the name of a tool makes JSON a call.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+
+from gateway_svc.message_formats.description import (
+    JsonCalls,
+    MessageFormat,
+    NamedCalls,
+    ReasoningFormat,
+    Tool,
+)
+from gateway_svc.message_formats.events import MessageEvent
+from gateway_svc.message_formats.json_calls import parse_json_calls
+from gateway_svc.message_formats.named_calls import parse_named_calls
+from gateway_svc.message_formats.source import ControlMarker, NotACall, Parse, Run, TurnSource
+from gateway_svc.message_formats.writer import EventWriter
+from gateway_svc.message_formats.xml_calls import parse_xml_calls
+
+_SPACE = re.compile(r"\s")
+
+
+class MessageParser:
+    """The parser of one sequence. It takes time linear in the output, and never fails.
+
+    A parser cannot be copied. One that is fed the same output from its beginning has the same state.
+    """
+
+    def __init__(
+        self,
+        message_format: MessageFormat,
+        tools: Sequence[Tool],
+        *,
+        control_tokens: Collection[str] = (),
+        hidden_tokens: Collection[str] = (),
+        reasoning_is_open: bool = False,
+    ) -> None:
+        """Without tools, calls are text.
+
+        `control_tokens` are the literals of all added tokens of the tokenizer; `hidden_tokens` are those of them that
+        contribute no text. `reasoning_is_open` says that the prompt ends within the reasoning.
+        """
+        self._format = message_format if tools else MessageFormat(None, message_format.reasoning)
+        self._tools = {tool.name: tool for tool in tools}
+        self._control_markers = self._format.markers.intersection(control_tokens)
+        self._hidden = frozenset(hidden_tokens)
+        self._source = TurnSource(self._control_markers, self._hidden)
+        self._writer = EventWriter()
+        self._in_reasoning = False
+        self._turn = self._parse_turn(reasoning_is_open)
+        self._run: Run | None = next(self._turn)
+
+    def feed(self, text: str, *, is_control: bool = False) -> list[MessageEvent]:
+        """The events of more output: of text, or with `is_control` of one added token, whose literal is `text`."""
+        if is_control and text in self._control_markers:
+            self._run = self._turn.send(ControlMarker(text))
+        elif not (is_control and text in self._hidden):
+            self._feed_text(text)
+        return self._writer.take()
+
+    def end(self) -> list[MessageEvent]:
+        """The last events, when no more output follows. What may have become a marker or a call is text.
+
+        The end of a call that was cut is among them.
+        """
+        rest = self._source.reject()
+        if self._in_reasoning:
+            self._writer.write_reasoning(rest)
+        elif not self._writer.in_call:
+            self._writer.write_text(rest)
+        self._writer.end()
+        return self._writer.take()
+
+    def _feed_text(self, text: str) -> None:
+        at = 0
+        while at < len(text):
+            matched = None if self._run is None else self._run.match(text, at)
+            end = at + 1 if matched is None else matched.end()
+            self._run = self._turn.send(text[at:end])
+            at = end
+
+    def _parse_turn(self, reasoning_is_open: bool) -> Parse[None]:
+        reasoning = self._format.reasoning
+        is_beginning = True
+        marker = reasoning.begin if reasoning is not None and reasoning_is_open else None
+        while True:
+            if marker is None:
+                marker = yield from self._parse_text(is_beginning)
+            if is_beginning and reasoning is not None and marker == reasoning.begin:
+                marker = yield from self._parse_reasoning(reasoning)
+            else:
+                is_beginning = False
+                yield from self._parse_calls(marker)
+                marker = None
+
+    def _parse_calls(self, marker: str) -> Parse[None]:
+        """Calls after a marker; after an empty one, calls without a marker."""
+        tools = self._format.tools
+        assert tools is not None, "only markers of calls lead here"
+        try:
+            match tools.calls:
+                case JsonCalls() as calls:
+                    known_names = None if marker else self._tools
+                    yield from parse_json_calls(self._source, calls, self._writer, known_names)
+                case NamedCalls() as calls:
+                    yield from parse_named_calls(self._source, calls, self._writer)
+                case calls:
+                    yield from parse_xml_calls(self._source, calls, self._writer, self._tools)
+        except NotACall:
+            if self._writer.in_call:
+                self._writer.end_call()
+            self._writer.write_text(self._source.reject())
+
+    def _parse_reasoning(self, reasoning: ReasoningFormat) -> Parse[str | None]:
+        """Reasoning with its end. Returns the marker of calls that ended it, if one did: some models leave the other
+        out. Only one that is a token does, since reasoning may be about markers."""
+        self._in_reasoning = True
+        self._writer.add_marker()
+        self._source.accept()
+        calls = () if self._format.tools is None else self._format.tools.calls.begins
+        ends = (reasoning.end, *self._control_markers.intersection(calls))
+        run = _run_without(ends)
+        while True:
+            yield from self._source.read(run)
+            if (marker := (yield from self._source.match(ends))) is not None:
+                break
+            self._writer.write_reasoning(self._source.reject())
+        self._in_reasoning = False
+        self._writer.add_marker()
+        self._source.accept()
+        return None if marker == reasoning.end else marker
+
+    def _parse_text(self, is_beginning: bool) -> Parse[str]:
+        """Text up to a marker of calls or reasoning, which is returned; empty where calls begin without one."""
+        calls = None if self._format.tools is None else self._format.tools.calls
+        begins = () if calls is None else calls.begins
+        run = _run_without(begins)
+        reasoning = self._format.reasoning
+        while is_beginning:
+            unit = yield from self._source.read()
+            ends = begins if reasoning is None else (*begins, reasoning.begin)
+            if (marker := (yield from self._source.match(ends))) is not None:
+                return marker
+            if calls is not None and calls.is_bare and unit in ("{", "["):
+                self._source.unread()
+                return ""
+            is_beginning = bool(_SPACE.match(unit))
+            self._writer.write_text(self._source.reject())
+        while True:
+            yield from self._source.read(run)
+            if (marker := (yield from self._source.match(begins))) is not None:
+                return marker
+            self._writer.write_text(self._source.reject())
+
+
+def _run_without(markers: Collection[str]) -> Run:
+    """Matches text that no marker begins in."""
+    firsts = {marker[0] for marker in markers}
+    return re.compile(f"[^{''.join(map(re.escape, sorted(firsts)))}]+" if firsts else r"[\s\S]+")

@@ -1,0 +1,99 @@
+"""Collects the events of a turn. White space between text and markers belongs to neither."""
+
+from gateway_svc.message_formats.events import (
+    MessageEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallBegin,
+    ToolCallEnd,
+    join_events,
+)
+
+_SPACE = " \t\r\n"
+
+
+class EventWriter:
+    """The events since the last call of take()."""
+
+    def __init__(self) -> None:
+        self._events: list[MessageEvent] = []
+        self._text = _Prose(TextDelta, self._events)
+        self._reasoning = _Prose(ReasoningDelta, self._events)
+        self._num_calls = 0
+        self.in_call = False
+        """Whether a call has begun and not ended."""
+
+    def take(self) -> list[MessageEvent]:
+        """The events since the previous call, with adjacent deltas joined."""
+        events = join_events(self._events)
+        self._events.clear()
+        return events
+
+    def write_text(self, text: str) -> None:
+        self._text.write(text)
+
+    def write_reasoning(self, text: str) -> None:
+        self._reasoning.write(text)
+
+    def add_marker(self) -> None:
+        self._text.add_marker()
+        self._reasoning.add_marker()
+
+    def begin_call(self, name: str) -> None:
+        self.add_marker()
+        self._events.append(ToolCallBegin(self._num_calls, name))
+        self.in_call = True
+
+    def write_arguments(self, fragment: str) -> None:
+        """More of the arguments of the call that has begun."""
+        self._events.append(ToolArgumentsDelta(self._num_calls, fragment))
+
+    def end_call(self) -> None:
+        self._events.append(ToolCallEnd(self._num_calls))
+        self._num_calls += 1
+        self.in_call = False
+
+    def end(self) -> None:
+        """The turn has ended: white space that was held back is text, except after a marker."""
+        if self.in_call:
+            self.end_call()
+        self._text.flush()
+        self._reasoning.flush()
+
+
+class _Prose:
+    """Text or reasoning. White space is held back until more of it follows.
+
+    White space before a marker is left out, and after one if there was no text before. So two parts that calls divide
+    are joined by the white space after the calls.
+    """
+
+    def __init__(self, kind: type[TextDelta] | type[ReasoningDelta], events: list[MessageEvent]) -> None:
+        self._kind = kind
+        self._events = events
+        self._space: list[str] = []
+        self._has_begun = False
+        self._is_after_marker = False
+
+    def write(self, text: str) -> None:
+        body = text.rstrip(_SPACE)
+        if body:
+            body = "".join((*self._space, body))
+            if self._is_after_marker and not self._has_begun:
+                body = body.lstrip(_SPACE)
+            self._events.append(self._kind(body))
+            self._space.clear()
+            self._has_begun = True
+            self._is_after_marker = False
+        if space := text[len(text.rstrip(_SPACE)) :]:
+            self._space.append(space)
+
+    def add_marker(self) -> None:
+        self._space.clear()
+        self._is_after_marker = True
+
+    def flush(self) -> None:
+        if self._space and not self._is_after_marker:
+            self._events.append(self._kind("".join(self._space)))
+        self._space.clear()
