@@ -14,6 +14,7 @@ from gateway_svc.tenant_threads import TenantThreads
 from gateway_svc.validated_request import SpecialTokens
 from gateway_svc.vocabulary import Vocabulary
 from svc_common.keys import DEFAULT_TENANT_NAME
+from svc_common.models import eos_token_ids_of
 
 # Two for one tenant, and one that it leaves to others.
 _NUM_THREADS = 3
@@ -58,7 +59,7 @@ class ModelTokenizer:
         """
         source = tokenizer_directory or directory
         try:
-            eos_token_ids = _eos_token_ids(directory)
+            eos_token_ids = eos_token_ids_of(directory)
         except (OSError, ValueError) as error:
             raise InvalidModelFiles(f"{directory} names no end-of-text token that can be used: {error}") from error
         try:
@@ -119,14 +120,3 @@ class ModelTokenizer:
     def _check_length(self, text: str, max_tokens: int | None) -> None:
         if max_tokens is not None and len(text) > max_tokens * self._longest_token:
             raise PromptTooLong
-
-
-def _eos_token_ids(directory: Path) -> list[int]:
-    """End-of-text tokens: all of them from generation_config.json, else the one in config.json."""
-    for name in ("generation_config.json", "config.json"):
-        path = directory / name
-        config = json.loads(path.read_text()) if path.exists() else {}
-        eos = config.get("eos_token_id")
-        if eos is not None:
-            return list(eos) if isinstance(eos, list) else [int(eos)]
-    return []

@@ -84,7 +84,7 @@ def request_from_proto(submit: scheduler_v1.Submit, arrived_at: float, deadline:
         arrived_at=arrived_at,
         deadline=deadline,
         traceparent=submit.traceparent,
-        protocol=2 if submit.sampling.typical_p else 1,
+        protocol=2 if submit.sampling.typical_p or submit.sampling.grammar else 1,
         beam=_beam_from_proto(submit) if submit.HasField("beam_search") else None,
         result=result,
         result_params=submit.result,

@@ -1,6 +1,7 @@
 """The files of a model and its served name. Imports neither torch nor transformers."""
 
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -234,6 +235,20 @@ def check_tokenizer_files(path: Path, setting: str = "QUIRE_TOKENIZER") -> None:
 def tokenizer_fingerprint(path: Path) -> bytes:
     """SHA-256 over the tokenizer's file in its directory: equal fingerprints tokenize equally."""
     return hashlib.sha256((path / "tokenizer.json").read_bytes()).digest()
+
+
+def eos_token_ids_of(directory: Path) -> list[int]:
+    """End-of-text tokens: all of them from generation_config.json, else the one in config.json.
+
+    Raises OSError and ValueError.
+    """
+    for name in ("generation_config.json", "config.json"):
+        path = directory / name
+        config = json.loads(path.read_text()) if path.exists() else {}
+        eos = config.get("eos_token_id")
+        if eos is not None:
+            return list(eos) if isinstance(eos, list) else [int(eos)]
+    return []
 
 
 def _gguf_directory(path: Path) -> Path:

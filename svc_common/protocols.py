@@ -34,7 +34,7 @@ SESSION_PROTOCOLS = ProtocolRange(1, 2)
 """Gateway and scheduler. 2: several models, each submission names one."""
 
 STEP_PROTOCOLS = ProtocolRange(1, 2)
-"""Scheduler and worker. 2: results other than tokens."""
+"""Scheduler and worker. 2: results other than tokens, typical_p, grammars."""
 
 RECORD_VERSIONS = ProtocolRange(1, 3)
 """Records of requests in Redis. 2: a request names its model, and has results other than tokens. 3: encrypted."""

@@ -42,6 +42,8 @@ class SamplingParams:
     suppressed_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     logprobs: int | None = None
+    grammar: str = ""
+    """In llguidance's Lark syntax; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

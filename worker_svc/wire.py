@@ -117,16 +117,16 @@ def _computed_result(name: str) -> pb.ComputedResult:
 
 
 def sampling_from_proto(params: pb.SamplingParams) -> SamplingParams:
-    """Numbers have the same names on both sides."""
+    """Numbers and texts have the same names on both sides."""
     return SamplingParams(
-        **{name: getattr(params, name) for name in _SAMPLING_NUMBERS},
+        **{name: getattr(params, name) for name in _SAMPLING_SCALARS},
         logit_bias=dict(params.logit_bias),
         suppressed_token_ids=tuple(params.suppressed_token_ids),
         logprobs=params.logprobs if params.HasField("logprobs") else None,
     )
 
 
-_SAMPLING_NUMBERS = {field.name for field in fields(SamplingParams)} - {
+_SAMPLING_SCALARS = {field.name for field in fields(SamplingParams)} - {
     "logit_bias",
     "suppressed_token_ids",
     "logprobs",

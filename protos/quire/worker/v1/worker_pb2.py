@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cquire/worker/v1/worker.proto\x12\x0fquire.worker.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xa6\x04\n\x10\x44\x65scribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\x0c\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x07 \x01(\x04\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\t \x01(\r\x12\x15\n\rmax_sequences\x18\n \x01(\r\x12\r\n\x05\x65poch\x18\x0b \x01(\x04\x12\x17\n\x0fnum_host_blocks\x18\x0c \x01(\r\x12\x1d\n\x15swap_bytes_per_second\x18\r \x01(\x01\x12!\n\x19prefill_tokens_per_second\x18\x0e \x01(\x01\x12\x13\n\x0bis_draining\x18\x0f \x01(\x08\x12\x1a\n\x12max_sampled_tokens\x18\x10 \x01(\r\x12\x17\n\x0foldest_protocol\x18\x11 \x01(\r\x12\x17\n\x0fnewest_protocol\x18\x12 \x01(\r\x12\x39\n\x10\x63omputed_results\x18\x13 \x03(\x0b\x32\x1f.quire.worker.v1.ComputedResult\x12.\n\nstarted_at\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xed\x01\n\nResultKind\x12/\n\x06tokens\x18\x01 \x01(\x0b\x32\x1d.quire.worker.v1.TokensResultH\x00\x12@\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32%.quire.worker.v1.PromptLogprobsResultH\x00\x12\x35\n\tembedding\x18\x03 \x01(\x0b\x32 .quire.worker.v1.EmbeddingResultH\x00\x12-\n\x05score\x18\x04 \x01(\x0b\x32\x1c.quire.worker.v1.ScoreResultH\x00\x42\x06\n\x04kind\"\x0e\n\x0cTokensResult\"0\n\x14PromptLogprobsResult\x12\x18\n\x10num_top_logprobs\x18\x01 \x01(\r\"\x11\n\x0f\x45mbeddingResult\"\r\n\x0bScoreResult\"v\n\x0e\x43omputedResult\x12+\n\x06result\x18\x01 \x01(\x0b\x32\x1b.quire.worker.v1.ResultKind\x12\x37\n\x0b\x63omputation\x18\x02 \x01(\x0e\x32\".quire.worker.v1.PromptComputation\"0\n\x0b\x42lockHashes\x12\x11\n\tblock_ids\x18\x01 \x03(\r\x12\x0e\n\x06hashes\x18\x02 \x03(\x0c\"=\n\x18ReportBlockHashesRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"u\n\x19ReportBlockHashesResponse\x12,\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x1c.quire.worker.v1.BlockHashes\x12*\n\x04host\x18\x02 \x01(\x0b\x32\x1c.quire.worker.v1.BlockHashes\"\x90\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12\x0c\n\x04seed\x18\x08 \x01(\x12\x12\x42\n\nlogit_bias\x18\t \x03(\x0b\x32..quire.worker.v1.SamplingParams.LogitBiasEntry\x12\x1c\n\x14suppressed_token_ids\x18\n \x03(\r\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x11\n\ttypical_p\x18\r \x01(\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\"\xd0\x01\n\x0bNewSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\r\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.quire.worker.v1.SamplingParams\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12+\n\x06result\x18\x07 \x01(\x0b\x32\x1b.quire.worker.v1.ResultKind\"\xc3\x01\n\x08Schedule\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\x12\x0e\n\x06starts\x18\x02 \x03(\r\x12\x12\n\nnum_tokens\x18\x03 \x03(\r\x12\x16\n\x0enum_new_blocks\x18\x04 \x03(\r\x12\x15\n\rnew_block_ids\x18\x05 \x03(\r\x12\x34\n\rcached_tokens\x18\x06 \x03(\x0b\x32\x1d.quire.worker.v1.CachedTokens\x12\x18\n\x10max_extra_tokens\x18\x07 \x03(\r\"A\n\x0c\x43\x61\x63hedTokens\x12\x16\n\x0eschedule_index\x18\x01 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"4\n\x0b\x42lockCopies\x12\x0f\n\x07sources\x18\x01 \x03(\r\x12\x14\n\x0c\x64\x65stinations\x18\x02 \x03(\r\"H\n\x10\x42lockTableUpdate\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x10\n\x08\x62lock_id\x18\x03 \x01(\r\"\x86\x04\n\x0bStepRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\x14\n\x0c\x66inished_ids\x18\x04 \x03(\x04\x12\x33\n\rnew_sequences\x18\x05 \x03(\x0b\x32\x1c.quire.worker.v1.NewSequence\x12,\n\tscheduled\x18\x06 \x01(\x0b\x32\x19.quire.worker.v1.Schedule\x12.\n\x08swap_out\x18\x07 \x01(\x0b\x32\x1c.quire.worker.v1.BlockCopies\x12-\n\x07swap_in\x18\x08 \x01(\x0b\x32\x1c.quire.worker.v1.BlockCopies\x12,\n\x06\x63opies\x18\t \x01(\x0b\x32\x1c.quire.worker.v1.BlockCopies\x12>\n\x13\x62lock_table_updates\x18\n \x03(\x0b\x32!.quire.worker.v1.BlockTableUpdate\x12\x32\n\x0c\x62lock_hashes\x18\x0b \x01(\x0b\x32\x1c.quire.worker.v1.BlockHashes\x12\x37\n\x11host_block_hashes\x18\x0c \x01(\x0b\x32\x1c.quire.worker.v1.BlockHashes\x12\x10\n\x08protocol\x18\r \x01(\r\",\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.quire.worker.v1.Logprob\"Z\n\x10SequenceLogprobs\x12\x16\n\x0eschedule_index\x18\x01 \x01(\r\x12.\n\x06tokens\x18\x02 \x03(\x0b\x32\x1e.quire.worker.v1.TokenLogprobs\"\x1e\n\x0bPromptValue\x12\x0f\n\x07numbers\x18\x01 \x03(\x02\"T\n\rSequenceValue\x12\x16\n\x0eschedule_index\x18\x01 \x01(\r\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.quire.worker.v1.PromptValue\":\n\x0fSequenceFailure\x12\x16\n\x0eschedule_index\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x83\x01\n\nSwapResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12-\n\tdirection\x18\x02 \x01(\x0e\x32\x1a.quire.worker.v1.Direction\x12\x13\n\x0b\x64uration_us\x18\x03 \x01(\x04\x12\x14\n\x07\x66\x61ilure\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_failure\"\x07\n\x05Ready\"\xec\x02\n\nStepResult\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\x12\x12\n\nnum_tokens\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x33\n\x08logprobs\x18\x04 \x03(\x0b\x32!.quire.worker.v1.SequenceLogprobs\x12\x32\n\x08\x66\x61ilures\x18\x05 \x03(\x0b\x32 .quire.worker.v1.SequenceFailure\x12\x0f\n\x07\x62usy_us\x18\x06 \x01(\x04\x12\x0f\n\x07idle_us\x18\x07 \x01(\x04\x12*\n\x05swaps\x18\x08 \x03(\x0b\x32\x1b.quire.worker.v1.SwapResult\x12.\n\x06values\x18\t \x03(\x0b\x32\x1e.quire.worker.v1.SequenceValue\x12:\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32!.quire.worker.v1.SequenceLogprobs\"\xa5\x01\n\x0cStepResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\'\n\x05ready\x18\x04 \x01(\x0b\x32\x16.quire.worker.v1.ReadyH\x00\x12-\n\x06result\x18\x05 \x01(\x0b\x32\x1b.quire.worker.v1.StepResultH\x00\x42\t\n\x07outcome*\xaa\x01\n\x11PromptComputation\x12\"\n\x1ePROMPT_COMPUTATION_UNSPECIFIED\x10\x00\x12\x1e\n\x1aPROMPT_COMPUTATION_CHUNKED\x10\x01\x12\"\n\x1ePROMPT_COMPUTATION_INDIVISIBLE\x10\x02\x12-\n)PROMPT_COMPUTATION_INDIVISIBLE_WITHOUT_KV\x10\x03*K\n\tDirection\x12\x19\n\x15\x44IRECTION_UNSPECIFIED\x10\x00\x12\x11\n\rDIRECTION_OUT\x10\x01\x12\x10\n\x0c\x44IRECTION_IN\x10\x02\x32\x95\x02\n\rWorkerService\x12O\n\x08\x44\x65scribe\x12 .quire.worker.v1.DescribeRequest\x1a!.quire.worker.v1.DescribeResponse\x12G\n\x04Step\x12\x1c.quire.worker.v1.StepRequest\x1a\x1d.quire.worker.v1.StepResponse(\x01\x30\x01\x12j\n\x11ReportBlockHashes\x12).quire.worker.v1.ReportBlockHashesRequest\x1a*.quire.worker.v1.ReportBlockHashesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cquire/worker/v1/worker.proto\x12\x0fquire.worker.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xa6\x04\n\x10\x44\x65scribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\x0c\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x07 \x01(\x04\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\t \x01(\r\x12\x15\n\rmax_sequences\x18\n \x01(\r\x12\r\n\x05\x65poch\x18\x0b \x01(\x04\x12\x17\n\x0fnum_host_blocks\x18\x0c \x01(\r\x12\x1d\n\x15swap_bytes_per_second\x18\r \x01(\x01\x12!\n\x19prefill_tokens_per_second\x18\x0e \x01(\x01\x12\x13\n\x0bis_draining\x18\x0f \x01(\x08\x12\x1a\n\x12max_sampled_tokens\x18\x10 \x01(\r\x12\x17\n\x0foldest_protocol\x18\x11 \x01(\r\x12\x17\n\x0fnewest_protocol\x18\x12 \x01(\r\x12\x39\n\x10\x63omputed_results\x18\x13 \x03(\x0b\x32\x1f.quire.worker.v1.ComputedResult\x12.\n\nstarted_at\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xed\x01\n\nResultKind\x12/\n\x06tokens\x18\x01 \x01(\x0b\x32\x1d.quire.worker.v1.TokensResultH\x00\x12@\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32%.quire.worker.v1.PromptLogprobsResultH\x00\x12\x35\n\tembedding\x18\x03 \x01(\x0b\x32 .quire.worker.v1.EmbeddingResultH\x00\x12-\n\x05score\x18\x04 \x01(\x0b\x32\x1c.quire.worker.v1.ScoreResultH\x00\x42\x06\n\x04kind\"\x0e\n\x0cTokensResult\"0\n\x14PromptLogprobsResult\x12\x18\n\x10num_top_logprobs\x18\x01 \x01(\r\"\x11\n\x0f\x45mbeddingResult\"\r\n\x0bScoreResult\"v\n\x0e\x43omputedResult\x12+\n\x06result\x18\x01 \x01(\x0b\x32\x1b.quire.worker.v1.ResultKind\x12\x37\n\x0b\x63omputation\x18\x02 \x01(\x0e\x32\".quire.worker.v1.PromptComputation\"0\n\x0b\x42lockHashes\x12\x11\n\tblock_ids\x18\x01 \x03(\r\x12\x0e\n\x06hashes\x18\x02 \x03(\x0c\"=\n\x18ReportBlockHashesRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"u\n\x19ReportBlockHashesResponse\x12,\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x1c.quire.worker.v1.BlockHashes\x12*\n\x04host\x18\x02 \x01(\x0b\x32\x1c.quire.worker.v1.BlockHashes\"\xa1\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12\x0c\n\x04seed\x18\x08 \x01(\x12\x12\x42\n\nlogit_bias\x18\t \x03(\x0b\x32..quire.worker.v1.SamplingParams.LogitBiasEntry\x12\x1c\n\x14suppressed_token_ids\x18\n \x03(\r\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x11\n\ttypical_p\x18\r \x01(\x01\x12\x0f\n\x07grammar\x18\x0e \x01(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\"\xd0\x01\n\x0bNewSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\r\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.quire.worker.v1.SamplingParams\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12+\n\x06result\x18\x07 \x01(\x0b\x32\x1b.quire.worker.v1.ResultKind\"\xc3\x01\n\x08Schedule\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\x12\x0e\n\x06starts\x18\x02 \x03(\r\x12\x12\n\nnum_tokens\x18\x03 \x03(\r\x12\x16\n\x0enum_new_blocks\x18\x04 \x03(\r\x12\x15\n\rnew_block_ids\x18\x05 \x03(\r\x12\x34\n\rcached_tokens\x18\x06 \x03(\x0b\x32\x1d.quire.worker.v1.CachedTokens\x12\x18\n\x10max_extra_tokens\x18\x07 \x03(\r\"A\n\x0c\x43\x61\x63hedTokens\x12\x16\n\x0eschedule_index\x18\x01 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"4\n\x0b\x42lockCopies\x12\x0f\n\x07sources\x18\x01 \x03(\r\x12\x14\n\x0c\x64\x65stinations\x18\x02 \x03(\r\"H\n\x10\x42lockTableUpdate\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x10\n\x08\x62lock_id\x18\x03 \x01(\r\"\x86\x04\n\x0bStepRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\x14\n\x0c\x66inished_ids\x18\x04 \x03(\x04\x12\x33\n\rnew_sequences\x18\x05 \x03(\x0b\x32\x1c.quire.worker.v1.NewSequence\x12,\n\tscheduled\x18\x06 \x01(\x0b\x32\x19.quire.worker.v1.Schedule\x12.\n\x08swap_out\x18\x07 \x01(\x0b\x32\x1c.quire.worker.v1.BlockCopies\x12-\n\x07swap_in\x18\x08 \x01(\x0b\x32\x1c.quire.worker.v1.BlockCopies\x12,\n\x06\x63opies\x18\t \x01(\x0b\x32\x1c.quire.worker.v1.BlockCopies\x12>\n\x13\x62lock_table_updates\x18\n \x03(\x0b\x32!.quire.worker.v1.BlockTableUpdate\x12\x32\n\x0c\x62lock_hashes\x18\x0b \x01(\x0b\x32\x1c.quire.worker.v1.BlockHashes\x12\x37\n\x11host_block_hashes\x18\x0c \x01(\x0b\x32\x1c.quire.worker.v1.BlockHashes\x12\x10\n\x08protocol\x18\r \x01(\r\",\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.quire.worker.v1.Logprob\"Z\n\x10SequenceLogprobs\x12\x16\n\x0eschedule_index\x18\x01 \x01(\r\x12.\n\x06tokens\x18\x02 \x03(\x0b\x32\x1e.quire.worker.v1.TokenLogprobs\"\x1e\n\x0bPromptValue\x12\x0f\n\x07numbers\x18\x01 \x03(\x02\"T\n\rSequenceValue\x12\x16\n\x0eschedule_index\x18\x01 \x01(\r\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.quire.worker.v1.PromptValue\"r\n\x0fSequenceFailure\x12\x16\n\x0eschedule_index\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x36\n\x06reason\x18\x03 \x01(\x0e\x32&.quire.worker.v1.SequenceFailureReason\"\x83\x01\n\nSwapResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12-\n\tdirection\x18\x02 \x01(\x0e\x32\x1a.quire.worker.v1.Direction\x12\x13\n\x0b\x64uration_us\x18\x03 \x01(\x04\x12\x14\n\x07\x66\x61ilure\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_failure\"\x07\n\x05Ready\"\xec\x02\n\nStepResult\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\x12\x12\n\nnum_tokens\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x33\n\x08logprobs\x18\x04 \x03(\x0b\x32!.quire.worker.v1.SequenceLogprobs\x12\x32\n\x08\x66\x61ilures\x18\x05 \x03(\x0b\x32 .quire.worker.v1.SequenceFailure\x12\x0f\n\x07\x62usy_us\x18\x06 \x01(\x04\x12\x0f\n\x07idle_us\x18\x07 \x01(\x04\x12*\n\x05swaps\x18\x08 \x03(\x0b\x32\x1b.quire.worker.v1.SwapResult\x12.\n\x06values\x18\t \x03(\x0b\x32\x1e.quire.worker.v1.SequenceValue\x12:\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32!.quire.worker.v1.SequenceLogprobs\"\xa5\x01\n\x0cStepResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07step_id\x18\x03 \x01(\x04\x12\'\n\x05ready\x18\x04 \x01(\x0b\x32\x16.quire.worker.v1.ReadyH\x00\x12-\n\x06result\x18\x05 \x01(\x0b\x32\x1b.quire.worker.v1.StepResultH\x00\x42\t\n\x07outcome*\xaa\x01\n\x11PromptComputation\x12\"\n\x1ePROMPT_COMPUTATION_UNSPECIFIED\x10\x00\x12\x1e\n\x1aPROMPT_COMPUTATION_CHUNKED\x10\x01\x12\"\n\x1ePROMPT_COMPUTATION_INDIVISIBLE\x10\x02\x12-\n)PROMPT_COMPUTATION_INDIVISIBLE_WITHOUT_KV\x10\x03*q\n\x15SequenceFailureReason\x12\'\n#SEQUENCE_FAILURE_REASON_UNSPECIFIED\x10\x00\x12/\n+SEQUENCE_FAILURE_REASON_GRAMMAR_TOO_COMPLEX\x10\x01*K\n\tDirection\x12\x19\n\x15\x44IRECTION_UNSPECIFIED\x10\x00\x12\x11\n\rDIRECTION_OUT\x10\x01\x12\x10\n\x0c\x44IRECTION_IN\x10\x02\x32\x95\x02\n\rWorkerService\x12O\n\x08\x44\x65scribe\x12 .quire.worker.v1.DescribeRequest\x1a!.quire.worker.v1.DescribeResponse\x12G\n\x04Step\x12\x1c.quire.worker.v1.StepRequest\x1a\x1d.quire.worker.v1.StepResponse(\x01\x30\x01\x12j\n\x11ReportBlockHashes\x12).quire.worker.v1.ReportBlockHashesRequest\x1a*.quire.worker.v1.ReportBlockHashesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_PROMPTCOMPUTATION']._serialized_start=3942
-  _globals['_PROMPTCOMPUTATION']._serialized_end=4112
-  _globals['_DIRECTION']._serialized_start=4114
-  _globals['_DIRECTION']._serialized_end=4189
+  _globals['_PROMPTCOMPUTATION']._serialized_start=4015
+  _globals['_PROMPTCOMPUTATION']._serialized_end=4185
+  _globals['_SEQUENCEFAILUREREASON']._serialized_start=4187
+  _globals['_SEQUENCEFAILUREREASON']._serialized_end=4300
+  _globals['_DIRECTION']._serialized_start=4302
+  _globals['_DIRECTION']._serialized_end=4377
   _globals['_DESCRIBEREQUEST']._serialized_start=82
   _globals['_DESCRIBEREQUEST']._serialized_end=99
   _globals['_DESCRIBERESPONSE']._serialized_start=102
@@ -61,41 +63,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPORTBLOCKHASHESRESPONSE']._serialized_start=1227
   _globals['_REPORTBLOCKHASHESRESPONSE']._serialized_end=1344
   _globals['_SAMPLINGPARAMS']._serialized_start=1347
-  _globals['_SAMPLINGPARAMS']._serialized_end=1747
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1686
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1734
-  _globals['_NEWSEQUENCE']._serialized_start=1750
-  _globals['_NEWSEQUENCE']._serialized_end=1958
-  _globals['_SCHEDULE']._serialized_start=1961
-  _globals['_SCHEDULE']._serialized_end=2156
-  _globals['_CACHEDTOKENS']._serialized_start=2158
-  _globals['_CACHEDTOKENS']._serialized_end=2223
-  _globals['_BLOCKCOPIES']._serialized_start=2225
-  _globals['_BLOCKCOPIES']._serialized_end=2277
-  _globals['_BLOCKTABLEUPDATE']._serialized_start=2279
-  _globals['_BLOCKTABLEUPDATE']._serialized_end=2351
-  _globals['_STEPREQUEST']._serialized_start=2354
-  _globals['_STEPREQUEST']._serialized_end=2872
-  _globals['_LOGPROB']._serialized_start=2874
-  _globals['_LOGPROB']._serialized_end=2918
-  _globals['_TOKENLOGPROBS']._serialized_start=2920
-  _globals['_TOKENLOGPROBS']._serialized_end=2991
-  _globals['_SEQUENCELOGPROBS']._serialized_start=2993
-  _globals['_SEQUENCELOGPROBS']._serialized_end=3083
-  _globals['_PROMPTVALUE']._serialized_start=3085
-  _globals['_PROMPTVALUE']._serialized_end=3115
-  _globals['_SEQUENCEVALUE']._serialized_start=3117
-  _globals['_SEQUENCEVALUE']._serialized_end=3201
-  _globals['_SEQUENCEFAILURE']._serialized_start=3203
-  _globals['_SEQUENCEFAILURE']._serialized_end=3261
-  _globals['_SWAPRESULT']._serialized_start=3264
-  _globals['_SWAPRESULT']._serialized_end=3395
-  _globals['_READY']._serialized_start=3397
-  _globals['_READY']._serialized_end=3404
-  _globals['_STEPRESULT']._serialized_start=3407
-  _globals['_STEPRESULT']._serialized_end=3771
-  _globals['_STEPRESPONSE']._serialized_start=3774
-  _globals['_STEPRESPONSE']._serialized_end=3939
-  _globals['_WORKERSERVICE']._serialized_start=4192
-  _globals['_WORKERSERVICE']._serialized_end=4469
+  _globals['_SAMPLINGPARAMS']._serialized_end=1764
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1703
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1751
+  _globals['_NEWSEQUENCE']._serialized_start=1767
+  _globals['_NEWSEQUENCE']._serialized_end=1975
+  _globals['_SCHEDULE']._serialized_start=1978
+  _globals['_SCHEDULE']._serialized_end=2173
+  _globals['_CACHEDTOKENS']._serialized_start=2175
+  _globals['_CACHEDTOKENS']._serialized_end=2240
+  _globals['_BLOCKCOPIES']._serialized_start=2242
+  _globals['_BLOCKCOPIES']._serialized_end=2294
+  _globals['_BLOCKTABLEUPDATE']._serialized_start=2296
+  _globals['_BLOCKTABLEUPDATE']._serialized_end=2368
+  _globals['_STEPREQUEST']._serialized_start=2371
+  _globals['_STEPREQUEST']._serialized_end=2889
+  _globals['_LOGPROB']._serialized_start=2891
+  _globals['_LOGPROB']._serialized_end=2935
+  _globals['_TOKENLOGPROBS']._serialized_start=2937
+  _globals['_TOKENLOGPROBS']._serialized_end=3008
+  _globals['_SEQUENCELOGPROBS']._serialized_start=3010
+  _globals['_SEQUENCELOGPROBS']._serialized_end=3100
+  _globals['_PROMPTVALUE']._serialized_start=3102
+  _globals['_PROMPTVALUE']._serialized_end=3132
+  _globals['_SEQUENCEVALUE']._serialized_start=3134
+  _globals['_SEQUENCEVALUE']._serialized_end=3218
+  _globals['_SEQUENCEFAILURE']._serialized_start=3220
+  _globals['_SEQUENCEFAILURE']._serialized_end=3334
+  _globals['_SWAPRESULT']._serialized_start=3337
+  _globals['_SWAPRESULT']._serialized_end=3468
+  _globals['_READY']._serialized_start=3470
+  _globals['_READY']._serialized_end=3477
+  _globals['_STEPRESULT']._serialized_start=3480
+  _globals['_STEPRESULT']._serialized_end=3844
+  _globals['_STEPRESPONSE']._serialized_start=3847
+  _globals['_STEPRESPONSE']._serialized_end=4012
+  _globals['_WORKERSERVICE']._serialized_start=4380
+  _globals['_WORKERSERVICE']._serialized_end=4657
 # @@protoc_insertion_point(module_scope)

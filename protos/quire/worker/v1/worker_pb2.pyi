@@ -17,6 +17,11 @@ class PromptComputation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PROMPT_COMPUTATION_INDIVISIBLE: _ClassVar[PromptComputation]
     PROMPT_COMPUTATION_INDIVISIBLE_WITHOUT_KV: _ClassVar[PromptComputation]
 
+class SequenceFailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SEQUENCE_FAILURE_REASON_UNSPECIFIED: _ClassVar[SequenceFailureReason]
+    SEQUENCE_FAILURE_REASON_GRAMMAR_TOO_COMPLEX: _ClassVar[SequenceFailureReason]
+
 class Direction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DIRECTION_UNSPECIFIED: _ClassVar[Direction]
@@ -26,6 +31,8 @@ PROMPT_COMPUTATION_UNSPECIFIED: PromptComputation
 PROMPT_COMPUTATION_CHUNKED: PromptComputation
 PROMPT_COMPUTATION_INDIVISIBLE: PromptComputation
 PROMPT_COMPUTATION_INDIVISIBLE_WITHOUT_KV: PromptComputation
+SEQUENCE_FAILURE_REASON_UNSPECIFIED: SequenceFailureReason
+SEQUENCE_FAILURE_REASON_GRAMMAR_TOO_COMPLEX: SequenceFailureReason
 DIRECTION_UNSPECIFIED: Direction
 DIRECTION_OUT: Direction
 DIRECTION_IN: Direction
@@ -141,7 +148,7 @@ class ReportBlockHashesResponse(_message.Message):
     def __init__(self, device: _Optional[_Union[BlockHashes, _Mapping]] = ..., host: _Optional[_Union[BlockHashes, _Mapping]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "suppressed_token_ids", "min_tokens", "logprobs", "typical_p")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "suppressed_token_ids", "min_tokens", "logprobs", "typical_p", "grammar")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +169,7 @@ class SamplingParams(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TYPICAL_P_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -175,7 +183,8 @@ class SamplingParams(_message.Message):
     min_tokens: int
     logprobs: int
     typical_p: float
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., typical_p: _Optional[float] = ...) -> None: ...
+    grammar: str
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., typical_p: _Optional[float] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class NewSequence(_message.Message):
     __slots__ = ("sequence_id", "token_ids", "prompt_length", "index", "sampling", "traceparent", "result")
@@ -308,12 +317,14 @@ class SequenceValue(_message.Message):
     def __init__(self, schedule_index: _Optional[int] = ..., value: _Optional[_Union[PromptValue, _Mapping]] = ...) -> None: ...
 
 class SequenceFailure(_message.Message):
-    __slots__ = ("schedule_index", "message")
+    __slots__ = ("schedule_index", "message", "reason")
     SCHEDULE_INDEX_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     schedule_index: int
     message: str
-    def __init__(self, schedule_index: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    reason: SequenceFailureReason
+    def __init__(self, schedule_index: _Optional[int] = ..., message: _Optional[str] = ..., reason: _Optional[_Union[SequenceFailureReason, str]] = ...) -> None: ...
 
 class SwapResult(_message.Message):
     __slots__ = ("step_id", "direction", "duration_us", "failure")

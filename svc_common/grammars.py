@@ -1,0 +1,141 @@
+"""Grammars: what gateways check before a request is accepted, and what workers compile. Both within the same limits.
+
+A grammar is a text in llguidance's Lark syntax. The limits count work and sizes, not time, so every process accepts the
+same grammars. llguidance is imported when it is needed: schedulers do not have it.
+"""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_GRAMMAR_BYTES = 128 * 1024
+"""Of the grammar's UTF-8."""
+
+_STACK_BYTES = 64 * 2**20
+"""llguidance recurses once for each rule in a chain of rules, and a thread that runs out of stack ends the process.
+This is four times what the deepest grammar of MAX_GRAMMAR_BYTES needs; only pages that are touched take memory."""
+
+_SHOWN = 200  # characters of each end of an error
+
+_stack_size_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarLimits:
+    """Arguments of llguidance's LLParserLimits. Fuel is nodes of regular expressions, 14 to 50 per microsecond."""
+
+    initial_lexer_fuel: int = 1_000_000
+    """To compile a grammar."""
+    step_lexer_fuel: int = 50_000
+    """For one mask."""
+    step_max_items: int = 20_000
+    """Items of the parser for one mask."""
+    max_items_in_row: int = 2_000
+    max_lexer_states: int = 20_000
+    """1 to 2 kB each."""
+    max_grammar_size: int = 100_000
+    """Symbols in the grammar's rules."""
+    verbose_errors: bool = False
+    """Errors would contain what was generated."""
+
+
+GRAMMAR_LIMITS = GrammarLimits()
+
+
+class UnsupportedTokenizer(Exception):  # noqa: N818
+    """llguidance cannot use a model's tokenizer. The text is for the operator."""
+
+
+class InvalidGrammar(Exception):  # noqa: N818
+    """A grammar that cannot be compiled. The text is llguidance's, without its middle where it is long: it names the
+    place and may quote the grammar.
+    """
+
+
+class GrammarTooComplex(InvalidGrammar):
+    """A grammar that exceeds a limit."""
+
+
+def load_grammar_tokenizer(
+    tokenizer_json: str, eos_token_ids: Sequence[int], vocab_size: int | None = None
+) -> "LLTokenizer":
+    """The vocabulary that grammars are compiled for, in about a second.
+
+    `tokenizer_json` is the text of the file of this name. `vocab_size` is that of the model's logits; None: that of the
+    tokenizer. Tokens beyond the tokenizer's are never allowed. Raises UnsupportedTokenizer.
+    """
+    from llguidance import LLTokenizer
+    from tokenizers import Tokenizer
+
+    if not eos_token_ids:
+        raise UnsupportedTokenizer("the model has no end-of-text token, which ends the text of a grammar")
+    try:
+        tokenizer = Tokenizer.from_str(tokenizer_json)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return LLTokenizer(tokenizer.to_str(), n_vocab=vocab_size, eos_token=list(eos_token_ids))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise UnsupportedTokenizer(f"grammars cannot be applied to the model's tokenizer: {error}") from error
+
+
+def compile_grammar(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
+    """A matcher at the beginning of the text. Call it in a thread of `grammar_threads`.
+
+    Raises InvalidGrammar, or GrammarTooComplex.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    size = len(grammar.encode())
+    if size > MAX_GRAMMAR_BYTES:
+        raise GrammarTooComplex(f"the grammar has {size} bytes, and {MAX_GRAMMAR_BYTES} are allowed")
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**asdict(GRAMMAR_LIMITS)))
+    if matcher.is_error():
+        error = matcher.get_error()
+        raise (GrammarTooComplex if _exceeds_limit(error) else InvalidGrammar)(_shortened(error))
+    return matcher
+
+
+def grammar_threads(count: int, name: str) -> ThreadPoolExecutor:
+    """Threads with the stack that the largest grammars need. llguidance releases the GIL while it compiles."""
+    threads = ThreadPoolExecutor(count, name)
+    # The size of a stack is a setting of the whole process, read when a thread starts.
+    with _stack_size_lock:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            barrier = threading.Barrier(count)
+            for _ in range(count):
+                threads.submit(barrier.wait)
+        finally:
+            threading.stack_size(before)
+    return threads
+
+
+def _shortened(text: str) -> str:
+    """The text, without its middle if it is long: the place comes first, the cause last."""
+    return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]} … {text[-_SHOWN:]}"
+
+
+def _exceeds_limit(error: str) -> bool:
+    """Whether llguidance's text says that a limit was exceeded; there is no other sign of it."""
+    return any(words in error for words in _TEXTS_OF_LIMITS)
+
+
+_TEXTS_OF_LIMITS = (
+    "lexer precomputation failed",
+    "initial_lexer_fuel",
+    "too many expressions",
+    "too large",
+    "too big",
+    "too complex",
+    "too deeply nested",
+    "exceeds size limit",
+    "exceed the maximum",
+    "recursion limit exceeded",
+    "max is ",
+    "panic",
+)
