@@ -2,21 +2,20 @@
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from gateway_svc.chat_template import ChatTemplate, ChatTemplateError
+from gateway_svc.chat_template import ChatTemplate, ChatTemplateError, TemplateChat
 from gateway_svc.control_tokens import ControlTokens, literal_pattern, renamed_tokenizer, unguessable_names
 
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
 
-Messages = Sequence[Mapping[str, Any]]
-
 
 class ChatEncoder:
-    """Encodes the chats of one tokenizer and template.
+    """Encodes the chats of one tokenizer and template. What is said of messages holds for tools and variables too.
 
     A chat whose messages cannot make a control token is encoded as rendered. Any other is rendered again with
     placeholders in its messages: single characters that stand for literals of control tokens. The literals in that text
@@ -41,15 +40,15 @@ class ChatEncoder:
             literal not in self._normalize(literal) for literal in literals
         )
 
-    def encode(self, messages: Messages, rendered: str) -> list[int]:
+    def encode(self, chat: TemplateChat, rendered: str) -> list[int]:
         """Tokens of a chat that the template renders as `rendered`. Raises ChatTemplateError."""
         if not self._names:
             return _encode(self._tokenizer, rendered)
         placeholders = None
         text = rendered
-        if any(character in string for string in _client_strings(messages) for character in self._beginnings):
-            placeholders = _Placeholders(messages)
-            text = self._render(messages, rendered, placeholders)
+        if any(character in string for string in _strings_of(chat) for character in self._beginnings):
+            placeholders = _Placeholders(chat)
+            text = self._render(chat, rendered, placeholders)
         if text is rendered and not self._may_normalize_to_literals(rendered):
             return _encode(self._tokenizer, rendered)
         return self._encode_with_names(text, placeholders)
@@ -62,10 +61,10 @@ class ChatEncoder:
             return True
         return self._literal.findall(text) != self._literal.findall(self._normalize(text))
 
-    def _render(self, messages: Messages, rendered: str, placeholders: "_Placeholders") -> str:
+    def _render(self, chat: TemplateChat, rendered: str, placeholders: "_Placeholders") -> str:
         """The chat with placeholders for literals; `rendered` itself where its messages make no control token."""
-        hidden = self._hide(messages, lambda kept, text: placeholders.hide(text, self._literal, kept))
-        text = rendered if hidden == messages else self.template.render(hidden)
+        hidden = self._hide(chat, lambda kept, text: placeholders.hide(text, self._literal, kept))
+        text = rendered if hidden == chat else self.template.render(hidden)
         # A template may cut a part out of a message, so that the rest becomes a literal. No literal is made of messages
         # that lack the character that it begins with.
         hidden = self._hide(hidden, lambda kept, text: placeholders.hide_beginnings(text, self._beginnings, kept))
@@ -74,17 +73,18 @@ class ChatEncoder:
             return text
         return beginnings_hidden
 
-    def _hide(self, messages: Messages, hide: Callable[[Collection[str], str], str]) -> Messages:
-        """The messages with `hide(literals to keep, string)` for each string, except for roles, which are validated."""
+    def _hide(self, chat: TemplateChat, hide: Callable[[Collection[str], str], str]) -> TemplateChat:
+        """The chat with `hide(literals to keep, string)` for each string, except for roles, which are validated."""
         hidden = []
-        for message in messages:
+        for message in chat.messages:
             in_answer = message["role"] == "assistant"
             fields = {}
             for name, value in message.items():
                 kept = self._control.in_answers if in_answer and name == "content" else ()
                 fields[name] = value if name == "role" else _replace_strings(value, partial(hide, kept))
             hidden.append(fields)
-        return hidden
+        replaced = partial(_replace_strings, replace=partial(hide, ()))
+        return replace(chat, messages=hidden, tools=replaced(chat.tools), variables=replaced(chat.variables))
 
     def _encode_with_names(self, text: str, placeholders: "_Placeholders | None") -> list[int]:
         encoding = self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
@@ -104,10 +104,10 @@ class ChatEncoder:
 
 
 class _Placeholders:
-    """The placeholders of one chat: characters of the private-use areas that its messages do not contain."""
+    """The placeholders of one chat: characters of the private-use areas that its strings do not contain."""
 
-    def __init__(self, messages: Messages) -> None:
-        strings = (string for string in _client_strings(messages) if not string.isascii())
+    def __init__(self, chat: TemplateChat) -> None:
+        strings = (string for string in _strings_of(chat) if not string.isascii())
         used = {character for string in strings for character in _PRIVATE_USE.findall(string)}
         areas = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
         self._free = (chr(code) for area in areas for code in area if chr(code) not in used)
@@ -148,6 +148,12 @@ def _replace_strings(value: Any, replace: Callable[[str], str]) -> Any:
     if isinstance(value, Sequence):
         return [_replace_strings(item, replace) for item in value]
     return value
+
+
+def _strings_of(chat: TemplateChat) -> Iterator[str]:
+    """All strings of a chat that are its client's."""
+    for value in (chat.messages, chat.tools, chat.variables):
+        yield from _client_strings(value)
 
 
 def _client_strings(value: Any) -> Iterator[str]:

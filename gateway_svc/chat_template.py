@@ -2,22 +2,37 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gateway_svc.chats import PromptEnd
 from gateway_svc.settings import BadSetting
 
+_CHAT_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class ChatTemplateError(Exception):
     """The template rejects these messages. There is no text, since it might quote them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateChat:
+    """A chat as templates take it: messages and tools as OpenAI's API has them, with arguments as the template wants
+    them."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Of the client, for the template: none of `ChatTemplate.own_variables`."""
+    prompt_end: PromptEnd = PromptEnd.ANSWER
 
 
 class ChatTemplate:
@@ -39,34 +54,42 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
         self.control_tokens = control_tokens
+        self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+        """Names of all variables that it reads."""
+        self.own_variables = frozenset({*_CHAT_VARIABLES, *environment.globals, *special_tokens})
+        """Names that a client's variables may not have."""
         constants = _constants(environment.parse(source))
         self.constants = "\0".join(constants)
         """All text that stands in the template, in parts."""
         self._knows_developer = "developer" in constants
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The chat as text that ends where the assistant's answer begins. Raises ChatTemplateError.
+    def render(self, chat: TemplateChat) -> str:
+        """The chat as text that ends where `prompt_end` says. Raises ChatTemplateError.
 
         The role `developer` is rendered as `system` where the template does not name it. Templates either leave out
         messages of a role that they do not know, or write a role that the model was not trained on.
         """
+        messages = chat.messages
         if not self._knows_developer:
             messages = [
                 {**message, "role": "system"} if message["role"] == "developer" else message for message in messages
             ]
+        # Templates of Hugging Face may rely on tools and documents being defined.
+        variables = {
+            **chat.variables,
+            "messages": messages,
+            "tools": chat.tools,
+            "documents": None,
+            "add_generation_prompt": chat.prompt_end is PromptEnd.ANSWER,
+            **self._special_tokens,
+        }
         try:
-            # Templates of Hugging Face may rely on tools and documents being defined.
-            return self._template.render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )
+            text = self._template.render(variables)
         except (
             Exception
         ) as error:  # a template is a program, and may fail in any way on messages that it does not expect
             raise ChatTemplateError from error
+        return _through_content(text, messages[-1]) if chat.prompt_end is PromptEnd.CONTINUATION else text
 
 
 def load_chat_template(directory: Path, override: str | None = None) -> ChatTemplate | None:
@@ -113,6 +136,19 @@ def _named_default(template: Any) -> str | None:
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("default")
     return template if isinstance(template, str) else None
+
+
+def _through_content(text: str, message: Mapping[str, Any]) -> str:
+    """A rendered chat up to the end of its last message's content, without what the template writes after it.
+
+    As in transformers, white space at the content's end stays only where the template has kept it.
+    """
+    content = message.get("content") or ""
+    start = text.rfind(content.strip())
+    if start < 0:
+        raise ChatTemplateError
+    whole = content.lstrip()
+    return text[: start + len(whole if text.startswith(whole, start) else content.strip())]
 
 
 def _token_text(token: Any) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from gateway_svc.chat_template import ChatTemplate, ChatTemplateError
+from gateway_svc.chat_template import ChatTemplate, ChatTemplateError, TemplateChat
+from gateway_svc.chats import PromptEnd
 
 _NAME_LENGTH = 8
 # Letters that no normalizer changes and no pre-tokenizer splits: Yi syllables have no case and no decomposition.
@@ -54,7 +55,8 @@ class ControlTokens:
 def _rendered(template: ChatTemplate, *roles: str) -> str:
     """An empty chat of these roles; an empty text where the template rejects it."""
     try:
-        return template.render([{"role": role, "content": ""} for role in roles], add_generation_prompt=False)
+        messages = [{"role": role, "content": ""} for role in roles]
+        return template.render(TemplateChat(messages, prompt_end=PromptEnd.MESSAGE))
     except ChatTemplateError:
         return ""
 

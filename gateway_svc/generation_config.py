@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field
 from gateway_svc.openai_http.json_fields import JsonFields
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.settings import BadSetting
 from gateway_svc.unvalidated_request import GenerationDefaults
-from gateway_svc.validation import FieldChecker
 from svc_common.errors import QuireError
 
 _FILE = "generation_config.json"

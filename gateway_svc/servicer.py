@@ -12,6 +12,8 @@ from grpc_status import rpc_status
 from opentelemetry import context as otel
 
 from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
+from gateway_svc.chats import ChatPrompt
+from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, contract_field_path
 from gateway_svc.metrics import CallOutcome
 from gateway_svc.model_catalog import CatalogModel
@@ -22,9 +24,9 @@ from gateway_svc.sequence_output import EndDelivery, ResumePosition, remainder
 from gateway_svc.tenant import Tenant
 from gateway_svc.tokenizer import PromptTooLong
 from gateway_svc.tracing import Operation
-from gateway_svc.unvalidated_request import ChatPrompt, ResponseMode, TextPrompt, UnvalidatedRequest
+from gateway_svc.unvalidated_request import ResponseMode, TextPrompt, UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, SpecialTokens, ValidatedRequest
-from gateway_svc.validation import FieldChecker, is_request_id, prompt_field
+from gateway_svc.validation import is_request_id, prompt_field
 from quire.inference.v1 import inference_pb2
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 from svc_common.errors import QuireError, Reason
@@ -144,7 +146,7 @@ class InferenceServicer(InferenceServiceServicer):
                 case "text":
                     prompt = TextPrompt(request.text)
                 case "chat":
-                    prompt = ChatPrompt.from_proto(request.chat)
+                    prompt = ChatPrompt.from_proto(request.chat, "chat")
             try:
                 token_ids = await model.validator.encode(prompt, check, info.context_length, tenant.name)
             except PromptTooLong:

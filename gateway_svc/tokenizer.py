@@ -1,20 +1,22 @@
 """A model's tokenizer: text and chats to tokens and back, in threads, so that the event loop is not blocked."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from gateway_svc.chat_encoder import ChatEncoder
-from gateway_svc.chat_template import ChatTemplate, load_chat_template
+from gateway_svc.chat_template import ChatTemplate, TemplateChat, load_chat_template
 from gateway_svc.tenant_threads import TenantThreads
 from gateway_svc.validated_request import SpecialTokens
 from gateway_svc.vocabulary import Vocabulary
 from svc_common.keys import DEFAULT_TENANT_NAME
 from svc_common.models import eos_token_ids_of
+
+T = TypeVar("T")
 
 # Two for one tenant, and one that it leaves to others.
 _NUM_THREADS = 3
@@ -74,9 +76,13 @@ class ModelTokenizer:
             raise InvalidModelFiles(f"{source / 'tokenizer.json'} cannot be used: {error}") from error
 
     @property
-    def has_chat_template(self) -> bool:
-        """Whether chats can be rendered."""
-        return self._chat_encoder is not None
+    def chat_template(self) -> ChatTemplate | None:
+        """None: chats cannot be rendered."""
+        return None if self._chat_encoder is None else self._chat_encoder.template
+
+    async def run(self, tenant: str, work: Callable[[], T]) -> T:
+        """Does work for a tenant's request in the threads of this tokenizer."""
+        return await self._threads.run(tenant, work)
 
     async def encode_text(
         self, text: str, max_tokens: int | None = None, tenant: str = DEFAULT_TENANT_NAME
@@ -89,15 +95,15 @@ class ModelTokenizer:
 
     async def encode_chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        chat: TemplateChat,
         max_tokens: int | None = None,
         tenant: str = DEFAULT_TENANT_NAME,
     ) -> list[int]:
-        """Tokens of a chat, up to where the assistant's answer begins. Literals of control tokens in messages are text.
+        """Tokens of a chat, up to its `prompt_end`. Literals of control tokens in its strings are text.
 
         Raises ChatTemplateError, and as encode_text.
         """
-        return await self._threads.run(tenant, lambda: self._encode_chat(messages, max_tokens))
+        return await self._threads.run(tenant, lambda: self._encode_chat(chat, max_tokens))
 
     async def decode(self, token_ids: Sequence[int], special: SpecialTokens, tenant: str = DEFAULT_TENANT_NAME) -> str:
         hide = special is SpecialTokens.HIDDEN
@@ -111,11 +117,11 @@ class ModelTokenizer:
         # The batched call, unlike the single one, releases the GIL.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=True)[0].ids
 
-    def _encode_chat(self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None) -> list[int]:
-        assert self._chat_encoder is not None, "the caller looks at has_chat_template"
-        rendered = self._chat_encoder.template.render(messages)
+    def _encode_chat(self, chat: TemplateChat, max_tokens: int | None) -> list[int]:
+        assert self._chat_encoder is not None, "the caller looks at chat_template"
+        rendered = self._chat_encoder.template.render(chat)
         self._check_length(rendered, max_tokens)
-        return self._chat_encoder.encode(messages, rendered)
+        return self._chat_encoder.encode(chat, rendered)
 
     def _check_length(self, text: str, max_tokens: int | None) -> None:
         if max_tokens is not None and len(text) > max_tokens * self._longest_token:

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from google.protobuf.message import Message
-from google.protobuf.unknown_fields import UnknownFieldSet
-
+from gateway_svc.chats import ChatPrompt
 from gateway_svc.field_paths import Field
 from gateway_svc.retention import Retention
 from gateway_svc.sampling_fields import SAMPLING_FIELDS, Value
+from gateway_svc.unknown_fields import reject_unknown_fields
 from gateway_svc.validated_request import EarlyStopping, SpecialTokens, StopText
 from quire.inference.v1 import inference_pb2
 from svc_common.errors import QuireError, Reason
@@ -28,17 +27,6 @@ class TokenPrompt:
     """Tokens to continue."""
 
     token_ids: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A chat to continue: (role, content), oldest first."""
-
-    messages: Sequence[tuple[str, str]]
-
-    @classmethod
-    def from_proto(cls, chat: inference_pb2.Chat) -> "ChatPrompt":
-        return cls([(message.role, message.content) for message in chat.messages])
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -69,7 +57,7 @@ class UnvalidatedBeamSearch:
     @classmethod
     def from_proto(cls, search: inference_pb2.BeamSearch) -> "UnvalidatedBeamSearch":
         """From the public contract. Raises QuireError for a field or value that this version of it does not have."""
-        _reject_unknown_fields(search, "generation.beam_search")
+        reject_unknown_fields(search, "generation.beam_search")
         if search.early_stopping not in _EARLY_STOPPINGS:
             where = f"generation.{Field.EARLY_STOPPING}"
             raise QuireError(Reason.INVALID_FIELD, "is not one of the values of EarlyStopping", field=where)
@@ -121,7 +109,7 @@ class UnvalidatedRequest:
         """From the public contract. Raises QuireError for a field that this version of it does not have."""
         sampling, stopping = generation.sampling, generation.stopping
         for path, message in (("", generation), (".sampling", sampling), (".stopping", stopping)):
-            _reject_unknown_fields(message, f"generation{path}")
+            reject_unknown_fields(message, f"generation{path}")
         return cls(
             prompt=_prompt_from_proto(generation),
             model=_present(generation, "model"),
@@ -166,15 +154,8 @@ class GenerationDefaults:
         return replace(unvalidated, **filled) if filled else unvalidated
 
 
-def _reject_unknown_fields(message: Message, path: str) -> None:
-    """Rejects a field of a later version of the contract by its number: it is not served, and must not be ignored."""
-    for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]  # its stub knows only indexing
-        text = "is not a field of this version of the contract"
-        raise QuireError(Reason.FEATURE_UNSUPPORTED, text, field=f"{path}.{unknown.field_number}")
-
-
 def _retention_from_proto(message: inference_pb2.Retention) -> Retention:
-    _reject_unknown_fields(message, "generation.retention")
+    reject_unknown_fields(message, "generation.retention")
     retention = Retention.from_proto(message)
     if retention is None:
         text = "must be none, until_end, or at least 1 second"
@@ -189,7 +170,7 @@ def _prompt_from_proto(generation: inference_pb2.Generation) -> Prompt | None:
         case "token_ids":
             return TokenPrompt(generation.token_ids.ids)
         case "chat":
-            return ChatPrompt.from_proto(generation.chat)
+            return ChatPrompt.from_proto(generation.chat, "generation.chat")
     return None
 
 

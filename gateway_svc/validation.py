@@ -6,14 +6,17 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from gateway_svc.chat_template import ChatTemplateError
+from gateway_svc.chat_validation import ChatValidator
+from gateway_svc.chats import ChatPrompt
+from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, FieldPath
-from gateway_svc.sampling_fields import SAMPLING_FIELDS, SamplingField, Value
+from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.stop_strings import StopString
 from gateway_svc.tokenizer import ModelTokenizer, PromptTooLong
 from gateway_svc.unvalidated_request import (
-    ChatPrompt,
     EndOfText,
     GenerationDefaults,
     Prompt,
@@ -57,8 +60,8 @@ class Validator:
         self, tokenizer: ModelTokenizer, defaults: GenerationDefaults | None = None, roles: Sequence[str] = ()
     ) -> None:
         self._tokenizer = tokenizer
-        # Templates write a role as it is, and may make a control token of it.
-        self._roles = (*ROLES, *roles)
+        template = tokenizer.chat_template
+        self._chats = None if template is None else ChatValidator(template, (*ROLES, *roles))
         self._defaults = defaults or GenerationDefaults()
 
     async def generation(
@@ -88,6 +91,8 @@ class Validator:
         _check_stops(unvalidated, model, check)
         check.max_tokens(unvalidated.max_tokens)
         prompt_token_ids = await self.prompt_tokens(unvalidated.prompt, model, check, tenant)
+        if isinstance(unvalidated.prompt, ChatPrompt) and unvalidated.prompt.has_tools:
+            raise check.unsupported(Field.TOOLS, "is not served")
         stopping = self._stopping(unvalidated, model, len(prompt_token_ids), check)
         before_defaults = None
         if unvalidated is not without_defaults:
@@ -113,7 +118,7 @@ class Validator:
         )
 
     async def prompt_tokens(
-        self, prompt: Prompt | None, model: ModelInfo, check: "FieldChecker", tenant: str
+        self, prompt: Prompt | None, model: ModelInfo, check: FieldChecker, tenant: str
     ) -> list[int]:
         """Tokens of a prompt that leaves room in the context."""
         where = prompt_field(prompt)
@@ -138,7 +143,7 @@ class Validator:
     async def encode(
         self,
         prompt: TextPrompt | ChatPrompt | None,
-        check: "FieldChecker",
+        check: FieldChecker,
         max_tokens: int | None = None,
         tenant: str = DEFAULT_TENANT_NAME,
     ) -> list[int]:
@@ -153,27 +158,20 @@ class Validator:
             return await self._tokenizer.encode_text(prompt.text, max_tokens, tenant)
         if not prompt.messages:
             raise check.invalid(Field.MESSAGES, "must not be empty")
-        if not self._tokenizer.has_chat_template:
-            message = "this model has no chat template"
-            raise QuireError(Reason.FEATURE_UNSUPPORTED, message, field=check.field_path(Field.MESSAGES))
+        if self._chats is None:
+            raise check.unsupported(Field.MESSAGES, "this model has no chat template")
         # Templates write at least a token for each. To look at all of more messages could take a second.
         if max_tokens is not None and len(prompt.messages) > max_tokens:
             raise PromptTooLong
-        for item_index, (role, content) in enumerate(prompt.messages):
-            if role not in self._roles:
-                message = f"must be {', '.join(self._roles[:-1])} or {self._roles[-1]}"
-                raise QuireError(
-                    Reason.INVALID_FIELD, message, field=f"{check.field_path(Field.MESSAGES, item_index)}.role"
-                )
-            check.unicode(f"{check.field_path(Field.MESSAGES, item_index)}.content", content)
-        messages = [{"role": role, "content": content} for role, content in prompt.messages]
+        read = partial(self._chats.template_chat, prompt, check)
+        chat = await self._tokenizer.run(tenant, read) if prompt.has_json else read()
         try:
-            return await self._tokenizer.encode_chat(messages, max_tokens, tenant)
+            return await self._tokenizer.encode_chat(chat, max_tokens, tenant)
         except ChatTemplateError:
             raise check.invalid(Field.MESSAGES, "the model's chat template does not take these messages") from None
 
     def _stopping(
-        self, unvalidated: UnvalidatedRequest, model: ModelInfo, prompt_length: int, check: "FieldChecker"
+        self, unvalidated: UnvalidatedRequest, model: ModelInfo, prompt_length: int, check: FieldChecker
     ) -> Stopping:
         room = model.context_length - prompt_length
         max_tokens = _max_tokens(unvalidated, room)
@@ -214,75 +212,6 @@ def prompt_field(prompt: Prompt | None) -> Field:
 def is_request_id(text: str) -> bool:
     """Whether this is a valid name of a request."""
     return _REQUEST_ID.fullmatch(text) is not None
-
-
-class FieldChecker:
-    """Range checks, whose errors name fields as the client spells them."""
-
-    def __init__(self, field_path: FieldPath) -> None:
-        self.field_path = field_path
-
-    def invalid(self, which: str, message: str) -> QuireError:
-        """The error to raise about a field."""
-        return QuireError(Reason.INVALID_FIELD, message, field=self.field_path(which))
-
-    def unsupported(self, which: str, message: str) -> QuireError:
-        """The error to raise about a field that is not served as it stands."""
-        return QuireError(Reason.FEATURE_UNSUPPORTED, message, field=self.field_path(which))
-
-    def too_long(self, which: Field, num_tokens: int | None, model: ModelInfo) -> QuireError:
-        """The error to raise about a prompt that leaves no room."""
-        length = "the prompt" if num_tokens is None else f"a prompt of {num_tokens} tokens"
-        return QuireError(
-            Reason.CONTEXT_LENGTH_EXCEEDED,
-            f"{length} leaves no room in the context of {model.context_length} tokens",
-            field=self.field_path(which),
-        )
-
-    def integer(self, which: Field, value: int | None, default: int, least: int, most: int) -> int:
-        """The value, from `least` to `most`."""
-        if value is None:
-            return default
-        if not least <= value <= most:
-            raise self.invalid(which, f"must be between {least} and {most}")
-        return value
-
-    def number(self, which: Field, value: float | None, default: float, least: float, most: float) -> float:
-        """The value, from `least` to `most`."""
-        if value is None:
-            return default
-        if not least <= value <= most:  # NaN is in no range
-            raise self.invalid(which, f"must be between {least:g} and {most:g}")
-        return value
-
-    def sampling(self, field: SamplingField, given: Mapping[str, Value]) -> Value:
-        """The value of a sampling parameter, in its range."""
-        value = given.get(field.name)
-        if value is None:
-            return field.default
-        if value not in field:
-            raise self.invalid(field.path, f"must be {field.range}")
-        return value
-
-    def max_tokens(self, value: int | None) -> None:
-        """Rejects a length below 1."""
-        if value is not None and value < 1:
-            raise self.invalid(Field.MAX_TOKENS, "must be at least 1")
-
-    def token_ids(self, which: Field, token_ids: Sequence[int], model: ModelInfo) -> None:
-        """Rejects ids outside the vocabulary."""
-        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < model.vocab_size):
-            return
-        item_index = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < model.vocab_size)
-        message = f"must be below {model.vocab_size}, the size of the vocabulary"
-        raise QuireError(Reason.INVALID_FIELD, message, field=self.field_path(which, item_index))
-
-    def unicode(self, where: str, text: str) -> None:
-        """Rejects half a surrogate pair, which JSON can express and UTF-8 cannot."""
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise QuireError(Reason.INVALID_FIELD, "is not valid Unicode", field=where) from None
 
 
 def _identity(unvalidated: UnvalidatedRequest, check: FieldChecker, generated_id: str) -> tuple[str, OnDisconnect]:

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from gateway_svc.field_paths import Field
-from gateway_svc.openai_http import unsupported_fields
+from gateway_svc.openai_http import chat_fields, unsupported_fields
 from gateway_svc.openai_http.json_fields import (
     JsonBody,
     JsonFields,
@@ -19,7 +19,6 @@ from gateway_svc.openai_http.json_fields import (
 from gateway_svc.retention import NONE, UNTIL_END, Retention
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.unvalidated_request import (
-    ChatPrompt,
     EndOfText,
     Prompt,
     ResponseMode,
@@ -29,7 +28,6 @@ from gateway_svc.unvalidated_request import (
     UnvalidatedRequest,
 )
 from gateway_svc.validated_request import EarlyStopping, SpecialTokens, StopText
-from svc_common.errors import QuireError, Reason
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_PROMPTS = 1_024
@@ -39,7 +37,7 @@ _NAMES: Mapping[str, str] = {
     Field.PROMPT: "prompt",
     Field.TEXT: "prompt",
     Field.TOKEN_IDS: "prompt",
-    Field.MESSAGES: "messages",
+    **chat_fields.NAMES,
     **{one.path: one.name for one in SAMPLING_FIELDS},
     Field.SEED: "seed",
     Field.LOGIT_BIAS: "logit_bias",
@@ -128,11 +126,10 @@ def chat_body(body: JsonBody, request_id: str | None) -> Body:
         unvalidated = replace(unvalidated, logprobs=top_logprobs or 0)
     elif top_logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
-    messages = fields.objects("messages")
-    prompt = ChatPrompt([_message(message) for message in messages]) if messages is not None else None
-    names = {**field_path.names, Field.PROMPT: "messages", Field.LOGPROBS: "top_logprobs"}
+    chat = chat_fields.read_chat(fields)
+    names = {**field_path.names, **chat.names, Field.PROMPT: "messages", Field.LOGPROBS: "top_logprobs"}
     body.reject_non_finite()
-    return Body([PromptRequest(replace(unvalidated, prompt=prompt), replace(field_path, names=names))], delivery)
+    return Body([PromptRequest(replace(unvalidated, prompt=chat.prompt), replace(field_path, names=names))], delivery)
 
 
 def _common(fields: JsonFields, request_id: str | None) -> tuple[UnvalidatedRequest, BodyFieldPath, Delivery]:
@@ -261,31 +258,3 @@ def _one_of_many(where: str, prompt: Any) -> Prompt:
     if isinstance(prompt, str):
         return TextPrompt(prompt)
     return TokenPrompt(as_integers(where, prompt))
-
-
-def _message(message: JsonFields) -> tuple[str, str]:
-    """Role and content of a chat message."""
-    message.reject_unsupported(unsupported_fields.MESSAGE)
-    role = message.string("role")
-    if role is None:
-        raise invalid(message.field_path("role"), "must be given")
-    content = message.raw("content")
-    if content is None:
-        raise invalid(message.field_path("content"), "must be given")
-    if isinstance(content, str):
-        return role, content
-    parts = message.objects("content")
-    if not parts:
-        raise invalid(message.field_path("content"), "must have at least one part")
-    # Templates take one text: parts are joined by line breaks, as in vLLM.
-    return role, "\n".join(map(_text_part, parts))
-
-
-def _text_part(part: JsonFields) -> str:
-    kind = part.string("type")
-    if kind != "text":
-        raise QuireError(Reason.FEATURE_UNSUPPORTED, "only text is served", field=part.field_path("type"))
-    text = part.string("text")
-    if text is None:
-        raise invalid(part.field_path("text"), "must be given")
-    return text

@@ -76,6 +76,11 @@ class JsonFields:
         """All fields, by name."""
         return self._values.items()
 
+    @property
+    def path(self) -> str:
+        """The object as errors name it; empty for the body."""
+        return self._path.removesuffix(".")
+
     def field_path(self, name: str) -> str:
         """The field as errors name it."""
         return f"{self._path}{name}"

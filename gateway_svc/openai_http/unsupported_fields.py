@@ -43,45 +43,30 @@ COMPLETION: Neutral = {
 
 CHAT: Neutral = {
     **_BOTH,
-    "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
-    "function_call": ("none",),
-    "functions": ([],),
     "include_reasoning": (True,),
     "media_io_kwargs": ({},),
     "metadata": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (False, True),  # means nothing without tools
     "prediction": (),
     "prompt_cache_key": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
-    "reasoning_effort": ("none",),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "tool_choice": ("none",),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 
 MESSAGE: Neutral = {
     "audio": (),
-    "function_call": (),
-    "name": (),
-    "reasoning": (),
-    "reasoning_content": (),
     "refusal": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
 }
 
 STREAM_OPTIONS: Neutral = {

@@ -109,7 +109,7 @@ async def test_other_times_are_refused(seconds: str, quire: Harness) -> None:
             "invalid_field",
             "max_completion_tokens",
         ),
-        ("/v1/chat/completions", {"messages": MESSAGES, "tools": [{}]}, 400, "feature_unsupported", "tools"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "tools": [{}]}, 400, "invalid_field", "tools[0].function"),
     ],
 )
 async def test_bad_input_is_refused_by_field(

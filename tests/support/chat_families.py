@@ -94,7 +94,7 @@ class Family:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return _made(self.name)
+        return _made(self)
 
     @property
     def template(self) -> ChatTemplate:
@@ -107,8 +107,8 @@ class Family:
 
 
 @cache
-def _made(name: str) -> Tokenizer:
-    return FAMILIES[name].make_tokenizer()
+def _made(family: Family) -> Tokenizer:
+    return family.make_tokenizer()
 
 
 _CHATML = """\

@@ -32,6 +32,26 @@ NUMBERS: dict[str, list[float]] = {
 }  # fmt: skip
 
 
+# Fields of a chat beside its messages.
+CHATS: list[tuple[dict[str, Any], str, str]] = [
+    ({"tools": [{}]}, INVALID, "tools[0].name"), ({"tools": [{"name": "a b"}]}, INVALID, "tools[0].name"),
+    ({"tools": [{"name": "a"}, {"name": "a"}]}, INVALID, "tools[1].name"),
+    ({"tools": [{"name": "a", "parameters": "{"}]}, INVALID, "tools[0].parameters"),
+    ({"tools": [{"name": "a", "parameters": "[]"}]}, INVALID, "tools[0].parameters"),
+    ({"tools": [{"name": "a", "parameters": '{"a": NaN}'}]}, INVALID, "tools[0].parameters"),
+    ({"tools": [{"name": "a", "parameters": '{"a":' * 101 + "1" + "}" * 101}]}, INVALID, "tools[0].parameters"),
+    ({"tools": [{"name": "a", "parameters": "[" * 10_000}]}, INVALID, "tools[0].parameters"),
+    ({"tools": [{"name": "a"}] * 129}, INVALID, "tools"), ({"tools": [{"name": "a"}]}, UNSUPPORTED, "tools"),
+    ({"tools": [{"name": "a"}], "tool_name": "b"}, INVALID, "tool_choice"),
+    ({"tool_name": "b"}, INVALID, "tool_choice"), ({"tool_mode": 3}, INVALID, "tool_choice"),
+    ({"tool_mode": 4}, INVALID, "tool_mode"), ({"prompt_end": 4}, INVALID, "prompt_end"),
+    ({"prompt_end": 3}, INVALID, "prompt_end"), ({"template_kwargs": "{"}, INVALID, "template_kwargs"),
+    ({"template_kwargs": '{"messages": 1}'}, INVALID, "template_kwargs"),
+    ({"reasoning_effort": "much"}, INVALID, "reasoning_effort"),
+    ({"reasoning_effort": "high"}, UNSUPPORTED, "reasoning_effort"),
+]  # fmt: skip
+
+
 def generations() -> Iterator[tuple[dict[str, Any], str, str]]:
     """Fields of a Generation, reason, and the bad field's path in it."""
     for name, values in NUMBERS.items():
@@ -83,6 +103,15 @@ def generations() -> Iterator[tuple[dict[str, Any], str, str]]:
         ({"chat": {"messages": [{"role": "tool"}]}}, INVALID, "chat.messages"),
         ({"chat": {"messages": [{"role": "user"}] * CONTEXT_LENGTH}}, TOO_LONG, "chat.messages"),
         ({"chat": {"messages": [{"role": "user", "content": "a" * 300}]}}, TOO_LONG, "chat.messages"),
+        *(({"chat": {"messages": [{"role": "user"}]} | fields}, reason, f"chat.{field}")
+          for fields, reason, field in CHATS),
+        ({"chat": {"messages": [{"role": "user", "name": ""}]}}, INVALID, "chat.messages[0].name"),
+        ({"chat": {"messages": [{"role": "user", "tool_call_id": "a" * 257}]}}, INVALID,
+         "chat.messages[0].tool_call_id"),
+        ({"chat": {"messages": [{"role": "user", "tool_calls": [{"name": "a"}]}]}}, INVALID,
+         "chat.messages[0].tool_calls"),
+        ({"chat": {"messages": [{"role": "assistant", "tool_calls": [{"name": "a"}]}]}}, UNSUPPORTED,
+         "chat.messages[0].tool_calls"),
     ]  # fmt: skip
     yield from rows
 

@@ -129,8 +129,26 @@ def items() -> Iterator[Case]:
         ({"role": "user", "content": [text, {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]},
          UNSUPPORTED, ".content[1].type"),
         ({"role": "user", "content": [{"type": "input_audio"}]}, UNSUPPORTED, ".content[0].type"),
-        ({**user, "name": "a"}, UNSUPPORTED, ".name"), ({**user, "tool_calls": [{}]}, UNSUPPORTED, ".tool_calls"),
-        ({**user, "tool_call_id": "a"}, UNSUPPORTED, ".tool_call_id"),
+        ({**user, "name": 1}, INVALID, ".name"), ({**user, "name": ""}, INVALID, ".name"),
+        ({**user, "name": "a" * 257}, INVALID, ".name"), ({**user, "name": half}, INVALID, ".name"),
+        ({**user, "tool_call_id": 1}, INVALID, ".tool_call_id"),
+        ({**user, "tool_call_id": ""}, INVALID, ".tool_call_id"),
+        ({**user, "reasoning_content": 1}, INVALID, ".reasoning_content"),
+        ({**user, "audio": {"id": "a"}}, UNSUPPORTED, ".audio"), ({**user, "refusal": "a"}, UNSUPPORTED, ".refusal"),
+        ({**user, "tool_calls": 1}, INVALID, ".tool_calls"), ({**user, "tool_calls": [1]}, INVALID, ".tool_calls[0]"),
+        ({**user, "tool_calls": [{}]}, INVALID, ".tool_calls[0].function"),
+        ({**user, "tool_calls": [{"type": "custom"}]}, UNSUPPORTED, ".tool_calls[0].type"),
+        ({**user, "tool_calls": [{"function": {}}]}, INVALID, ".tool_calls[0].function.name"),
+        ({**user, "tool_calls": [{"function": {"name": "a", "arguments": {}}}]}, INVALID,
+         ".tool_calls[0].function.arguments"),
+        ({**user, "tool_calls": [{"function": {"name": "a"}}]}, INVALID, ".tool_calls"),
+        ({**user, "function_call": 1}, INVALID, ".function_call"),
+        ({**user, "function_call": {}}, INVALID, ".function_call.name"),
+        ({**user, "function_call": {"name": "a"}, "tool_calls": [{"function": {"name": "a"}}]}, INVALID,
+         ".function_call"),
+        # The tiny model's template has no tools.
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "a"}}]}, UNSUPPORTED, ".tool_calls"),
+        ({"role": "assistant", "function_call": {"name": "a"}}, UNSUPPORTED, ".tool_calls"),
     ]  # fmt: skip
     for message, code, field in bad:
         yield "chat/completions", {"messages": [user, message]}, code, f"messages[1]{field}"
@@ -139,6 +157,9 @@ def items() -> Iterator[Case]:
     lists: list[Any] = ["a", 1, {}, True, [], None]
     for messages in lists:
         yield "chat/completions", {"messages": messages}, INVALID, "messages"
+
+
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "a", "parameters": {}}}
 
 
 def combinations() -> Iterator[Case]:
@@ -181,12 +202,40 @@ def combinations() -> Iterator[Case]:
         (chat, {"messages": [{"role": "user", "content": "a" * CONTEXT_LENGTH}]}, TOO_LONG, "messages"),
         (chat, {"messages": [{"role": "user", "content": ""}] * CONTEXT_LENGTH}, TOO_LONG, "messages"),
         *((chat, {name: value}, UNSUPPORTED, name) for name, value in {
-            "tools": [{}], "tool_choice": "auto", "functions": [{}], "function_call": "auto", "documents": [{}],
+            "tools": [TOOL], "functions": [TOOL["function"]], "documents": [{}], "reasoning_effort": "high",
             "response_format": {"type": "json_object"}, "chat_template": "{{ 1 }}", "guided_json": {}, "audio": {},
-            "modalities": ["audio"], "chat_template_kwargs": {"a": 1}, "continue_final_message": True, "store": True,
+            "modalities": ["audio"], "store": True,
             "metadata": {"a": "b"}, "service_tier": "flex", "truncate_prompt_tokens": 1, "vllm_xargs": {"a": 1},
             "prompt_logprobs": 1, "bad_words": ["a"], "logits_processors": ["os.system"], "request_id": "a",
         }.items()),
+        *((chat, {name: value}, INVALID, name) for name, value in {
+            "tools": {}, "tool_choice": "any", "functions": 1, "function_call": "required", "parallel_tool_calls": 1,
+            "chat_template_kwargs": 1, "continue_final_message": True, "add_generation_prompt": 1,
+            "reasoning_effort": "much",
+        }.items()),
+        *((chat, {"chat_template_kwargs": {name: 1}}, INVALID, "chat_template_kwargs")
+          for name in ("messages", "tools", "documents", "add_generation_prompt", "range", "a" * 2**14)),
+        (chat, {"continue_final_message": True, "add_generation_prompt": False}, INVALID, "continue_final_message"),
+        *((chat, {"tools": [{**TOOL, "function": {"name": "a", field: value}}]}, INVALID, f"tools[0].function.{field}")
+          for value, field in [
+              ("", "name"), ("a b", "name"), ("a" * 65, "name"), (1, "name"), (1, "description"),
+              ("\ud800", "description"), (1, "parameters"), ({"a": "\ud800"}, "parameters"), (1, "strict"),
+          ]),
+        (chat, {"tools": [{"type": "function"}]}, INVALID, "tools[0].function"),
+        (chat, {"tools": [{"type": "web_search"}]}, UNSUPPORTED, "tools[0].type"),
+        (chat, {"tools": [1]}, INVALID, "tools[0]"), (chat, {"tools": [TOOL] * 129}, INVALID, "tools"),
+        (chat, {"tools": [TOOL, TOOL]}, INVALID, "tools[1].function.name"),
+        (chat, {"functions": [TOOL["function"]] * 2}, INVALID, "functions[1].name"),
+        (chat, {"tools": [{**TOOL, "function": {"name": "a", "description": "b" * 2**18}}]}, INVALID, "tools"),
+        (chat, {"tools": [TOOL], "functions": [TOOL["function"]]}, INVALID, "functions"),
+        (chat, {"tools": [TOOL], "tool_choice": "auto", "function_call": "auto"}, INVALID, "function_call"),
+        (chat, {"tool_choice": "required"}, INVALID, "tool_choice"),
+        (chat, {"tool_choice": TOOL}, INVALID, "tool_choice"), (chat, {"tool_choice": 1}, INVALID, "tool_choice"),
+        (chat, {"function_call": {"name": "a"}}, INVALID, "function_call"),
+        (chat, {"tool_choice": {"type": "function"}}, INVALID, "tool_choice.function"),
+        (chat, {"tool_choice": {"type": "allowed_tools"}}, UNSUPPORTED, "tool_choice.type"),
+        (chat, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "b"}}}, INVALID,
+         "tool_choice"),
         *(("completions", {name: value}, UNSUPPORTED, name) for name, value in {
             "echo": True, "suffix": "a", "prompt_embeds": "a", "add_special_tokens": False, "structured_outputs": {},
         }.items()),

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from chat_families import FAMILIES, Family, chat
-from gateway_svc.chat_template import ChatTemplate, ChatTemplateError
+from gateway_svc.chat_template import ChatTemplate, ChatTemplateError, TemplateChat
 from gateway_svc.control_tokens import ControlTokens, literal_pattern
 from gateway_svc.tokenizer import ModelTokenizer
 from gateway_values import id_of
@@ -35,7 +35,7 @@ def encode(family: Family) -> Callable[[Chat], list[int]]:
     """As the gateway encodes chats."""
     copy = Tokenizer.from_str(family.tokenizer.to_str())
     encoder = ModelTokenizer(copy, None, family.template, ())
-    return lambda messages: encoder._encode_chat(messages, None)
+    return lambda messages: encoder._encode_chat(TemplateChat(messages), None)
 
 
 @cache
@@ -136,7 +136,9 @@ def test_tokens_of_a_literal_decode_to_it(family: Family) -> None:
         def word(text: str) -> str:
             return literal.sub(lambda match: words.setdefault(match[0], f"zq{len(words):03}"), text)
 
-        expected = family.template.render([{**each, "content": word(each["content"])} for each in messages])
+        expected = family.template.render(
+            TemplateChat([{**each, "content": word(each["content"])} for each in messages])
+        )
         for text, name in words.items():
             expected = expected.replace(name, text)
         decoded = family.tokenizer.decode(encode(family)(messages), skip_special_tokens=False)
@@ -179,7 +181,7 @@ def made(family: str, source: str) -> Callable[[Chat], list[int]]:
     """Encodes with a family's tokenizer and another template."""
     tokenizer = Tokenizer.from_str(FAMILIES[family].tokenizer.to_str())
     encoder = ModelTokenizer(tokenizer, None, ChatTemplate(source, FAMILIES[family].special_tokens), ())
-    return lambda messages: encoder._encode_chat(messages, None)
+    return lambda messages: encoder._encode_chat(TemplateChat(messages), None)
 
 
 def decoded(family: str, token_ids: list[int]) -> str:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway_svc.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
+from gateway_svc.chat_template import ChatTemplate, ChatTemplateError, TemplateChat, load_chat_template
 from gateway_svc.settings import BadSetting
 
-CHAT = [{"role": "user", "content": "<b>hi</b>"}]
+CHAT = TemplateChat([{"role": "user", "content": "<b>hi</b>"}])
 
 
 def render(source: str, **special_tokens: str) -> str:
@@ -45,7 +45,7 @@ def test_tools_and_documents_are_none() -> None:
 def test_a_developer_is_the_system_unless_the_template_names_it(condition: str, role: str) -> None:
     source = f"{{% for m in messages %}}{{% if {condition} %}}{{{{ m.role }}}}{{% endif %}}{{% endfor %}}"
     template = ChatTemplate(source, {})
-    assert template.render([{"role": "developer", "content": "Be a developer."}]) == role
+    assert template.render(TemplateChat([{"role": "developer", "content": "Be a developer."}])) == role
 
 
 def test_loop_controls_and_generation_blocks_are_known() -> None:

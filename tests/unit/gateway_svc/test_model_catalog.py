@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from gateway_svc.chats import ChatMessage, ChatPrompt
+from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import contract_field_path
 from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.settings import BadSetting
 from gateway_svc.tenant import Tenant
 from gateway_svc.tokenizer import InvalidModelFiles
-from gateway_svc.unvalidated_request import ChatPrompt
-from gateway_svc.validation import FieldChecker
 from svc_common.errors import QuireError, Reason
 from svc_common.model_settings import ModelSettings, read_models_file
 from svc_common.models import ModelNotFound, tokenizer_fingerprint
@@ -63,13 +63,13 @@ def test_a_key_sees_the_models_that_it_may_use(several: Path) -> None:
 
 
 async def test_a_model_takes_the_roles_that_its_settings_add(model_directory: Path) -> None:
-    ipython = ChatPrompt([("ipython", "a")])
+    ipython = ChatPrompt([ChatMessage("ipython", "a", path="chat.messages[0]")])
     for roles, is_taken in (((), False), (("ipython", "critic"), True)):
         catalog = ModelCatalog.load([ModelSettings(str(model_directory), chat_roles=roles)])
         (model,) = catalog
         check = FieldChecker(contract_field_path)
         for role in ("system", "developer", "user", "assistant"):
-            assert await model.validator.encode(ChatPrompt([(role, "a")]), check)
+            assert await model.validator.encode(ChatPrompt([ChatMessage(role, "a")]), check)
         if is_taken:
             assert await model.validator.encode(ipython, check)
         else:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from gateway_svc.chat_template import TemplateChat
 from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer, PromptTooLong
 from gateway_svc.validated_request import SpecialTokens
 
@@ -17,7 +18,7 @@ async def test_text_becomes_tokens_and_text_again(tokenizer: ModelTokenizer) -> 
 
 
 async def test_a_chat_is_rendered_up_to_the_assistant(tokenizer: ModelTokenizer) -> None:
-    token_ids = await tokenizer.encode_chat([{"role": "user", "content": "hello"}])
+    token_ids = await tokenizer.encode_chat(TemplateChat([{"role": "user", "content": "hello"}]))
     text = await tokenizer.decode(token_ids, SpecialTokens.KEPT)
     assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     assert token_ids[0] == 1
@@ -103,11 +104,11 @@ async def test_another_tokenizer_brings_its_template_and_leaves_the_models_end_o
     (other / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
     loaded = ModelTokenizer.load(model_directory, other)
     assert len(await loaded.encode_text("hello world")) == 1
-    assert len(await loaded.encode_chat([{"role": "user", "content": "hello world"}])) == 1
+    assert len(await loaded.encode_chat(TemplateChat([{"role": "user", "content": "hello world"}]))) == 1
     assert loaded.eos_token_ids == ModelTokenizer.load(model_directory).eos_token_ids
 
 
 async def test_a_chat_is_rendered_by_the_template_of_the_settings(model_directory: Path) -> None:
     loaded = ModelTokenizer.load(model_directory, chat_template="{{ messages[0].content }}{{ eos_token }}")
-    token_ids = await loaded.encode_chat([{"role": "user", "content": "hello"}])
+    token_ids = await loaded.encode_chat(TemplateChat([{"role": "user", "content": "hello"}]))
     assert await loaded.decode(token_ids, SpecialTokens.KEPT) == "hello<|im_end|>"

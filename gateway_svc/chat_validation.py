@@ -1,0 +1,188 @@
+"""Validates chats of both protocols, and makes of them what templates take."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from gateway_svc.chat_template import ChatTemplate, TemplateChat
+from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, ToolCall, ToolChoice, ToolMode
+from gateway_svc.field_checker import FieldChecker
+from gateway_svc.field_paths import Field
+from gateway_svc.tool_forms import Call, ToolForms
+from svc_common.errors import QuireError, Reason
+
+MAX_TOOLS = 128
+MAX_CALLS = 128
+MAX_TOOLS_LENGTH = 2**18
+MAX_VARIABLES_LENGTH = 2**14
+MAX_NAME_LENGTH = 256
+MAX_JSON_DEPTH = 100
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+# As templates name the switch of reasoning.
+_SWITCHES = ("enable_thinking", "thinking")
+
+
+class ChatValidator:
+    """Validates the chats of one model. `roles` are all that messages may have."""
+
+    def __init__(self, template: ChatTemplate, roles: Sequence[str]) -> None:
+        self._template = template
+        self._forms = ToolForms.of(template)
+        # Templates write a role as it is, and may make a control token of it.
+        self._roles = roles
+
+    def template_chat(self, prompt: ChatPrompt, check: FieldChecker) -> TemplateChat:
+        """The chat as the template takes it. Takes long where there is much JSON. Raises QuireError."""
+        tools = self._tools(prompt, check)
+        messages = [self._message(message, check) for message in prompt.messages]
+        last = prompt.messages[-1]
+        if prompt.prompt_end is PromptEnd.CONTINUATION and (last.role != "assistant" or not last.content):
+            raise check.invalid(Field.PROMPT_END, "needs a last message of the role assistant with a content")
+        return TemplateChat(messages, tools, self._variables(prompt, check), prompt.prompt_end)
+
+    def _message(self, message: ChatMessage, check: FieldChecker) -> dict[str, Any]:
+        path = message.path
+        if message.role not in self._roles:
+            raise _invalid(f"{path}.role", f"must be {', '.join(self._roles[:-1])} or {self._roles[-1]}")
+        texts = {"content": message.content, "reasoning": message.reasoning}
+        names = {"name": message.name, "tool_call_id": message.tool_call_id}
+        for name, text in {**texts, **names}.items():
+            if text is not None:
+                check.unicode(f"{path}.{name}", text)
+        for name, text in names.items():
+            if text is not None and not 1 <= len(text) <= MAX_NAME_LENGTH:
+                raise _invalid(f"{path}.{name}", f"must have between 1 and {MAX_NAME_LENGTH} characters")
+        form = self._forms.calls
+        fields: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.name is not None:
+            fields["name"] = message.name
+        if message.reasoning is not None:
+            fields["reasoning_content"] = message.reasoning
+        if message.tool_call_id is not None:
+            fields["tool_call_id"] = form.id(message.tool_call_id) if form else message.tool_call_id
+        if not message.tool_calls:
+            return fields
+        if message.role != "assistant":
+            raise _invalid(f"{path}.tool_calls", "needs the role assistant")
+        if len(message.tool_calls) > MAX_CALLS:
+            raise _invalid(f"{path}.tool_calls", f"must hold at most {MAX_CALLS} calls")
+        if form is None:
+            raise _unsupported(f"{path}.tool_calls", "the model's chat template does not take calls of tools")
+        return form.message(fields, [_call(call, check) for call in message.tool_calls])
+
+    def _tools(self, prompt: ChatPrompt, check: FieldChecker) -> list[dict[str, Any]] | None:
+        """The tools that the prompt has; None where it has none."""
+        choice = prompt.tool_choice or ToolChoice()
+        tools = prompt.tools
+        if not tools:
+            if choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
+                raise check.invalid(Field.TOOL_CHOICE, "needs tools")
+            return None
+        if len(tools) > MAX_TOOLS:
+            raise check.invalid(Field.TOOLS, f"must hold at most {MAX_TOOLS} tools")
+        if sum(len(tool.name) + len(tool.description or "") + len(tool.parameters or "") for tool in tools) > (
+            MAX_TOOLS_LENGTH
+        ):
+            raise check.invalid(Field.TOOLS, f"must have at most {MAX_TOOLS_LENGTH} characters")
+        checked = [_tool(tool, check) for tool in tools]
+        names = set[str]()
+        for tool in tools:
+            if tool.name in names:
+                raise _invalid(f"{tool.path}.name", "is there twice")
+            names.add(tool.name)
+        if choice.mode is ToolMode.NAMED and choice.name not in names:
+            raise check.invalid(Field.TOOL_CHOICE, "names none of the tools")
+        if choice.mode is ToolMode.NONE:
+            return None
+        if not self._forms.takes_tools:
+            raise check.unsupported(Field.TOOLS, "the model's chat template does not take tools")
+        return checked
+
+    def _variables(self, prompt: ChatPrompt, check: FieldChecker) -> dict[str, Any]:
+        """Variables for the template beside messages and tools."""
+        variables = self._effort(prompt.reasoning_effort, check)
+        if prompt.template_variables is None:
+            return variables
+        if len(prompt.template_variables) > MAX_VARIABLES_LENGTH:
+            raise check.invalid(Field.TEMPLATE_VARIABLES, f"must have at most {MAX_VARIABLES_LENGTH} characters")
+        given = _json_object(check.field_path(Field.TEMPLATE_VARIABLES), prompt.template_variables, check)
+        for name in given:
+            if name in self._template.own_variables:
+                raise check.invalid(Field.TEMPLATE_VARIABLES, f"must not have {name}, which the template has already")
+        return variables | given
+
+    def _effort(self, effort: str | None, check: FieldChecker) -> dict[str, Any]:
+        if effort is None:
+            return {}
+        if effort not in EFFORTS:
+            raise check.invalid(Field.REASONING_EFFORT, f"must be {', '.join(EFFORTS[:-1])} or {EFFORTS[-1]}")
+        values = {"reasoning_effort": effort} | dict.fromkeys(_SWITCHES, effort != "none")
+        read = {name: value for name, value in values.items() if name in self._template.variables}
+        if not read and effort != "none":
+            raise check.unsupported(Field.REASONING_EFFORT, "the model's chat template does not take it")
+        return read
+
+
+def _tool(tool: ClientTool, check: FieldChecker) -> dict[str, Any]:
+    """A tool in OpenAI's form."""
+    if not _TOOL_NAME.fullmatch(tool.name):
+        raise _invalid(f"{tool.path}.name", "must be 1 to 64 letters, digits, '_' or '-'")
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        check.unicode(f"{tool.path}.description", tool.description)
+        function["description"] = tool.description
+    # Templates read its properties.
+    function["parameters"] = _NO_PARAMETERS
+    if tool.parameters is not None:
+        function["parameters"] = _json_object(f"{tool.path}.parameters", tool.parameters, check)
+    return {"type": "function", "function": function}
+
+
+def _call(call: ToolCall, check: FieldChecker) -> Call:
+    for name, text in (("id", call.id), ("name", call.name)):
+        check.unicode(f"{call.path}.{name}", text)
+        if len(text) > MAX_NAME_LENGTH:
+            raise _invalid(f"{call.path}.{name}", f"must have at most {MAX_NAME_LENGTH} characters")
+    if not call.name:
+        raise _invalid(f"{call.path}.name", "must not be empty")
+    # Models write nothing as the arguments of a function that has none.
+    arguments = _json_object(f"{call.path}.arguments", call.arguments, check) if call.arguments.strip() else {}
+    return call.id, call.name, arguments
+
+
+def _json_object(where: str, text: str, check: FieldChecker) -> dict[str, Any]:
+    check.unicode(where, text)
+    try:
+        value = json.loads(text, parse_constant=_reject_constant)
+    except (ValueError, RecursionError):
+        raise _invalid(where, "is not JSON") from None
+    if not isinstance(value, dict):
+        raise _invalid(where, "must be a JSON object")
+    left: list[tuple[int, Any]] = [(0, value)]
+    while left:
+        depth, item = left.pop()
+        if isinstance(item, str):
+            check.unicode(where, item)  # an escape may be half a surrogate pair
+        elif isinstance(item, dict | list):
+            if depth == MAX_JSON_DEPTH:
+                raise _invalid(where, f"has more than {MAX_JSON_DEPTH} levels")
+            inner = [*item, *item.values()] if isinstance(item, dict) else item
+            left += ((depth + 1, one) for one in inner)
+    return value
+
+
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _invalid(where: str, message: str) -> QuireError:
+    return QuireError(Reason.INVALID_FIELD, message, field=where)
+
+
+def _unsupported(where: str, message: str) -> QuireError:
+    return QuireError(Reason.FEATURE_UNSUPPORTED, message, field=where)

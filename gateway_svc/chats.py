@@ -1,0 +1,166 @@
+"""Chats as clients send them in either protocol: typed values, not validated. JSON stays text until it is checked, off
+the event loop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gateway_svc.unknown_fields import reject_unknown_fields
+from quire.inference.v1 import inference_pb2
+from svc_common.errors import QuireError, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call in an assistant's message. `arguments` is a JSON object as text. `path` is where errors find the call."""
+
+    name: str
+    arguments: str
+    id: str = ""
+    path: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message. `tool_call_id` is the call whose result it has. `path` is where errors find the message."""
+
+    role: str
+    content: str | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    path: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTool:
+    """A function that the model may call. `parameters` is a JSON schema as text, None for a function without any.
+    `path` is where errors find the function."""
+
+    name: str
+    description: str | None = None
+    parameters: str | None = None
+    is_strict: bool = False
+    path: str = field(default="", compare=False)
+
+
+class ToolMode(StrEnum):
+    """Whether the model calls tools."""
+
+    AUTO = "auto"
+    """As it decides."""
+    NONE = "none"
+    """Never; tools are left out of the prompt."""
+    REQUIRED = "required"
+    """At least once."""
+    NAMED = "named"
+    """One tool, which is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """`name` is set with the mode NAMED."""
+
+    mode: ToolMode = ToolMode.AUTO
+    name: str | None = None
+
+
+class PromptEnd(StrEnum):
+    """Where a chat's prompt ends."""
+
+    ANSWER = "answer"
+    """Where the answer of the assistant begins, after the generation prompt."""
+    MESSAGE = "message"
+    """After the last message."""
+    CONTINUATION = "continuation"
+    """Within the last message, at the end of its content, so that the output continues it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A chat to continue, oldest message first. `template_variables` is a JSON object as text: variables for the
+    template."""
+
+    messages: Sequence[ChatMessage]
+    tools: Sequence[ClientTool] = ()
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    template_variables: str | None = None
+    reasoning_effort: str | None = None
+    prompt_end: PromptEnd = PromptEnd.ANSWER
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the model may call tools."""
+        return bool(self.tools) and (self.tool_choice is None or self.tool_choice.mode is not ToolMode.NONE)
+
+    @property
+    def has_json(self) -> bool:
+        """Whether there is JSON to parse."""
+        return bool(self.tools or self.template_variables or any(message.tool_calls for message in self.messages))
+
+    @classmethod
+    def from_proto(cls, chat: inference_pb2.Chat, path: str) -> "ChatPrompt":
+        """From the public contract; `path` is that of the chat. Raises QuireError for a field that this version of the
+        contract does not have."""
+        reject_unknown_fields(chat, path)
+        return cls(
+            messages=[_message(one, f"{path}.messages[{index}]") for index, one in enumerate(chat.messages)],
+            tools=tuple(_tool(one, f"{path}.tools[{index}]") for index, one in enumerate(chat.tools)),
+            tool_choice=_tool_choice(chat, path),
+            parallel_tool_calls=chat.parallel_tool_calls if chat.HasField("parallel_tool_calls") else None,
+            template_variables=chat.template_kwargs or None,
+            reasoning_effort=chat.reasoning_effort or None,
+            prompt_end=_prompt_end(chat, path),
+        )
+
+
+def _message(message: inference_pb2.ChatMessage, path: str) -> ChatMessage:
+    reject_unknown_fields(message, path)
+    return ChatMessage(
+        role=message.role,
+        content=message.content or (None if message.tool_calls else ""),
+        tool_calls=tuple(
+            ToolCall(call.name, call.arguments, call.id, f"{path}.tool_calls[{index}]")
+            for index, call in enumerate(message.tool_calls)
+        ),
+        tool_call_id=message.tool_call_id if message.HasField("tool_call_id") else None,
+        name=message.name if message.HasField("name") else None,
+        reasoning=message.reasoning if message.HasField("reasoning") else None,
+        path=path,
+    )
+
+
+def _tool(tool: inference_pb2.Tool, path: str) -> ClientTool:
+    reject_unknown_fields(tool, path)
+    return ClientTool(tool.name, tool.description or None, tool.parameters or None, tool.strict, path)
+
+
+_TOOL_MODES = {
+    inference_pb2.TOOL_MODE_UNSPECIFIED: None,
+    inference_pb2.TOOL_MODE_AUTO: ToolChoice(ToolMode.AUTO),
+    inference_pb2.TOOL_MODE_NONE: ToolChoice(ToolMode.NONE),
+    inference_pb2.TOOL_MODE_REQUIRED: ToolChoice(ToolMode.REQUIRED),
+}
+
+_PROMPT_ENDS = {
+    inference_pb2.PROMPT_END_UNSPECIFIED: PromptEnd.ANSWER,
+    inference_pb2.PROMPT_END_ANSWER: PromptEnd.ANSWER,
+    inference_pb2.PROMPT_END_MESSAGE: PromptEnd.MESSAGE,
+    inference_pb2.PROMPT_END_CONTINUATION: PromptEnd.CONTINUATION,
+}
+
+
+def _tool_choice(chat: inference_pb2.Chat, path: str) -> ToolChoice | None:
+    if chat.WhichOneof("tool_choice") == "tool_name":
+        return ToolChoice(ToolMode.NAMED, chat.tool_name)
+    if chat.tool_mode not in _TOOL_MODES:
+        raise QuireError(Reason.INVALID_FIELD, "is not one of the values of ToolMode", field=f"{path}.tool_mode")
+    return _TOOL_MODES[chat.tool_mode]
+
+
+def _prompt_end(chat: inference_pb2.Chat, path: str) -> PromptEnd:
+    if chat.prompt_end not in _PROMPT_ENDS:
+        raise QuireError(Reason.INVALID_FIELD, "is not one of the values of PromptEnd", field=f"{path}.prompt_end")
+    return _PROMPT_ENDS[chat.prompt_end]

@@ -1,0 +1,218 @@
+"""Families whose templates take tools, in small: they write tools and calls as the families' own templates do."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tokenizers import Tokenizer, normalizers
+
+from chat_families import Family, byte_level, ordinary, sentencepiece, special
+
+_HERMES = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+    {{- '# Tools\\n\\n<tools>' }}
+    {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
+    {{- '\\n</tools>\\n\\nReply with <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant' }}
+        {%- if message.reasoning_content %}{{- '\\n<think>' + message.reasoning_content + '</think>' }}{%- endif %}
+        {%- if message.content %}{{- '\\n' + message.content }}{%- endif %}
+        {%- for tool_call in message.tool_calls or [] %}
+            {%- if tool_call.function is defined %}{%- set tool_call = tool_call.function %}{%- endif %}
+            {{- '\\n<tool_call>\\n{"name": "' + tool_call.name + '", "arguments": ' }}
+            {{- tool_call.arguments | tojson }}{{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}"""
+
+# Tools are in the first message of the user, results are JSON, and there is one call at a time.
+_LLAMA3 = """\
+{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content'] | trim %}{%- set messages = messages[1:] %}
+{%- else %}{%- set system_message = '' %}{%- endif %}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' }}
+{%- if tools is not none %}{{- 'Environment: ipython\\n' }}{%- endif %}
+{{- system_message + '<|eot_id|>' }}
+{%- if tools is not none %}
+    {%- set first = messages[0]['content'] | trim %}{%- set messages = messages[1:] %}
+    {{- '<|start_header_id|>user<|end_header_id|>\\n\\nFunctions:\\n\\n' }}
+    {%- for t in tools %}{{- t | tojson(indent=4) }}{{- '\\n\\n' }}{%- endfor %}
+    {{- first + '<|eot_id|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+        {{- message['content'] | trim + '<|eot_id|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls | length == 1 %}{{- raise_exception('one call at a time') }}{%- endif %}
+        {%- set tool_call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n{"name": "' + tool_call.name + '", "parameters": ' }}
+        {{- tool_call.arguments | tojson }}{{- '}<|eot_id|>' }}
+    {%- else %}
+        {{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' }}
+        {%- if message.content is mapping or message.content is iterable %}{{- message.content | tojson }}
+        {%- else %}{{- message.content }}{%- endif %}
+        {{- '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
+
+# Ids of calls have 9 letters and digits.
+_MISTRAL = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {%- if tools is not none and loop.last %}
+            {{- '[AVAILABLE_TOOLS] [' }}
+            {%- for tool in tools %}
+                {%- set function = tool.function %}
+                {{- '{"type": "function", "function": {' }}
+                {%- for key, value in function.items() if key != 'return' %}
+                    {%- if value is string %}{{- '"' + key + '": "' + value + '"' }}
+                    {%- else %}{{- '"' + key + '": ' + value | tojson }}{%- endif %}
+                    {%- if not loop.last %}{{- ', ' }}{%- endif %}
+                {%- endfor %}
+                {{- '}}' }}{%- if not loop.last %}{{- ', ' }}{%- else %}{{- ']' }}{%- endif %}
+            {%- endfor %}
+            {{- '[/AVAILABLE_TOOLS]' }}
+        {%- endif %}
+        {{- '[INST] ' + message.content + '[/INST]' }}
+    {%- elif message.tool_calls is defined and message.tool_calls is not none %}
+        {{- '[TOOL_CALLS] [' }}
+        {%- for tool_call in message.tool_calls %}
+            {%- if tool_call.id is not defined or tool_call.id | length != 9 %}{{- raise_exception('9') }}{%- endif %}
+            {%- set out = tool_call.function | tojson %}
+            {{- out[:-1] + ', "id": "' + tool_call.id + '"}' }}
+            {%- if not loop.last %}{{- ', ' }}{%- else %}{{- ']' + eos_token }}{%- endif %}
+        {%- endfor %}
+    {%- elif message.role == 'assistant' %}{{- ' ' + message.content + eos_token }}
+    {%- elif message.role == 'tool' %}
+        {%- if message.tool_call_id is not defined or message.tool_call_id | length != 9 %}
+            {{- raise_exception('9') }}
+        {%- endif %}
+        {{- '[TOOL_RESULTS] {"content": ' + message.content | tojson + ', "call_id": "' + message.tool_call_id + '"}' }}
+        {{- '[/TOOL_RESULTS]' }}
+    {%- endif %}
+{%- endfor %}"""
+
+# Arguments are text; a message with calls has no content.
+_DEEPSEEK = """\
+{{- bos_token }}
+{%- if tools %}{%- for tool in tools %}{{- '\\n## ' + tool.function.name + '\\n' + tool.function.parameters | tojson }}
+{%- endfor %}{%- endif %}
+{%- for message in messages %}
+    {%- if message['role'] == 'user' %}{{- '<｜User｜>' + message['content'] }}
+    {%- elif message['role'] == 'assistant' and not message['content'] is string %}
+        {{- '<｜Assistant｜><｜tool▁calls▁begin｜>' }}
+        {%- for tool in message['tool_calls'] %}
+            {{- '<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] }}
+            {{- '\\n```json\\n' + tool['function']['arguments'] + '\\n```<｜tool▁call▁end｜>' }}
+        {%- endfor %}
+        {{- '<｜tool▁calls▁end｜><｜end▁of▁sentence｜>' }}
+    {%- elif message['role'] == 'assistant' %}{{- '<｜Assistant｜>' + message['content'] + '<｜end▁of▁sentence｜>' }}
+    {%- elif message['role'] == 'tool' %}{{- '<｜tool▁output▁begin｜>' + message['content'] + '<｜tool▁output▁end｜>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<｜Assistant｜>' }}{%- endif %}"""
+
+# Tags for functions and parameters, values as text.
+_QWEN3_CODER = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n<tools>' }}
+    {%- for tool in tools %}
+        {%- set function = tool.function %}
+        {{- '\\n<function>\\n<name>' ~ function.name ~ '</name>' }}
+        {%- if function.description is defined %}
+            {{- '\\n<description>' ~ function.description ~ '</description>' }}
+        {%- endif %}
+        {%- for name, fields in function.parameters.properties | items %}
+            {{- '\\n<parameter>\\n<name>' ~ name ~ '</name>\\n<type>' ~ fields.type ~ '</type>\\n</parameter>' }}
+        {%- endfor %}
+        {{- '\\n</function>' }}
+    {%- endfor %}
+    {{- '\\n</tools><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' and message.tool_calls is defined and message.tool_calls is iterable %}
+        {{- '<|im_start|>assistant' }}
+        {%- if message.content is defined and message.content is string and message.content | trim | length > 0 %}
+            {{- '\\n' + message.content | trim + '\\n' }}
+        {%- endif %}
+        {%- for tool_call in message.tool_calls %}
+            {%- set tool_call = tool_call.function %}
+            {{- '\\n<tool_call>\\n<function=' + tool_call.name + '>\\n' }}
+            {%- for name, value in tool_call.arguments | items %}
+                {{- '<parameter=' + name + '>\\n' }}
+                {{- (value if value is string else value | tojson) + '\\n</parameter>\\n' }}
+            {%- endfor %}
+            {{- '</function>\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response>\\n<|im_end|>\\n' }}
+    {%- else %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+_QWEN_MARKERS = [
+    *special("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    *ordinary("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+]
+_LLAMA3_MARKERS = special(
+    "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"
+)
+_MISTRAL_MARKERS = special(
+    "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]"
+)
+_DEEPSEEK_MARKERS = [
+    *special("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
+    *ordinary(
+        "<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"
+    ),
+    *ordinary("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
+]
+
+
+def _family(
+    name: str, source: str, make_tokenizer: Callable[[], Tokenizer], special_tokens: dict[str, str] | None = None
+) -> Family:
+    return Family(name, source, make_tokenizer, special_tokens or {}, ("system", "user", "assistant", "tool"))
+
+
+TOOL_FAMILIES = {
+    family.name: family
+    for family in (
+        _family("hermes", _HERMES, lambda: byte_level(_QWEN_MARKERS, normalizers.NFC())),
+        _family("llama3.1", _LLAMA3, lambda: byte_level(_LLAMA3_MARKERS), {"bos_token": "<|begin_of_text|>"}),
+        _family(
+            "mistral v3", _MISTRAL, lambda: sentencepiece(_MISTRAL_MARKERS, prefix="first"),
+            {"bos_token": "<s>", "eos_token": "</s>"},
+        ),
+        _family(
+            "deepseek v3", _DEEPSEEK, lambda: byte_level(_DEEPSEEK_MARKERS), {"bos_token": "<｜begin▁of▁sentence｜>"}
+        ),
+        _family("qwen3-coder", _QWEN3_CODER, lambda: byte_level(_QWEN_MARKERS, normalizers.NFC())),
+    )
+}  # fmt: skip
+
+
+def tool(name: str, description: str = "Tells the weather.", **properties: Any) -> dict[str, Any]:
+    """A tool in OpenAI's form; `properties` are schemas by name."""
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}

@@ -1,0 +1,122 @@
+"""Chats of bodies: the same as over gRPC, and in OpenAI's older spelling."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, ToolCall, ToolChoice, ToolMode
+from gateway_svc.field_paths import Field
+from gateway_svc.openai_http.bodies import PromptRequest, chat_body
+from gateway_svc.openai_http.json_fields import parse_body
+from quire.inference.v1 import inference_pb2 as api
+
+USER = {"role": "user", "content": "a"}
+FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object", "é": 1}}
+
+
+def read(**fields: Any) -> PromptRequest:
+    (prompt,) = chat_body(parse_body(json.dumps({"messages": [USER], **fields}).encode()), None).prompts
+    return prompt
+
+
+def chat(**fields: Any) -> ChatPrompt:
+    prompt = read(**fields).unvalidated.prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+def test_both_protocols_make_the_same_chat() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"b": 1}'}}
+    messages = [
+        {"role": "user", "content": "a", "name": "n"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "r"},
+        {"role": "tool", "content": "t", "tool_call_id": "c"},
+    ]
+    over_http = chat(
+        messages=messages,
+        tools=[{"type": "function", "function": {**FUNCTION, "strict": True}}],
+        tool_choice={"type": "function", "function": {"name": "f"}},
+        parallel_tool_calls=False,
+        chat_template_kwargs={"x": [1]},
+        reasoning_effort="low",
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+    over_grpc = api.Chat(
+        messages=[
+            {"role": "user", "content": "a", "name": "n"},
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "c", "name": "f", "arguments": '{"b": 1}'}],
+                "reasoning": "r",
+            },
+            {"role": "tool", "content": "t", "tool_call_id": "c"},
+        ],
+        tools=[{"name": "f", "description": "d", "parameters": '{"type": "object", "é": 1}', "strict": True}],
+        tool_name="f",
+        parallel_tool_calls=False,
+        template_kwargs='{"x": [1]}',
+        reasoning_effort="low",
+        prompt_end=api.PROMPT_END_CONTINUATION,
+    )
+    assert over_http == ChatPrompt.from_proto(over_grpc, "generation.chat")
+
+
+def test_functions_and_their_calls_become_tools() -> None:
+    prompt = read(
+        messages=[
+            USER,
+            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "r"},
+            {"role": "function", "name": "g", "content": "s"},
+        ],
+        functions=[FUNCTION],
+        function_call={"name": "f"},
+    )
+    assert prompt.unvalidated.prompt == ChatPrompt(
+        messages=[
+            ChatMessage("user", "a"),
+            ChatMessage("assistant", None, (ToolCall("f", "{}", "call_1"),)),
+            ChatMessage("tool", "r", tool_call_id="call_1", name="f"),
+            ChatMessage("tool", "s", name="g"),
+        ],
+        tools=(ClientTool("f", "d", json.dumps(FUNCTION["parameters"], ensure_ascii=False)),),
+        tool_choice=ToolChoice(ToolMode.NAMED, "f"),
+        parallel_tool_calls=False,
+    )
+    assert (prompt.field_path(Field.TOOLS), prompt.field_path(Field.TOOL_CHOICE)) == ("functions", "function_call")
+    plain = read(tools=[{"function": FUNCTION}], tool_choice="required")
+    assert (plain.field_path(Field.TOOLS), plain.field_path(Field.TOOL_CHOICE)) == ("tools", "tool_choice")
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", "required"])
+def test_choices(choice: str) -> None:
+    assert chat(tool_choice=choice).tool_choice == ToolChoice(ToolMode(choice))
+
+
+def test_reasoning_has_either_name() -> None:
+    for name in ("reasoning", "reasoning_content"):
+        message = chat(messages=[USER, {"role": "assistant", name: "r"}]).messages[1]
+        assert message == ChatMessage("assistant", None, reasoning="r")
+
+
+def test_what_turns_a_feature_off_is_taken() -> None:
+    plain = chat()
+    off: dict[str, Any] = {
+        "tools": [],
+        "parallel_tool_calls": None,
+        "chat_template_kwargs": None,
+        "add_generation_prompt": True,
+    }
+    assert chat(**off, continue_final_message=False, tool_choice=None) == plain
+    assert plain.prompt_end is PromptEnd.ANSWER
+
+
+def test_places_of_messages_and_tools_are_as_the_client_spells_them() -> None:
+    call = {"function": {"name": "f"}}
+    prompt = chat(messages=[USER, {"role": "assistant", "tool_calls": [call]}], tools=[{"function": FUNCTION}])
+    assert prompt.messages[1].path == "messages[1]"
+    assert prompt.messages[1].tool_calls[0].path == "messages[1].tool_calls[0].function"
+    assert prompt.tools[0].path == "tools[0].function"
+    assert chat(functions=[FUNCTION]).tools[0].path == "functions[0]"

@@ -1,0 +1,189 @@
+"""Chats: what templates get of them, and what is refused."""
+
+import json
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from chat_families import byte_level, special
+from gateway_svc.chat_template import ChatTemplate, ChatTemplateError
+from gateway_svc.chat_validation import ChatValidator
+from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, ToolCall, ToolChoice, ToolMode
+from gateway_svc.field_checker import FieldChecker
+from gateway_svc.field_paths import contract_field_path
+from gateway_svc.validation import ROLES
+from svc_common.errors import QuireError, Reason
+from tool_families import TOOL_FAMILIES
+
+USER = ChatMessage("user", "a", path="m")
+HERMES = TOOL_FAMILIES["hermes"].template
+CHECK = FieldChecker(contract_field_path)
+
+
+def template_chat(template: ChatTemplate = HERMES, **fields: Any) -> Any:
+    return ChatValidator(template, ROLES).template_chat(ChatPrompt(**{"messages": [USER], **fields}), CHECK)
+
+
+def refused(**fields: Any) -> tuple[Reason, str | None]:
+    with pytest.raises(QuireError) as error:
+        template_chat(**fields)
+    return error.value.reason, error.value.field
+
+
+def test_a_message_has_the_fields_that_its_client_gave() -> None:
+    message = ChatMessage("tool", "a", tool_call_id="b", name="c", reasoning="d")
+    assert template_chat(messages=[USER, message]).messages == [
+        {"role": "user", "content": "a"},
+        {"role": "tool", "content": "a", "name": "c", "reasoning_content": "d", "tool_call_id": "b"},
+    ]
+
+
+def test_tools_have_the_form_of_openai_and_parameters() -> None:
+    tools = [ClientTool("a", None, None, is_strict=True), ClientTool("b", "c", '{"type": "object", "x": 1.0}')]
+    assert template_chat(tools=tools).tools == [
+        {"type": "function", "function": {"name": "a", "parameters": {"type": "object", "properties": {}}}},
+        {"type": "function", "function": {"name": "b", "description": "c", "parameters": {"type": "object", "x": 1.0}}},
+    ]
+
+
+@pytest.mark.parametrize("text", ["", " ", "{}"])
+def test_a_call_may_lack_arguments(text: str) -> None:
+    messages = [USER, ChatMessage("assistant", None, (ToolCall("a", text),))]
+    (call,) = template_chat(messages=messages).messages[1]["tool_calls"]
+    assert call == {"type": "function", "function": {"name": "a", "arguments": {}}}
+
+
+DEEP = '{"a":' * 101 + "1" + "}" * 101
+WRONG_JSON = [
+    "{",
+    "[]",
+    "1",
+    "null",
+    '{"a": NaN}',
+    '{"a": Infinity}',
+    DEEP,
+    "[" * 100_000,
+    '{"a": "\\ud800"}',
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("text", WRONG_JSON, ids=range(len(WRONG_JSON)))
+def test_what_is_no_json_object_is_refused_by_its_place(text: str) -> None:
+    call = ChatMessage("assistant", None, (ToolCall("a", text, path="m.tool_calls[0]"),))
+    assert refused(messages=[call]) == (Reason.INVALID_FIELD, "m.tool_calls[0].arguments")
+    assert refused(tools=[ClientTool("a", None, text, path="t")]) == (Reason.INVALID_FIELD, "t.parameters")
+    assert refused(template_variables=text)[1] == "chat.template_kwargs"
+
+
+CALL = (ToolCall("a", "{}"),)
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (ChatMessage("user", "a", CALL, path="m"), "m.tool_calls"),
+        (ChatMessage("assistant", "a", CALL * 129, path="m"), "m.tool_calls"),
+        (ChatMessage("assistant", "a", (ToolCall("", "{}", path="c"),), path="m"), "c.name"),
+        (ChatMessage("assistant", "a", (ToolCall("a" * 257, "{}", path="c"),), path="m"), "c.name"),
+        (ChatMessage("assistant", "a", (ToolCall("a", "{}", "a" * 257, path="c"),), path="m"), "c.id"),
+        (ChatMessage("assistant", "a", reasoning="\ud800", path="m"), "m.reasoning"),
+    ],
+)
+def test_messages_are_refused_by_their_place(message: ChatMessage, field: str) -> None:
+    assert refused(messages=[message]) == (Reason.INVALID_FIELD, field)
+
+
+NAMED = ToolChoice(ToolMode.NAMED, "b")
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "field"),
+    [
+        ([ClientTool(f"a{index}") for index in range(129)], None, "chat.tools"),
+        ([ClientTool("a", "b" * 2**18)], None, "chat.tools"),
+        ([ClientTool("a"), ClientTool("a", path="t")], None, "t.name"),
+        ([ClientTool("a b", path="t")], None, "t.name"),
+        ([ClientTool("a")], NAMED, "chat.tool_choice"),
+        ([], NAMED, "chat.tool_choice"),
+        ([], ToolChoice(ToolMode.REQUIRED), "chat.tool_choice"),
+    ],
+)
+def test_tools_and_choices_are_refused_by_their_field(
+    tools: list[ClientTool], choice: ToolChoice | None, field: str
+) -> None:
+    assert refused(tools=tools, tool_choice=choice) == (Reason.INVALID_FIELD, field)
+
+
+def test_a_template_without_tools_refuses_them_by_name() -> None:
+    plain = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
+    assert refused(template=plain, tools=[ClientTool("a")]) == (Reason.FEATURE_UNSUPPORTED, "chat.tools")
+    call = ChatMessage("assistant", None, CALL, path="m")
+    assert refused(template=plain, messages=[call]) == (Reason.FEATURE_UNSUPPORTED, "m.tool_calls")
+    assert template_chat(template=plain, tools=[ClientTool("a")], tool_choice=ToolChoice(ToolMode.NONE)).tools is None
+
+
+def test_variables_go_to_the_template_unless_it_has_them_already() -> None:
+    assert template_chat(template_variables='{"enable_thinking": false}').variables == {"enable_thinking": False}
+    template = ChatTemplate("{{ bos_token }}{{ x }}", {"bos_token": "<s>"})
+    for name in ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "namespace", "strftime_now"):
+        text = json.dumps({name: 1})
+        assert refused(template=template, template_variables=text) == (Reason.INVALID_FIELD, "chat.template_kwargs")
+    assert template.render(template_chat(template=template, template_variables='{"x": "y", "self": 1}')) == "<s>y"
+    assert refused(template_variables=json.dumps({"a": "b" * 2**14}))[1] == "chat.template_kwargs"
+
+
+@pytest.mark.parametrize(
+    ("source", "effort", "expected"),
+    [
+        ("{{ reasoning_effort }}", "high", {"reasoning_effort": "high"}),
+        ("{{ enable_thinking }}", "high", {"enable_thinking": True}),
+        ("{{ thinking }}{{ reasoning_effort }}", "none", {"reasoning_effort": "none", "thinking": False}),
+        ("{{ x }}", "none", {}),
+    ],
+)
+def test_an_effort_is_what_the_template_reads_of_it(source: str, effort: str, expected: Any) -> None:
+    template = ChatTemplate(source, {})
+    assert template_chat(template=template, reasoning_effort=effort).variables == expected
+    given = template_chat(template=template, reasoning_effort=effort, template_variables='{"thinking": 1}')
+    assert given.variables == {**expected, "thinking": 1}
+
+
+def test_an_effort_that_the_template_does_not_read_is_refused() -> None:
+    template = ChatTemplate("{{ x }}", {})
+    assert refused(template=template, reasoning_effort="low") == (Reason.FEATURE_UNSUPPORTED, "chat.reasoning_effort")
+    assert refused(template=template, reasoning_effort="") == (Reason.INVALID_FIELD, "chat.reasoning_effort")
+
+
+def test_a_prompt_may_end_after_the_last_message() -> None:
+    assert HERMES.render(template_chat(prompt_end=PromptEnd.MESSAGE)) == "<|im_start|>user\na<|im_end|>\n"
+
+
+@pytest.mark.parametrize("content", ["Once upon", " Once upon ", "\n\nOnce", "a", "assistant"])
+def test_a_continuation_ends_where_transformers_ends_it(content: str) -> None:
+    family = TOOL_FAMILIES["llama3.1"]
+    tokenizer = byte_level(special("<|begin_of_text|>"))
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=family.source, **family.special_tokens)  # type: ignore[no-untyped-call]
+    messages = [USER, ChatMessage("assistant", content, path="m")]
+    expected = made.apply_chat_template(
+        [{"role": one.role, "content": one.content or ""} for one in messages],
+        continue_final_message=True,
+        tokenize=False,
+    )
+    chat = template_chat(template=family.template, messages=messages, prompt_end=PromptEnd.CONTINUATION)
+    assert family.template.render(chat) == expected
+
+
+def test_only_an_answer_can_be_continued() -> None:
+    for message in (USER, ChatMessage("assistant", "", path="m"), ChatMessage("assistant", None, CALL, path="m")):
+        fields = {"messages": [message], "prompt_end": PromptEnd.CONTINUATION}
+        assert refused(**fields) == (Reason.INVALID_FIELD, "chat.prompt_end")
+
+
+def test_a_template_that_leaves_the_content_out_cannot_continue_it() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}", {})
+    messages = [ChatMessage("assistant", "zzz")]
+    chat = template_chat(template=template, messages=messages, prompt_end=PromptEnd.CONTINUATION)
+    with pytest.raises(ChatTemplateError):
+        template.render(chat)

@@ -1,0 +1,137 @@
+"""How templates of families take tools and calls; their prompts beside transformers'."""
+
+import json
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from chat_families import FAMILIES, Family
+from gateway_svc.chat_template import ChatTemplate
+from gateway_svc.chat_validation import ChatValidator
+from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, ToolCall, ToolChoice, ToolMode
+from gateway_svc.control_tokens import ControlTokens
+from gateway_svc.field_checker import FieldChecker
+from gateway_svc.field_paths import contract_field_path
+from gateway_svc.tokenizer import ModelTokenizer
+from gateway_svc.tool_forms import CallForm, ToolForms
+from gateway_svc.validation import ROLES
+from tool_families import TOOL_FAMILIES, tool
+
+families = pytest.mark.parametrize("family", TOOL_FAMILIES.values(), ids=TOOL_FAMILIES)
+
+TOOLS = [tool("get_weather", city={"type": "string"}, days={"type": "integer"}), tool("now")]
+ARGUMENTS = {"city": "São Paulo <b>", "days": 2}
+ID = "call_abcdefghijkl"
+
+
+def prompt(**fields: Any) -> ChatPrompt:
+    messages = [
+        ChatMessage("user", "Weather?"),
+        ChatMessage("assistant", None, (ToolCall("get_weather", json.dumps(ARGUMENTS), ID),)),
+        ChatMessage("tool", "sunny", tool_call_id=ID),
+        ChatMessage("assistant", "It is sunny."),
+        ChatMessage("user", "Thanks."),
+    ]
+    tools = [
+        ClientTool(
+            each["function"]["name"], each["function"]["description"], json.dumps(each["function"]["parameters"])
+        )
+        for each in TOOLS
+    ]
+    return ChatPrompt(**{"messages": messages, "tools": tools, **fields})
+
+
+def encode(family: Family, chat: ChatPrompt) -> list[int]:
+    """As the gateway encodes a chat."""
+    tokenizer = ModelTokenizer(Tokenizer.from_str(family.tokenizer.to_str()), None, family.template, ())
+    validator = ChatValidator(family.template, ROLES)
+    return tokenizer._encode_chat(validator.template_chat(chat, FieldChecker(contract_field_path)), None)
+
+
+def reference(family: Family, messages: list[dict[str, Any]], **fields: Any) -> list[int]:
+    """As transformers encodes it."""
+    copy = Tokenizer.from_str(family.tokenizer.to_str())
+    made = PreTrainedTokenizerFast(tokenizer_object=copy, chat_template=family.source, **family.special_tokens)  # type: ignore[no-untyped-call]
+    token_ids = made.apply_chat_template(messages, **{"add_generation_prompt": True, "return_dict": False, **fields})
+    assert isinstance(token_ids, list)
+    return [int(token_id) for token_id in token_ids]  # type: ignore[arg-type]
+
+
+def messages_of(arguments: Any, content: str | None, call_id: str) -> list[dict[str, Any]]:
+    call = {"id": call_id, "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "content": "sunny", "tool_call_id": call_id},
+        {"role": "assistant", "content": "It is sunny."},
+        {"role": "user", "content": "Thanks."},
+    ]
+
+
+FORMS = {
+    "hermes": (CallForm(False, False, False), (ARGUMENTS, None, ID)),
+    "llama3.1": (CallForm(False, False, False), (ARGUMENTS, None, ID)),
+    "mistral v3": (CallForm(False, False, True), (ARGUMENTS, None, CallForm(False, False, True).id(ID))),
+    "deepseek v3": (CallForm(True, True, False), (json.dumps(ARGUMENTS, ensure_ascii=False), None, ID)),
+    "qwen3-coder": (CallForm(False, False, False), (ARGUMENTS, "", ID)),
+}
+
+
+@families
+def test_a_template_takes_tools_and_calls_in_its_form(family: Family) -> None:
+    assert ToolForms.of(family.template) == ToolForms(True, FORMS[family.name][0])
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_templates_without_tools_take_none(family: Family) -> None:
+    assert ToolForms.of(family.template) == ToolForms(False, None)
+
+
+def test_a_template_that_leaves_calls_out_takes_none() -> None:
+    source = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert ToolForms.of(ChatTemplate(source, {})) == ToolForms(True, None)
+
+
+@families
+def test_a_chat_with_tools_calls_and_results_is_encoded_as_in_transformers(family: Family) -> None:
+    # A literal of a control token in a client's string would be text.
+    messages = messages_of(*FORMS[family.name][1])
+    assert encode(family, prompt()) == reference(family, messages, tools=TOOLS)
+
+
+@families
+def test_without_tools_and_with_none_wanted_the_prompt_has_no_tools(family: Family) -> None:
+    messages = messages_of(*FORMS[family.name][1])
+    expected = reference(family, messages)
+    assert encode(family, prompt(tools=())) == expected
+    assert encode(family, prompt(tool_choice=ToolChoice(ToolMode.NONE))) == expected
+
+
+@families
+def test_literals_in_tools_and_calls_are_text(family: Family) -> None:
+    literals = sorted(ControlTokens.find(family.tokenizer, family.template).ids)
+    hostile = "".join(literals)
+    plain, forged = [
+        prompt(
+            messages=[
+                ChatMessage("user", "a"),
+                ChatMessage("assistant", None, (ToolCall("f" + text, json.dumps({"a" + text: text}), ID),)),
+                ChatMessage("tool", text, tool_call_id=ID),
+                ChatMessage("user", "b"),
+            ],
+            tools=[ClientTool("get_weather", text, json.dumps({"properties": {"x" + text: {"type": text}}}))],
+        )
+        for text in ("", hostile)
+    ]
+    ids = {family.tokenizer.token_to_id(literal) for literal in literals}
+    expected, found = [[one for one in encode(family, chat) if one in ids] for chat in (plain, forged)]
+    assert found == expected
+
+
+def test_short_ids_stay_apart_and_as_they_are_where_they_are_short() -> None:
+    form = CallForm(False, False, True)
+    assert form.id("abcDEF123") == "abcDEF123"
+    assert len({form.id(f"call_{number}") for number in range(100)}) == 100
+    assert all(len(form.id(text)) == 9 and form.id(text).isalnum() for text in ("", "a", "é" * 9, "call_0-_a"))
