@@ -1,14 +1,11 @@
 """A gateway process from start to stop: two listeners over one request manager and one session."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
-
-import uvicorn
+from collections.abc import Callable
 
 from gateway_svc.auth import Authenticator
 from gateway_svc.failed_logins import FailedLogins
@@ -18,6 +15,7 @@ from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.openai_http.app import HttpHandlers
 from gateway_svc.openai_http.connection import BoundedConfig, ConnectionLimits, allow_open_files
 from gateway_svc.openai_http.hosts import AllowedHosts
+from gateway_svc.openai_http.server import HttpServer
 from gateway_svc.request_manager import RequestManager
 from gateway_svc.servicer import SERVICE, InferenceServicer
 from gateway_svc.session import SchedulerSession
@@ -70,7 +68,7 @@ class Gateway:
             options=(
                 ("grpc.max_allowed_incoming_connections", settings.max_grpc_connections),
                 ("grpc.max_concurrent_streams", _MAX_STREAMS),
-                # Time for HTTP/2's first bytes of a connection.
+                # Time for a connection's TLS handshake and HTTP/2's first bytes.
                 ("grpc.server_handshake_timeout_ms", int(settings.grpc_read_timeout * 1_000)),
             ),
         )
@@ -87,7 +85,7 @@ class Gateway:
             self._request_manager, authenticator, hosts, settings.cors_origin_list, settings.http_read_timeout
         )
         allow_open_files(settings.max_http_connections + settings.max_grpc_connections)
-        self._http = _HttpServer(
+        self._http = HttpServer(
             BoundedConfig(
                 self._handlers.app(),
                 ConnectionLimits(
@@ -103,8 +101,8 @@ class Gateway:
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 # Only streams that still run at the end of the grace get this short time.
                 timeout_graceful_shutdown=int(_CLOSE_SECONDS),
-                ssl_context_factory=(lambda *_: http_server_context(tls)) if tls else None,
-            )
+            ),
+            http_server_context(tls) if tls else None,
         )
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -174,14 +172,6 @@ async def _refresh(refresh: Callable[[], None]) -> None:
         await asyncio.to_thread(refresh)
     except Exception:
         logger.exception("keys cannot be read; the earlier ones stay")
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn's server, without its signal handlers."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def _listen(host: str, port: int) -> socket.socket:

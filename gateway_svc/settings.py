@@ -107,11 +107,17 @@ class GatewaySettings(InnerSettings):
         "closed; unset: no bound, since behind a proxy or NAT many clients have one address",
     )
     http_read_timeout: float = Field(
-        60.0, gt=0, description="seconds in which the headers of an HTTP request, and then its body, must come"
+        60.0,
+        gt=0,
+        description="seconds in which a TLS handshake of the HTTP port, the headers of a request, and then its body, "
+        "must each come",
     )
     max_grpc_connections: int = Field(4096, ge=1, description="gRPC connections at most; further ones are closed")
     grpc_read_timeout: float = Field(
-        60.0, gt=0, description="seconds in which the message of a gRPC call must come, where the call has one"
+        60.0,
+        gt=0,
+        description="seconds in which the handshakes of a gRPC connection, and the message of a call that has one, "
+        "must each come",
     )
     record_ttl: int = Field(RECORD_TTL_SECONDS, ge=60, description=RECORD_TTL)
     named_retention: str | None = Field(

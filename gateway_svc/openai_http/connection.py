@@ -1,7 +1,12 @@
-"""A connection of the HTTP port: uvicorn's, with bounds on its headers, the time for them, and on connections."""
+"""A connection of the HTTP port: uvicorn's, with bounds on its headers, the time for them, and on connections.
+
+With TLS, it counts and is idle from the time when it was accepted, before its handshake.
+"""
 
 import asyncio
+import contextlib
 import resource
+import socket
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +23,7 @@ _OTHER_FILES = 256
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """`read_timeout` is in seconds: for the head of a request, from the connection's start or the head's first byte."""
+    """`read_timeout` is in seconds: for a TLS handshake, and for the head of a request, from then or its first byte."""
 
     max_connections: int
     read_timeout: float
@@ -28,13 +33,20 @@ class ConnectionLimits:
     by_address: dict[str, dict["BoundedConnection", None]] = field(default_factory=dict)
     """Connections of each client's address, the oldest first."""
 
-    def of_address(self, address: str) -> dict["BoundedConnection", None]:
-        return self.by_address.setdefault(address, {})
+    def admit(self, new: "BoundedConnection", address: str) -> None:
+        """Counts a new connection, which is idle. Where there are too many, the one idle longest is closed."""
+        self.idle[new] = None
+        same = self.by_address.setdefault(address, {})
+        same[new] = None
+        if self.max_per_address is not None and len(same) > self.max_per_address:
+            next(one for one in same if one in self.idle).close()
+        elif len(new.connections) > self.max_connections:
+            next(iter(self.idle)).close()
 
     def forget(self, connection: "BoundedConnection", address: str) -> None:
         """Counts a connection no longer."""
         self.idle.pop(connection, None)
-        connections = self.of_address(address)
+        connections = self.by_address.setdefault(address, {})
         connections.pop(connection, None)
         if not connections:
             del self.by_address[address]
@@ -71,19 +83,28 @@ class BoundedConnection(HttpToolsProtocol):
         self._status = 400
         self._head_timer: asyncio.TimerHandle | None = None
         self._address = ""
+        self._in_handshake: socket.socket | None = None
+
+    def begin_handshake(self, accepted: socket.socket, address: str) -> None:
+        """Counts a client's connection before its TLS handshake. This may close it, or another one."""
+        self._address = address
+        self._in_handshake = accepted
+        self.connections.add(self)
+        self._limits.admit(self, address)
+
+    def end_handshake(self) -> None:
+        """After a handshake, or its failure."""
+        self._in_handshake = None
+        if self.transport is None:
+            self._discard()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        is_counted = self in self.connections
         super().connection_made(transport)
-        limits = self._limits
-        self._address = self.client[0] if self.client else ""
-        limits.idle[self] = None
-        same = limits.of_address(self._address)
-        same[self] = None
         self._await_head()
-        if limits.max_per_address is not None and len(same) > limits.max_per_address:
-            next(one for one in same if one in limits.idle).close()
-        elif len(self.connections) > limits.max_connections:
-            next(iter(limits.idle)).close()
+        if not is_counted:
+            self._address = self.client[0] if self.client else ""
+            self._limits.admit(self, self._address)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -91,10 +112,20 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def close(self) -> None:
-        """Closes the connection, which counts no longer."""
-        self._limits.forget(self, self._address)
-        self.connections.discard(self)
-        self.transport.close()
+        """Closes the connection at once, whatever its client does. It counts no longer."""
+        self._discard()
+        if self.transport is not None:
+            self.transport.abort()
+        elif self._in_handshake is not None:
+            with contextlib.suppress(OSError):  # the client has closed it
+                # The handshake reads the end of the stream, fails, and closes the socket.
+                self._in_handshake.shutdown(socket.SHUT_RDWR)
+
+    def shutdown(self) -> None:
+        if self.transport is None:
+            self.close()
+        else:
+            super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         if not self._is_responding:
@@ -165,6 +196,10 @@ class BoundedConnection(HttpToolsProtocol):
     @property
     def _is_responding(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _discard(self) -> None:
+        self._limits.forget(self, self._address)
+        self.connections.discard(self)
 
     def _count(self, num_bytes: int) -> None:
         self._unreported_bytes -= num_bytes

@@ -1,10 +1,5 @@
 """TLS on the ports of clients, with clients that check the certificate: OpenAI's, httpx, and Quire's own."""
 
-import shutil
-import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -12,32 +7,12 @@ import httpx
 import openai
 import pytest
 
-from certificates import Authority, Certificate
-from gateway_harness import encoded, scheduler_model
+from certificates import Authority
 from gateway_svc.gateway import Gateway
-from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.settings import BadSetting, GatewaySettings
 from quire_client import AsyncClient, QuireError
-from scripted_scheduler import ScriptedScheduler, answer_with, serving
 from svc_common.supervisor.probes import answers_http
-from tiny_model import EOS
-
-NAMES = ["DNS:localhost", "IP:127.0.0.1"]
-
-
-@dataclass(frozen=True)
-class Files:
-    """Files that a running gateway reads."""
-
-    certificate: Path
-    key: Path
-
-    def replace_by(self, new: Certificate) -> None:
-        """Replaces both, as an operator or Kubernetes does."""
-        for old, source in ((self.certificate, new.certificate), (self.key, new.key)):
-            draft = old.with_suffix(".draft")
-            shutil.copy(source, draft)
-            draft.replace(old)
+from tls_gateway import NAMES, ReplaceableFiles, gateway_with_tls, trusting
 
 
 @pytest.fixture(scope="module")
@@ -46,39 +21,10 @@ def authorities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Authority, Au
 
 
 @pytest.fixture
-def files(authorities: tuple[Authority, Authority], tmp_path: Path) -> Files:
-    files = Files(tmp_path / "tls.crt", tmp_path / "tls.key")
+def files(authorities: tuple[Authority, Authority], tmp_path: Path) -> ReplaceableFiles:
+    files = ReplaceableFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
     files.replace_by(authorities[0].issue("gateway", NAMES))
     return files
-
-
-@asynccontextmanager
-async def with_tls(model: Path, files: Files) -> AsyncIterator[Gateway]:
-    """A ready gateway, whose scheduler answers "hello"."""
-    async with serving(ScriptedScheduler(scheduler_model(model))) as scheduler:
-        scheduler.script = answer_with(encoded("hello"), stop_token_id=EOS)
-        values = {
-            "http_port": 0,
-            "grpc_port": 0,
-            "schedulers_at": scheduler.address,
-            "model": str(model),
-            "served_model_name": "tiny",
-            "drain_grace": 0,
-            "insecure": True,
-            "tls_cert_file": files.certificate,
-            "tls_key_file": files.key,
-        }
-        settings = GatewaySettings.model_validate(values)
-        gateway = Gateway(settings, ModelCatalog.load(settings.model_settings()))
-        await gateway.start()
-        try:
-            yield gateway
-        finally:
-            await gateway.stop()
-
-
-def trusting(authority: Authority) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=str(authority.certificate))
 
 
 async def until_ready(gateway: Gateway, authority: Authority) -> None:
@@ -89,9 +35,9 @@ async def until_ready(gateway: Gateway, authority: Authority) -> None:
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 async def test_the_official_client_checks_the_certificate_and_streams(
-    host: str, model_directory: Path, files: Files, authorities: tuple[Authority, Authority]
+    host: str, model_directory: Path, files: ReplaceableFiles, authorities: tuple[Authority, Authority]
 ) -> None:
-    async with with_tls(model_directory, files) as gateway:
+    async with gateway_with_tls(model_directory, files) as gateway:
         await until_ready(gateway, authorities[0])
         async with openai.DefaultAsyncHttpxClient(verify=trusting(authorities[0]), trust_env=False) as http:
             url = f"https://{host}:{gateway.http_port}/v1"
@@ -108,9 +54,12 @@ async def test_the_official_client_checks_the_certificate_and_streams(
 
 
 async def test_grpc_clients_check_the_certificate(
-    model_directory: Path, files: Files, authorities: tuple[Authority, Authority], monkeypatch: pytest.MonkeyPatch
+    model_directory: Path,
+    files: ReplaceableFiles,
+    authorities: tuple[Authority, Authority],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with with_tls(model_directory, files) as gateway:
+    async with gateway_with_tls(model_directory, files) as gateway:
         await until_ready(gateway, authorities[0])
         address = f"127.0.0.1:{gateway.grpc_port}"
         credentials = grpc.ssl_channel_credentials(authorities[0].certificate.read_bytes())
@@ -130,10 +79,10 @@ async def test_grpc_clients_check_the_certificate(
 
 
 async def test_changed_files_are_used_for_new_connections_of_both_ports(
-    model_directory: Path, files: Files, authorities: tuple[Authority, Authority]
+    model_directory: Path, files: ReplaceableFiles, authorities: tuple[Authority, Authority]
 ) -> None:
     first, second = authorities
-    async with with_tls(model_directory, files) as gateway:
+    async with gateway_with_tls(model_directory, files) as gateway:
         await until_ready(gateway, first)
         url = f"https://127.0.0.1:{gateway.http_port}/live"
         async with httpx.AsyncClient(verify=trusting(first), trust_env=False, timeout=60) as connected:
@@ -161,7 +110,9 @@ async def test_changed_files_are_used_for_new_connections_of_both_ports(
     ],
     ids=["no key", "no certificate", "no file", "empty"],
 )
-def test_files_that_cannot_be_used_are_named(changed: dict[str, str | None], message: str, files: Files) -> None:
+def test_files_that_cannot_be_used_are_named(
+    changed: dict[str, str | None], message: str, files: ReplaceableFiles
+) -> None:
     values = {"tls_cert_file": files.certificate, "tls_key_file": files.key} | changed
     with pytest.raises(BadSetting, match=message):
         GatewaySettings.model_validate(values).tls_files()
