@@ -35,6 +35,11 @@ class Authenticator:
         self._failures = failures
         self._clock = clock
 
+    @property
+    def requires_credential(self) -> bool:
+        """Whether calls need a key or token."""
+        return self._source is not None
+
     def login(self, credentials: Sequence[tuple[str, str]], protocol: str, peer: str) -> Tenant:
         """The same as `tenant`, for a call of a client at `peer` that is to be answered: failures are counted."""
         try:

@@ -23,7 +23,8 @@ from gateway_svc.settings import GatewaySettings
 from quire.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from svc_common.addresses import cannot_listen, check_can_listen
 from svc_common.inner_ports import check_dialled, identity_of
-from svc_common.request_gate import RequestGate
+from svc_common.metrics import MetricsServer, serve_metrics
+from svc_common.request_gate import RequestGate, StreamGate
 from svc_common.server import PUBLIC_MESSAGE_BYTES, HealthReporter, bind, create_server, enable_reflection
 from svc_common.service_roles import ServiceRole
 from svc_common.telemetry import server_interceptors
@@ -41,10 +42,10 @@ _MAX_STREAMS = 4096  # of one gRPC connection; a client's further calls wait
 
 
 class Gateway:
-    """Both listeners. `http_port` and `grpc_port` are those in use."""
+    """Its listeners. `http_port`, `grpc_port` and `metrics_port` are those in use."""
 
     def __init__(self, settings: GatewaySettings, catalog: ModelCatalog) -> None:
-        """Binds both ports. Raises BadSetting, CannotListen, InvalidCredentials and InvalidKeyFile."""
+        """Binds the ports. Raises BadSetting, CannotListen, InvalidCredentials and InvalidKeyFile."""
         identity = identity_of(ServiceRole.GATEWAY, settings)
         check_dialled(identity, settings.scheduler_addresses, "QUIRE_SCHEDULERS_AT")
         self._key_file = None if settings.api_keys is None else KeyFile(settings.api_keys)
@@ -64,7 +65,11 @@ class Gateway:
         servicer = InferenceServicer(self._request_manager, authenticator)
         self._grpc = create_server(
             max_message_bytes=PUBLIC_MESSAGE_BYTES,
-            interceptors=(RequestGate(settings.grpc_read_timeout, servicer.is_allowed), *server_interceptors(SERVICE)),
+            interceptors=(
+                RequestGate(settings.grpc_read_timeout, servicer.is_allowed),
+                StreamGate(servicer.check_credential),
+                *server_interceptors(SERVICE),
+            ),
             options=(
                 ("grpc.max_allowed_incoming_connections", settings.max_grpc_connections),
                 ("grpc.max_concurrent_streams", _MAX_STREAMS),
@@ -104,7 +109,17 @@ class Gateway:
             ),
             http_server_context(tls) if tls else None,
         )
+        self._metrics_server: MetricsServer | None = None
+        if settings.gateway_metrics_port is not None:
+            self._metrics_server = serve_metrics(
+                settings.host, settings.gateway_metrics_port, self._health, metrics.registry
+            )
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port of metrics; None: there is none."""
+        return None if self._metrics_server is None else self._metrics_server.port
 
     async def start(self) -> None:
         """Starts serving. Calls are rejected as not ready until a scheduler has their model.
@@ -125,6 +140,8 @@ class Gateway:
             task.add_done_callback(_end_process_on_failure)
         names = {model.name: model.aliases for model in self._catalog}
         about: dict[str, object] = {"http_port": self.http_port, "grpc_port": self.grpc_port, "models": names}
+        if self.metrics_port is not None:
+            about["metrics_port"] = self.metrics_port
         defaults = {model.name: model.given_defaults for model in self._catalog if model.given_defaults}
         if defaults:
             # Without a label for one model; by the model's name for several.
@@ -145,6 +162,8 @@ class Gateway:
         await asyncio.gather(session, reporter, reloading, return_exceptions=True)
         self._handlers.close()
         self._catalog.close()
+        if self._metrics_server is not None:
+            self._metrics_server.close()
         logger.info("stopped")
 
     async def _report_health(self) -> None:

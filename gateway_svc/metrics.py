@@ -103,40 +103,40 @@ class GatewayMetrics:
 
     def __init__(self, models: Sequence[str]) -> None:
         """`models` are the names of all models that this gateway serves: no other name becomes a label."""
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
         self._requests = Counter(
-            "quire_gateway_requests", "Calls answered", ["protocol", "method", "code", "model"], registry=self._registry
+            "quire_gateway_requests", "Calls answered", ["protocol", "method", "code", "model"], registry=self.registry
         )
         self._request_seconds = Histogram(
             "quire_gateway_request_seconds",
             "Time from a call to the end of its answer",
             ["protocol", "method", "model"],
             buckets=_REQUEST_BUCKETS,
-            registry=self._registry,
+            registry=self.registry,
         )
         self.failed_logins = Counter(
             "quire_gateway_failed_logins",
             "Calls without a valid credential",
             ["protocol", "reason"],
-            registry=self._registry,
+            registry=self.registry,
         )
         requests_in_flight = Gauge(
             "quire_gateway_requests_in_flight",
             "Requests to generate that run now",
             ["model"],
-            registry=self._registry,
+            registry=self.registry,
         )
         first_token_seconds = Histogram(
             "quire_gateway_time_to_first_token_seconds",
             "Time from a call to the first token of each of its requests",
             ["model"],
             buckets=_FIRST_TOKEN_BUCKETS,
-            registry=self._registry,
+            registry=self.registry,
         )
         prompt_tokens = Counter(
-            "quire_gateway_prompt_tokens", "Prompt tokens of accepted requests", ["model"], registry=self._registry
+            "quire_gateway_prompt_tokens", "Prompt tokens of accepted requests", ["model"], registry=self.registry
         )
         self._models = {
             name: ModelMetrics(
@@ -147,7 +147,7 @@ class GatewayMetrics:
             )
             for name in models
         }
-        self._registry.register(_TokenCollector({name: model.tokens for name, model in self._models.items()}))
+        self.registry.register(_TokenCollector({name: model.tokens for name, model in self._models.items()}))
 
     def of_model(self, name: str) -> ModelMetrics:
         """The metrics of a model that this gateway serves."""
@@ -166,4 +166,4 @@ class GatewayMetrics:
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)

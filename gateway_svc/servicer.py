@@ -58,6 +58,10 @@ class InferenceServicer(InferenceServiceServicer):
             return False
         return True
 
+    def check_credential(self, _: str, context: _Context) -> None:
+        """Raises LoginRefused for a call without a valid credential. Only reflection has calls that need this."""
+        self._tenant(context)
+
     async def StreamGenerate(  # noqa: N802
         self, request: inference_pb2.StreamGenerateRequest, context: _Context
     ) -> AsyncIterator[inference_pb2.StreamGenerateResponse]:

@@ -36,6 +36,13 @@ class GatewaySettings(InnerSettings):
 
     http_port: int = Field(8000, ge=0, le=65535, description="port for HTTP clients; 0 takes a free one")
     grpc_port: int = Field(50051, ge=0, le=65535, description="port for gRPC clients; 0 takes a free one")
+    gateway_metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="port of /metrics, which asks for no credential; 0 takes a free one; unset: none. Without api_keys "
+        "/metrics is on http_port too",
+    )
     schedulers_at: str = Field(
         "127.0.0.1:50052",
         pattern=r"^\s*[^\s,]+:\d+\s*(,\s*[^\s,]+:\d+\s*)*$",

@@ -1,6 +1,6 @@
-"""Serves a process's Prometheus metrics and health over HTTP, for services without an HTTP port.
+"""Serves a process's Prometheus metrics and health over HTTP, on a port that asks for no credential.
 
-Kubernetes probes health there: it has no certificate to connect to a port with mutual TLS.
+Kubernetes probes the health of schedulers and workers there: it has no certificate for a port with mutual TLS.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import make_wsgi_app
+from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
 
 from svc_common.addresses import cannot_listen, check_can_listen
 from svc_common.loop_calls import call_on_loop
@@ -21,11 +21,11 @@ _HEALTH_SERVICES = {"/live": LIVENESS, "/health": ""}
 
 
 class MetricsServer:
-    """`GET /metrics` of the default registry, `/live` and `/health`, from daemon threads."""
+    """`GET /metrics` of a registry, `/live` and `/health`, from daemon threads."""
 
-    def __init__(self, host: str, port: int, health: HealthReporter | None) -> None:
+    def __init__(self, host: str, port: int, health: HealthReporter | None, registry: CollectorRegistry) -> None:
         """`health` belongs to the running event loop; None: there is no health."""
-        self._metrics: Callable[..., Any] = make_wsgi_app()
+        self._metrics: Callable[..., Any] = make_wsgi_app(registry)
         self._health = health
         self._loop = asyncio.get_running_loop() if health is not None else None
         server_class = _Ipv6Server if ":" in host else _Server
@@ -73,13 +73,15 @@ class _SilentHandler(WSGIRequestHandler):
         """Logs nothing."""
 
 
-def serve_metrics(host: str, port: int, health: HealthReporter | None = None) -> MetricsServer:
+def serve_metrics(
+    host: str, port: int, health: HealthReporter | None = None, registry: CollectorRegistry = REGISTRY
+) -> MetricsServer:
     """Serves metrics, and health if it is given, on a port, or on a free one where `port` is 0.
 
     Raises AddressInUse or CannotListen.
     """
     check_can_listen(host, port)
     try:
-        return MetricsServer(host, port, health)
+        return MetricsServer(host, port, health, registry)
     except OSError as error:
         raise cannot_listen(host, port, error) from error

@@ -59,13 +59,14 @@ class HttpHandlers:
         routes: list[tuple[str, str, Handler]] = [
             ("GET", "/health", self.health),
             ("GET", "/live", self.live),
-            ("GET", "/metrics", self.metrics),
             ("GET", "/version", self.version),
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{model:path}", self.get_model),
             ("POST", "/v1/completions", self.completions),
             ("POST", "/v1/chat/completions", self.chat_completions),
         ]
+        if not self._authenticator.requires_credential:  # else a tenant would see what others do
+            routes.append(("GET", "/metrics", self.metrics))
         router = Router(
             [Route(spelling, self._endpoint(*route)) for route in routes for spelling in _spellings(route[1])],
             redirect_slashes=False,
@@ -104,6 +105,7 @@ class HttpHandlers:
 
     async def version(self, exchange: HttpExchange) -> None:
         """The version of this software."""
+        self._tenant(exchange)
         await exchange.respond_json({"version": software_version()})
 
     async def models(self, exchange: HttpExchange) -> None:

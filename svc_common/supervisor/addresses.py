@@ -41,6 +41,8 @@ class Addresses:
 
     http: list[ListenAddress]
     grpc: list[ListenAddress]
+    gateway_metrics: list[ListenAddress]
+    """Empty where gateways have no port of metrics."""
     schedulers: list[ListenAddress]
     scheduler_admin: list[ListenAddress]
     scheduler_metrics: list[ListenAddress]
@@ -78,7 +80,9 @@ def assign(settings: SupervisorSettings, models: Sequence[ModelSettings]) -> Add
     with ExitStack() as held:
 
         def listeners(setting: str, count: int, host: str = LOOPBACK) -> list[ListenAddress]:
-            first: int = getattr(settings, setting)
+            first: int | None = getattr(settings, setting)
+            if first is None:
+                return []
             # A free port is held until all are chosen: the system might give it again.
             ports = [first + i if first else _held_port(held) for i in range(count)]
             return [ListenAddress(host, port, f"QUIRE_{setting.upper()}") for port in ports]
@@ -86,6 +90,7 @@ def assign(settings: SupervisorSettings, models: Sequence[ModelSettings]) -> Add
         return Addresses(
             http=listeners("http_port", gateways, settings.host),
             grpc=listeners("grpc_port", gateways, settings.host),
+            gateway_metrics=listeners("gateway_metrics_port", gateways, settings.host),
             schedulers=listeners("scheduler_port", schedulers),
             scheduler_admin=listeners("scheduler_admin_port", schedulers),
             scheduler_metrics=listeners("scheduler_metrics_port", schedulers),

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import repeat
 from pathlib import Path
 
 from svc_common.model_settings import ModelSettings
@@ -120,11 +121,19 @@ def service_roles(
                 "QUIRE_HTTP_PORT": str(http.port),
                 "QUIRE_GRPC_PORT": str(grpc.port),
                 "QUIRE_SCHEDULERS_AT": ",".join(map_address(name, each.dial_address) for each in addresses.schedulers),
+                **({"QUIRE_GATEWAY_METRICS_PORT": str(metrics.port)} if metrics else {}),
                 **_tls(settings),
                 **({"QUIRE_API_KEYS": str(settings.api_keys)} if settings.api_keys else {}),
             },
         )
-        for index, (http, grpc) in enumerate(zip(addresses.http, addresses.grpc, strict=True))
+        for index, (http, grpc, metrics) in enumerate(
+            zip(
+                addresses.http,
+                addresses.grpc,
+                addresses.gateway_metrics or repeat(None, settings.gateways),
+                strict=True,
+            )
+        )
     ]
     return [*workers, *schedulers, *gateways]
 

@@ -31,6 +31,9 @@ class SupervisorSettings(ServiceSettings):
     )
     http_port: int = Field(8000, ge=0, le=65535, description="port of the first gateway for HTTP")
     grpc_port: int = Field(50051, ge=0, le=65535, description="port of the first gateway for gRPC")
+    gateway_metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="port of the first gateway for Prometheus; unset: none"
+    )
     scheduler_port: int = Field(0, ge=0, le=65535, description="port of the first scheduler for gateways")
     scheduler_admin_port: int = Field(
         50062, ge=0, le=65535, description="port of the first scheduler for `quire explain`"

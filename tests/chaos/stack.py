@@ -30,7 +30,11 @@ from tests.chaos.proxy import NO_FAULT, Link, LinkFault
 _START_SECONDS = 240.0
 _STOP_SECONDS = 20.0
 _SAMPLE_SECONDS = 0.4
-_PORTS = ("http", "grpc", "scheduler", "scheduler_admin", "scheduler_metrics", "worker", "worker_metrics")
+_PORTS = (
+    *("http", "grpc", "gateway_metrics"),
+    *("scheduler", "scheduler_admin", "scheduler_metrics"),
+    *("worker", "worker_metrics"),
+)
 
 
 class Stack:
@@ -182,7 +186,7 @@ class Stack:
         """
         role = name.partition("-")[0]
         listeners = {
-            "gateway": self.addresses.http,
+            "gateway": self.addresses.gateway_metrics,
             "scheduler": self.addresses.scheduler_metrics,
             "worker": self.addresses.worker_metrics,
         }

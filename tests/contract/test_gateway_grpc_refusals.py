@@ -17,6 +17,7 @@ from scripted_scheduler import answer_with
 from tiny_model import CONTEXT_LENGTH, EOS
 
 HELLO = encoded("hello world")
+LIST_SERVICES = reflection_pb2.ServerReflectionRequest(list_services="")
 
 
 LONG = "a " * (CONTEXT_LENGTH + 1)
@@ -157,9 +158,23 @@ async def test_a_key_decides_the_tenant(key_file: Path, model_directory: Path) -
         await quire.stub.Generate(api.GenerateRequest(generation=asking().generation), metadata=metadata)
         (submit,) = quire.scheduler.all("submit")
         assert (submit.tenant, submit.weight) == ("alice", 3.0)
-        # Health and reflection need no key.
+        # Health needs no key.
         await quire.wait_for_health(health_pb2.HealthCheckResponse.SERVING)
-        assert "quire.inference.v1.InferenceService" in await reflected(quire)
+
+
+async def test_reflection_needs_a_key_where_other_calls_do(key_file: Path, model_directory: Path) -> None:
+    async with running_gateway(model_directory, api_keys=key_file) as quire:
+        for metadata in (None, (("authorization", "Bearer wrong"),)):
+            for version in ("v1", "v1alpha"):
+                method = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+                first: Any = quire.channel.stream_stream(method)
+                call = first(iter([LIST_SERVICES.SerializeToString()]), metadata=metadata)
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
+                    await call.read()
+                error = raised.value
+                assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
+        metadata = (("authorization", "Bearer the-key-of-alice"),)
+        assert "quire.inference.v1.InferenceService" in await reflected(quire, metadata)
 
 
 async def test_health_is_reported_per_service_and_reflection_shows_only_what_is_public(quire: Harness) -> None:
@@ -171,10 +186,10 @@ async def test_health_is_reported_per_service_and_reflection_shows_only_what_is_
     assert not any(inner in name for inner in ("scheduler", "worker", "admin") for name in names)
 
 
-async def reflected(quire: Harness) -> list[str]:
+async def reflected(quire: Harness, metadata: tuple[tuple[str, str], ...] | None = None) -> list[str]:
     """Names of the services that reflection lists."""
     stub = reflection_pb2_grpc.ServerReflectionStub(quire.channel)
-    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+    call = stub.ServerReflectionInfo(iter([LIST_SERVICES]), metadata=metadata)
     async for answer in call:
         return [service.name for service in answer.list_services_response.service]
     return []

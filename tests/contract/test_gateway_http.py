@@ -274,16 +274,34 @@ async def test_a_key_is_needed_where_it_should_be(model_directory: Path, tmp_pat
             ("POST", "/v1/chat/completions"),
             ("GET", "/v1/models"),
             ("GET", "/v1/models/tiny"),
+            ("GET", "/version"),
         ]:
             response = await quire.http.request(method, path)
             assert (response.status_code, response.json()["error"]["type"]) == (401, "authentication_error")
-        for path in ("/health", "/live", "/metrics", "/version"):
+        for path in ("/health", "/live"):
             assert (await quire.http.get(path)).status_code == 200
         headers = {"authorization": "Bearer the-key-of-alice"}
+        assert (await quire.http.get("/version", headers=headers)).status_code == 200
         assert (await quire.http.get("/v1/models", headers=headers)).status_code == 200
         await quire.http.post("/v1/completions", json={"prompt": "a"}, headers=headers)
         (submit,) = quire.scheduler.all("submit")
         assert (submit.tenant, submit.weight) == ("alice", 3.0)
+
+
+async def test_metrics_show_a_tenant_nothing_of_others(model_directory: Path, tmp_path: Path) -> None:
+    """Where keys are required, they are on a port of their own, which asks for no key."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nkey = "the-key-of-alice"\ntenant = "alice"\n')
+    async with running_gateway(model_directory, api_keys=keys, gateway_metrics_port=0) as quire:
+        for headers in ({}, {"authorization": "Bearer the-key-of-alice"}):
+            assert (await quire.http.get("/metrics", headers=headers)).status_code == 404
+        port = f"http://127.0.0.1:{quire.gateway.metrics_port}"
+        page = await quire.http.get(f"{port}/metrics")
+        assert page.headers["content-type"].startswith("text/plain")
+        assert 'quire_gateway_requests_in_flight{model="tiny"} 0.0' in page.text
+        assert [(await quire.http.get(f"{port}{path}")).status_code for path in ("/live", "/health")] == [200, 200]
+    async with running_gateway(model_directory, api_keys=keys) as quire:
+        assert quire.gateway.metrics_port is None
 
 
 async def test_a_stream_that_waits_is_kept_alive(quire: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

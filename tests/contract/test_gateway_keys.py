@@ -44,7 +44,7 @@ models = ["another"]
 async def keyed(model_directory: Path, tmp_path: Path) -> AsyncIterator[Harness]:
     path = tmp_path / "keys.toml"
     path.write_text(KEYS)
-    async with running_gateway(model_directory, api_keys=path) as quire:
+    async with running_gateway(model_directory, api_keys=path, gateway_metrics_port=0) as quire:
         quire.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
         yield quire
 
@@ -169,7 +169,7 @@ async def test_failed_logins_are_counted_once_for_each_call(keyed: Harness) -> N
     await keyed.http.get("/v1/models")
     await refused(keyed.stub.Generate(api.GenerateRequest(generation=asking().generation), metadata=bearer("nobody")))
     await refused(keyed.stub.ListModels(api.ListModelsRequest(), metadata=(*bearer("alice"), *bearer("bob"))))
-    page = (await keyed.http.get("/metrics")).text
+    page = (await keyed.http.get(f"http://127.0.0.1:{keyed.gateway.metrics_port}/metrics")).text
     counts = sorted(line for line in page.splitlines() if line.startswith("quire_gateway_failed_logins_total{"))
     assert counts == [
         'quire_gateway_failed_logins_total{protocol="grpc",reason="conflicting"} 1.0',

@@ -163,7 +163,12 @@ def test_only_callers_reach_a_service(values: str) -> None:
         if name in callers:
             (peer,) = first["from"]
             assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == callers[name]
-        assert len(rest) == (values == "everything" and name in ("scheduler", "worker"))
+        assert len(rest) == (values == "everything" and name in ("gateway", "scheduler", "worker"))
+        for rule in rest:  # metrics, which ask for no credential
+            assert rule["from"]
+            (port,) = rule["ports"]
+            named = {port["name"]: port["containerPort"] for port in container(values, name)["ports"]}
+            assert port["port"] == named["metrics"]
 
 
 @everywhere

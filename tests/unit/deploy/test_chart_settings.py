@@ -59,7 +59,7 @@ def test_every_variable_is_a_setting_that_takes_its_value(
 @everywhere
 def test_services_listen_on_their_pods_ports(values: str) -> None:
     ports = {
-        "gateway": ("QUIRE_HTTP_PORT", "QUIRE_GRPC_PORT"),
+        "gateway": ("QUIRE_HTTP_PORT", "QUIRE_GRPC_PORT", "QUIRE_GATEWAY_METRICS_PORT"),
         "scheduler": ("QUIRE_SCHEDULER_PORT", "QUIRE_SCHEDULER_METRICS_PORT"),
         "worker": ("QUIRE_WORKER_PORT", "QUIRE_WORKER_METRICS_PORT"),
     }

@@ -26,6 +26,9 @@ def test_the_ports_of_several_follow_each_other() -> None:
     assert [listener.port for listener in addresses.grpc] == [50051, 50052]
     assert [listener.port for listener in addresses.workers] == [50053, 50054, 50055]
     assert [listener.port for listener in addresses.scheduler_metrics] == [9101, 9102]
+    assert addresses.gateway_metrics == []
+    addresses = assigned(settings(gateways=2, gateway_metrics_port=9121))
+    assert [listener.port for listener in addresses.gateway_metrics] == [9121, 9122]
 
 
 def test_port_zero_takes_a_free_one_for_each() -> None:
