@@ -134,28 +134,13 @@ class XmlCalls:
 CallSyntax = JsonCalls | NamedCalls | XmlCalls
 
 
-class ArgumentsForm(Enum):
-    """What a template expects as the arguments of a call."""
-
-    OBJECT = "object"
-    TEXT = "text"
-
-
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a family writes calls, and what its templates expect.
-
-    `signs` are texts of which all stand in a template of this family. `arguments` is the form of the arguments in
-    messages with calls. `content_if_none` is what templates take as the content of a message that has calls and no
-    text. `call_id_length` is the length that templates require of the id of a call, or None.
-    """
+    """How a family writes calls. `signs` are texts of which all stand in a template of this family."""
 
     name: str
     calls: CallSyntax
     signs: tuple[str, ...] = ()
-    arguments: ArgumentsForm = ArgumentsForm.OBJECT
-    content_if_none: str | None = ""
-    call_id_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """The formats that are known, by name, and which of them a chat template is of."""
 
 from gateway_svc.message_formats.description import (
-    ArgumentsForm,
     JsonCalls,
     Listing,
     MessageFormat,
@@ -23,14 +22,12 @@ _TOOL_FORMATS = (
         "mistral",
         NamedCalls("[TOOL_CALLS]", (Slot.NAME, "[ARGS]", Slot.ARGUMENTS), ignored=("[CALL_ID]",)),
         signs=("[TOOL_CALLS]", "[ARGS]"),
-        call_id_length=9,
     ),
     # Mistral 7B v0.3, Nemo, Small 3.1, Mixtral: tokenizers v3 and v7.
     ToolFormat(
         "mistral_json",
         JsonCalls("[TOOL_CALLS]", listing=Listing.ARRAY),
         signs=("[TOOL_CALLS]",),
-        call_id_length=9,
     ),
     # V3, V3-0324, R1 and R1-0528: the arguments are a block of Markdown.
     ToolFormat(
@@ -51,8 +48,6 @@ _TOOL_FORMATS = (
             separator="\n",
         ),
         signs=("<｜tool▁calls▁begin｜>", "```json"),
-        arguments=ArgumentsForm.TEXT,
-        content_if_none=None,
     ),
     ToolFormat(
         "deepseek_v31",
@@ -62,8 +57,6 @@ _TOOL_FORMATS = (
             end="<｜tool▁calls▁end｜>",
         ),
         signs=("<｜tool▁calls▁begin｜>",),
-        arguments=ArgumentsForm.TEXT,
-        content_if_none=None,
     ),
     # Granite 3.1 to 3.3. Granite 4 writes as Hermes does.
     ToolFormat("granite", JsonCalls("<|tool_call|>", listing=Listing.ARRAY), signs=("<|tool_call|>",)),

@@ -78,7 +78,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     if isinstance(values := schema.get("enum"), list):
         types &= frozenset().union(*map(_types_of, values))
     if isinstance(reference := schema.get("$ref"), str):
-        types &= _types(_resolve(reference, root), root, depth + 1)
+        types &= _types(resolve_reference(reference, root), root, depth + 1)
     for keyword in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(keyword), list):
             types &= frozenset().union(*(_types(option, root, depth + 1) for option in options))
@@ -93,7 +93,7 @@ def _named_types(names: tuple[Any, ...]) -> frozenset[str]:
     return named | {"integer"} if "number" in named else named
 
 
-def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
+def resolve_reference(reference: str, root: Mapping[str, Any]) -> Any:
     """The part of the schema that a local reference names; None where there is none."""
     if not reference.startswith("#"):
         return None

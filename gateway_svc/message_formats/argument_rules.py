@@ -1,0 +1,110 @@
+"""Rules of a grammar for the arguments of one tool."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gateway_svc.message_formats.description import Tool, XmlCalls
+from gateway_svc.message_formats.schema_types import resolve_reference
+
+_DEFINITIONS = ("$defs", "definitions")
+_COMBINING = ("allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternProperties")
+# Of a string that is not written as JSON, llguidance can check nothing.
+_UNSUPPORTED = ("pattern", "not", "allOf", "if")
+_MAX_DEPTH = 16
+
+
+class UnsupportedParameters(Exception):  # noqa: N818
+    """Parameters that a format cannot write under a grammar. The text is for the client: it names them."""
+
+
+def quoted(text: str) -> str:
+    """A literal in Lark's syntax."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def escaped_regex(text: str) -> str:
+    """A text within a regular expression between slashes."""
+    return re.sub(r"[\\^$.|?*+()\[\]{}/]", r"\\\g<0>", text)
+
+
+def json_rule(schema: Mapping[str, Any], whitespace: str) -> str:
+    """JSON of a schema."""
+    options = {"x-guidance": {"whitespace_pattern": whitespace}}
+    return f"%json {json.dumps({**schema, **options}, ensure_ascii=False)}"
+
+
+def closed_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema of arguments, without properties that it does not list: models would invent some."""
+    typed = {"type": "object", **schema}
+    if any(keyword in schema for keyword in _COMBINING):
+        return typed
+    return {"additionalProperties": False, **typed}
+
+
+def tag_rules(calls: XmlCalls, tool: Tool, name: str, whitespace: str) -> dict[str, str]:
+    """Rules for parameters in tags: in the order of the schema, each once, optional ones or not.
+
+    Raises UnsupportedParameters.
+    """
+    properties = tool.parameters.get("properties")
+    required = tool.parameters.get("required")
+    rules = {}
+    parts = []
+    for index, (parameter, schema) in enumerate(properties.items() if isinstance(properties, Mapping) else ()):
+        rule = f"{name}_{index}"
+        is_required = isinstance(required, list) and parameter in required
+        parts.append(rule if is_required else f"{rule}?")
+        value = _Values(tool.parameters, f"parameters of {tool.name}: {parameter}", whitespace)
+        value.add(schema, 0)
+        opening, closing = f"{calls.parameter}{parameter}>\n", f"{calls.parameter_end}\n"
+        if value.is_any_text:
+            rules[rule] = f'{quoted(opening)} {rule}_text "\\n"'
+            rules[f"{rule}_text[lazy]"] = f"/(?s:.*){escaped_regex(calls.parameter_end)}/"
+        else:
+            rules[rule] = f"{quoted(opening)} {rule}_value {quoted(chr(10) + closing)}"
+            rules[f"{rule}_value"] = " | ".join(value.alternatives)
+    return {name: " ".join(parts) or '""', **rules}
+
+
+class _Values:
+    """The texts that may stand for a value: any, or one of some alternatives."""
+
+    def __init__(self, root: Mapping[str, Any], where: str, whitespace: str) -> None:
+        self._definitions = {key: root[key] for key in _DEFINITIONS if key in root}
+        self._root = root
+        self._where = where
+        self._whitespace = whitespace
+        self.is_any_text = False
+        self.alternatives: list[str] = []
+
+    def add(self, schema: Any, depth: int) -> None:
+        """Adds the values of a schema."""
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+            self.is_any_text = True
+            return
+        if isinstance(reference := schema.get("$ref"), str):
+            self.add(resolve_reference(reference, self._root), depth + 1)
+            return
+        options = schema.get("anyOf", schema.get("oneOf"))
+        if isinstance(options, list):
+            for option in options:
+                self.add(option, depth + 1)
+            return
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list):
+            self.alternatives += (quoted(value if isinstance(value, str) else json.dumps(value)) for value in values)
+            return
+        kind = schema.get("type")
+        kinds = kind if isinstance(kind, list) else [kind]
+        if None in kinds or "string" in kinds:
+            self._check_text(schema)
+            self.is_any_text = True
+            return
+        self.alternatives.append(json_rule({**self._definitions, **schema}, self._whitespace))
+
+    def _check_text(self, schema: Mapping[str, Any]) -> None:
+        for keyword in (*_UNSUPPORTED, "minLength", "maxLength"):
+            if keyword in schema:
+                raise UnsupportedParameters(f"{self._where}: {keyword} is not supported with this model's calls")

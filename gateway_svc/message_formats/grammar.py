@@ -1,0 +1,147 @@
+"""Grammars of whole turns, in llguidance's Lark syntax: reasoning, then calls, any text, or the text of a grammar.
+
+A marker that is a token of the tokenizer is that token in the grammar too, so that a model cannot spell it. Calls have
+their usual layout; arguments are JSON by the tool's schema, which llguidance compiles.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from gateway_svc.message_formats.argument_rules import closed_object, escaped_regex, json_rule, quoted, tag_rules
+from gateway_svc.message_formats.description import CallSyntax, MessageFormat, Slot, Tool, XmlCalls
+from gateway_svc.message_formats.layout import Part, call_layout, layout_of
+
+MAX_CALLS = 16
+"""Calls in a turn, at most. Without a bound, a weak model may call until its output is cut."""
+
+_ANSWER = "answer"
+_SPACE = r"/[ \n]{0,4}/"
+
+
+class CallRule(Enum):
+    """Which calls a turn has."""
+
+    NONE = "none"
+    AUTO = "auto"
+    """None, or some after any text. Once the marker of calls is there, calls must follow; then the turn ends."""
+    REQUIRED = "required"
+    """At least one, and no text."""
+
+
+class ReasoningRule(Enum):
+    """Whether reasoning stands at the beginning of the output."""
+
+    NONE = "none"
+    OPTIONAL = "optional"
+    OPEN = "open"
+    """It began at the end of the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnGrammar:
+    """What a turn may be.
+
+    `is_parallel` allows several calls. `answer` is the grammar of the text of a turn without calls; None: any text.
+    `whitespace` is a regular expression for white space where JSON allows it. `control_tokens` are the ids of the
+    tokenizer's added tokens by literal.
+    """
+
+    message_format: MessageFormat
+    tools: Sequence[Tool]
+    calls: CallRule
+    control_tokens: Mapping[str, int]
+    is_parallel: bool = True
+    reasoning: ReasoningRule = ReasoningRule.NONE
+    answer: str | None = None
+    whitespace: str = r" |\n{1,2}[ \t]{0,40}"
+
+    def to_lark(self) -> str:
+        """The grammar; with `answer`, llguidance's JSON object of this grammar and the other.
+
+        Raises UnsupportedParameters. Schemas are not checked: llguidance does that when it compiles the grammar.
+        """
+        rules = {"start": f"{self._reasoning()} turn".strip(), **self._turn(), "TEXT": r"/(?s:.*)/"}
+        if self.reasoning is not ReasoningRule.NONE:
+            rules |= self._reasoning_rules()
+        lark = "".join(f"{name}: {body}\n" for name, body in rules.items())
+        if self.answer is None:
+            return lark
+        grammars = [{"lark_grammar": lark}, {"name": _ANSWER, "lark_grammar": self.answer}]
+        return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+    def _reasoning(self) -> str:
+        return {ReasoningRule.NONE: "", ReasoningRule.OPTIONAL: "reasoning?", ReasoningRule.OPEN: "thought"}[
+            self.reasoning
+        ]
+
+    def _reasoning_rules(self) -> dict[str, str]:
+        reasoning = self.message_format.reasoning
+        assert reasoning is not None, "there is a rule for it"
+        return {
+            "reasoning": f"{self._literal(reasoning.begin)} thought",
+            **self._until("thought_end", reasoning.end),
+            "thought": f"thought_end {_SPACE}",
+        }
+
+    def _turn(self) -> dict[str, str]:
+        text = "TEXT" if self.answer is None else f"@{_ANSWER}"
+        if self.calls is CallRule.NONE:
+            return {"turn": text}
+        tools = self.message_format.tools
+        assert tools is not None, "only a model with a format has calls"
+        rules = self._call_rules(tools.calls)
+        if self.calls is CallRule.REQUIRED:
+            return {"turn": "calls", **rules}
+        if self.answer is not None:
+            return {"turn": f"calls | {text}", **rules}
+        return {**self._text_and_calls(tools.calls), **rules}
+
+    def _text_and_calls(self, calls: CallSyntax) -> dict[str, str]:
+        if calls.is_bare:
+            # A turn that begins like a call is one.
+            return {"turn": "calls | OTHER", "OTHER": r"/(?s:[^{\[\s].*)?/"}
+        return {"turn": "head more_calls | TEXT", **self._until("head", calls.begins[0])}
+
+    def _call_rules(self, calls: CallSyntax) -> dict[str, str]:
+        """The rules `calls`, and `more_calls` for calls whose first marker was there."""
+        layout = layout_of(calls)
+        # The first marker is that of all calls, or of each.
+        begin = "" if calls.is_bare else self._literal(calls.begins[0])
+        opening = layout.opening[1:] if begin else layout.opening
+        is_begun_alone = not layout.opening and bool(begin)
+        rules: dict[str, str] = {}
+        names = []
+        for index, tool in enumerate(self.tools):
+            parts = call_layout(calls, tool.name)
+            arguments = f"arguments_{index}"
+            rules[f"call_{index}"] = self._sequence(parts[1:] if is_begun_alone else parts, arguments)
+            rules |= self._argument_rules(calls, tool, arguments)
+            names.append(f"call_{index}")
+        next_call = " ".join((self._sequence(layout.separator), begin if is_begun_alone else "", "call"))
+        more = f"({next_call}){{0,{MAX_CALLS - 1}}}" if self.is_parallel else ""
+        return {
+            "calls": f"{begin} more_calls",
+            "more_calls": f"{self._sequence(opening)} call {more} {self._sequence(layout.closing)}",
+            "call": " | ".join(names),
+            **rules,
+        }
+
+    def _argument_rules(self, calls: CallSyntax, tool: Tool, name: str) -> dict[str, str]:
+        if isinstance(calls, XmlCalls):
+            return tag_rules(calls, tool, name, self.whitespace)
+        return {name: json_rule(closed_object(tool.parameters), self.whitespace)}
+
+    def _sequence(self, parts: Sequence[Part], arguments: str = "") -> str:
+        return " ".join(arguments if isinstance(part, Slot) else self._literal(part) for part in parts if part)
+
+    def _until(self, name: str, marker: str) -> dict[str, str]:
+        """A rule for any text with the first marker after it."""
+        if marker in self.control_tokens:
+            return {name: f"TEXT {self._literal(marker)}"}
+        return {f"{name}[lazy]": f"/(?s:.*){escaped_regex(marker)}/"}
+
+    def _literal(self, text: str) -> str:
+        token_id = self.control_tokens.get(text)
+        return quoted(text) if token_id is None else f"<[{token_id}]>"

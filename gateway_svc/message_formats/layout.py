@@ -1,0 +1,80 @@
+"""The text of calls in a format's usual layout: what the grammar admits, and what is written for a model to read."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway_svc.message_formats.description import CallSyntax, JsonCalls, Listing, NamedCalls, Slot, XmlCalls
+
+Part = str | Slot
+"""A literal, or the place of the arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The parts around all calls of a turn, and between two. A marker is a part of its own."""
+
+    opening: tuple[str, ...] = ()
+    separator: tuple[str, ...] = ()
+    closing: tuple[str, ...] = ()
+
+
+def layout_of(calls: CallSyntax) -> Layout:
+    match calls:
+        case JsonCalls(listing=Listing.ARRAY):
+            begin = () if calls.begin is None else (calls.begin,)
+            end = () if calls.end is None else (calls.end,)
+            return Layout((*begin, calls.space + "["), (", ",), ("]" + calls.space, *end))
+        case JsonCalls():
+            return Layout(separator=(calls.separator,))
+        case NamedCalls():
+            opening, end = ((), ()) if calls.end is None else ((calls.begin,), (calls.end,))
+            return Layout(opening, (calls.separator,) if calls.separator else (), end)
+        case XmlCalls():
+            return Layout(separator=("\n",))
+
+
+def call_layout(calls: CallSyntax, name: str) -> tuple[Part, ...]:
+    """The parts of one call of a function."""
+    match calls:
+        case JsonCalls():
+            json_call: tuple[Part, ...] = (
+                f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{calls.arguments_key}": ',
+                Slot.ARGUMENTS,
+                "}",
+            )
+            if calls.listing is Listing.ARRAY or calls.begin is None or calls.is_bare:
+                return json_call
+            end = () if calls.end is None else (calls.space, calls.end)
+            return (calls.begin, calls.space, *json_call, *end)
+        case NamedCalls():
+            begin = (calls.begin,) if calls.end is None else ()
+            return (*begin, *(name if part is Slot.NAME else part for part in calls.call))
+        case XmlCalls():
+            head = f"\n{calls.function}{name}>\n"
+            return (calls.begin, head, Slot.ARGUMENTS, f"{calls.function_end}\n", calls.end)
+
+
+def write_calls(calls: CallSyntax, written: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """The text of calls: pairs of a function's name and its arguments."""
+    layout = layout_of(calls)
+    texts = [
+        "".join(_write(calls, part, arguments) for part in call_layout(calls, name)) for name, arguments in written
+    ]
+    return "".join((*layout.opening, "".join(layout.separator).join(texts), *layout.closing))
+
+
+def _write(calls: CallSyntax, part: Part, arguments: Mapping[str, Any]) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(calls, XmlCalls):
+        return "".join(
+            f"{calls.parameter}{name}>\n{value if isinstance(value, str) else _dump(value)}\n{calls.parameter_end}\n"
+            for name, value in arguments.items()
+        )
+    return _dump(arguments)
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,322 @@
+"""Grammars of turns: what they admit, what they refuse, and that the parser reads what they admit."""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from gateway_svc.message_formats.argument_rules import UnsupportedParameters
+from gateway_svc.message_formats.description import MessageFormat, Tool
+from gateway_svc.message_formats.events import (
+    MessageEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallBegin,
+    join_events,
+)
+from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
+from gateway_svc.message_formats.grammar import MAX_CALLS, CallRule, ReasoningRule, TurnGrammar
+from gateway_svc.message_formats.layout import write_calls
+from gateway_svc.message_formats.parser import MessageParser
+
+_END = "<|end|>"
+
+Call = tuple[str, dict[str, Any]]
+"""Name and arguments."""
+
+WEATHER = Tool(
+    "get_weather",
+    {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city"],
+    },
+)
+TIME = Tool("get_time")
+CHOICES = Tool(
+    "choose",
+    {
+        "type": "object",
+        "properties": {
+            "mode": {"enum": ["a", "b c"]},
+            "force": {"type": "boolean"},
+            "level": {"anyOf": [{"const": 7}, {"type": "null"}]},
+            "kind": {"$ref": "#/$defs/kind"},
+        },
+        "required": ["mode", "kind"],
+        "$defs": {"kind": {"type": "string", "enum": ["x", "y"]}},
+    },
+)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer of single bytes and some added tokens."""
+
+    tokenizer: Tokenizer
+    for_grammars: LLTokenizer
+    control_tokens: Mapping[str, int]
+
+    @classmethod
+    def of(cls, control_tokens: Sequence[str]) -> "Vocabulary":
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        # Qwen's markers are added tokens that are not special, Mistral's are special.
+        tokenizer.add_tokens([AddedToken(one, special=one.startswith(("[", "<|"))) for one in control_tokens])
+        ids = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()}
+        for_grammars = LLTokenizer(tokenizer.to_str(), eos_token=ids.pop(_END))
+        return cls(tokenizer, for_grammars, ids)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def matcher(self, grammar: TurnGrammar) -> LLMatcher:
+        matcher = LLMatcher(self.for_grammars, grammar.to_lark(), log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        return matcher
+
+    def admits(self, grammar: TurnGrammar, text: str) -> bool:
+        """Whether a turn may be this text."""
+        matcher = self.matcher(grammar)
+        return matcher.consume_tokens(self.encode(text)) and matcher.is_accepting()
+
+    def begins(self, grammar: TurnGrammar, text: str) -> bool:
+        """Whether a turn may begin with this text."""
+        tokens = self.encode(text)
+        return self.matcher(grammar).validate_tokens(tokens) == len(tokens)
+
+    def parse(self, grammar: TurnGrammar, token_ids: Sequence[int]) -> list[MessageEvent]:
+        parser = MessageParser(
+            grammar.message_format,
+            grammar.tools,
+            control_tokens=self.control_tokens,
+            reasoning_is_open=grammar.reasoning is ReasoningRule.OPEN,
+        )
+        literals = {token_id: literal for literal, token_id in self.control_tokens.items()}
+        events = []
+        text: list[int] = []
+        for token_id in [*token_ids, -1]:
+            if token_id in literals or token_id == -1:
+                events += parser.feed(self.tokenizer.decode(text))
+                text = []
+                if token_id != -1:
+                    events += parser.feed(literals[token_id], is_control=True)
+            else:
+                text.append(token_id)
+        return join_events([*events, *parser.end()])
+
+
+ALL_MARKERS = sorted(
+    {marker for one in TOOL_FORMATS.values() for marker in one.calls.markers} | {"<think>", "</think>"}
+)
+VOCABULARIES = {"tokens": Vocabulary.of([_END, *ALL_MARKERS]), "text": Vocabulary.of([_END])}
+
+each_format = pytest.mark.parametrize("name", TOOL_FORMATS)
+each_kind = pytest.mark.parametrize("kind", VOCABULARIES)
+
+
+def grammar_of(name: str, kind: str, calls: CallRule = CallRule.REQUIRED, **options: Any) -> TurnGrammar:
+    message_format = MessageFormat(TOOL_FORMATS[name], REASONING_FORMATS["think"])
+    tokens = VOCABULARIES[kind].control_tokens
+    return TurnGrammar(message_format, (WEATHER, TIME, CHOICES), calls, tokens, **options)
+
+
+def calls_of(events: Sequence[MessageEvent]) -> list[Call]:
+    names = [event.name for event in events if isinstance(event, ToolCallBegin)]
+    arguments = [json.loads(event.fragment) for event in events if isinstance(event, ToolArgumentsDelta)]
+    return list(zip(names, arguments, strict=True))
+
+
+def written(name: str, *calls: Call) -> str:
+    return write_calls(TOOL_FORMATS[name].calls, calls)
+
+
+@each_kind
+@each_format
+def test_calls_in_the_usual_layout_are_admitted_and_read(name: str, kind: str) -> None:
+    vocabulary, grammar = VOCABULARIES[kind], grammar_of(name, kind)
+    calls: list[Call] = [
+        ("get_weather", {"city": 'Zü"rich\\ 👍\n{'}),
+        ("get_time", {}),
+        ("get_weather", {"city": "", "days": 9}),
+        ("choose", {"mode": "b c", "force": True, "level": None, "kind": "y"}),
+    ]
+    text = written(name, *calls)
+    assert vocabulary.admits(grammar, text)
+    assert calls_of(vocabulary.parse(grammar, vocabulary.encode(text))) == calls
+
+
+@each_kind
+@each_format
+def test_other_calls_are_refused(name: str, kind: str) -> None:
+    vocabulary, grammar = VOCABULARIES[kind], grammar_of(name, kind)
+    wrong: list[Call] = [
+        ("get_weathe", {"city": "x"}),
+        ("get_weather", {}),
+        ("get_weather", {"city": "x", "days": 10}),
+        ("get_weather", {"city": "x", "days": "one"}),
+        ("get_weather", {"city": "x", "other": 1}),
+        ("get_time", {"zone": "x"}),
+        ("choose", {"mode": "c", "kind": "x"}),
+        ("choose", {"mode": "a", "kind": "z"}),
+        ("choose", {"mode": "a", "level": 8, "kind": "x"}),
+    ]
+    for one in wrong:
+        assert not vocabulary.admits(grammar, written(name, one)), one
+    call: Call = ("get_time", {})
+    assert not vocabulary.admits(grammar, "")
+    assert not vocabulary.begins(grammar, "Text ")
+    assert not vocabulary.admits(grammar, written(name, call)[:-1])
+    assert not vocabulary.admits(grammar, written(name, call) + " and text")
+    assert not vocabulary.admits(replace(grammar, is_parallel=False), written(name, call, call))
+    assert vocabulary.admits(replace(grammar, is_parallel=False), written(name, call))
+    assert vocabulary.admits(grammar, written(name, *[call] * MAX_CALLS))
+    assert not vocabulary.admits(grammar, written(name, *[call] * (MAX_CALLS + 1)))
+
+
+@each_kind
+@each_format
+def test_what_a_grammar_admits_is_read_as_valid_calls(name: str, kind: str) -> None:
+    vocabulary, grammar = VOCABULARIES[kind], replace(grammar_of(name, kind), tools=(CHOICES, TIME))
+    for seed in range(4):
+        tokens = random_turn(vocabulary, grammar, random.Random(seed))
+        calls = calls_of(events := vocabulary.parse(grammar, tokens))
+        assert calls
+        assert not any(isinstance(event, TextDelta) for event in events)
+        for tool, arguments in calls:
+            assert tool in ("choose", "get_time")
+            assert arguments == {} if tool == "get_time" else is_valid_choice(arguments)
+
+
+def random_turn(vocabulary: Vocabulary, grammar: TurnGrammar, rng: random.Random) -> list[int]:
+    """Tokens of a turn, each drawn from those that the grammar allows, without white space where there is a choice."""
+    matcher = vocabulary.matcher(grammar)
+    end, spaces = vocabulary.tokenizer.token_to_id(_END), set(vocabulary.encode(" \n\t"))
+    tokens: list[int] = []
+    while True:
+        mask = matcher.compute_bitmask()
+        allowed = [token for token in range(vocabulary.for_grammars.vocab_size) if mask[token // 8] >> token % 8 & 1]
+        token = rng.choice([one for one in allowed if one not in spaces] or allowed)
+        if token == end:
+            return tokens
+        assert matcher.consume_token(token)
+        tokens.append(token)
+        if matcher.is_stopped():
+            return tokens
+
+
+def is_valid_choice(arguments: dict[str, Any]) -> bool:
+    allowed: dict[str, list[Any]] = {
+        "mode": ["a", "b c"],
+        "force": [True, False],
+        "level": [7, None],
+        "kind": ["x", "y"],
+    }
+    return {"mode", "kind"} <= arguments.keys() and all(arguments[key] in allowed[key] for key in arguments)
+
+
+@each_kind
+@each_format
+def test_auto_admits_any_text_or_text_and_valid_calls(name: str, kind: str) -> None:
+    vocabulary, grammar = VOCABULARIES[kind], grammar_of(name, kind, CallRule.AUTO)
+    calls = written(name, ("get_weather", {"city": "x"}), ("get_time", {}))
+    marker = TOOL_FORMATS[name].calls.begins
+    assert vocabulary.admits(grammar, "")
+    assert vocabulary.admits(grammar, "Hello\n <b> [x] {y}.")
+    assert vocabulary.admits(grammar, calls)
+    if not TOOL_FORMATS[name].calls.is_bare:
+        assert vocabulary.admits(grammar, "I look.\n" + calls)
+        assert not vocabulary.begins(grammar, f"I look.{marker[0]}x")
+        assert not vocabulary.admits(grammar, written(name, ("get_weather", {})))
+
+
+@pytest.mark.parametrize("calls", [CallRule.AUTO, CallRule.REQUIRED])
+@each_kind
+def test_reasoning_stands_before_calls(kind: str, calls: CallRule) -> None:
+    vocabulary = VOCABULARIES[kind]
+    call = written("hermes", ("get_time", {}))
+    thought = "I think {of} it.\n</think>\n\n"
+    optional = grammar_of("hermes", kind, calls, reasoning=ReasoningRule.OPTIONAL)
+    assert vocabulary.admits(optional, call)
+    assert vocabulary.admits(optional, "<think>" + thought + call)
+    opened = replace(optional, reasoning=ReasoningRule.OPEN)
+    assert vocabulary.admits(opened, thought + call)
+    assert not vocabulary.admits(opened, "I think")
+    events = vocabulary.parse(opened, vocabulary.encode(thought + call))
+    assert events[0] == ReasoningDelta("I think {of} it.")
+    assert calls_of(events) == [("get_time", {})]
+
+
+@each_kind
+def test_an_answer_of_another_grammar_stands_for_text(kind: str) -> None:
+    vocabulary = VOCABULARIES[kind]
+    grammar = grammar_of("hermes", kind, CallRule.AUTO, answer='start: %json {"type": "array", "items": false}')
+    assert vocabulary.admits(grammar, "[]")
+    assert vocabulary.admits(grammar, written("hermes", ("get_time", {})))
+    assert not vocabulary.begins(grammar, "Text")
+    without_calls = replace(grammar, calls=CallRule.NONE, reasoning=ReasoningRule.OPTIONAL)
+    assert vocabulary.admits(without_calls, "<think>x</think>\n[]")
+    assert not vocabulary.begins(without_calls, "<think>x</think>\nText")
+
+
+def test_a_marker_that_is_a_token_cannot_be_spelled() -> None:
+    vocabulary = VOCABULARIES["tokens"]
+    spelled = [token for letter in written("hermes", ("get_time", {})) for token in vocabulary.encode(letter)]
+    assert vocabulary.matcher(grammar_of("hermes", "tokens")).validate_tokens(spelled) == 0
+
+
+@pytest.mark.parametrize("keyword", [{"pattern": "a"}, {"maxLength": 3}, {"allOf": []}])
+def test_tags_cannot_restrict_strings(keyword: dict[str, Any]) -> None:
+    tool = Tool("f", {"type": "object", "properties": {"a": {"type": "string", **keyword}}})
+    with pytest.raises(UnsupportedParameters, match=f"parameters of f: a: {next(iter(keyword))} is not supported"):
+        replace(grammar_of("qwen3_coder", "text"), tools=(tool,)).to_lark()
+
+
+def test_any_type_that_may_be_a_string_is_any_text() -> None:
+    properties = {"a": {"type": ["string", "null"]}, "b": {}, "c": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
+    tool = Tool("f", {"type": "object", "properties": properties})
+    grammar = replace(grammar_of("qwen3_coder", "text"), tools=(tool,))
+    assert VOCABULARIES["text"].admits(grammar, written("qwen3_coder", ("f", {"a": "x\ny", "b": [1], "c": "z"})))
+
+
+_json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(), values, max_size=3),
+    max_leaves=6,
+)
+
+
+@each_format
+@settings(max_examples=25, deadline=None)
+@given(arguments=st.lists(st.dictionaries(st.text(), _json_values, max_size=3), min_size=1, max_size=3))
+def test_written_calls_are_read_again(name: str, arguments: list[dict[str, Any]]) -> None:
+    tool = Tool("f", {"type": "object"})
+    if name == "qwen3_coder":
+        # Names and values in tags, of which a parameter's schema says the type.
+        numbers = count()
+        arguments = [
+            {f"p{next(numbers)}": value for value in one.values() if "<" not in json.dumps(value)} for one in arguments
+        ]
+        properties = {key: type_of(value) for one in arguments for key, value in one.items()}
+        tool = Tool("f", {"type": "object", "properties": properties})
+    text = written(name, *(("f", one) for one in arguments))
+    parser = MessageParser(MessageFormat(TOOL_FORMATS[name]), [tool])
+    events = join_events([*parser.feed(text), *parser.end()])
+    assert calls_of(events) == [("f", one) for one in arguments]
+    assert not any(isinstance(event, TextDelta) for event in events)
+
+
+def type_of(value: Any) -> dict[str, str]:
+    names = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+    return {"type": names.get(type(value), "null")}
