@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
 
 from gateway_svc.auth import Authenticator
 from gateway_svc.failed_logins import FailedLogins
@@ -22,6 +21,7 @@ from gateway_svc.session import SchedulerSession
 from gateway_svc.settings import GatewaySettings
 from quire.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from svc_common.addresses import cannot_listen, check_can_listen
+from svc_common.files import keep_refreshed, refresh_once
 from svc_common.inner_ports import check_dialled, identity_of
 from svc_common.metrics import MetricsServer, serve_metrics
 from svc_common.request_gate import RequestGate, StreamGate
@@ -36,7 +36,6 @@ logger = logging.getLogger("quire.gateway")
 _CLOSE_SECONDS = 2.0
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
-_RELOAD_SECONDS = 2.0  # between two looks at the file of API keys
 _ISSUER_SECONDS = 5.0  # at start, for the first keys of a token issuer
 _MAX_STREAMS = 4096  # of one gRPC connection; a client's further calls wait
 
@@ -127,14 +126,15 @@ class Gateway:
         The keys of a token issuer that answers are read before; for one that does not this waits a few seconds.
         """
         if self._key_file is not None:
-            first_read = asyncio.create_task(_refresh(self._key_file.refresh_signing_keys))
+            first_read = asyncio.create_task(refresh_once(self._key_file.refresh_signing_keys))
             await asyncio.wait([first_read], timeout=_ISSUER_SECONDS)
         await self._grpc.start()
+        keys = self._key_file
         self._tasks = [
             asyncio.create_task(self._session.run()),
             asyncio.create_task(self._report_health()),
             asyncio.create_task(self._http.serve(sockets=[self._http_socket])),
-            asyncio.create_task(_reload(self._key_file)),
+            asyncio.create_task(keep_refreshed(*((keys.refresh, keys.refresh_signing_keys) if keys else ()))),
         ]
         for task in self._tasks:
             task.add_done_callback(_end_process_on_failure)
@@ -171,26 +171,6 @@ class Gateway:
             self._changed.clear()
             await self._health.set_serving(self._request_manager.is_ready)
             await self._changed.wait()
-
-
-async def _reload(key_file: KeyFile | None) -> None:
-    """Reads changed keys again, each kind on its own: an issuer of tokens that does not answer delays nothing else."""
-
-    async def repeat(refresh: Callable[[], None]) -> None:
-        while True:
-            await asyncio.sleep(_RELOAD_SECONDS)
-            await _refresh(refresh)
-
-    if key_file is not None:
-        await asyncio.gather(repeat(key_file.refresh), repeat(key_file.refresh_signing_keys))
-
-
-async def _refresh(refresh: Callable[[], None]) -> None:
-    """Reads keys again. Any exception is logged, and the earlier keys stay: what an issuer sends ends no process."""
-    try:
-        await asyncio.to_thread(refresh)
-    except Exception:
-        logger.exception("keys cannot be read; the earlier ones stay")
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,7 +1,6 @@
 """The TOML file of API keys and of rules for tokens, which is read again when it changes."""
 
 import hashlib
-import logging
 import re
 import tomllib
 from collections.abc import Sequence
@@ -12,9 +11,7 @@ from pathlib import Path
 from gateway_svc.key_tables import ALLOWANCE_FIELDS, LIMIT_FIELDS, InvalidKeyFile, Table, read_allowance
 from gateway_svc.tenant import AccountLimits, Tenant
 from gateway_svc.web_tokens import SigningKeys, TokenRules, TokenVerifier, read_token_rules
-from svc_common.files import file_version_if_any
-
-logger = logging.getLogger("quire.gateway")
+from svc_common.files import ReloadedFile
 
 MIN_KEY_LENGTH = 16
 """Characters that a key has at least, where the file has the key itself."""
@@ -41,50 +38,44 @@ class KeyFileContents:
     token_rules: TokenRules | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _InUse:
+    """The keys of a file, and what verifies tokens, if any are accepted."""
+
+    keys: Sequence[ApiKey]
+    verifier: TokenVerifier | None
+
+
 class KeyFile:
     """The keys of a file, which is read again when it changes."""
 
     def __init__(self, path: Path) -> None:
         """Raises InvalidKeyFile."""
-        self._path = path
-        self._version = file_version_if_any(path)
-        contents = read_key_file(path)
-        self._keys = contents.keys
-        self._verifier = _verifier_of(contents, None)
+        self._file = ReloadedFile(path, "API keys", _read_for_use, InvalidKeyFile)
 
     @property
     def keys(self) -> Sequence[ApiKey]:
         """The keys that were last read."""
-        return self._keys
+        return self._file.current.keys
 
     @property
     def verifier(self) -> TokenVerifier | None:
         """Verifies tokens; None where none are accepted."""
-        return self._verifier
+        return self._file.current.verifier
 
     def refresh(self) -> None:
         """Reads the file if it has changed. If it cannot be used, this is logged, and the earlier keys stay."""
-        version = file_version_if_any(self._path)
-        if version == self._version:
-            return
-        try:
-            contents = read_key_file(self._path)
-            verifier = _verifier_of(contents, self._verifier)
-        except InvalidKeyFile as error:
-            if version == file_version_if_any(self._path):
-                self._version = version
-                why = {"why": str(error)}
-                logger.warning("the changed file of API keys cannot be used; the earlier keys stay", extra=why)
-            return
-        if version == file_version_if_any(self._path):  # else it changes at this moment, and the next call reads it
-            self._keys, self._verifier, self._version = contents.keys, verifier, version
-            about = {"path": str(self._path), "num_keys": len(contents.keys)}
-            logger.info("the file of API keys was read again", extra=about)
+        self._file.refresh()
 
     def refresh_signing_keys(self) -> None:
         """Reads the keys that tokens are verified by, if they may have changed."""
-        if self._verifier is not None:
-            self._verifier.signing_keys.refresh()
+        if self.verifier is not None:
+            self.verifier.signing_keys.refresh()
+
+
+def _read_for_use(path: Path, before: _InUse | None) -> _InUse:
+    contents = read_key_file(path)
+    return _InUse(contents.keys, _verifier_of(contents, None if before is None else before.verifier))
 
 
 def _verifier_of(contents: KeyFileContents, before: TokenVerifier | None) -> TokenVerifier | None:

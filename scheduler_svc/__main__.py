@@ -19,8 +19,10 @@ from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.leader import Leader
 from scheduler_svc.sessions import SchedulerServicer
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.store.encryption import NO_KEYS, RecordKeys, record_key_file
 from scheduler_svc.store.redis import RedisStore
 from scheduler_svc.term import PartFailed
+from svc_common.files import ReloadedFile, keep_refreshed
 from svc_common.gc_tuning import freeze_gc
 from svc_common.identity import InvalidCredentials
 from svc_common.inner_ports import check_dialled, create_inner_server, identity_of
@@ -49,13 +51,14 @@ async def serve(settings: SchedulerSettings) -> None:
     """Runs until a signal, or until another scheduler has taken over."""
     identity = identity_of(ServiceRole.SCHEDULER, settings, [settings.host, settings.scheduler_admin_host])
     check_dialled(identity, settings.worker_addresses, "QUIRE_WORKERS_AT")
+    keys = None if settings.record_keys_file is None else record_key_file(settings.record_keys_file)
     store = RedisStore(
         settings.redis_url.get_secret_value(),
         settings.record_ttl,
         settings.redis_prefix,
         settings.detach_grace,
         settings.redis_tls,
-        settings.record_keys,
+        NO_KEYS if keys is None else keys.current,
     )
     servicer, admin_servicer = SchedulerServicer(), AdminServicer()
     server = create_inner_server(identity)
@@ -79,6 +82,7 @@ async def serve(settings: SchedulerSettings) -> None:
     await admin_health.set_serving(True)
     ports = {"port": port, "admin_port": admin_port, "metrics_port": metrics.port}
     log.info("ready", extra={**ports, "workers_at": settings.workers_at, "standby": settings.standby})
+    refreshing = asyncio.create_task(keep_refreshed(*([] if keys is None else [partial(reload_keys, keys, store)])))
     leading = asyncio.create_task(leader.run())
     leading.add_done_callback(end_process)
 
@@ -90,13 +94,20 @@ async def serve(settings: SchedulerSettings) -> None:
             await health.set_serving(False)  # `on_lead` may have set it meanwhile
         servicer.resign()
         leading.cancel()
-        await asyncio.gather(leading, return_exceptions=True)
+        refreshing.cancel()
+        await asyncio.gather(leading, refreshing, return_exceptions=True)
         await server.stop(grace=1)
         await admin.stop(grace=None)
         await store.close()
         metrics.close()
 
     await run_until_signal(stop)
+
+
+def reload_keys(keys: ReloadedFile[RecordKeys], store: RedisStore) -> None:
+    """Reads the file of record keys again if it has changed."""
+    keys.refresh()
+    store.record_keys = keys.current
 
 
 class Served:

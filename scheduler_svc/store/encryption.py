@@ -14,6 +14,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from scheduler_svc.store.base import UndecryptableRecord
+from svc_common.files import ReloadedFile
 
 _NONCE = 12  # bytes, before the ciphertext
 _TAG = 16  # bytes, after it
@@ -58,6 +59,16 @@ class RecordKeys:
             keys[name] = key
         return cls(keys)
 
+    def with_earlier(self, earlier: "RecordKeys") -> "RecordKeys":
+        """These keys, and earlier ones that they leave out: live requests are written with them until they end.
+
+        Raises InvalidRecordKeys where an id has got another key.
+        """
+        for name, key in earlier.keys.items():
+            if self.keys.get(name, key) != key:
+                raise InvalidRecordKeys(f"the key {name} is not the same as before; a new key needs a new id")
+        return RecordKeys({**self.keys, **earlier.keys})
+
     @property
     def newest(self) -> str:
         """The id of the key for new records; empty: they are not encrypted."""
@@ -73,6 +84,19 @@ class RecordKeys:
 
 
 NO_KEYS = RecordKeys()
+
+
+def record_key_file(path: Path) -> ReloadedFile[RecordKeys]:
+    """The keys of a file, and those that it had before. Raises InvalidRecordKeys."""
+
+    def read(path: Path, before: RecordKeys | None) -> RecordKeys:
+        keys = RecordKeys.read(path)
+        try:
+            return keys if before is None else keys.with_earlier(before)
+        except InvalidRecordKeys as error:
+            raise InvalidRecordKeys(f"{path}: {error}") from None
+
+    return ReloadedFile(path, "record keys", read, InvalidRecordKeys)
 
 
 class RecordCipher:

@@ -57,7 +57,8 @@ class RedisStore:
         # Its callers retry at their own interval.
         self._lease = RedisClient(connect(target, tls), self._keys, "lease", 0, self._hang_up)
         self._ttl = ttl
-        self._record_keys = record_keys
+        self.record_keys = record_keys
+        """May be replaced by keys that include those before."""
         self._grace = min(ttl, max(1, round(grace)))
         self._last_write = 0
 
@@ -71,15 +72,17 @@ class RedisStore:
         return self._records.num_restarts + self._steps.num_restarts + self._lease.num_restarts
 
     async def put(self, log: RequestLog, epoch: int) -> RequestLog | None:
-        record = pack_record(log, self._record_keys)
+        keys = self._keys_for([log])
+        record = pack_record(log, keys)
         reply = await self._records.evaluate("put", epoch, _EPOCH_TTL, self._ttl, *record)
-        return None if reply is None else unpack_log(reply, self._record_keys)
+        return None if reply is None else unpack_log(reply, self.record_keys)
 
     async def write(self, batch: WriteBatch, epoch: int) -> list[Gap | KeyTaken]:
         self._last_write = max(self._last_write + 1, _clock())
         rest: list[Argument] = []
+        keys = self._keys_for(batch.records)
         for record in batch.records:
-            rest += pack_record(record, self._record_keys)
+            rest += pack_record(record, keys)
         for ending in batch.endings:
             rest += pack_ending(ending, self._ttl_after(ending))
         reply = await self._steps.evaluate(
@@ -89,11 +92,19 @@ class RedisStore:
             self._ttl,
             self._last_write,
             len(batch.records),
-            pack_writes(batch.writes, self._record_keys),
+            pack_writes(batch.writes, keys),
             pack_spending(batch),
             *rest,
         )
         return unpack_written(reply)
+
+    def _keys_for(self, new: Iterable[RequestLog]) -> RecordKeys:
+        """The keys now. New records keep the one that they are encrypted with, whatever keys come later."""
+        keys = self.record_keys
+        for log in new:
+            if log.key_id is None:
+                log.key_id = keys.newest
+        return keys
 
     def _ttl_after(self, ending: Ending) -> int:
         if ending.kept_seconds is None:
@@ -102,7 +113,7 @@ class RedisStore:
 
     async def read(self, key: str) -> RequestLog | None:
         reply = await self._records.evaluate("read", key)
-        return None if reply is None else unpack_log(reply, self._record_keys)
+        return None if reply is None else unpack_log(reply, self.record_keys)
 
     async def live(self) -> list[RequestLog]:
         logs: list[RequestLog] = []
@@ -110,7 +121,7 @@ class RedisStore:
             for reply in await self._records.evaluate("read_live", *chunk):
                 await asyncio.sleep(0)  # decrypting them takes long, and the lease is renewed meanwhile
                 try:
-                    logs.append(unpack_log(reply, self._record_keys))
+                    logs.append(unpack_log(reply, self.record_keys))
                 except UnusableRecord as error:
                     log.error("a request is not taken over", extra={"why": str(error)})
         return sorted(logs, key=lambda log: log.accepted_at)

@@ -148,7 +148,7 @@ async def test_two_different_keys_in_one_call_are_refused(keyed: Harness) -> Non
 async def test_a_new_key_is_taken_and_a_revoked_one_is_not_without_a_restart(
     model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway_svc.gateway._RELOAD_SECONDS", 0.01)
+    monkeypatch.setattr("svc_common.files.RELOAD_SECONDS", 0.01)
     path, table = tmp_path / "keys.toml", '[[keys]]\nkey = "{}"\ntenant = "a"\nname = "web"\n'
     path.write_text(table.format("the-first-key-of-a"))
     async with running_gateway(model_directory, api_keys=path) as quire:
@@ -211,7 +211,7 @@ async def test_keys_that_raise_any_exception_end_no_gateway(
 
     path = tmp_path / "keys.toml"
     path.write_text(KEYS)
-    monkeypatch.setattr("gateway_svc.gateway._RELOAD_SECONDS", 0.01)
+    monkeypatch.setattr("svc_common.files.RELOAD_SECONDS", 0.01)
     monkeypatch.setattr(KeyFile, "refresh_signing_keys", fail)
     async with running_gateway(model_directory, api_keys=path) as quire:
         async with asyncio.timeout(60):

@@ -1,13 +1,16 @@
 """Encrypted records at a takeover: requests continue, and one whose record cannot be decrypted fails alone."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import redis
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scheduler_harness import Worker, candidate, expected, left_behind, scheduler, until_recorded
+from scheduler_harness import TIMEOUT, Worker, candidate, expected, left_behind, scheduler, until_recorded
+from scheduler_process import SERVICE, SERVING, scheduler_process
 from scheduler_svc.live_requests import Graces
 from scheduler_svc.request_log import State
 from scheduler_svc.store.encryption import RecordKeys
@@ -72,3 +75,26 @@ async def test_one_that_cannot_be_decrypted_fails_alone(
         new = await session.submit()
         assert (await session.answer(new.command_id)).accepted.is_durable
     await strangers.close()
+
+
+async def test_a_changed_file_of_keys_is_used_without_a_restart(
+    redis_url: str, worker: Worker, keys_file: Path
+) -> None:
+    variables = {"QUIRE_RECORD_KEYS_FILE": str(keys_file), "QUIRE_LOG_LEVEL": "info"}
+    async with AsyncExitStack() as stack:
+        running = await stack.enter_async_context(scheduler_process(redis_url, worker.port, **variables))
+        await running.until(SERVICE, SERVING)
+        session = await stack.enter_async_context(running.session())
+        await session.ready()
+        old = await session.submit(max_tokens=200, detachable=True)
+        await session.until_tokens(old.key, 20)
+        keys_file.write_text(f'[[keys]]\nid = "next"\nkey = "{"22" * 32}"\n{keys_file.read_text()}')
+        async with asyncio.timeout(TIMEOUT):
+            while not running.logged("the file of record keys was read again"):
+                await asyncio.sleep(0.02)
+        new = await session.submit(max_tokens=20, detachable=True)
+        both = RedisStore(redis_url, 600, record_keys=RecordKeys.read(keys_file))
+        for submit, key_id in ((old, "own"), (new, "next")):
+            log = await until_recorded(both, submit.key, State.FINISHED)
+            assert (log.sequences[0].token_ids, log.key_id) == (expected(submit.max_tokens), key_id)
+        await both.close()

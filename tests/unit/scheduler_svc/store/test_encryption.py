@@ -14,7 +14,7 @@ from request_logs import length_end, logprobs, request_log
 from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.store.base import UndecryptableRecord, WriteBatch
-from scheduler_svc.store.encryption import NO_KEYS, InvalidRecordKeys, RecordKeys
+from scheduler_svc.store.encryption import NO_KEYS, InvalidRecordKeys, RecordKeys, record_key_file
 from scheduler_svc.store.redis import RedisStore
 from store_writes import EPOCH, ending_of, packed, put, tokens_of, write_of
 from svc_common.settings import read_settings
@@ -129,6 +129,25 @@ async def test_keys_are_rotated(server: RedisServer, encrypted: RedisStore, keys
         await one.close()
 
 
+async def test_a_live_request_keeps_its_key_when_keys_change(server: RedisServer, encrypted: RedisStore) -> None:
+    log = request_log()
+    assert await encrypted.put(log, EPOCH) is None
+    together = request_log()
+    await encrypted.write(WriteBatch([together], [write_of(together, 0, [1], key_id=together.key_id)]), EPOCH)
+    encrypted.record_keys = NEW.with_earlier(OLD)
+    for one, tokens in ((log, []), (together, [1])):
+        assert one.key_id == "old"
+        further = write_of(one, len(tokens), [2, 3], key_id=one.key_id)
+        assert await encrypted.write(WriteBatch(writes=[further]), EPOCH) == []
+        assert await tokens_of(encrypted, one) == [[*tokens, 2, 3]]
+    later = await put(encrypted, secret_log(), 7)
+    assert later.key_id == "new"
+    fresh = store_with(server, BOTH)
+    assert await tokens_of(fresh, log) == [[2, 3]]
+    assert await tokens_of(fresh, later) == [[7], []]
+    await fresh.close()
+
+
 async def test_a_record_in_the_clear_stays_so_and_goes_on(server: RedisServer, store: RedisStore) -> None:
     log = await put(store, secret_log(), 1)
     later = store_with(server, OLD)
@@ -204,6 +223,23 @@ def test_a_file_has_keys_by_id(tmp_path: Path) -> None:
 
 
 SECRET = "5ec4e7" + "0" * 58
+
+
+def test_a_changed_file_adds_keys_and_does_not_change_those_in_use(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[[keys]]\nid = "a"\nkey = "{SECRET}"')
+    file = record_key_file(path)
+    path.write_text(f'[[keys]]\nid = "b"\nkey = "{"ff" * 32}"')
+    file.refresh()
+    assert (file.current.newest, file.current.keys) == ("b", {"b": b"\xff" * 32, "a": bytes.fromhex(SECRET)})
+    before = file.current
+    path.write_text(f'[[keys]]\nid = "a"\nkey = "{SECRET[::-1]}"')
+    file.refresh()
+    assert file.current is before
+    (line,) = caplog.records
+    assert line.why == f"{path}: the key a is not the same as before; a new key needs a new id"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
