@@ -224,9 +224,10 @@ async def test_more_puts_than_a_slow_server_answers_do_not_keep_the_steps_and_th
     try:
         mortal.start()
         async with slowed(mortal.url, 0.15) as url:
-            with monkeypatch.context() as patient:
-                patient.setattr("scheduler_svc.store.client._TIMEOUT", 60)  # of answers, not of turns
-                store = RedisStore(url, TTL)
+            monkeypatch.setattr(
+                "scheduler_svc.store.connection._TIMEOUT", 60
+            )  # of connections and answers, not of turns
+            store = RedisStore(url, TTL)
             epoch = await store.take_lease("a", 60)
             assert epoch is not None
             await again(store, epoch)
@@ -248,7 +249,7 @@ async def test_more_puts_than_a_slow_server_answers_do_not_keep_the_steps_and_th
 async def test_a_lease_that_is_not_answered_for_is_given_up_in_time_to_ask_again(
     mortal: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler_svc.store.client._TIMEOUT", 60)
+    monkeypatch.setattr("scheduler_svc.store.connection._TIMEOUT", 60)
     store = RedisStore(mortal.url, TTL)
     try:
         mortal.start()
