@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from svc_common.redis_url import RedisTarget
+from svc_common.tls_files import no_password
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class RedisTlsFiles:
         if self.certificate is not None:
             key = "" if self.key is None else f" with the key of {self.key}"
             try:
-                context.load_cert_chain(self.certificate, self.key, password=_no_password)
+                context.load_cert_chain(self.certificate, self.key, password=no_password)
             except (ssl.SSLError, ValueError) as error:
                 why = getattr(error, "reason", None) or error
                 raise ValueError(f"QUIRE_REDIS_CERT_FILE: {self.certificate}{key} cannot be used: {why}") from None
@@ -63,7 +64,3 @@ def _check_readable(name: str, path: Path) -> None:
         path.read_bytes()
     except OSError as error:
         raise ValueError(f"{name}: {path}: {error.strerror}") from None
-
-
-def _no_password() -> str:
-    raise ValueError("the key is encrypted")  # else OpenSSL would ask for its password on the terminal

@@ -87,7 +87,7 @@ class TlsFiles:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         name, path = self._certificate
         try:
-            context.load_cert_chain(path, self._key[1], password=_no_password)
+            context.load_cert_chain(path, self._key[1], password=no_password)
         except (ssl.SSLError, ValueError) as error:
             why = f"cannot be used with the key of {self._key[0]}, {self._key[1]}"
             raise InvalidTlsFiles(f"{name}: {path} {why}: {_reason(error)}") from error
@@ -138,5 +138,6 @@ def _reason(error: Exception) -> str:
     return str(getattr(error, "reason", None) or error).lower().replace("_", " ")
 
 
-def _no_password() -> str:
-    raise ValueError("it needs a password")
+def no_password() -> str:
+    """The password of a key. Raises ValueError, where OpenSSL would ask for it on the terminal."""
+    raise ValueError("the key is encrypted")

@@ -129,11 +129,16 @@ def _ca_credentials() -> grpc.ChannelCredentials | None:
     path = os.environ.get("QUIRE_CA_FILE")
     if not path:
         return None
+    return grpc.ssl_channel_credentials(read_file("QUIRE_CA_FILE", Path(path), grpc.StatusCode.INVALID_ARGUMENT))
+
+
+def read_file(what: str, path: Path, status: grpc.StatusCode) -> bytes:
+    """The content of a file of credentials. Raises QuireError with this status, which names what the file is."""
     try:
-        return grpc.ssl_channel_credentials(Path(path).read_bytes())
+        return path.read_bytes()
     except OSError as error:
-        why = f"QUIRE_CA_FILE: {path}: {(error.strerror or str(error)).lower()}"
-        raise QuireError(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", why) from error
+        why = f"{what}: {path}: {(error.strerror or str(error)).lower()}"
+        raise QuireError(status, status.name, why) from error
 
 
 def channel_options(address: str) -> tuple[tuple[str, str | int], ...]:

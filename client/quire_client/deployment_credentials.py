@@ -7,7 +7,7 @@ from pathlib import Path
 
 import grpc
 
-from quire_client.connection import Metadata, channel_options, is_loopback
+from quire_client.connection import Metadata, channel_options, is_loopback, read_file
 from quire_client.errors import QuireError
 
 DEFAULT_SECRET_FILE = Path("run/deployment.secret")
@@ -30,8 +30,9 @@ def admin_channel(address: str) -> grpc.Channel:
     texts = []
     for name, path in paths.items():
         if not path:
-            raise _unusable(f"{name} is not set, and mutual TLS needs it")
-        texts.append(_read(name, Path(path)))
+            why = f"{name} is not set, and mutual TLS needs it"
+            raise QuireError(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", why)
+        texts.append(read_file(name, Path(path), grpc.StatusCode.UNAUTHENTICATED))
     # The name stands for the scheduler's role, at any address.
     return grpc.secure_channel(
         address, grpc.ssl_channel_credentials(*texts), (*options, ("grpc.ssl_target_name_override", _SERVER_NAME))
@@ -48,17 +49,8 @@ def admin_metadata(address: str, secret_file: Path | None) -> Metadata:
     named = secret_file or os.environ.get("QUIRE_DEPLOYMENT_SECRET_FILE") or None
     if not is_loopback(address) or (named is None and not DEFAULT_SECRET_FILE.exists()):
         return ()
-    secret = _read("the deployment's secret", Path(named or DEFAULT_SECRET_FILE)).strip()
+    path = Path(named or DEFAULT_SECRET_FILE)
+    secret = read_file("the deployment's secret", path, grpc.StatusCode.UNAUTHENTICATED).strip()
+    # As svc_common/identity.py does, which this package cannot import: it is installed without the services.
     token = hmac.new(secret, _PAIR.encode(), hashlib.sha256).hexdigest()
     return (("authorization", f"Quire admin {token}"),)
-
-
-def _read(what: str, path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _unusable(f"{what}: {path}: {(error.strerror or str(error)).lower()}") from error
-
-
-def _unusable(why: str) -> QuireError:
-    return QuireError(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", why)
