@@ -23,6 +23,7 @@ class Field(StrEnum):
     LOGIT_BIAS = "sampling.logit_bias"
     MAX_TOKENS = "stopping.max_tokens"
     MIN_TOKENS = "stopping.min_tokens"
+    IGNORE_EOS = "stopping.ignore_eos"
     STOP = "stopping.stop"
     STOP_TOKEN_IDS = "stopping.stop_token_ids"
     N = "n"
@@ -35,6 +36,14 @@ class Field(StrEnum):
     REQUEST_ID = "request_id"
     PRIORITY = "priority"
     RETENTION = "retention"
+    JSON_SCHEMA = "constraint.json_schema"
+    JSON_OBJECT = "constraint.json_object"
+    REGEX = "constraint.regex"
+    GRAMMAR = "constraint.grammar"
+    GBNF = "constraint.gbnf"
+    CHOICE = "constraint.choice.choices"
+    WHITESPACE_PATTERN = "constraint.whitespace_pattern"
+    """Over HTTP only."""
 
 
 class FieldPath(Protocol):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.generation_config import load_generation_defaults
+from gateway_svc.grammar_checker import GrammarChecker
 from gateway_svc.settings import BadSetting
 from gateway_svc.tenant import DEFAULT_TENANT, Tenant
 from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer
@@ -17,7 +18,7 @@ from svc_common.models import tokenizer_fingerprint
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CatalogModel:
-    """A model's tokenizer, defaults and validator. Workers and schedulers have only its `name`."""
+    """A model's tokenizer, defaults, validator and grammars. Workers and schedulers have only its `name`."""
 
     name: str
     aliases: tuple[str, ...]
@@ -25,6 +26,7 @@ class CatalogModel:
     tokenizer: ModelTokenizer
     defaults: GenerationDefaults
     validator: Validator
+    grammars: GrammarChecker | None = None
 
     @classmethod
     def load(cls, settings: ModelSettings) -> "CatalogModel":
@@ -39,8 +41,9 @@ class CatalogModel:
         except (BadSetting, InvalidModelFiles) as error:
             raise type(error)(settings.locate(error)) from error
         fingerprint = tokenizer_fingerprint(served.tokenizer_path)
-        validator = Validator(tokenizer, defaults, settings.chat_roles)
-        return cls(served.name, served.aliases, fingerprint, tokenizer, defaults, validator)
+        grammars = GrammarChecker(served.tokenizer_path / "tokenizer.json", tokenizer.eos_token_ids)
+        validator = Validator(tokenizer, defaults, settings.chat_roles, grammars)
+        return cls(served.name, served.aliases, fingerprint, tokenizer, defaults, validator, grammars)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,3 +99,5 @@ class ModelCatalog:
     def close(self) -> None:
         for model in self._models:
             model.tokenizer.close()
+            if model.grammars is not None:
+                model.grammars.close()

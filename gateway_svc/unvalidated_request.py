@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from gateway_svc.chats import ChatPrompt
+from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field
 from gateway_svc.retention import Retention
 from gateway_svc.sampling_fields import SAMPLING_FIELDS, Value
@@ -97,6 +98,7 @@ class UnvalidatedRequest:
     n: int | None = None
     best_of: int | None = None
     beam_search: UnvalidatedBeamSearch | None = None
+    constraint: UnvalidatedConstraint | None = None
     logprobs: int | None = None
     request_id: str | None = None
     priority: int | None = None
@@ -127,6 +129,7 @@ class UnvalidatedRequest:
             beam_search=(
                 UnvalidatedBeamSearch.from_proto(generation.beam_search) if generation.HasField("beam_search") else None
             ),
+            constraint=_constraint_from_proto(generation.constraint) if generation.HasField("constraint") else None,
             logprobs=_present(generation, "logprobs"),
             request_id=_present(generation, "request_id"),
             priority=_present(generation, "priority"),
@@ -161,6 +164,30 @@ def _retention_from_proto(message: inference_pb2.Retention) -> Retention:
         text = "must be none, until_end, or at least 1 second"
         raise QuireError(Reason.INVALID_FIELD, text, field=f"generation.{Field.RETENTION}")
     return retention
+
+
+def _constraint_from_proto(message: inference_pb2.Constraint) -> UnvalidatedConstraint:
+    where = "generation.constraint"
+    for part, path in (
+        (message, where),
+        (message.json_object, f"{where}.json_object"),
+        (message.choice, f"{where}.choice"),
+    ):
+        reject_unknown_fields(part, path)
+    match message.WhichOneof("kind"):
+        case "json_schema":
+            return UnvalidatedConstraint(Field.JSON_SCHEMA, message.json_schema)
+        case "json_object":
+            return UnvalidatedConstraint(Field.JSON_OBJECT)
+        case "regex":
+            return UnvalidatedConstraint(Field.REGEX, message.regex)
+        case "grammar":
+            return UnvalidatedConstraint(Field.GRAMMAR, message.grammar)
+        case "gbnf":
+            return UnvalidatedConstraint(Field.GBNF, message.gbnf)
+        case "choice":
+            return UnvalidatedConstraint(Field.CHOICE, choices=tuple(message.choice.choices))
+    raise QuireError(Reason.INVALID_FIELD, "must have one kind of constraint", field=where)
 
 
 def _prompt_from_proto(generation: inference_pb2.Generation) -> Prompt | None:

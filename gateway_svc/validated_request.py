@@ -136,6 +136,8 @@ class ValidatedRequest:
     logprobs: int | None
     priority: int
     special_tokens: SpecialTokens
+    grammar: str = ""
+    """What the output must match, in llguidance's Lark syntax; empty: any text."""
     before_defaults: BeforeDefaults | None = None
     """Set where the operator's defaults filled in what was left out."""
     retention: Retention | None = None
@@ -177,6 +179,7 @@ class ValidatedRequest:
             suppressed_token_ids=self.stopping.ending_token_ids if self.stopping.min_tokens else (),
             min_tokens=self.stopping.min_tokens,
             logprobs=0 if self.logprobs is None and self.is_best_of else self.logprobs,
+            grammar=self.grammar,
         )
 
     def _digest(self, submit: scheduler_pb2.Submit) -> bytes:

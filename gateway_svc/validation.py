@@ -11,8 +11,10 @@ from functools import partial
 from gateway_svc.chat_template import ChatTemplateError
 from gateway_svc.chat_validation import ChatValidator
 from gateway_svc.chats import ChatPrompt
+from gateway_svc.constraint_checks import check_constraint
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, FieldPath
+from gateway_svc.grammar_checker import GrammarChecker
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.stop_strings import StopString
 from gateway_svc.tokenizer import ModelTokenizer, PromptTooLong
@@ -54,14 +56,22 @@ _RANDOM_SEED_BITS = 53  # an integer that JSON clients in any language can hold
 
 
 class Validator:
-    """Validates requests for one model. `defaults` are the operator's; `roles` are those that the operator adds."""
+    """Validates requests for one model. `defaults` are the operator's; `roles` are those that the operator adds.
+
+    Without `grammars`, constraints on the output are not served.
+    """
 
     def __init__(
-        self, tokenizer: ModelTokenizer, defaults: GenerationDefaults | None = None, roles: Sequence[str] = ()
+        self,
+        tokenizer: ModelTokenizer,
+        defaults: GenerationDefaults | None = None,
+        roles: Sequence[str] = (),
+        grammars: GrammarChecker | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         template = tokenizer.chat_template
         self._chats = None if template is None else ChatValidator(template, (*ROLES, *roles))
+        self._grammars = grammars
         self._defaults = defaults or GenerationDefaults()
 
     async def generation(
@@ -83,6 +93,7 @@ class Validator:
         sampling = _sampling(unvalidated, model, check)
         n = check.integer(Field.N, unvalidated.n, 1, 1, MAX_SEQUENCES)
         beam_search = _beam_search(unvalidated, n, check)
+        check_constraint(unvalidated, check)
         best_of = _best_of(unvalidated, n, check)
         logprobs = None
         if unvalidated.logprobs is not None:
@@ -94,6 +105,7 @@ class Validator:
         if isinstance(unvalidated.prompt, ChatPrompt) and unvalidated.prompt.has_tools:
             raise check.unsupported(Field.TOOLS, "is not served")
         stopping = self._stopping(unvalidated, model, len(prompt_token_ids), check)
+        grammar = await self._grammar(unvalidated, model, check, tenant)
         before_defaults = None
         if unvalidated is not without_defaults:
             room = model.context_length - len(prompt_token_ids)
@@ -113,6 +125,7 @@ class Validator:
             logprobs=logprobs,
             priority=priority,
             special_tokens=unvalidated.special_tokens,
+            grammar=grammar,
             before_defaults=before_defaults,
             field_path=field_path,
         )
@@ -169,6 +182,17 @@ class Validator:
             return await self._tokenizer.encode_chat(chat, max_tokens, tenant)
         except ChatTemplateError:
             raise check.invalid(Field.MESSAGES, "the model's chat template does not take these messages") from None
+
+    async def _grammar(
+        self, unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChecker, tenant: str
+    ) -> str:
+        """What the output must match; empty: any text."""
+        constraint = unvalidated.constraint
+        if constraint is None:
+            return ""
+        if self._grammars is None:
+            raise check.unsupported(constraint.field, "is not served")
+        return await self._grammars.grammar(constraint, model.vocab_size, check.field_path, tenant)
 
     def _stopping(
         self, unvalidated: UnvalidatedRequest, model: ModelInfo, prompt_length: int, check: FieldChecker

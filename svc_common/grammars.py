@@ -4,6 +4,7 @@ A grammar is a text in llguidance's Lark syntax. The limits count work and sizes
 same grammars. llguidance is imported when it is needed: schedulers do not have it.
 """
 
+import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -115,8 +116,10 @@ def grammar_threads(count: int, name: str) -> ThreadPoolExecutor:
     return threads
 
 
-def _shortened(text: str) -> str:
-    """The text, without its middle if it is long: the place comes first, the cause last."""
+def _shortened(error: str) -> str:
+    """llguidance's text, without the lines of the grammar that it shows and, if it is long, without its middle: the
+    place comes first, the cause last."""
+    text = _SOURCE.sub("", error)
     return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]} … {text[-_SHOWN:]}"
 
 
@@ -125,6 +128,7 @@ def _exceeds_limit(error: str) -> bool:
     return any(words in error for words in _TEXTS_OF_LIMITS)
 
 
+_SOURCE = re.compile(r"\n\s+\d+ \|.*", re.DOTALL)
 _TEXTS_OF_LIMITS = (
     "lexer precomputation failed",
     "initial_lexer_fuel",
@@ -135,6 +139,8 @@ _TEXTS_OF_LIMITS = (
     "too deeply nested",
     "exceeds size limit",
     "exceed the maximum",
+    "fuel exhausted",
+    "Unable to determine if regex is empty",
     "recursion limit exceeded",
     "max is ",
     "panic",

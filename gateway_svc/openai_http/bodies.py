@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway_svc.field_paths import Field
 from gateway_svc.openai_http import chat_fields, unsupported_fields
+from gateway_svc.openai_http.constraint_fields import read_constraint
 from gateway_svc.openai_http.json_fields import (
     JsonBody,
     JsonFields,
@@ -43,6 +44,7 @@ _NAMES: Mapping[str, str] = {
     Field.LOGIT_BIAS: "logit_bias",
     Field.MAX_TOKENS: "max_tokens",
     Field.MIN_TOKENS: "min_tokens",
+    Field.IGNORE_EOS: "ignore_eos",
     Field.STOP: "stop",
     Field.STOP_TOKEN_IDS: "stop_token_ids",
     Field.N: "n",
@@ -80,7 +82,7 @@ class BodyFieldPath:
     """Lists that this body has as one value."""
 
     def __call__(self, which: str, item_index: int | None = None) -> str:
-        name = self.names.get(which, _NAMES[which])
+        name = self.names[which] if which in self.names else _NAMES[which]
         return name if item_index is None or which in self.lone else f"{name}[{item_index}]"
 
 
@@ -145,6 +147,9 @@ def _common(fields: JsonFields, request_id: str | None) -> tuple[UnvalidatedRequ
     if best_of is None:
         names[Field.BEAM_WIDTH] = "n"
     beam_search = _beam_search(fields, n if best_of is None else best_of)
+    constrained = read_constraint(fields)
+    if constrained is not None:
+        names |= constrained.names
     stop = fields.raw("stop")
     stops = [] if stop is None else [stop] if isinstance(stop, str) else as_list("stop", stop)
     hidden = not fields.has("skip_special_tokens") or fields.flag("skip_special_tokens")
@@ -162,6 +167,7 @@ def _common(fields: JsonFields, request_id: str | None) -> tuple[UnvalidatedRequ
         n=n,
         best_of=best_of if beam_search is None else None,
         beam_search=beam_search,
+        constraint=constrained.constraint if constrained is not None else None,
         request_id=request_id,
         priority=fields.integer("priority"),
         retention=_retention(fields.raw("retention")),

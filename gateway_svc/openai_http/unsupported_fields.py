@@ -11,24 +11,16 @@ _BOTH: Neutral = {
     "bad_words": ([],),
     "cache_salt": (),
     "data_parallel_rank": (),
-    "guided_choice": (),
-    "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_json_object": (False,),
-    "guided_regex": (),
-    "guided_whitespace_pattern": (),
+    "guided_decoding_backend": ("auto", "guidance"),
     "kv_transfer_params": (),
     "logits_processors": ([],),
     "prompt_logprobs": (),
     "repetition_detection": (),
     "request_id": (),  # named by the Idempotency-Key header
-    "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "structural_tag": (),
-    "structured_outputs": (),
     "truncate_prompt_tokens": (),
     "vllm_xargs": ({},),
 }
@@ -67,6 +59,10 @@ CHAT: Neutral = {
 MESSAGE: Neutral = {
     "audio": (),
     "refusal": (),
+}
+
+STRUCTURED_OUTPUTS: Neutral = {
+    "structural_tag": (),
 }
 
 STREAM_OPTIONS: Neutral = {

@@ -160,9 +160,9 @@ async def test_http_names_the_field(http: httpx.AsyncClient, case: Case, streams
 
 
 async def test_field_that_is_not_served_is_refused_by_name(http: httpx.AsyncClient) -> None:
-    answer = await http.post("/v1/completions", json={"prompt": "a", "guided_regex": "b+"})
+    answer = await http.post("/v1/completions", json={"prompt": "a", "prompt_logprobs": 1})
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "guided_regex"
+    assert answer.json()["error"]["param"] == "prompt_logprobs"
     assert answer.json()["error"]["code"].upper() == "FEATURE_UNSUPPORTED"
 
 

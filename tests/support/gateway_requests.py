@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway_svc.grammar_checker import GrammarChecker
 from gateway_svc.model_catalog import CatalogModel, ModelCatalog
 from gateway_svc.openai_http.bodies import chat_body, completion_body
 from gateway_svc.openai_http.json_fields import parse_body
@@ -22,22 +23,26 @@ VOCAB_SIZE = tiny_tokenizer().get_vocab_size()
 MODEL = ModelInfo("tiny", CONTEXT_LENGTH, VOCAB_SIZE)
 
 
-def catalog(tokenizer: ModelTokenizer, defaults: GenerationDefaults | None = None) -> ModelCatalog:
+def catalog(
+    tokenizer: ModelTokenizer, defaults: GenerationDefaults | None = None, grammars: GrammarChecker | None = None
+) -> ModelCatalog:
     """A catalog of the one model."""
     defaults = defaults or GenerationDefaults()
-    return ModelCatalog([CatalogModel("tiny", (), b"", tokenizer, defaults, Validator(tokenizer, defaults))])
+    validator = Validator(tokenizer, defaults, grammars=grammars)
+    return ModelCatalog([CatalogModel("tiny", (), b"", tokenizer, defaults, validator, grammars)])
 
 
 async def over_grpc(
     tokenizer: ModelTokenizer,
     response_mode: ResponseMode = ResponseMode.WHOLE,
     defaults: GenerationDefaults | None = None,
+    grammars: GrammarChecker | None = None,
     **fields: Any,
 ) -> ValidatedRequest:
     """Validates a Generation from the wire."""
     sent = api.Generation(**fields).SerializeToString()
     unvalidated = UnvalidatedRequest.from_proto(api.Generation.FromString(sent), response_mode)
-    model = catalog(tokenizer, defaults).find(unvalidated.model, generation_field_path)
+    model = catalog(tokenizer, defaults, grammars).find(unvalidated.model, generation_field_path)
     return await model.validator.generation(unvalidated, MODEL, generation_field_path, "own-id")
 
 
@@ -45,12 +50,13 @@ async def over_http(
     tokenizer: ModelTokenizer,
     request_id: str | None = None,
     defaults: GenerationDefaults | None = None,
+    grammars: GrammarChecker | None = None,
     **fields: Any,
 ) -> ValidatedRequest:
     """Validates a body of /v1/chat/completions if it has messages, else of /v1/completions."""
     read = chat_body if "messages" in fields else completion_body
     (asked,) = read(parse_body(json.dumps(fields).encode()), request_id).prompts
-    model = catalog(tokenizer, defaults).find(asked.unvalidated.model, asked.field_path)
+    model = catalog(tokenizer, defaults, grammars).find(asked.unvalidated.model, asked.field_path)
     return await model.validator.generation(asked.unvalidated, MODEL, asked.field_path, "own-id")
 
 

@@ -16,12 +16,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # Method, message, reason, field.
 Case = tuple[str, Any, str, str]
-INVALID, UNSUPPORTED, TOO_LONG, UNKNOWN, MALFORMED = (
+INVALID, UNSUPPORTED, TOO_LONG, UNKNOWN, MALFORMED, NO_GRAMMAR, TOO_COMPLEX = (
     "INVALID_FIELD",
     "FEATURE_UNSUPPORTED",
     "CONTEXT_LENGTH_EXCEEDED",
     "MODEL_NOT_FOUND",
     "MALFORMED_MESSAGE",
+    "GRAMMAR_INVALID",
+    "GRAMMAR_TOO_COMPLEX",
 )
 NAN, INFINITY = float("nan"), float("inf")
 MANY = CONTEXT_LENGTH + 1
@@ -81,6 +83,21 @@ def generations() -> Iterator[tuple[dict[str, Any], str, str]]:
         ({"stopping": {"stop_token_ids": [5, 10**6]}}, INVALID, "stopping.stop_token_ids[1]"),
         ({"stopping": {"stop_token_ids": [5] * 65}}, INVALID, "stopping.stop_token_ids"),
         ({"retention": {"seconds": 0}}, INVALID, "retention"),
+        ({"constraint": {}}, INVALID, "constraint"),
+        ({"constraint": {"json_schema": ""}}, NO_GRAMMAR, "constraint.json_schema"),
+        ({"constraint": {"json_schema": '{"not": {}}'}}, NO_GRAMMAR, "constraint.json_schema"),
+        ({"constraint": {"json_schema": "[" * 10**5}}, TOO_COMPLEX, "constraint.json_schema"),
+        ({"constraint": {"regex": ""}}, NO_GRAMMAR, "constraint.regex"),
+        ({"constraint": {"regex": "("}}, NO_GRAMMAR, "constraint.regex"),
+        ({"constraint": {"regex": "a" * 2**20}}, TOO_COMPLEX, "constraint.regex"),
+        ({"constraint": {"grammar": ""}}, NO_GRAMMAR, "constraint.grammar"),
+        ({"constraint": {"grammar": "root ::= a"}}, NO_GRAMMAR, "constraint.grammar"),
+        ({"constraint": {"gbnf": 'start: "a"'}}, NO_GRAMMAR, "constraint.gbnf"),
+        ({"constraint": {"choice": {}}}, INVALID, "constraint.choice.choices"),
+        ({"constraint": {"choice": {"choices": ["a", ""]}}}, INVALID, "constraint.choice.choices"),
+        ({"constraint": {"regex": "a"}, "stopping": {"ignore_eos": True}}, UNSUPPORTED, "stopping.ignore_eos"),
+        ({"constraint": {"regex": "a"}, "stopping": {"min_tokens": 1}}, UNSUPPORTED, "stopping.min_tokens"),
+        ({"constraint": {"regex": "a"}, "beam_search": {"width": 2}}, UNSUPPORTED, "beam_search"),
         ({"beam_search": {}}, INVALID, "beam_search.width"),
         ({"beam_search": {"width": 1}}, INVALID, "beam_search.width"),
         ({"beam_search": {"width": 65}}, INVALID, "beam_search.width"),

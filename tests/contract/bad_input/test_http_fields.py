@@ -17,13 +17,15 @@ BASES: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "hello"},
     "chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
 }
-INVALID, UNSUPPORTED, TOO_LONG, UNKNOWN = (
+INVALID, UNSUPPORTED, TOO_LONG, UNKNOWN, NO_GRAMMAR, TOO_COMPLEX = (
     "invalid_field",
     "feature_unsupported",
     "context_length_exceeded",
     "model_not_found",
+    "grammar_invalid",
+    "grammar_too_complex",
 )
-STATUSES = {INVALID: 400, UNSUPPORTED: 400, TOO_LONG: 400, UNKNOWN: 404}
+STATUSES = {INVALID: 400, UNSUPPORTED: 400, TOO_LONG: 400, UNKNOWN: 404, NO_GRAMMAR: 400, TOO_COMPLEX: 400}
 
 # Values of another type than a field has. JSON has no other kinds.
 NOT_A: dict[str, list[Any]] = {
@@ -203,7 +205,7 @@ def combinations() -> Iterator[Case]:
         (chat, {"messages": [{"role": "user", "content": ""}] * CONTEXT_LENGTH}, TOO_LONG, "messages"),
         *((chat, {name: value}, UNSUPPORTED, name) for name, value in {
             "tools": [TOOL], "functions": [TOOL["function"]], "documents": [{}], "reasoning_effort": "high",
-            "response_format": {"type": "json_object"}, "chat_template": "{{ 1 }}", "guided_json": {}, "audio": {},
+            "chat_template": "{{ 1 }}", "structural_tag": {}, "audio": {}, "guided_decoding_backend": "outlines",
             "modalities": ["audio"], "store": True,
             "metadata": {"a": "b"}, "service_tier": "flex", "truncate_prompt_tokens": 1, "vllm_xargs": {"a": 1},
             "prompt_logprobs": 1, "bad_words": ["a"], "logits_processors": ["os.system"], "request_id": "a",
@@ -237,13 +239,59 @@ def combinations() -> Iterator[Case]:
         (chat, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "b"}}}, INVALID,
          "tool_choice"),
         *(("completions", {name: value}, UNSUPPORTED, name) for name, value in {
-            "echo": True, "suffix": "a", "prompt_embeds": "a", "add_special_tokens": False, "structured_outputs": {},
+            "echo": True, "suffix": "a", "prompt_embeds": "a", "add_special_tokens": False,
         }.items()),
     ]  # fmt: skip
     yield from rows
 
 
-CASES = [*types(), *ranges(), *items(), *combinations()]
+def constraints() -> Iterator[Case]:
+    """Constraints on the output, and what they may not stand beside."""
+    schema = "response_format.json_schema.schema"
+    no_schemas: list[Any] = ["{}", 1, [], None]
+    bad_schemas: list[Any] = [
+        {"type": "x"}, {"not": {}}, {"pattern": "("}, {"format": "x"}, {"$ref": "#/a"}, False,
+    ]  # fmt: skip
+    no_texts: list[Any] = [1, [], 1.5]
+    no_choices: list[Any] = ["a", 1, {}, True, [], [""]]
+    no_objects: list[Any] = [*NOT_A["object"], {}]
+    rows: list[tuple[dict[str, Any], str, str]] = [
+        *(({"response_format": value}, INVALID, "response_format") for value in NOT_A["object"]),
+        ({"response_format": {"type": 1}}, INVALID, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, INVALID, "response_format.type"),
+        ({"response_format": {"type": "structural_tag"}}, UNSUPPORTED, "response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": 1}}, INVALID, "response_format.json_schema"),
+        *(({"response_format": {"type": "json_schema", "json_schema": {"schema": value}}}, INVALID, schema)
+          for value in no_schemas),
+        *(({"response_format": {"type": "json_schema", "json_schema": {"schema": value}}}, NO_GRAMMAR, schema)
+          for value in bad_schemas),
+        *(({"structured_outputs": value}, INVALID, "structured_outputs") for value in no_objects),
+        ({"structured_outputs": {"json": {}, "choice": ["a"]}}, INVALID, "structured_outputs.choice"),
+        ({"structured_outputs": {"structural_tag": {}}}, UNSUPPORTED, "structured_outputs.structural_tag"),
+        *(({name: value}, INVALID, name)
+          for name in ("guided_regex", "guided_grammar", "regex", "ebnf", "grammar") for value in NOT_A["string"]),
+        *(({name: value}, INVALID, name) for name in ("guided_json", "json_schema") for value in no_texts),
+        *(({"guided_json_object": value}, INVALID, "guided_json_object") for value in NOT_A["flag"]),
+        *(({"guided_choice": value}, INVALID, "guided_choice") for value in no_choices),
+        ({"guided_choice": ["a", 1]}, INVALID, "guided_choice[1]"),
+        ({"guided_regex": "\ud800"}, INVALID, "guided_regex"),
+        ({"guided_regex": "(a"}, NO_GRAMMAR, "guided_regex"), ({"regex": ""}, NO_GRAMMAR, "regex"),
+        ({"ebnf": "root ::= a"}, NO_GRAMMAR, "ebnf"), ({"grammar": "start: a"}, NO_GRAMMAR, "grammar"),
+        ({"json_schema": "{"}, NO_GRAMMAR, "json_schema"),
+        ({"regex": "a" * 2**20}, TOO_COMPLEX, "regex"), ({"json_schema": "[" * 10**5}, TOO_COMPLEX, "json_schema"),
+        ({"regex": "a", "guided_regex": "a"}, INVALID, "regex"),
+        ({"regex": "a", "ignore_eos": True}, UNSUPPORTED, "ignore_eos"),
+        ({"regex": "a", "min_tokens": 1}, UNSUPPORTED, "min_tokens"),
+        ({"regex": "a", "use_beam_search": True, "best_of": 2}, UNSUPPORTED, "use_beam_search"),
+        ({"guided_json": {}, "guided_whitespace_pattern": " *"}, NO_GRAMMAR, "guided_whitespace_pattern"),
+        ({"guided_regex": "a", "guided_whitespace_pattern": " "}, INVALID, "guided_whitespace_pattern"),
+    ]  # fmt: skip
+    for path in BASES:
+        for fields, code, where in rows:
+            yield path, fields, code, where
+
+
+CASES = [*types(), *ranges(), *items(), *combinations(), *constraints()]
 
 
 def name_of(case: Case) -> str:

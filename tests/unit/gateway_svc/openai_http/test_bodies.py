@@ -192,8 +192,8 @@ def test_fields_that_are_not_served_are_refused_by_name_unless_they_ask_for_noth
         (completion, {"echo": True}, "echo"),
         (completion, {"suffix": "b"}, "suffix"),
         (completion, {"prompt_logprobs": 0}, "prompt_logprobs"),
-        (chat, {"response_format": {"type": "json_object"}}, "response_format"),
-        (chat, {"guided_json": {}}, "guided_json"),
+        (chat, {"response_format": {"type": "structural_tag"}}, "response_format.type"),
+        (chat, {"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
         (
             chat,
             {"stream": True, "stream_options": {"continuous_usage_stats": True}},

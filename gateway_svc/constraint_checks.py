@@ -1,0 +1,29 @@
+"""Checks of a constraint on the output that need no grammar: what it may stand beside, and its texts."""
+
+from gateway_svc.field_checker import FieldChecker
+from gateway_svc.field_paths import Field
+from gateway_svc.unvalidated_request import EndOfText, UnvalidatedRequest
+
+
+def check_constraint(unvalidated: UnvalidatedRequest, check: FieldChecker) -> None:
+    """Rejects a constraint beside fields that it is not served with, and one without a text. Raises QuireError."""
+    constraint = unvalidated.constraint
+    if constraint is None:
+        return
+    # A text that matches is complete: no token but end-of-text may follow, so these have nothing to go on with.
+    not_served: dict[str, bool] = {
+        Field.BEAM_SEARCH: unvalidated.beam_search is not None,
+        Field.IGNORE_EOS: unvalidated.end_of_text is EndOfText.IGNORED,
+        Field.MIN_TOKENS: bool(unvalidated.min_tokens),
+    }
+    for which, is_given in not_served.items():
+        if is_given:
+            where = check.field_path(constraint.field)
+            raise check.unsupported(which, f"is not served with a constraint on the output, which is in {where}")
+    for text in constraint.texts:
+        check.unicode(check.field_path(constraint.field), text)
+    if constraint.field is Field.CHOICE:
+        if not constraint.choices:
+            raise check.invalid(Field.CHOICE, "must hold at least one text")
+        if "" in constraint.choices:
+            raise check.invalid(Field.CHOICE, "must hold no empty text")

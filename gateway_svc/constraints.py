@@ -1,0 +1,268 @@
+"""Constraints on the output, as clients write them, and the grammars that workers apply.
+
+A grammar is a text in llguidance's Lark syntax. It is made and compiled in a process of its own, see `grammar_process`:
+this module imports neither gRPC nor the rest of the gateway.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from gateway_svc.field_paths import Field
+from svc_common.grammars import GrammarTooComplex, InvalidGrammar, compile_grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+JSON_WHITESPACE = r" |\n{1,2}[ \t]{0,40}"
+"""What may stand where JSON allows whitespace, as a regular expression: at most 42 characters."""
+MAX_WHITESPACE = 64
+"""Characters that a client's own pattern may allow there."""
+
+_MAX_MESSAGE = 500
+_NOTHING = "no text can match it"
+_OPTIONS = "x-guidance"  # llguidance's options in a schema: some of them weaken it
+
+
+class ConstraintProblem(Enum):
+    """Why a constraint is refused."""
+
+    INVALID = "invalid"
+    TOO_COMPLEX = "too complex"
+
+
+class ConstraintError(Exception):
+    """A constraint that is refused. The text is for the client. `field` is one beside that of the constraint."""
+
+    def __init__(self, message: str, problem: ConstraintProblem = ConstraintProblem.INVALID, field: str | None = None):
+        super().__init__(message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…")
+        self.problem = problem
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class UnvalidatedConstraint:
+    """What the output must match, before validation.
+
+    `text` is a schema as JSON, a regular expression or a grammar, by the `field` that holds it. `whitespace` is a
+    regular expression for whitespace in JSON, and empty for none. With `closes_objects` a schema's objects have no
+    further properties where it lists some.
+    """
+
+    field: Field
+    text: str = ""
+    choices: tuple[str, ...] = ()
+    whitespace: str = JSON_WHITESPACE
+    closes_objects: bool = False
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Everything in it that a client wrote."""
+        return (self.text, *self.choices, self.whitespace)
+
+
+def checked_grammar(constraint: UnvalidatedConstraint, tokenizer: "LLTokenizer") -> str:
+    """The grammar of a constraint, compiled for its check. Raises ConstraintError.
+
+    Hostile ones take any time and memory, and may end the process. Call it in a thread of `grammar_threads`.
+    """
+    if constraint.whitespace not in ("", JSON_WHITESPACE):
+        _check_whitespace(constraint.whitespace, tokenizer)
+    try:
+        grammar = _to_lark(constraint)
+    except RecursionError:
+        raise ConstraintError("is nested too deeply", ConstraintProblem.TOO_COMPLEX) from None
+    matcher = _compile(grammar, tokenizer, constraint)
+    if warnings := matcher.get_grammar_warnings():
+        # A part of it would be ignored.
+        raise ConstraintError(_message("; ".join(warnings), constraint))
+    if _matches_nothing(matcher):
+        raise ConstraintError(_NOTHING)
+    return grammar
+
+
+def _to_lark(constraint: UnvalidatedConstraint) -> str:
+    text = constraint.text
+    match constraint.field:
+        case Field.JSON_SCHEMA:
+            return f"start: %json {_dump(_schema(constraint))}"
+        case Field.JSON_OBJECT:
+            return f"start: %json {_dump({'type': 'object', _OPTIONS: _options(constraint)})}"
+        case Field.REGEX:
+            return _regex(text)
+        case Field.GBNF:
+            return _from_gbnf(text)
+        case Field.CHOICE:
+            # A terminal, so that the lexer alone decides.
+            return f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, constraint.choices))}"
+    if text.lstrip().startswith("{"):
+        # llguidance takes its own JSON format for grammars too.
+        raise ConstraintError("is not a grammar in Lark's syntax")
+    return text
+
+
+def _schema(constraint: UnvalidatedConstraint) -> Any:
+    """A schema with llguidance's options."""
+    try:
+        schema = json.loads(constraint.text, object_pairs_hook=_unique, parse_constant=_not_finite)
+    except json.JSONDecodeError as error:
+        raise ConstraintError(f"is not JSON: {error}") from None
+    except ValueError:
+        raise ConstraintError("holds an integer with too many digits") from None
+    if schema is True:
+        schema = {}
+    if schema is False:
+        raise ConstraintError(_NOTHING)
+    if not isinstance(schema, dict):
+        raise ConstraintError("is not a JSON Schema: it must be an object, true or false")
+    if _OPTIONS in schema:
+        raise ConstraintError(f"the keyword {_OPTIONS} is not supported")
+    for path, part in _parts(schema):
+        _check_min_properties(path, part)
+        if constraint.closes_objects and ("properties" in part or "patternProperties" in part):
+            part.setdefault("additionalProperties", False)
+    return {**schema, _OPTIONS: _options(constraint)}
+
+
+def _options(constraint: UnvalidatedConstraint) -> dict[str, Any]:
+    return {"whitespace_pattern": constraint.whitespace} if constraint.whitespace else {"whitespace_flexible": False}
+
+
+def _check_min_properties(path: str, part: dict[str, Any]) -> None:
+    """Names of properties that the schema does not list can be repeated, and a repeated one counts once."""
+    least, required = part.get("minProperties"), part.get("required")
+    listed = len({name for name in required if isinstance(name, str)}) if isinstance(required, list) else 0
+    if isinstance(least, int) and least - listed > 1:
+        raise ConstraintError(
+            f"minProperties at {path} is not supported: it is at most one more than the number of required properties"
+        )
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Objects in a schema that may be schemas, with their JSON pointers."""
+    left: list[tuple[str, Any]] = [("#", schema)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, dict):
+            yield path, value
+            left += ((f"{path}/{name}", item) for name, item in value.items() if name not in _VALUES)
+        elif isinstance(value, list):
+            left += ((f"{path}/{index}", item) for index, item in enumerate(value))
+
+
+# Keywords that hold values, not schemas.
+_VALUES = ("const", "enum", "default", "examples", "example")
+
+
+def _regex(regex: str) -> str:
+    from llguidance import regex_to_lark
+
+    if not regex:
+        raise ConstraintError("must not be empty")
+    return f"start: /{regex_to_lark(regex, 'd')}/"
+
+
+def _from_gbnf(text: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(text)
+    except RecursionError:
+        raise
+    except Exception as error:  # it raises nothing narrower, and IndexError for an escape at the end
+        raise ConstraintError(f"is not a grammar in GBNF: {error}") from None
+
+
+def _check_whitespace(pattern: str, tokenizer: "LLTokenizer") -> None:
+    """Rejects a pattern that matches anything but a bounded number of the characters that JSON allows."""
+    constraint = UnvalidatedConstraint(Field.WHITESPACE_PATTERN, pattern)
+    body = _regex(pattern).removeprefix("start: ")
+    try:
+        matcher = _compile(
+            f"start: OTHER\nOTHER: {body} & ~/[ \\t\\r\\n]{{0,{MAX_WHITESPACE}}}/", tokenizer, constraint
+        )
+        is_bounded = _matches_nothing(matcher)
+    except ConstraintError as error:
+        raise ConstraintError(str(error), error.problem, Field.WHITESPACE_PATTERN) from None
+    if not is_bounded:
+        message = f"must match only spaces, tabs and line breaks, at most {MAX_WHITESPACE} of them"
+        raise ConstraintError(message, field=Field.WHITESPACE_PATTERN)
+
+
+def _compile(grammar: str, tokenizer: "LLTokenizer", constraint: UnvalidatedConstraint) -> "LLMatcher":
+    try:
+        return compile_grammar(tokenizer, grammar)
+    except GrammarTooComplex as error:
+        raise ConstraintError(_message(str(error), constraint), ConstraintProblem.TOO_COMPLEX) from None
+    except InvalidGrammar as error:
+        raise ConstraintError(_message(str(error), constraint)) from None
+
+
+def _matches_nothing(matcher: "LLMatcher") -> bool:
+    """Whether no text matches. Raises ConstraintError where the first mask exceeds a limit."""
+    if matcher.is_accepting():
+        return False
+    matcher.compute_bitmask()
+    if not matcher.is_error():
+        return False
+    if matcher.get_error().startswith("NoExtension"):
+        return True
+    raise ConstraintError("its first token exceeds a limit", ConstraintProblem.TOO_COMPLEX)
+
+
+# llguidance ends an error with the lines of the grammar that it is about, and a regex's error with its cause.
+_SOURCE = re.compile(r"\n\s+\d+ \|.*", re.DOTALL)
+_PLACE = re.compile(r"^at \d+\(\d+\): ")
+_REGEX_ERROR = re.compile(
+    r"regex parse error:\n {4}(?P<regex>[^\n]*)\n {4}(?P<mark> *)\^+\nerror: (?P<cause>.*)", re.DOTALL
+)
+_UNSUPPORTED = re.compile(r"Unimplemented keys: (?P<keys>\[.*?\])")
+_FORMAT = re.compile(r"Unknown format: (?P<name>.*)")
+
+
+def _message(error: str, constraint: UnvalidatedConstraint) -> str:
+    """llguidance's error as clients see it: with its place in what the client wrote, and without the text itself."""
+    text = _SOURCE.sub("", error).strip()
+    if constraint.field is not Field.GRAMMAR:
+        # The place is one in the grammar that Quire wrote.
+        text = _PLACE.sub("", text).removeprefix("failed to compile JSON schema: ")
+    if found := _REGEX_ERROR.search(text):
+        return f"invalid regular expression: {found['cause']} (at character {len(found['mark']) + 1})"
+    if found := _UNSUPPORTED.search(text):
+        keys = json.loads(found["keys"])
+        return f"the keyword {_with_path(constraint, keys[0])} is not supported"
+    if found := _FORMAT.search(text):
+        return f"the {_with_path(constraint, 'format', found['name'])} is not supported: {found['name']}"
+    if text.startswith("oneOf constraints"):
+        return "oneOf is supported only if its schemas exclude each other, such as by a property with different const"
+    return " ".join(text.split())
+
+
+def _with_path(constraint: UnvalidatedConstraint, keyword: str, value: str | None = None) -> str:
+    """A keyword with its first place in a schema."""
+    if constraint.field is Field.JSON_SCHEMA:
+        for path, part in _parts(json.loads(constraint.text)):
+            if keyword in part and (value is None or part[keyword] == value):
+                return f"{keyword} at {path}"
+    return keyword
+
+
+def _dump(schema: Any) -> str:
+    try:
+        return json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        raise ConstraintError("holds a number that is too large") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ConstraintError("a key is twice in an object")
+    return values
+
+
+def _not_finite(name: str) -> Any:
+    raise ConstraintError(f"is not JSON: it holds {name}")

@@ -1,0 +1,146 @@
+"""Makes grammars of constraints and checks them before a request is accepted, in a process beside the gateway."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gateway_svc.constraints import ConstraintProblem, UnvalidatedConstraint
+from gateway_svc.field_paths import FieldPath
+from gateway_svc.grammar_process import receive, request_of, send
+from gateway_svc.request_errors import unavailable
+from gateway_svc.tenant_threads import TenantThreads
+from svc_common.errors import QuireError, Reason
+from svc_common.grammars import MAX_GRAMMAR_BYTES
+from svc_common.keys import DEFAULT_TENANT_NAME
+
+MAX_CACHED = 256
+"""Results that are kept, each of at most MAX_GRAMMAR_BYTES."""
+
+_REASONS = {
+    ConstraintProblem.INVALID.value: Reason.GRAMMAR_INVALID,
+    ConstraintProblem.TOO_COMPLEX.value: Reason.GRAMMAR_TOO_COMPLEX,
+}
+
+
+class GrammarChecker:
+    """The grammars of one model. Its process starts with the first constraint, which takes a second or two."""
+
+    def __init__(self, tokenizer_file: Path, eos_token_ids: Sequence[int]) -> None:
+        self._tokenizer_file = tokenizer_file
+        self._eos_token_ids = eos_token_ids
+        # The process runs one check at a time. A tenant has one thread, and so at most one check before another's.
+        self._threads = TenantThreads(2, "grammars")
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unsupported: str | None = None
+        self._is_closed = False
+        # By tenant too: the time of a check must not show whether another tenant has sent the same constraint.
+        self._results: OrderedDict[tuple[str, bytes], dict[str, Any]] = OrderedDict()
+
+    async def grammar(
+        self,
+        constraint: UnvalidatedConstraint,
+        vocab_size: int,
+        field_path: FieldPath,
+        tenant: str = DEFAULT_TENANT_NAME,
+    ) -> str:
+        """The grammar of a constraint that can be applied to the model's output. Raises QuireError."""
+        self._check_size(constraint, field_path)
+        request = request_of(constraint)
+        key = tenant, hashlib.sha256(json.dumps(request).encode()).digest()
+        result = self._results.get(key)
+        if result is None:
+            # It may be there by the time that the thread starts.
+            result = await self._threads.run(tenant, lambda: self._results.get(key) or self._ask(request, vocab_size))
+        self._results[key] = result
+        self._results.move_to_end(key)
+        if len(self._results) > MAX_CACHED:
+            self._results.popitem(last=False)
+        if "grammar" in result:
+            grammar: str = result["grammar"]
+            return grammar
+        which = result["field"] or constraint.field
+        raise QuireError(_REASONS[result["problem"]], result["message"], field=field_path(which))
+
+    def close(self) -> None:
+        """Ends the process, and with it a check in progress."""
+        self._is_closed = True
+        self._threads.close()
+        if self._process is not None:
+            _end(self._process)
+
+    def _check_size(self, constraint: UnvalidatedConstraint, field_path: FieldPath) -> None:
+        # Half a surrogate pair, which JSON can express, was refused before.
+        size = sum(len(text.encode()) for text in constraint.texts)
+        if size > MAX_GRAMMAR_BYTES:
+            raise too_large(field_path(constraint.field))
+
+    def _ask(self, request: dict[str, Any], vocab_size: int) -> dict[str, Any]:
+        """The result of a check, from the process. Raises QuireError."""
+        with self._lock:
+            process = self._running(vocab_size)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                send(process.stdin, request)
+                result: dict[str, Any] = receive(process.stdout)
+            except (OSError, EOFError, ValueError):
+                self._process = None
+                _end(process)
+                raise unavailable("the process that checks constraints ended") from None
+            return result
+
+    def _running(self, vocab_size: int) -> "subprocess.Popen[bytes]":
+        if self._unsupported is not None:
+            raise QuireError(Reason.FEATURE_UNSUPPORTED, self._unsupported)
+        if self._process is not None:
+            if self._process.poll() is None:
+                return self._process
+            _end(self._process)
+            self._process = None
+        arguments = [str(self._tokenizer_file), str(vocab_size), *map(str, self._eos_token_ids)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gateway_svc.grammar_process", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            start_new_session=True,  # an interrupt from the terminal is the gateway's to handle
+        )
+        assert process.stdout is not None
+        try:
+            self._unsupported = receive(process.stdout)
+        except EOFError:
+            _end(process)
+            raise unavailable("the process that checks constraints did not start") from None
+        if self._unsupported is not None:
+            _end(process)
+            raise QuireError(Reason.FEATURE_UNSUPPORTED, self._unsupported)
+        if self._is_closed:
+            _end(process)
+            raise unavailable("the gateway is shutting down")
+        self._process = process
+        return process
+
+
+def too_large(field: str) -> QuireError:
+    """The error about a constraint of too many bytes."""
+    return QuireError(
+        Reason.GRAMMAR_TOO_COMPLEX, f"has more than {MAX_GRAMMAR_BYTES} bytes, which is the limit", field=field
+    )
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()

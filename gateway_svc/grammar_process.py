@@ -1,0 +1,131 @@
+"""The process in which a gateway makes and compiles grammars: `python -m gateway_svc.grammar_process FILE SIZE EOS...`.
+
+Time and memory that a grammar takes are not bounded by its size nor by llguidance's limits, and some end the process.
+So each check runs in a fork, with a limit of processor time and memory. Requests and responses are frames on standard
+input and output, one at a time.
+"""
+
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from gateway_svc.constraints import ConstraintError, ConstraintProblem, UnvalidatedConstraint, checked_grammar
+from gateway_svc.field_paths import Field
+from svc_common.grammars import UnsupportedTokenizer, grammar_threads, load_grammar_tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+CHECK_SECONDS = 0.5
+"""Processor time of one check. A usual schema takes a millisecond; large ones of practice take 20 ms."""
+CHECK_BYTES = 512 * 2**20
+"""Address space of a check beyond that of the process. About 192 MiB of it are the stack and what the C library
+reserves for a thread; they take no memory until they are used."""
+
+_NICENESS = 5
+_LENGTH = struct.Struct(">I")
+
+
+def send(stream: IO[bytes], message: Any) -> None:
+    """Writes one frame."""
+    data = json.dumps(message).encode()
+    stream.write(_LENGTH.pack(len(data)) + data)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> Any:
+    """Reads one frame. Raises EOFError at the end of the stream."""
+    (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
+    return json.loads(_exactly(stream, length))
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serves checks until standard input ends. The first frame is null, or why the tokenizer cannot be used."""
+    path, vocab_size, *eos_token_ids = arguments
+    os.nice(_NICENESS)
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    try:
+        tokenizer = load_grammar_tokenizer(Path(path).read_text(), [int(one) for one in eos_token_ids], int(vocab_size))
+    except (OSError, UnsupportedTokenizer) as error:
+        send(target, str(error))
+        return
+    send(target, None)
+    while True:
+        try:
+            request = receive(source)
+        except EOFError:
+            return
+        send(target, _check_in_fork(request, tokenizer))
+
+
+def _check_in_fork(request: dict[str, Any], tokenizer: "LLTokenizer") -> dict[str, Any]:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        try:
+            _limit()
+            with os.fdopen(writer, "wb") as answer:
+                answer.write(json.dumps(_check(request, tokenizer)).encode())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        data = answer.read()
+    _, status = os.waitpid(pid, 0)
+    if status == 0:
+        response: dict[str, Any] = json.loads(data)
+        return response
+    return _refusal(ConstraintError("takes too long, or too much memory, to check", ConstraintProblem.TOO_COMPLEX))
+
+
+def _limit() -> None:
+    """Sets the limits of a check on this process."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what a runtime writes as it aborts
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # if memory runs out, this process ends and not the gateway
+    signal.setitimer(signal.ITIMER_PROF, CHECK_SECONDS)  # SIGPROF ends the process
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + CHECK_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _check(request: dict[str, Any], tokenizer: "LLTokenizer") -> dict[str, Any]:
+    constraint = UnvalidatedConstraint(
+        **{**request, "field": Field(request["field"]), "choices": tuple(request["choices"])}
+    )
+    try:
+        # A thread, for its stack.
+        return {"grammar": grammar_threads(1, "check").submit(checked_grammar, constraint, tokenizer).result()}
+    except ConstraintError as error:
+        return _refusal(error)
+
+
+def _refusal(error: ConstraintError) -> dict[str, Any]:
+    return {"problem": error.problem.value, "message": str(error), "field": error.field}
+
+
+def request_of(constraint: UnvalidatedConstraint) -> dict[str, Any]:
+    """The request for a check."""
+    return asdict(constraint)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,343 @@
+"""Constraints on the output, through both protocols: the grammars that they become, and why they are refused."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from gateway_requests import digest_of, over_grpc, over_http, refused, stopping
+from gateway_svc.grammar_checker import GrammarChecker
+from gateway_svc.tokenizer import ModelTokenizer
+from quire.inference.v1 import inference_pb2 as api
+from svc_common.errors import QuireError, Reason
+from svc_common.grammars import MAX_GRAMMAR_BYTES, compile_grammar, load_grammar_tokenizer
+from tiny_model import EOS, tiny_tokenizer
+
+INVALID, TOO_COMPLEX, FIELD, UNSUPPORTED = (
+    Reason.GRAMMAR_INVALID,
+    Reason.GRAMMAR_TOO_COMPLEX,
+    Reason.INVALID_FIELD,
+    Reason.FEATURE_UNSUPPORTED,
+)
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+ANN = '{"name": "Ann", "age": 3}'
+LARK = 'start: "yes" | "no"'
+GBNF = 'root ::= "yes" | "no"'
+
+
+@pytest.fixture(scope="module")
+def grammars(model_directory: Path) -> Iterator[GrammarChecker]:
+    """The checker of the tiny model, with its process."""
+    checker = GrammarChecker(model_directory / "tokenizer.json", [EOS])
+    yield checker
+    checker.close()
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> LLTokenizer:
+    """The tiny vocabulary, as workers use it."""
+    return load_grammar_tokenizer(tiny_tokenizer().to_str(), [EOS])
+
+
+def matches(grammar: str, text: str, vocabulary: LLTokenizer) -> bool:
+    """Whether a grammar takes a whole text."""
+    matcher: LLMatcher = compile_grammar(vocabulary, grammar)
+    token_ids = vocabulary.tokenize_str(text)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+def form(kind: str, **fields: Any) -> dict[str, Any]:
+    """A response_format."""
+    return {"response_format": {"type": kind, **fields}}
+
+
+def schema_form(schema: Any, **fields: Any) -> dict[str, Any]:
+    """A response_format with a schema."""
+    return form("json_schema", json_schema={"name": "x", "schema": schema, **fields})
+
+
+def structured(**fields: Any) -> dict[str, Any]:
+    """A structured_outputs."""
+    return {"structured_outputs": fields}
+
+
+SPELLINGS: list[tuple[dict[str, Any], str, str]] = [
+    (schema_form(PERSON, strict=True), ANN, '{"name": "Ann"}'),
+    (form("json_schema", schema=PERSON), ANN, "{}"),
+    (form("json_object", schema=PERSON), ANN, "{}"),
+    (form("json_object"), '{"a": [1, null]}', "[1]"),
+    (structured(json=PERSON), ANN, "{}"),
+    (structured(json=json.dumps(PERSON)), ANN, "{}"),
+    (structured(json_object=True), "{}", "1"),
+    (structured(regex="[ab]+c"), "abc", "abcd"),
+    (structured(choice=["yes", 'n"o\n']), 'n"o\n', "ye"),
+    (structured(grammar=LARK), "yes", "y"),
+    (structured(grammar=GBNF), "no", "y"),
+    ({"guided_json": PERSON}, ANN, "{}"),
+    ({"guided_json_object": True}, "{}", "[]"),
+    ({"guided_regex": r"\d{3}"}, "123", "12"),
+    ({"guided_choice": ["a", "b"]}, "b", "c"),
+    ({"guided_grammar": LARK}, "no", "n"),
+    ({"json_schema": PERSON}, ANN, "{}"),
+    ({"json_schema": json.dumps(PERSON)}, ANN, "{}"),
+    ({"regex": "^a|b$"}, "b", "ab"),
+    ({"ebnf": GBNF}, "no", "n"),
+    ({"grammar": GBNF}, "no", "n"),
+    ({"grammar": 'start: RULE\nRULE: "a ::= b"'}, "a ::= b", "a"),
+]
+
+
+@pytest.mark.parametrize(("fields", "good", "bad"), SPELLINGS)
+@pytest.mark.parametrize(
+    "base", [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}], ids=["text", "chat"]
+)
+async def test_every_spelling_over_http_becomes_a_grammar(
+    base: dict[str, Any],
+    fields: dict[str, Any],
+    good: str,
+    bad: str,
+    tokenizer: ModelTokenizer,
+    grammars: GrammarChecker,
+    vocabulary: LLTokenizer,
+) -> None:
+    grammar = (await over_http(tokenizer, grammars=grammars, **base, **fields)).grammar
+
+    assert matches(grammar, good, vocabulary)
+    assert not matches(grammar, bad, vocabulary)
+
+
+CONSTRAINTS: list[tuple[api.Constraint, dict[str, Any]]] = [
+    (api.Constraint(json_schema=json.dumps(PERSON)), schema_form(PERSON)),
+    (api.Constraint(json_object=api.JsonObject()), form("json_object")),
+    (api.Constraint(regex="a|b"), structured(regex="a|b")),
+    (api.Constraint(grammar=LARK), structured(grammar=LARK)),
+    (api.Constraint(gbnf=GBNF), {"grammar": GBNF}),
+    (api.Constraint(choice=api.Choices(choices=["a", "é"])), structured(choice=["a", "é"])),
+]
+
+
+@pytest.mark.parametrize(("constraint", "fields"), CONSTRAINTS, ids=lambda one: "" if isinstance(one, dict) else None)
+async def test_equal_constraints_of_both_protocols_are_one_request(
+    constraint: api.Constraint, fields: dict[str, Any], tokenizer: ModelTokenizer, grammars: GrammarChecker
+) -> None:
+    plain = await over_grpc(tokenizer, text="a", **stopping(max_tokens=16))
+    one = await over_grpc(tokenizer, grammars=grammars, text="a", constraint=constraint, **stopping(max_tokens=16))
+    other = await over_http(tokenizer, grammars=grammars, prompt="a", **fields)
+
+    assert one.grammar == other.grammar != ""
+    assert digest_of(one, tokenizer) == digest_of(other, tokenizer) != digest_of(plain, tokenizer)
+
+
+@pytest.mark.parametrize("fields", [form("text"), {"guided_json_object": False}, {"response_format": None}])
+async def test_neutral_values_are_no_constraint(fields: dict[str, Any], tokenizer: ModelTokenizer) -> None:
+    assert (await over_http(tokenizer, prompt="a", **fields)).grammar == ""
+
+
+REFUSED: list[tuple[dict[str, Any], Reason, str]] = [
+    (schema_form(None), FIELD, "response_format.json_schema.schema"),
+    (schema_form("{}"), FIELD, "response_format.json_schema.schema"),
+    (schema_form({}, strict="yes"), FIELD, "response_format.json_schema.strict"),
+    (form("json_schema"), FIELD, "response_format.json_schema"),
+    (form("grammar"), FIELD, "response_format.type"),
+    (form("structural_tag"), UNSUPPORTED, "response_format.type"),
+    ({"response_format": {}}, FIELD, "response_format.type"),
+    ({"response_format": "json"}, FIELD, "response_format"),
+    (structured(), FIELD, "structured_outputs"),
+    (structured(json_object=False), FIELD, "structured_outputs"),
+    (structured(structural_tag="{}"), UNSUPPORTED, "structured_outputs.structural_tag"),
+    (structured(json=3), FIELD, "structured_outputs.json"),
+    (structured(json="{"), INVALID, "structured_outputs.json"),
+    (structured(regex=3), FIELD, "structured_outputs.regex"),
+    (structured(regex="("), INVALID, "structured_outputs.regex"),
+    (structured(regex=""), INVALID, "structured_outputs.regex"),
+    (structured(regex="\ud800"), FIELD, "structured_outputs.regex"),
+    (structured(choice="a"), FIELD, "structured_outputs.choice"),
+    (structured(choice=["a", 1]), FIELD, "structured_outputs.choice[1]"),
+    (structured(choice=[]), FIELD, "structured_outputs.choice"),
+    (structured(choice=["a", ""]), FIELD, "structured_outputs.choice"),
+    (structured(json={}, regex="a"), FIELD, "structured_outputs.regex"),
+    (structured(regex="a", whitespace_pattern=" ?"), FIELD, "structured_outputs.whitespace_pattern"),
+    (structured(json={}, whitespace_pattern=""), FIELD, "structured_outputs.whitespace_pattern"),
+    (structured(json={}, whitespace_pattern=" *"), INVALID, "structured_outputs.whitespace_pattern"),
+    (structured(json={}, whitespace_pattern="x?"), INVALID, "structured_outputs.whitespace_pattern"),
+    (structured(json={}, whitespace_pattern="("), INVALID, "structured_outputs.whitespace_pattern"),
+    (structured(regex="a", disable_any_whitespace=True), FIELD, "structured_outputs.disable_any_whitespace"),
+    (
+        structured(json={}, disable_any_whitespace=True, whitespace_pattern=" "),
+        FIELD,
+        "structured_outputs.whitespace_pattern",
+    ),
+    (
+        structured(json_object=True, disable_additional_properties=True),
+        FIELD,
+        "structured_outputs.disable_additional_properties",
+    ),
+    ({"guided_json": {}, "guided_whitespace_pattern": "[ \n]*"}, INVALID, "guided_whitespace_pattern"),
+    ({"guided_whitespace_pattern": " "}, FIELD, "guided_whitespace_pattern"),
+    ({"guided_decoding_backend": "outlines", "guided_regex": "a"}, UNSUPPORTED, "guided_decoding_backend"),
+    ({"structural_tag": "{}"}, UNSUPPORTED, "structural_tag"),
+    ({"regex": "a", **form("json_object")}, FIELD, "regex"),
+    ({"grammar": "start: x"}, INVALID, "grammar"),
+    ({"grammar": "root ::= x"}, INVALID, "grammar"),
+    ({"grammar": '{"grammars": [{"lark_grammar": "start: \\"a\\""}]}'}, INVALID, "grammar"),
+    ({"grammar": "start: start"}, INVALID, "grammar"),
+    ({"grammar": 'start: "a" %json {"x-guidance": {"lenient": true}, "not": {}}'}, INVALID, "grammar"),
+    ({"regex": "a", "ignore_eos": True}, UNSUPPORTED, "ignore_eos"),
+    ({"regex": "a", "min_tokens": 1}, UNSUPPORTED, "min_tokens"),
+    ({"regex": "a", "use_beam_search": True, "best_of": 2, "temperature": 0}, UNSUPPORTED, "use_beam_search"),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason", "where"), REFUSED)
+async def test_bad_constraints_are_refused_by_the_clients_own_name(
+    fields: dict[str, Any], reason: Reason, where: str, tokenizer: ModelTokenizer, grammars: GrammarChecker
+) -> None:
+    assert await refused(over_http(tokenizer, grammars=grammars, prompt="a", **fields)) == (reason, where)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason", "where"),
+    [
+        (api.Constraint(), FIELD, "generation.constraint"),
+        (api.Constraint(json_schema=""), INVALID, "generation.constraint.json_schema"),
+        (api.Constraint(regex="("), INVALID, "generation.constraint.regex"),
+        (api.Constraint(grammar=""), INVALID, "generation.constraint.grammar"),
+        (api.Constraint(gbnf=LARK), INVALID, "generation.constraint.gbnf"),
+        (api.Constraint(choice=api.Choices()), FIELD, "generation.constraint.choice.choices"),
+    ],
+)
+async def test_bad_constraints_are_refused_over_grpc(
+    constraint: api.Constraint, reason: Reason, where: str, tokenizer: ModelTokenizer, grammars: GrammarChecker
+) -> None:
+    assert await refused(over_grpc(tokenizer, grammars=grammars, text="a", constraint=constraint)) == (reason, where)
+
+
+# Keywords that would otherwise be ignored, so that the output could be invalid.
+UNSERVED: list[tuple[Any, str]] = [
+    ({"properties": {"a": {"not": {}}}}, "not at #/properties/a"),
+    ({"type": "string", "format": "ipv7"}, "format at #"),
+    ({"items": {"uniqueItems": True}}, "uniqueItems at #/items"),
+    ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf"),
+    ({"type": "object", "minProperties": 3, "required": ["a"]}, "minProperties at #"),
+    ({"x-guidance": {"lenient": True}}, "x-guidance"),
+    ({"$ref": "#/nowhere"}, "/nowhere"),
+    ({"$ref": "https://example.com/schema"}, "example.com"),
+    ({"type": "string", "pattern": "a(?=b)"}, "at character 2"),
+    ({"const": 1, "enum": [2]}, "nsatisfiable"),
+    (False, "no text"),
+    ({"const": float("1e999")}, "too large"),
+]
+
+
+@pytest.mark.parametrize(("schema", "words"), UNSERVED)
+async def test_a_schema_is_never_applied_in_part(
+    schema: Any, words: str, tokenizer: ModelTokenizer, grammars: GrammarChecker
+) -> None:
+    text = json.dumps(schema).replace("Infinity", "1e999")
+    with pytest.raises(QuireError, match=words) as error:
+        await over_http(tokenizer, grammars=grammars, prompt="a", guided_json=text)
+    assert error.value.reason is INVALID
+
+
+@pytest.mark.parametrize("name", ["discriminator", "nullable", "title", "x-order"])
+async def test_annotations_in_a_schema_are_ignored(
+    name: str, tokenizer: ModelTokenizer, grammars: GrammarChecker, vocabulary: LLTokenizer
+) -> None:
+    asked = await over_http(tokenizer, grammars=grammars, prompt="a", guided_json={"type": "integer", name: "x"})
+    assert matches(asked.grammar, "12", vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("options", "good", "bad"),
+    [
+        ({}, '[1,\n    2, 3]', "[1,  2]"),
+        ({}, "[\n\n" + " " * 40 + "1]", "[\n\n\n1]"),
+        ({"disable_any_whitespace": True}, "[1,2]", "[1, 2]"),
+        ({"whitespace_pattern": r"[ \n]{0,2}"}, "[1,\n 2]", "[1,   2]"),
+    ],
+)  # fmt: skip
+async def test_whitespace_in_json_is_bounded(
+    options: dict[str, Any],
+    good: str,
+    bad: str,
+    tokenizer: ModelTokenizer,
+    grammars: GrammarChecker,
+    vocabulary: LLTokenizer,
+) -> None:
+    fields = structured(json={"type": "array", "items": {"type": "integer"}}, **options)
+    grammar = (await over_http(tokenizer, grammars=grammars, prompt="a", **fields)).grammar
+
+    assert matches(grammar, good, vocabulary)
+    assert not matches(grammar, bad, vocabulary)
+
+
+async def test_objects_can_be_closed(
+    tokenizer: ModelTokenizer, grammars: GrammarChecker, vocabulary: LLTokenizer
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": True}}}}
+    fields = structured(json=schema, disable_additional_properties=True)
+    grammar = (await over_http(tokenizer, grammars=grammars, prompt="a", **fields)).grammar
+
+    assert matches(grammar, '{"a": {"b": 1}}', vocabulary)
+    assert not matches(grammar, '{"a": {"c": 1}}', vocabulary)
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "large": {"json_schema": {"enum": [f"value {number}" for number in range(450_000)]}},
+    "large text": {"json_schema": " " * 10_000_000},
+    "large regex": {"regex": "a" * (MAX_GRAMMAR_BYTES + 1)},
+    "deep": {"json_schema": '{"items":' * 20_000 + "{}" + "}" * 20_000},
+    "deep brackets": {"json_schema": "[" * 100_000},
+    "deep regex": {"regex": "(" * 60_000 + ")" * 60_000},
+    "deep gbnf": {"grammar": "root ::= " + "(" * 60_000},
+    "intersections": {"json_schema": {"allOf": [{"type": "string", "pattern": f"a.{{{n}}}b"} for n in range(30)]}},
+    "doubling": {"grammar": "start: A0\n" + "".join(f"A{n}: A{n + 1} A{n + 1}\n" for n in range(60)) + 'A60: "a"'},
+    "divisor": {"json_schema": {"type": "integer", "multipleOf": 99_999_989}},
+    "chain of gbnf": {
+        "grammar": "root ::= a0\n" + "".join(f"a{n} ::= a{n + 1}\n" for n in range(6_000)) + 'a6000 ::= "a"'
+    },
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_constraints_are_refused_and_others_go_on(
+    name: str, tokenizer: ModelTokenizer, grammars: GrammarChecker
+) -> None:
+    before = time.process_time()
+    reason, _ = await refused(over_http(tokenizer, grammars=grammars, prompt="a", **HOSTILE[name]))
+
+    assert reason is TOO_COMPLEX
+    # Of this process: the check itself is in another one.
+    assert time.process_time() - before < 10
+    assert (await over_http(tokenizer, grammars=grammars, prompt="a", regex="a")).grammar
+
+
+async def test_a_checker_whose_process_ended_starts_another(model_directory: Path, tokenizer: ModelTokenizer) -> None:
+    checker = GrammarChecker(model_directory / "tokenizer.json", [EOS])
+    try:
+        await over_http(tokenizer, grammars=checker, prompt="a", regex="a")
+        assert checker._process is not None
+        checker._process.kill()
+        checker._process.wait()
+        assert (await over_http(tokenizer, grammars=checker, prompt="a", regex="b")).grammar
+    finally:
+        checker.close()
+
+
+async def test_a_model_without_end_of_text_has_no_constraints(model_directory: Path, tokenizer: ModelTokenizer) -> None:
+    checker = GrammarChecker(model_directory / "tokenizer.json", [])
+    try:
+        for _ in range(2):
+            assert await refused(over_http(tokenizer, grammars=checker, prompt="a", regex="a")) == (UNSUPPORTED, None)
+    finally:
+        checker.close()
