@@ -1,5 +1,6 @@
 """Builds request messages from Python values: pure functions, shared by both clients."""
 
+import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -104,6 +105,18 @@ class GenerationOptions(TypedDict, total=False):
     """How long Redis keeps the request's record, with prompt and output. Absent: the operator's default."""
     keep_special_tokens: bool | None
     """Keep special tokens in the text."""
+    json_schema: Mapping[str, Any] | str | None
+    """The output is JSON that is valid under this JSON Schema, given as a mapping or as text."""
+    json_object: bool | None
+    """The output is a JSON object."""
+    regex: str | None
+    """The output matches this regular expression as a whole."""
+    choice: Sequence[str] | None
+    """The output is one of these texts."""
+    grammar: str | None
+    """The output matches this grammar, in Lark's syntax."""
+    gbnf: str | None
+    """The output matches this grammar, in GBNF, the syntax of llama.cpp."""
 
 
 class CallOptions(GenerationOptions, total=False):
@@ -148,7 +161,14 @@ _PATHS = {
     "priority": "priority",
     "retention": "retention.seconds",
     "keep_special_tokens": "keep_special_tokens",
+    "json_schema": "constraint.json_schema",
+    "json_object": "constraint.json_object",
+    "regex": "constraint.regex",
+    "choice": "constraint.choice.choices",
+    "grammar": "constraint.grammar",
+    "gbnf": "constraint.gbnf",
 }
+_CONSTRAINTS = [name for name, path in _PATHS.items() if path.startswith("constraint.")]
 
 
 def completion_request(prompt: Prompt, options: GenerationOptions) -> pb.Generation:
@@ -211,6 +231,9 @@ def assign_request_id(generation: pb.Generation) -> str | None:
 
 def _with_options(options: GenerationOptions) -> pb.Generation:
     generation = pb.Generation()
+    constraints = [name for name in _CONSTRAINTS if options.get(name) not in (None, False)]
+    if len(constraints) > 1:
+        raise TypeError(f"{constraints[0]} and {constraints[1]} cannot both be given: a request has one constraint")
     for name, value in options.items():
         if name not in _PATHS:
             near = get_close_matches(name, _PATHS, n=1)
@@ -224,6 +247,18 @@ def _with_options(options: GenerationOptions) -> pb.Generation:
             elif name == "retention" and not isinstance(value, int):
                 _retention(generation.retention, value)
                 continue
+            elif name == "json_object":
+                if value is True:
+                    generation.constraint.json_object.SetInParent()
+                elif value is not False:
+                    raise TypeError(f"json_object is True or False, not {value!r}")
+                continue
+            elif name == "json_schema" and isinstance(value, Mapping):
+                value = json.dumps(value)
+            elif name == "choice":
+                if isinstance(value, str):
+                    raise TypeError("choice is a list of texts, not a text")
+                generation.constraint.choice.SetInParent()  # sent even without texts: the server rejects them
             assign(generation, _PATHS[name], value, within="generation.")
     return generation
 

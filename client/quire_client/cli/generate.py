@@ -23,6 +23,10 @@ def generate(
     beam_width: opt.BeamWidth = None,
     length_penalty: opt.LengthPenalty = None,
     early_stopping: opt.EarlyStopping = None,
+    json_schema: opt.JsonSchema = None,
+    regex: opt.Regex = None,
+    choice: opt.Choice = None,
+    grammar: opt.Grammar = None,
     logprobs: Annotated[
         int | None, typer.Option(help="Log-probabilities of this many top tokens; with -o json.")
     ] = None,
@@ -43,6 +47,10 @@ def generate(
     """
     if logprobs is not None and output is opt.OutputFormat.TEXT:
         raise typer.BadParameter("log-probabilities are written with -o json only", param_hint="--logprobs")
+    if sum(one is not None for one in (json_schema, regex, choice or None, grammar)) > 1:
+        raise typer.BadParameter(
+            "a request has one constraint", param_hint="--json-schema, --regex, --choice, --grammar"
+        )
     if prompt == "-":
         prompt = sys.stdin.read().removesuffix("\n")
     wanted: GenerationOptions = {
@@ -56,6 +64,10 @@ def generate(
         "beam_width": beam_width,
         "length_penalty": length_penalty,
         "early_stopping": None if early_stopping is None else early_stopping.value_of_option,
+        "json_schema": None if json_schema is None else json_schema.read_text(),
+        "regex": regex,
+        "choice": choice,
+        "grammar": None if grammar is None else grammar.read_text(),
         "logprobs": logprobs,
         "request_id": request_id,
         "priority": priority,

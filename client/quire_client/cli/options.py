@@ -4,6 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -119,6 +120,35 @@ def retention_of(text: str | None) -> RequestedRetention | None:
         raise typer.BadParameter("must be none, until_end or a number of seconds", param_hint="--retention")
     return int(text)
 
+
+_CONSTRAINT: Final = "Constraint"
+
+JsonSchema = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="The text is JSON that is valid under the JSON Schema in this file.",
+        rich_help_panel=_CONSTRAINT,
+    ),
+]
+Regex = Annotated[
+    str | None, typer.Option(help="The text matches this regular expression.", rich_help_panel=_CONSTRAINT)
+]
+Choice = Annotated[
+    list[str] | None, typer.Option(help="The text is this one; may be repeated.", rich_help_panel=_CONSTRAINT)
+]
+Grammar = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="The text matches the grammar in this file, in Lark's syntax.",
+        rich_help_panel=_CONSTRAINT,
+    ),
+]
 
 BestOf = Annotated[
     int | None,

@@ -40,6 +40,17 @@ EVERY_OPTION: GenerationOptions = {
 }
 
 
+# A request has one of these. Each with its place and value in the message.
+CONSTRAINTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "json_schema": ({"type": "object"}, {"json_schema": '{"type": "object"}'}),
+    "json_object": (True, {"json_object": {}}),
+    "regex": ("a+", {"regex": "a+"}),
+    "choice": (["a", "b"], {"choice": {"choices": ["a", "b"]}}),
+    "grammar": ('start: "a"', {"grammar": 'start: "a"'}),
+    "gbnf": ('root ::= "a"', {"gbnf": 'root ::= "a"'}),
+}
+
+
 def test_every_option_has_its_place_in_the_message() -> None:
     message = MessageToDict(completion_request("x", EVERY_OPTION), preserving_proto_field_name=True)
 
@@ -78,7 +89,37 @@ def test_every_option_has_its_place_in_the_message() -> None:
 
 
 def test_every_option_there_is_was_tried() -> None:
-    assert EVERY_OPTION.keys() == GenerationOptions.__annotations__.keys()
+    assert EVERY_OPTION.keys() | CONSTRAINTS.keys() == GenerationOptions.__annotations__.keys()
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_a_constraint_has_its_place_in_the_message(name: str) -> None:
+    value, expected = CONSTRAINTS[name]
+    options: Any = {name: value}
+
+    message = MessageToDict(completion_request("x", options), preserving_proto_field_name=True)
+
+    assert message == {"text": "x", "constraint": expected}
+
+
+def test_a_schema_may_be_text() -> None:
+    assert completion_request("x", {"json_schema": "true"}).constraint.json_schema == "true"
+
+
+def test_no_choices_are_sent_for_the_server_to_reject() -> None:
+    assert completion_request("x", {"choice": []}).constraint.WhichOneof("kind") == "choice"
+
+
+def test_a_json_object_that_is_not_wanted_is_absent() -> None:
+    assert completion_request("x", {"json_object": False}) == completion_request("x", {})
+
+
+@pytest.mark.parametrize(
+    "options", [{"regex": "a", "choice": ["a"]}, {"choice": "a"}, {"json_object": 1}, {"json_schema": 3}, {"regex": 3}]
+)
+def test_wrong_constraints_are_type_errors(options: Any) -> None:
+    with pytest.raises(TypeError):
+        completion_request("x", options)
 
 
 @pytest.mark.parametrize("name", GenerationOptions.__annotations__)

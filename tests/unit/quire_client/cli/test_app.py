@@ -70,6 +70,33 @@ async def test_generate_streams_the_text(address: str, service: Any) -> None:
     assert not sent.sampling.HasField("top_p")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        (("--json-schema", "schema.json"), "json_schema"),
+        (("--grammar", "schema.json"), "grammar"),
+        (("--regex", "[ab]"), "regex"),
+        (("--choice", "a", "--choice", "b"), "choice"),
+    ],
+)
+async def test_generate_sends_a_constraint(
+    arguments: tuple[str, ...], kind: str, address: str, service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.answer("a")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+
+    assert (await invoke("generate", "What?", *arguments)).exit_code == 0
+    assert service.requests[0].generation.constraint.WhichOneof("kind") == kind
+
+
+async def test_generate_takes_one_constraint(address: str) -> None:
+    result = await invoke("generate", "What?", "--regex", "a", "--choice", "b")
+
+    assert result.exit_code == 2
+    assert "one constraint" in result.stderr
+
+
 async def test_generate_reads_standard_input(address: str, service: Any) -> None:
     service.answer("ok")
 
