@@ -2,6 +2,7 @@
 
 import json
 import os
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,11 +103,13 @@ class Samples(dict[tuple[str, str], float]):
     """By name and the value of the one label that matters, or "". Raises BenchmarkFailed for one that is not there."""
 
     def __missing__(self, key: tuple[str, str]) -> float:
-        raise BenchmarkFailed(f"the scheduler does not export {key[0]} {key[1]}".rstrip())
+        raise BenchmarkFailed(f"the service does not export {key[0]} {key[1]}".rstrip())
 
 
-def scrape(address: str, label: str = "") -> Samples:
-    """The samples of a service's Prometheus page."""
-    text = httpx.get(f"http://{address}/metrics", trust_env=False, timeout=_CALL_SECONDS).raise_for_status().text
+def scrape(address: str, label: str = "", ca: Path | None = None) -> Samples:
+    """The samples of a service's Prometheus page. With `ca`, a file of CA certificates, the service has TLS."""
+    url = f"{'http' if ca is None else 'https'}://{address}/metrics"
+    verify = True if ca is None else ssl.create_default_context(cafile=ca)
+    text = httpx.get(url, trust_env=False, timeout=_CALL_SECONDS, verify=verify).raise_for_status().text
     families = text_string_to_metric_families(text)
     return Samples({(s.name, s.labels.get(label, "")): s.value for family in families for s in family.samples})

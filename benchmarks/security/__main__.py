@@ -65,7 +65,11 @@ class Prompts:
 async def run_streams(
     running: RunningVariant, protocol: Protocol, prompts: Sequence[tuple[int, ...]], num_tokens: int
 ) -> StreamFigures:
-    """Sends a request for each prompt, and measures `num_tokens` tokens of each stream. Raises BenchmarkFailed."""
+    """Sends a request for each prompt, and measures `num_tokens` tokens of each stream. Raises BenchmarkFailed.
+
+    Processor time is that of the whole requests: reading it meanwhile would delay streams.
+    """
+    before = running.processor_seconds()
     async with running.targets(protocol) as targets:
         requests = [MixRequest(prompt, LEAD_TOKENS + 2 * num_tokens) for prompt in prompts]
         calls = [(targets[i % len(targets)], request) for i, request in enumerate(requests)]
@@ -75,10 +79,18 @@ async def run_streams(
             await streams.advance(num_tokens)
             end, num_measured = perf_counter(), streams.num_tokens - num_before
             found = Distribution.of(streams.gaps(start, end))
+            num_all = streams.num_tokens
     await wait_until_idle(running)
+    after = running.processor_seconds()
     if found is None:
         raise BenchmarkFailed(f"{running.variant.title}: no stream had two tokens")
-    return StreamFigures(found.p50, found.p99, num_measured / (end - start))
+    return StreamFigures(
+        found.p50,
+        found.p99,
+        num_measured / (end - start),
+        (after.gateway - before.gateway) / num_all,
+        (after.scheduler - before.scheduler) / num_all,
+    )
 
 
 async def wait_until_idle(running: RunningVariant) -> None:

@@ -14,19 +14,22 @@ MAX_RATIO = 1.05
 
 @dataclass(frozen=True)
 class StreamFigures:
-    """One run: inter-token latencies over all streams, in seconds, and tokens per second of all of them together."""
+    """One run: inter-token latencies over all streams, in seconds, and tokens per second of all of them together.
+
+    `gateway_cpu` and `scheduler_cpu` are the services' processor time for a token, in seconds.
+    """
 
     inter_token_p50: float
     inter_token_p99: float
     tokens_per_second: float
+    gateway_cpu: float
+    scheduler_cpu: float
 
     def ratios_to(self, without: "StreamFigures") -> dict[str, float]:
         """By figure, how much worse this is: above 1 is slower."""
-        return {
-            "inter_token_p50": self.inter_token_p50 / without.inter_token_p50,
-            "inter_token_p99": self.inter_token_p99 / without.inter_token_p99,
-            "tokens_per_second": without.tokens_per_second / self.tokens_per_second,
-        }
+        ours, theirs = asdict(self), asdict(without)
+        ratios = {name: ours[name] / theirs[name] for name in ours}
+        return ratios | {"tokens_per_second": 1 / ratios["tokens_per_second"]}
 
 
 @dataclass(frozen=True)
@@ -64,18 +67,26 @@ def judge(protocols: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+_COLUMNS = {
+    "inter_token_p50": ("inter-token p50, ms", 1e3, ".1f"),
+    "inter_token_p99": ("p99, ms", 1e3, ".1f"),
+    "tokens_per_second": ("output tokens/s", 1.0, ",.0f"),
+    "gateway_cpu": ("gateway's CPU for a token, µs", 1e6, ".0f"),
+    "scheduler_cpu": ("scheduler's CPU for a token, µs", 1e6, ".0f"),
+}
+"""By figure, its title, and how it is written."""
+
+
 def security_table(result: dict[str, Any]) -> Cells:
     """A row for each variant and protocol, and one for the ratios."""
     rows = []
     for protocol, found in result["protocols"].items():
-        for title, name in (("without", "without"), (f"with {result['measured']}", "with")):
-            figures = found[name]
-            latencies = [f"{figures[which] * 1e3:.1f}" for which in ("inter_token_p50", "inter_token_p99")]
-            rows.append([protocol, title, *latencies, f"{figures['tokens_per_second']:,.0f}"])
-        ratios = [found["ratios"][name] for name in ("inter_token_p50", "inter_token_p99", "tokens_per_second")]
+        for title, variant in (("without", "without"), (f"with {result['measured']}", "with")):
+            figures = [format(found[variant][name] * unit, form) for name, (_, unit, form) in _COLUMNS.items()]
+            rows.append([protocol, title, *figures])
+        ratios = [found["ratios"][name] for name in _COLUMNS]
         rows.append(["", "ratio", *(f"{one['median']:.3f} ({one['low']:.3f}–{one['high']:.3f})" for one in ratios)])
-    columns = ("", "", "inter-token p50, ms", "inter-token p99, ms", "output tokens/s")
-    return Cells(columns, rows, num_labels=2)
+    return Cells(("", "", *(title for title, _, _ in _COLUMNS.values())), rows, num_labels=2)
 
 
 def security_section(result: dict[str, Any]) -> str:

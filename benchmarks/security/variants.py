@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.deployment import Deployment, running_quire
+from benchmarks.deployment import Deployment, running_quire, scrape
 from certificates import Authority
 from quire_client.aio import AsyncClient
 from quire_client.bench.targets import BenchTarget, OpenAITarget, QuireTarget, http_client
@@ -64,12 +64,25 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class ProcessorSeconds:
+    """Processor time that the services beside the worker have used since their start."""
+
+    gateway: float
+    scheduler: float
+
+
+@dataclass(frozen=True)
 class RunningVariant:
     """A variant that is ready. `ca` is the file of its CA's certificate; None: it has no TLS."""
 
     variant: Variant
     deployment: Deployment
     ca: Path | None
+
+    def processor_seconds(self) -> ProcessorSeconds:
+        """Until now. Raises BenchmarkFailed where a service does not export it."""
+        pages = scrape(self.deployment.http, ca=self.ca), scrape(self.deployment.scheduler_metrics)
+        return ProcessorSeconds(*(page["process_cpu_seconds_total", ""] for page in pages))
 
     @asynccontextmanager
     async def targets(self, protocol: Protocol) -> AsyncIterator[list[BenchTarget]]:

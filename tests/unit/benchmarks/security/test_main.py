@@ -3,6 +3,7 @@
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from benchmarks.deployment import Deployment
 from benchmarks.record import read_result
 from benchmarks.security import __main__ as program
 from benchmarks.security.report import FigurePair, StreamFigures
-from benchmarks.security.variants import NUM_TENANTS, Part, Protocol, RunningVariant, make_variants
+from benchmarks.security.variants import NUM_TENANTS, Part, ProcessorSeconds, Protocol, RunningVariant, make_variants
 from paced_target import Paced
 from quire_client.bench.targets import BenchTarget
 from svc_common.models import ServedModel
@@ -35,6 +36,8 @@ async def test_both_deployments_get_the_same_new_prompts_and_take_turns(monkeypa
         idle.append(running.variant.title)
 
     monkeypatch.setattr(RunningVariant, "targets", targets)
+    seconds = (ProcessorSeconds(gateway=float(i), scheduler=float(2 * i)) for i in count())
+    monkeypatch.setattr(RunningVariant, "processor_seconds", lambda running: next(seconds))
     monkeypatch.setattr(program, "wait_until_idle", wait_until_idle)
     deployment = Deployment("http", "gateway", "worker", "scheduler", "worker", None)
     without, with_parts = (RunningVariant(variant, deployment, None) for variant in make_variants([Part.LIMITS]))
@@ -43,6 +46,7 @@ async def test_both_deployments_get_the_same_new_prompts_and_take_turns(monkeypa
 
     assert {protocol: len(found) for protocol, found in pairs.items()} == {"gRPC": 2, "HTTP": 2}
     assert all(0 < pair.without.inter_token_p50 <= pair.without.inter_token_p99 for pair in pairs["gRPC"])
+    assert all(pair.without.scheduler_cpu == pytest.approx(2 * pair.without.gateway_cpu) for pair in pairs["HTTP"])
     assert idle == [title for title, _, _ in runs]
     warm_ups, measured = runs[:4], runs[4:]
     assert [title for title, _, _ in warm_ups] == ["without limits", "with limits"] * 2
@@ -65,7 +69,7 @@ class Measurements:
         self, model: ServedModel, parts: Sequence[Part], num_starts: int, num_pairs: int, num_tokens: int
     ) -> dict[str, list[FigurePair]]:
         self.calls.append(([*parts], num_starts, num_pairs, num_tokens))
-        figures = StreamFigures(0.02, 0.03, 3000.0)
+        figures = StreamFigures(0.02, 0.03, 3000.0, 1e-4, 5e-5)
         return {protocol: [FigurePair(figures, figures)] * num_starts * num_pairs for protocol in Protocol}
 
 
