@@ -42,7 +42,7 @@ async def test_both_deployments_get_the_same_new_prompts_and_take_turns(monkeypa
     deployment = Deployment("http", "gateway", "worker", "scheduler", "worker", None)
     without, with_parts = (RunningVariant(variant, deployment, None) for variant in make_variants([Part.LIMITS]))
     prompts = program.Prompts(tiny_tokenizer())
-    pairs = await program.measure_start(without, with_parts, prompts, num_pairs=2, num_tokens=5)
+    pairs = await program.measure_start(without, with_parts, prompts, range(2, 4), num_tokens=5)
 
     assert {protocol: len(found) for protocol, found in pairs.items()} == {"gRPC": 2, "HTTP": 2}
     assert all(0 < pair.without.inter_token_p50 <= pair.without.inter_token_p99 for pair in pairs["gRPC"])
@@ -91,7 +91,7 @@ def test_the_whole_is_kept(
     measurements: Measurements, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(monkeypatch)
-    assert measurements.calls == [([Part.TLS, Part.LIMITS], 3, 4, 320)]
+    assert measurements.calls == [([Part.TLS, Part.LIMITS], 4, 3, 300)]
     result = read_result(program.RESULT)
     assert result is not None
     assert {"date", "commit", "machine", "model", "num_streams", "num_tenants"} <= result.keys()
