@@ -166,13 +166,11 @@ def _regex(regex: str) -> str:
 
 
 def _from_gbnf(text: str) -> str:
-    from llguidance.gbnf_to_lark import gbnf_to_lark
+    from gateway_svc.gbnf import InvalidGbnf, gbnf_to_lark
 
     try:
         return gbnf_to_lark(text)
-    except RecursionError:
-        raise
-    except Exception as error:  # it raises nothing narrower, and IndexError for an escape at the end
+    except InvalidGbnf as error:
         raise ConstraintError(f"is not a grammar in GBNF: {error}") from None
 
 
