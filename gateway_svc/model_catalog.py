@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.generation_config import load_generation_defaults
 from gateway_svc.grammar_checker import GrammarChecker
+from gateway_svc.message_formats.description import MessageFormat
+from gateway_svc.message_formats.formats import REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES, choose_format
 from gateway_svc.settings import BadSetting
 from gateway_svc.tenant import DEFAULT_TENANT, Tenant
 from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer
@@ -27,6 +29,7 @@ class CatalogModel:
     defaults: GenerationDefaults
     validator: Validator
     grammars: GrammarChecker | None = None
+    message_format: MessageFormat = MessageFormat()  # noqa: RUF009
 
     @classmethod
     def load(cls, settings: ModelSettings) -> "CatalogModel":
@@ -38,12 +41,14 @@ class CatalogModel:
             )
             template = settings.chat_template or None
             tokenizer = ModelTokenizer.load(served.path, served.other_tokenizer, template)
+            message_format = _message_format(settings, tokenizer)
         except (BadSetting, InvalidModelFiles) as error:
             raise type(error)(settings.locate(error)) from error
         fingerprint = tokenizer_fingerprint(served.tokenizer_path)
         grammars = GrammarChecker(served.tokenizer_path / "tokenizer.json", tokenizer.eos_token_ids)
         validator = Validator(tokenizer, defaults, settings.chat_roles, grammars)
-        return cls(served.name, served.aliases, fingerprint, tokenizer, defaults, validator, grammars)
+        names = (served.name, served.aliases)
+        return cls(*names, fingerprint, tokenizer, defaults, validator, grammars, message_format)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,6 +60,20 @@ class CatalogModel:
         """The operator's defaults."""
         max_tokens = self.defaults.max_tokens
         return {**self.defaults.sampling, **({} if max_tokens is None else {"max_tokens": max_tokens})}
+
+
+def _message_format(settings: ModelSettings, tokenizer: ModelTokenizer) -> MessageFormat:
+    """Raises BadSetting for a format that is not known."""
+    for variable, name, known in (
+        ("QUIRE_TOOL_FORMAT", settings.tool_format, TOOL_FORMAT_NAMES),
+        ("QUIRE_REASONING_FORMAT", settings.reasoning_format, REASONING_FORMAT_NAMES),
+    ):
+        if name not in known:
+            raise BadSetting(f"{variable}: {name} is not one of {', '.join(known)}")
+    template = tokenizer.chat_template
+    return choose_format(
+        settings.tool_format, settings.reasoning_format, "" if template is None else template.constants
+    )
 
 
 class ModelCatalog:

@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.retention import PATTERN, Retention, RetentionRules
 from svc_common.model_settings import (
     MODELS,
@@ -70,6 +71,18 @@ class GatewaySettings(InnerSettings):
         None,
         description="roles of a chat's messages that the template knows beside system, developer, user, assistant and "
         "tool, separated by commas",
+    )
+    tool_format: str = Field(
+        "auto",
+        min_length=1,
+        description="how the model writes calls of tools: auto (as its chat template shows it, if at all), none, or "
+        f"one of {', '.join(TOOL_FORMATS)}",
+    )
+    reasoning_format: str = Field(
+        "auto",
+        min_length=1,
+        description="how the model marks its reasoning: auto (as its chat template shows it, if at all), none, or one "
+        f"of {', '.join(REASONING_FORMATS)}",
     )
     generation_config: str = Field(
         "quire",
@@ -191,6 +204,8 @@ class GatewaySettings(InnerSettings):
                 served_names=split_names(self.served_model_name or ""),
                 chat_template=self.chat_template,
                 chat_roles=split_roles(self.chat_roles or ""),
+                tool_format=self.tool_format,
+                reasoning_format=self.reasoning_format,
                 generation_config=self.generation_config,
                 override_generation_config=self.override_generation_config,
             )

@@ -22,7 +22,12 @@ from svc_common.models import (
     split_names,
 )
 
-_ABSENT: dict[str, Any] = {"generation_config": "quire", "workers": 1}
+_ABSENT: dict[str, Any] = {
+    "generation_config": "quire",
+    "tool_format": "auto",
+    "reasoning_format": "auto",
+    "workers": 1,
+}
 """Default values of settings; the default of all others is empty."""
 
 
@@ -48,6 +53,8 @@ class ModelSettings:
     served_names: tuple[str, ...] = ()
     chat_template: str | None = None
     chat_roles: tuple[str, ...] = ()
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
     generation_config: str = "quire"
     override_generation_config: str | None = None
     workers: int = 1
@@ -168,6 +175,8 @@ class _ModelEntry(BaseModel):
     served_model_name: Annotated[tuple[str, ...], _listed(check_names)] = ()
     chat_template: str | None = None
     chat_roles: Annotated[tuple[str, ...], _listed(check_roles)] = ()
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
     generation_config: str = Field("quire", min_length=1)
     override_generation_config: dict[str, JsonValue] | None = None
     workers: int = Field(1, ge=1, le=64)
@@ -185,6 +194,8 @@ class _ModelEntry(BaseModel):
             served_names=self.served_model_name,
             chat_template=_relative_template(directory, self.chat_template),
             chat_roles=self.chat_roles,
+            tool_format=self.tool_format,
+            reasoning_format=self.reasoning_format,
             generation_config=generation_config,
             override_generation_config=None if override is None else json.dumps(override),
             workers=self.workers,

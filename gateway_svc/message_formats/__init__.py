@@ -1,7 +1,7 @@
 """How families of models write reasoning, text and tool calls in an assistant's turn.
 
 - `formats.TOOL_FORMATS` and `formats.REASONING_FORMATS` hold the descriptions by name. A `MessageFormat` is one of
-  each; either may be None. `formats.detect()` chooses them by the text of a model's chat template.
+  each; either may be None. `formats.choose_format()` chooses them by the settings and the model's chat template.
 - `parser.MessageParser` turns the output of a sequence into events (`events`), piece by piece. The events are a
   function of the pieces so far, joined: they do not depend on where the output is split.
 - `grammar.TurnGrammar` makes the grammar of a turn with calls, in llguidance's Lark syntax.

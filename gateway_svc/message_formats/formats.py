@@ -85,8 +85,22 @@ TOOL_FORMATS = {one.name: one for one in _TOOL_FORMATS}
 REASONING_FORMATS = {one.name: one for one in _REASONING_FORMATS}
 
 
-def detect(template: str) -> MessageFormat:
-    """The format of a model whose chat template contains this text. Each part is None where the text has no signs."""
-    tools = next((one for one in _TOOL_FORMATS if one.signs and all(sign in template for sign in one.signs)), None)
-    reasoning = next((one for one in _REASONING_FORMATS if one.end in template), None)
-    return MessageFormat(tools, reasoning)
+AUTO = "auto"
+NONE = "none"
+TOOL_FORMAT_NAMES = (AUTO, NONE, *TOOL_FORMATS)
+REASONING_FORMAT_NAMES = (AUTO, NONE, *REASONING_FORMATS)
+
+
+def choose_format(tools: str, reasoning: str, template: str) -> MessageFormat:
+    """The format of these names; of `auto` the one of which the chat template has the signs, or none.
+
+    `template` is the text of the template, empty where the model has none. Takes names that are known.
+    """
+    chosen_tools = TOOL_FORMATS.get(tools)
+    if tools == AUTO:
+        known = (one for one in _TOOL_FORMATS if one.signs and all(sign in template for sign in one.signs))
+        chosen_tools = next(known, None)
+    chosen_reasoning = REASONING_FORMATS.get(reasoning)
+    if reasoning == AUTO:
+        chosen_reasoning = next((one for one in _REASONING_FORMATS if one.end in template), None)
+    return MessageFormat(chosen_tools, chosen_reasoning)

@@ -62,6 +62,8 @@ class SupervisorSettings(ServiceSettings):
     served_model_name: ServedModelNames | None = Field(None, description=SERVED_MODEL_NAME)
     chat_template: str | None = Field(None, description="passed on to gateways")
     chat_roles: ChatRoles | None = Field(None, description="passed on to gateways")
+    tool_format: str | None = Field(None, description="passed on to gateways")
+    reasoning_format: str | None = Field(None, description="passed on to gateways")
     generation_config: str | None = Field(None, description="passed on to gateways")
     override_generation_config: str | None = Field(None, description="passed on to gateways")
     models: ModelsFile = Field(None, description=MODELS)
@@ -85,7 +87,14 @@ class SupervisorSettings(ServiceSettings):
         """Variables of the settings that are passed on to gateways."""
         named = {
             name: getattr(self, name)
-            for name in ("chat_template", "chat_roles", "generation_config", "override_generation_config")
+            for name in (
+                "chat_template",
+                "chat_roles",
+                "tool_format",
+                "reasoning_format",
+                "generation_config",
+                "override_generation_config",
+            )
         }
         return {f"QUIRE_{name.upper()}": value for name, value in named.items() if value}
 

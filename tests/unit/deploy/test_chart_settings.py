@@ -12,8 +12,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from gateway_svc.generation_config import load_generation_defaults
+from gateway_svc.message_formats.formats import REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
 from gateway_svc.settings import GatewaySettings
 from helm_chart import (
+    CHART,
     CHAT_TEMPLATE,
     SETTINGS,
     VALUES,
@@ -150,6 +152,7 @@ def test_gateway_values_become_its_settings(monkeypatch: pytest.MonkeyPatch) -> 
     assert read.chat_template.replace("$$(", "$(") == CHAT_TEMPLATE  # as Kubernetes reads it
     assert "$(" not in read.chat_template.replace("$$(", "")
     assert read.chat_roles == "ipython,critic"
+    assert (read.tool_format, read.reasoning_format) == ("hermes", "none")
     assert read.allowed_host_patterns == ("api.example.com", "*.internal")
     assert read.cors_origin_list == ("https://chat.example.com",)
     assert read.generation_config == "auto"
@@ -157,6 +160,12 @@ def test_gateway_values_become_its_settings(monkeypatch: pytest.MonkeyPatch) -> 
     config = VALUES["everything"]["model"]["overrideGenerationConfig"]
     assert json.loads(read.override_generation_config) == config
     assert load_generation_defaults("quire", read.override_generation_config, Path()).max_tokens == 4_000_000
+
+
+def test_values_of_formats_are_those_of_the_settings() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["model"]["properties"]
+    assert schema["toolFormat"]["enum"] == ["", *TOOL_FORMAT_NAMES]
+    assert schema["reasoningFormat"]["enum"] == ["", *REASONING_FORMAT_NAMES]
 
 
 def test_no_swap_space_is_not_the_same_as_an_absent_value(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,8 @@ def test_every_key_is_the_setting_of_that_name(tmp_path: Path) -> None:
         served_model_name = ["one", "two"]
         chat_template = "{{ messages[0].content }}"
         chat_roles = ["ipython", "critic"]
+        tool_format = "hermes"
+        reasoning_format = "none"
         generation_config = "auto"
         override_generation_config = { temperature = 0.5, max_new_tokens = 4_000_000 }
         workers = 3
@@ -55,6 +57,8 @@ def test_every_key_is_the_setting_of_that_name(tmp_path: Path) -> None:
         served_names=("one", "two"),
         chat_template="{{ messages[0].content }}",
         chat_roles=("ipython", "critic"),
+        tool_format="hermes",
+        reasoning_format="none",
         generation_config="auto",
         override_generation_config=first.override_generation_config,
         workers=3,
@@ -184,6 +188,8 @@ def test_a_role_that_cannot_be_is_refused_by_its_setting(
         (GatewaySettings, "served_model_name", "tiny"),
         (GatewaySettings, "chat_template", "{{ messages }}"),
         (GatewaySettings, "chat_roles", "ipython"),
+        (GatewaySettings, "tool_format", "hermes"),
+        (GatewaySettings, "reasoning_format", "none"),
         (GatewaySettings, "generation_config", "auto"),
         (GatewaySettings, "override_generation_config", "{}"),
         (SupervisorSettings, "model", "tiny"),
@@ -225,10 +231,11 @@ def test_an_empty_setting_is_an_absent_one(
 def test_one_model_has_its_settings() -> None:
     named = ["--model", "owner/name", "--revision", "v1", "--tokenizer", "other", "--tokenizer-revision", "v2"]
     more = ["--served-model-name", "a,b", "--chat-template", "t", "--chat-roles", "r, s"]
+    formats = ["--tool-format", "json", "--reasoning-format", "none"]
     rest = ["--generation-config", "auto", "--override-generation-config", "{}"]
-    settings = read_settings(GatewaySettings, [*named, *more, *rest])
+    settings = read_settings(GatewaySettings, [*named, *more, *formats, *rest])
     assert settings.model_settings() == [
-        ModelSettings("owner/name", "v1", "other", "v2", ("a", "b"), "t", ("r", "s"), "auto", "{}")
+        ModelSettings("owner/name", "v1", "other", "v2", ("a", "b"), "t", ("r", "s"), "json", "none", "auto", "{}")
     ]
     (supervised,) = read_settings(SupervisorSettings, [*named, "--workers", "3"]).model_settings()
     assert supervised == ModelSettings("owner/name", "v1", "other", "v2", workers=3)

@@ -88,6 +88,8 @@ def test_settings_of_gateways_alone_reach_gateways_alone() -> None:
     given = {
         "chat_template": "{{ messages }}",
         "chat_roles": "ipython",
+        "tool_format": "hermes",
+        "reasoning_format": "none",
         "generation_config": "auto",
         "override_generation_config": "{}",
     }

@@ -1,0 +1,81 @@
+"""Which format a chat template is of."""
+
+import pytest
+
+from chat_families import FAMILIES
+from gateway_svc.chat_template import ChatTemplate
+from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS, choose_format
+from tool_families import TOOL_FAMILIES
+
+
+def constants(source: str) -> str:
+    return ChatTemplate(source, {}).constants
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("hermes", "hermes"),
+        ("llama3.1", "llama3_json"),
+        ("mistral v3", "mistral_json"),
+        ("deepseek v3", "deepseek_v3"),
+        ("qwen3-coder", "qwen3_coder"),
+    ],
+)
+def test_a_template_that_writes_calls_has_their_format(family: str, name: str) -> None:
+    chosen = choose_format("auto", "auto", constants(TOOL_FAMILIES[family].source))
+    assert chosen.tools is TOOL_FORMATS[name]
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("{{ '[TOOL_CALLS]' + call.name + '[ARGS]' + call.arguments }}", "mistral"),
+        ("{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call.name + '<｜tool▁sep｜>' }}", "deepseek_v31"),
+        ("respond only with <|tool_call|> followed by a JSON list of tools used", "granite"),
+    ],
+)
+def test_other_templates_with_calls(source: str, name: str) -> None:
+    chosen = choose_format("auto", "auto", constants(source))
+    assert chosen.tools is TOOL_FORMATS[name]
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages[0].content }}", "<|start_header_id|>", "<|channel|>analysis<|message|>", "<TOOLCALL>"]
+)
+def test_a_template_without_known_signs_has_no_format(source: str) -> None:
+    assert choose_format("auto", "auto", constants(source)) == choose_format("none", "none", constants(source))
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [("{{ content.split('</think>') }}", "think"), ("First draft your thoughts: [THINK]…[/THINK]", "mistral")],
+)
+def test_a_template_that_shows_reasoning_has_its_format(source: str, name: str) -> None:
+    assert choose_format("none", "auto", constants(source)).reasoning is REASONING_FORMATS[name]
+
+
+def test_settings_come_before_the_template() -> None:
+    template = constants(TOOL_FAMILIES["hermes"].source)
+    chosen = choose_format("json", "none", template)
+    assert (chosen.tools, chosen.reasoning) == (TOOL_FORMATS["json"], None)
+    chosen = choose_format("none", "mistral", template)
+    assert (chosen.tools, chosen.reasoning) == (None, REASONING_FORMATS["mistral"])
+
+
+def test_families_without_tools_have_no_calls() -> None:
+    with_calls = {name for name, one in FAMILIES.items() if choose_format("auto", "auto", constants(one.source)).tools}
+    assert with_calls == set()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_open"),
+    [
+        ("<|im_start|>assistant\n<think>\n", True),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("<|im_start|>assistant\n", False),
+        ("What is <think>?<|im_end|>\n<|im_start|>assistant\n", False),
+    ],
+)
+def test_a_prompt_may_open_the_reasoning(prompt: str, is_open: bool) -> None:
+    assert REASONING_FORMATS["think"].is_open_in(prompt) is is_open
