@@ -12,6 +12,10 @@ _DEFINITIONS = ("$defs", "definitions")
 _COMBINING = ("allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternProperties")
 # Of a string that is not written as JSON, llguidance can check nothing.
 _UNSUPPORTED = ("pattern", "not", "allOf", "if")
+# Keywords that restrict nothing, that hold schemas by name, and that hold values.
+_ANNOTATIONS = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
+_WITH_NAMES = ("properties", "patternProperties", *_DEFINITIONS)
+_WITH_VALUES = ("const", "enum", "required", "dependentRequired", "dependencies")
 _MAX_DEPTH = 16
 
 
@@ -32,7 +36,25 @@ def escaped_regex(text: str) -> str:
 def json_rule(schema: Mapping[str, Any], whitespace: str) -> str:
     """JSON of a schema."""
     options = {"x-guidance": {"whitespace_pattern": whitespace}}
-    return f"%json {json.dumps({**schema, **options}, ensure_ascii=False)}"
+    text = json.dumps({**_without_annotations(schema), **options}, ensure_ascii=False, separators=(",", ":"))
+    return f"%json {text}"
+
+
+def _without_annotations(schema: Any) -> Any:
+    """The same schema without what does not restrict values: descriptions may be most of it."""
+    if isinstance(schema, list):
+        return [_without_annotations(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        keyword: value
+        if keyword in _WITH_VALUES
+        else {name: _without_annotations(part) for name, part in value.items()}
+        if keyword in _WITH_NAMES and isinstance(value, Mapping)
+        else _without_annotations(value)
+        for keyword, value in schema.items()
+        if keyword not in _ANNOTATIONS
+    }
 
 
 def closed_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -60,7 +60,8 @@ class TurnGrammar:
     def to_lark(self) -> str:
         """The grammar; with `answer`, llguidance's JSON object of this grammar and the other.
 
-        Raises UnsupportedParameters. Schemas are not checked: llguidance does that when it compiles the grammar.
+        Raises UnsupportedParameters. Schemas are not checked: llguidance does that when it compiles the grammar. They
+        are as deep as Python's recursion allows.
         """
         rules = {"start": f"{self._reasoning()} turn".strip(), **self._turn(), "TEXT": r"/(?s:.*)/"}
         if self.reasoning is not ReasoningRule.NONE:

@@ -320,3 +320,16 @@ def test_written_calls_are_read_again(name: str, arguments: list[dict[str, Any]]
 def type_of(value: Any) -> dict[str, str]:
     names = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
     return {"type": names.get(type(value), "null")}
+
+
+def test_a_grammar_leaves_out_what_does_not_restrict_arguments() -> None:
+    properties = {
+        "description": {"type": "string", "description": "long", "examples": ["a"]},
+        "title": {"enum": [{"title": 1}], "default": {"title": 1}},
+    }
+    tool = Tool("f", {"type": "object", "title": "t", "properties": properties, "required": ["title"]})
+    grammar = replace(grammar_of("hermes", "text"), tools=(tool,))
+    assert "long" not in grammar.to_lark()
+    assert VOCABULARIES["text"].admits(grammar, written("hermes", ("f", {"description": "x", "title": {"title": 1}})))
+    assert not VOCABULARIES["text"].admits(grammar, written("hermes", ("f", {"description": 1, "title": {"title": 1}})))
+    assert not VOCABULARIES["text"].admits(grammar, written("hermes", ("f", {"title": {}})))
