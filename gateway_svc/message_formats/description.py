@@ -21,11 +21,20 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """Reasoning stands first in a turn, between two markers. A template may write `begin` at the end of the prompt."""
+    """Reasoning stands first in a turn, between two markers. A template may write `begin` at the end of the prompt.
+
+    `answer` are two markers around what follows, or none; an answer without them is one too.
+    """
 
     name: str
     begin: str
     end: str
+    answer: tuple[str, ...] = ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All markers."""
+        return (self.begin, self.end, *self.answer)
 
     def is_open_in(self, prompt: str) -> bool:
         """Whether a rendered prompt ends within the reasoning, so that the output continues it."""
@@ -154,5 +163,5 @@ class MessageFormat:
     def markers(self) -> frozenset[str]:
         """All markers."""
         calls = () if self.tools is None else self.tools.calls.markers
-        reasoning = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
+        reasoning = () if self.reasoning is None else self.reasoning.markers
         return frozenset((*calls, *reasoning))

@@ -75,7 +75,9 @@ _TOOL_FORMATS = (
 )
 
 _REASONING_FORMATS = (
-    # DeepSeek, Qwen3, QwQ, SmolLM3, Granite 3.3 and many others.
+    # Granite 3.3.
+    ReasoningFormat("granite", "<think>", "</think>", answer=("<response>", "</response>")),
+    # DeepSeek, Qwen3, QwQ, SmolLM3 and many others.
     ReasoningFormat("think", "<think>", "</think>"),
     # Magistral and later.
     ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
@@ -102,5 +104,7 @@ def choose_format(tools: str, reasoning: str, template: str) -> MessageFormat:
         chosen_tools = next(known, None)
     chosen_reasoning = REASONING_FORMATS.get(reasoning)
     if reasoning == AUTO:
-        chosen_reasoning = next((one for one in _REASONING_FORMATS if one.end in template), None)
+        # Where a template does not write `begin`, the model does.
+        shown = (one for one in _REASONING_FORMATS if all(sign in template for sign in (one.end, *one.answer)))
+        chosen_reasoning = next(shown, None)
     return MessageFormat(chosen_tools, chosen_reasoning)

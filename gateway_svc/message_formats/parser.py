@@ -56,6 +56,8 @@ class MessageParser:
         self._source = TurnSource(self._control_markers, self._hidden)
         self._writer = EventWriter()
         self._in_reasoning = False
+        self._ignored: tuple[str, ...] = ()
+        """The marker around the answer that may come next."""
         self._turn = self._parse_turn(reasoning_is_open)
         self._run: Run | None = next(self._turn)
 
@@ -136,30 +138,47 @@ class MessageParser:
             self._writer.write_reasoning(self._source.reject())
         self._in_reasoning = False
         self._writer.add_marker()
+        if marker != reasoning.end:
+            return marker
         self._source.accept()
-        return None if marker == reasoning.end else marker
+        self._ignored = reasoning.answer[:1]
+        return None
 
     def _parse_text(self, is_beginning: bool) -> Parse[str]:
         """Text up to a marker of calls or reasoning, which is returned; empty where calls begin without one."""
         calls = None if self._format.tools is None else self._format.tools.calls
         begins = () if calls is None else calls.begins
-        run = _run_without(begins)
         reasoning = self._format.reasoning
         while is_beginning:
             unit = yield from self._source.read()
             ends = begins if reasoning is None else (*begins, reasoning.begin)
-            if (marker := (yield from self._source.match(ends))) is not None:
-                return marker
+            if (marker := (yield from self._source.match((*ends, *self._ignored)))) is not None:
+                if marker not in self._ignored or reasoning is None:
+                    return marker
+                self._ignore(reasoning.answer[1:])
+                break
             if calls is not None and calls.is_bare and unit in ("{", "["):
                 self._source.unread()
                 return ""
-            is_beginning = bool(_SPACE.match(unit))
+            if not _SPACE.match(unit):
+                is_beginning = False
+                self._ignored = ()
             self._writer.write_text(self._source.reject())
+        run = _run_without((*begins, *self._ignored))
         while True:
             yield from self._source.read(run)
-            if (marker := (yield from self._source.match(begins))) is not None:
-                return marker
+            if (marker := (yield from self._source.match((*begins, *self._ignored)))) is not None:
+                if marker not in self._ignored:
+                    return marker
+                self._ignore(())
+                continue
             self._writer.write_text(self._source.reject())
+
+    def _ignore(self, next_ignored: tuple[str, ...]) -> None:
+        """Leaves out a marker around the answer; `next_ignored` is the other one, if it comes after this one."""
+        self._writer.add_marker()
+        self._source.accept()
+        self._ignored = next_ignored
 
 
 def _run_without(markers: Collection[str]) -> Run:

@@ -49,7 +49,11 @@ def test_a_template_without_known_signs_has_no_format(source: str) -> None:
 
 @pytest.mark.parametrize(
     ("source", "name"),
-    [("{{ content.split('</think>') }}", "think"), ("First draft your thoughts: [THINK]…[/THINK]", "mistral")],
+    [
+        ("{{ content.split('</think>') }}", "think"),
+        ("First draft your thoughts: [THINK]…[/THINK]", "mistral"),
+        ("thoughts between <think></think>, response between <response></response>", "granite"),
+    ],
 )
 def test_a_template_that_shows_reasoning_has_its_format(source: str, name: str) -> None:
     assert choose_format("none", "auto", constants(source)).reasoning is REASONING_FORMATS[name]
