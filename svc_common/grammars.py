@@ -97,7 +97,7 @@ def compile_grammar(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**asdict(GRAMMAR_LIMITS)))
     if matcher.is_error():
         error = matcher.get_error()
-        raise (GrammarTooComplex if _exceeds_limit(error) else InvalidGrammar)(_shortened(error))
+        raise (GrammarTooComplex if exceeds_limit(error) else InvalidGrammar)(_shortened(error))
     return matcher
 
 
@@ -123,7 +123,7 @@ def _shortened(error: str) -> str:
     return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]} … {text[-_SHOWN:]}"
 
 
-def _exceeds_limit(error: str) -> bool:
+def exceeds_limit(error: str) -> bool:
     """Whether llguidance's text says that a limit was exceeded; there is no other sign of it."""
     return any(words in error for words in _TEXTS_OF_LIMITS)
 
@@ -132,7 +132,7 @@ _SOURCE = re.compile(r"\n\s+\d+ \|.*", re.DOTALL)
 _TEXTS_OF_LIMITS = (
     "lexer precomputation failed",
     "initial_lexer_fuel",
-    "too many expressions",
+    "too many",
     "too large",
     "too big",
     "too complex",

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_kernels.cpu.sample import SAMPLING_PARAMS_DTYPE, argmax, sample, top_logprobs
+from quire_kernels.cpu.sample import SAMPLING_PARAMS_DTYPE, argmax, mask_logits, sample, top_logprobs
 from quire_kernels.cpu.thread_pool import ThreadPool
+from worker_svc.grammar import TokenMasks
 from worker_svc.logprobs import to_token_logprobs
-from worker_svc.penalties import adjust_logits
+from worker_svc.penalties import adjust_logits, filter_logits, filtered_rows
 from worker_svc.sampler import SamplerOutput, SamplingState, uniform_numbers
 from worker_svc.step import TokenLogprobs
 
@@ -26,7 +27,9 @@ class CompiledSampler:
         self._thread_pool = thread_pool
         self._argmax = find_argmax or partial(argmax, thread_pool)
 
-    def __call__(self, logits: Tensor, states: Sequence[SamplingState]) -> SamplerOutput:
+    def __call__(
+        self, logits: Tensor, states: Sequence[SamplingState], masks: TokenMasks | None = None
+    ) -> SamplerOutput:
         """One token for each row of float32 logits [rows, vocab], which may be changed."""
         tokens = self._argmax(logits)
         asked = [(row, state.params.logprobs) for row, state in enumerate(states) if state.params.logprobs is not None]
@@ -37,8 +40,16 @@ class CompiledSampler:
             part = logits[adjusted]
             adjust_logits(part, [states[row].adjustments for row in adjusted])
             logits[adjusted] = part
-            # A row that held NaN has no token, whatever the kernels made of it.
-            tokens[adjusted] = np.where(tokens[adjusted] < 0, -1, argmax(self._thread_pool, part, suppressed=True))
+        if masks is not None:
+            _replace(tokens, masks.rows, mask_logits(self._thread_pool, logits, masks.rows, masks.bits))
+        filtered = filtered_rows([state.adjustments for state in states])
+        filter_logits(logits, filtered)
+        # Of masked rows the argmax is known, unless a filter may have dropped it.
+        masked = () if masks is None else masks.rows
+        changed = sorted(set(adjusted).difference(masked).union(row for row, _ in filtered))
+        if changed:
+            rows = np.array(changed, np.int64)
+            _replace(tokens, rows, argmax(self._thread_pool, logits[rows], suppressed=True))
         random = np.array(
             [row for row, state in enumerate(states) if not state.is_greedy and tokens[row] >= 0], np.int64
         )
@@ -54,6 +65,11 @@ class CompiledSampler:
             for row, logprobs_of_row in zip(reported, to_token_logprobs(*measured, counts), strict=True):
                 logprobs[row] = logprobs_of_row
         return SamplerOutput(sampled, logprobs)
+
+
+def _replace(tokens: NDArray[np.int64], rows: NDArray[np.int64], found: NDArray[np.int64]) -> None:
+    """Sets the tokens of these rows. A row that held NaN has no token, whatever the kernels made of it."""
+    tokens[rows] = np.where(tokens[rows] < 0, -1, found)
 
 
 def _sampling_table(states: Sequence[SamplingState]) -> NDArray[np.void]:

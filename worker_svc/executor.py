@@ -4,7 +4,7 @@ host.
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, TypeAlias, TypeVar
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from worker_svc.batch import Batch
 from worker_svc.forward import Forward
-from worker_svc.sampler import SamplerOutput, SamplingState, num_accepted, sample_tokens
+from worker_svc.grammar import TokenMasks
+from worker_svc.sampler import SamplerOutput, SamplingState, num_accepted, sample_tokens, start_masks
 from worker_svc.sequences import Sequence
 from worker_svc.step import SamplingParams
 
@@ -73,7 +74,7 @@ class Executor(Protocol):
 class Sampler(Protocol):
     """Samples tokens."""
 
-    def __call__(self, logits: Tensor, states: Items[SamplingState]) -> SamplerOutput:
+    def __call__(self, logits: Tensor, states: Items[SamplingState], masks: TokenMasks | None = None) -> SamplerOutput:
         """A token for each row of logits [rows, vocab], which may be changed; see `worker_svc.sampler`."""
 
 
@@ -83,21 +84,23 @@ def compute(
     """Computes a step on the host and samples for each of `batch.logits_indices` by the state of its sequence.
 
     The accepted tokens are added to the states. A row after a draft token samples as if that token had been sampled,
-    so an accepted row has the token that it would have without a draft.
+    so an accepted row has the token that it would have without a draft. Masks of grammars are made while the forward
+    pass runs.
     """
-    logits = forward(batch)
+    rows = list(states) if not drafts else []
+    for state, draft in zip(states, drafts, strict=True) if drafts else ():
+        rows += state.ahead(draft)
+    masks = start_masks(rows)
+    try:
+        logits = forward(batch)
+    finally:
+        if masks is not None:
+            wait([masks])  # nothing may use the matchers before that
     if not states:
         return SamplerOutput([], [])
-    if not drafts:
-        output = sampler(logits, states)
-        for state, token in zip(states, output.tokens, strict=True):
-            if token is not None:
-                state.add(token)
-        return output
-    rows = [row for state, draft in zip(states, drafts, strict=True) for row in state.ahead(draft)]
-    output = sampler(logits, rows)
+    output = sampler(logits, rows, None if masks is None else masks.result())
     tokens = iter(output.tokens)
-    for state, draft in zip(states, drafts, strict=True):
+    for state, draft in zip(states, drafts or [()] * len(states), strict=True):
         sampled = list(islice(tokens, 1 + len(draft)))
         for token in sampled[: num_accepted(sampled, draft)]:
             if token is not None:

@@ -2,14 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from quire_kernels.cpu.attention import check_compiled_support
 from quire_kernels.cpu.library import BuildFailed, load_library
 from quire_kernels.cpu.thread_pool import ThreadPool
-from svc_common.models import cache_root, resolve_model, split_names, tokenizer_fingerprint, tokenizer_setting
+from svc_common.grammars import UnsupportedTokenizer, load_grammar_tokenizer
+from svc_common.models import (
+    ServedModel,
+    cache_root,
+    eos_token_ids_of,
+    resolve_model,
+    split_names,
+    tokenizer_fingerprint,
+    tokenizer_setting,
+)
 from worker_svc.attention import AttentionKind, CompiledKernels, Kernels
 from worker_svc.block_copier import RateLimiter
 from worker_svc.block_copier_factory import make_block_copier
@@ -19,6 +30,7 @@ from worker_svc.drafting import DrafterFactory, find_drafter
 from worker_svc.errors import StartupFailed
 from worker_svc.executor import CudaGraphOptions
 from worker_svc.fingerprint import kernels_digest, model_fingerprint
+from worker_svc.grammar import GrammarCompiler
 from worker_svc.host import available_cpus, has_bfloat16
 from worker_svc.memory import (
     MemoryBudget,
@@ -38,6 +50,9 @@ from worker_svc.progress import progress
 from worker_svc.runner import Runner
 from worker_svc.settings import WorkerSettings
 from worker_svc.warm_up import RepeatingDrafter, measure_prefill, measure_swaps, run_largest_step, warm_up
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 # Tokens and sequences of a step. On 2 cores a prompt's tokens are computed fastest, and other streams wait
 # least, in chunks of 256. A GPU needs more to be busy.
@@ -97,6 +112,10 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     if served.other_tokenizer is not None:
         setting = tokenizer_setting(settings.tokenizer)
         _check_vocabulary(served.other_tokenizer, model.layout.vocab_size, setting)
+    # Made in the background, while memory is measured and the model warms up.
+    grammars = GrammarCompiler(
+        partial(_load_grammar_tokenizer, served, model.layout.vocab_size), max(1, available_cpus() // 2)
+    )
     default_step_tokens, default_sequences = _BUDGETS[device.type]
     shape = CacheShape.of(
         model.layout, settings.block_size, _cache_dtype(settings.kv_cache_dtype, kernels, dtype, device)
@@ -117,11 +136,14 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     graphs = CudaGraphOptions(settings.cuda_graphs, _capture_reporter(report))
     cache = shape.allocate(limits.num_blocks, device)
     prefault = Prefault(cache.blocks, torch.get_num_threads()) if device.type == "cpu" else None
-    runner = _make_runner(model, cache, shape, limits, graphs, settings.swap_rate, make_drafter)
+    runner = _make_runner(model, cache, shape, limits, graphs, settings.swap_rate, make_drafter, grammars)
     with progress("warming up", report):
         warm_up(runner)
         prefill_rate = measure_prefill(runner)
         swap_rate = measure_swaps(runner, shape.block_bytes, settings.swap_rate)
+        without_grammars = grammars.warm_up()
+    if without_grammars is not None:
+        report(f"requests with a grammar fail: {without_grammars}")
     description = WorkerDescription(
         model=served.name,
         fingerprint=model_fingerprint(served.path, dtype, settings.quantization, settings.kv_cache_dtype, arithmetic),
@@ -166,6 +188,16 @@ def _check_vocabulary(tokenizer: Path, vocab_size: int, setting: str) -> None:
         raise StartupFailed(
             f"{setting}: {tokenizer} has token ids up to {highest}, but the model's vocabulary has {vocab_size}"
         )
+
+
+def _load_grammar_tokenizer(served: ServedModel, vocab_size: int) -> "LLTokenizer":
+    """The vocabulary of grammars for logits of this size. Raises UnsupportedTokenizer."""
+    try:
+        eos_token_ids = eos_token_ids_of(served.path)
+        text = (served.tokenizer_path / "tokenizer.json").read_text()
+    except (OSError, ValueError) as error:
+        raise UnsupportedTokenizer(f"the tokenizer's files cannot be read: {error}") from error
+    return load_grammar_tokenizer(text, eos_token_ids, vocab_size)
 
 
 def _device(choice: str) -> torch.device:
@@ -268,6 +300,7 @@ def _make_runner(
     graphs: CudaGraphOptions,
     swap_rate: float | None = None,
     make_drafter: DrafterFactory | None = None,
+    grammars: GrammarCompiler | None = None,
 ) -> Runner:
     host_blocks = shape.allocate_host(limits.num_host_blocks)
     if cache.device.type == "cuda" and limits.num_host_blocks:
@@ -281,7 +314,7 @@ def _make_runner(
             ) from error
     executor = model.executor(cache, limits, graphs)
     block_copier = make_block_copier(executor, cache, host_blocks, RateLimiter(swap_rate))
-    return Runner(executor, limits, block_copier, make_drafter)
+    return Runner(executor, limits, block_copier, make_drafter, grammars)
 
 
 def _num_blocks(

@@ -24,6 +24,11 @@ _accepted_tokens = Counter("quire_worker_accepted_draft_tokens_total", "Draft to
 _swapped_blocks = Counter("quire_worker_swapped_blocks_total", "Blocks swapped", ["direction"])
 _swap_seconds = Counter("quire_worker_swap_seconds_total", "Time in which blocks were swapped", ["direction"])
 _failed_swaps = Counter("quire_worker_failed_swaps_total", "Swaps that failed", ["direction"])
+_compiled_grammars = Counter("quire_worker_compiled_grammars_total", "Grammars compiled")
+_masks = Counter("quire_worker_token_masks_total", "Token masks made for sequences with a grammar")
+_mask_seconds = Counter(
+    "quire_worker_token_mask_seconds_total", "Time in which token masks were made, beside the forward pass"
+)
 
 
 def count_step(outcome: Timed[StepOutcome]) -> None:
@@ -47,3 +52,12 @@ def count_step(outcome: Timed[StepOutcome]) -> None:
 
 def count_failed_step() -> None:
     _failed_steps.inc()
+
+
+def count_grammar_compiled() -> None:
+    _compiled_grammars.inc()
+
+
+def count_masks(num_masks: int, seconds: float) -> None:
+    _masks.inc(num_masks)
+    _mask_seconds.inc(seconds)

@@ -113,7 +113,7 @@ def adjust_logits(logits: Tensor, rows: Sequence[Adjustments]) -> None:
     """Changes float32 logits [rows, vocab] in place, each row by its own adjustments.
 
     The order is bias, repetition penalty, frequency and presence penalty, as in vLLM and transformers; then
-    suppression, so that nothing restores a suppressed token; then filters.
+    suppression, so that nothing restores a suppressed token. Masks of grammars and then filters follow.
     """
     flat = logits.view(-1)
     _add_bias(flat, logits.shape[1], rows)
@@ -126,7 +126,11 @@ def adjust_logits(logits: Tensor, rows: Sequence[Adjustments]) -> None:
     if suppressed:
         places = torch.from_numpy(np.concatenate(suppressed)).to(logits.device)
         flat.index_fill_(0, places, float("-inf"))
-    filter_logits(logits, [(row, adjustments.params) for row, adjustments in enumerate(rows) if adjustments.filters])
+
+
+def filtered_rows(rows: Sequence[Adjustments]) -> list[tuple[int, SamplingParams]]:
+    """The rows to which filters apply, for `filter_logits`."""
+    return [(row, adjustments.params) for row, adjustments in enumerate(rows) if adjustments.filters]
 
 
 def filter_logits(

@@ -24,12 +24,14 @@ from worker_svc.description import WorkerLimits
 from worker_svc.drafting import DrafterFactory, Drafting
 from worker_svc.errors import DeviceLost
 from worker_svc.executor import Executor, SampleHandle
+from worker_svc.grammar import GrammarCompiler
 from worker_svc.launched_step import LaunchedStep, ScheduledRun
 from worker_svc.sampler import SamplerOutput, num_accepted
 from worker_svc.sequences import InvalidSequence, Sequence
 from worker_svc.step import (
     MAX_STEPS_IN_FLIGHT,
     BlockTableUpdate,
+    FailureReason,
     NewSequence,
     ScheduledSequence,
     SequenceResult,
@@ -38,6 +40,8 @@ from worker_svc.step import (
     TokenLogprobs,
 )
 from worker_svc.swap_tracker import SwapTracker
+
+_NO_TOKEN = "there is no token to sample: the logits are not finite, or all tokens are suppressed"
 
 
 class Runner:
@@ -53,11 +57,13 @@ class Runner:
         limits: WorkerLimits,
         block_copier: BlockCopier,
         make_drafter: DrafterFactory | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """`make_drafter` is required if `limits` have draft tokens."""
+        """`make_drafter` is required if `limits` have draft tokens, `grammars` for sequences with a grammar."""
         self.limits = limits
         self.block_hashes = BlockHashTable()
         self._executor = executor
+        self._grammars = grammars
         self._swap_tracker = SwapTracker(block_copier, limits)
         self._sequences: dict[int, Sequence] = {}
         self._failures: dict[int, str] = {}
@@ -180,7 +186,7 @@ class Runner:
         try:
             if new.sequence_id in self._sequences or new.sequence_id in self._failures:
                 raise InvalidSequence("its id was used before")
-            self._sequences[new.sequence_id] = Sequence.from_new_sequence(new, self.limits)
+            self._sequences[new.sequence_id] = Sequence.from_new_sequence(new, self.limits, self._grammars)
         except InvalidSequence as error:
             self._sequences.pop(new.sequence_id, None)
             self._failures[new.sequence_id] = str(error)
@@ -303,12 +309,13 @@ class Runner:
 
     def _fail_without_token(self, run: ScheduledRun) -> SequenceResult:
         """The result of a sequence that has failed, or fails because it has no token."""
+        matcher = run.sequence.matcher
+        in_grammar = None if matcher is None else matcher.failure
         if run.sequence.failure is None:
-            run.sequence.failure = (
-                "there is no token to sample: the logits are not finite, or all tokens are suppressed"
-            )
+            run.sequence.failure = in_grammar.text if in_grammar is not None else _NO_TOKEN
             self._fail_run(run, run.sequence.failure)
-        return SequenceResult(run.sequence_id, [], failure=run.sequence.failure)
+        reason = FailureReason.INTERNAL if in_grammar is None else in_grammar.reason
+        return SequenceResult(run.sequence_id, [], failure=run.sequence.failure, failure_reason=reason)
 
     @contextmanager
     def _failing_all(self, runs: list[ScheduledRun]) -> Iterator[None]:

@@ -6,6 +6,7 @@ the batch matters, so a sequence that is resumed or moved samples what it would 
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker_svc.penalties import Adjustments, adjust_logits
+from worker_svc.grammar import GrammarMatcher, TokenMasks
+from worker_svc.penalties import Adjustments, adjust_logits, filter_logits, filtered_rows
 from worker_svc.philox import uniforms
 from worker_svc.step import SamplingParams, TokenLogprobs
 
@@ -31,17 +33,28 @@ _NUM_BUCKETS = (0x3F800000 >> _BUCKET_SHIFT) + 1
 class SamplingState:
     """How one sequence samples, updated as it grows."""
 
-    def __init__(self, params: SamplingParams, index: int, tokens: NDArray[np.int32], prompt_length: int) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        index: int,
+        tokens: NDArray[np.int32],
+        prompt_length: int,
+        matcher: GrammarMatcher | None = None,
+    ) -> None:
+        """`matcher` has the tokens after the prompt already; it belongs to this state from now on."""
         self.params = params
         self.index = index
         self.seed = params.seed % 2**64
         self.position = len(tokens)
         self.adjustments = Adjustments(params, tokens, prompt_length)
+        self.matcher = matcher
 
     def add(self, token: int) -> None:
         """Adds a sampled token: the next one is for the position after it."""
         self.position += 1
         self.adjustments.add(token)
+        if self.matcher is not None:
+            self.matcher.add(token)
 
     def ahead(self, draft: Sequence[int]) -> "list[SamplingState]":
         """The state now, and the state after each of these tokens if they were sampled."""
@@ -49,6 +62,7 @@ class SamplingState:
         for token in draft:
             state = copy(states[-1])
             state.adjustments = state.adjustments.copy()
+            state.matcher = None if state.matcher is None else state.matcher.copy()
             state.add(token)
             states.append(state)
         return states
@@ -79,12 +93,18 @@ def num_accepted(tokens: Sequence[int | None], draft: Sequence[int]) -> int:
     return len(tokens)
 
 
-def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> SamplerOutput:
+def start_masks(states: Sequence[SamplingState]) -> "Future[TokenMasks] | None":
+    """Begins to make the masks of the rows with a grammar, on another thread. None if there is no such row."""
+    matchers = [(row, state.matcher) for row, state in enumerate(states) if state.matcher is not None]
+    return matchers[0][1].compiler.start_masks(matchers) if matchers else None
+
+
+def sample_tokens(logits: Tensor, states: Sequence[SamplingState], masks: TokenMasks | None = None) -> SamplerOutput:
     """Samples one token for each row of logits [rows, vocab], of any float dtype; the logits may be changed.
 
-    The order is vLLM's: log-probabilities are of the model's own logits; then bias, penalties and suppression, which
-    also affect greedy sampling; then temperature; then min-p and top-k, each on its own, and top-p over what they keep.
-    Of tokens that are equal at a limit, all are kept, so that no order among them matters.
+    The order is vLLM's: log-probabilities are of the model's own logits; then bias, penalties, suppression and the
+    masks of grammars, which also affect greedy sampling; then temperature; then min-p and top-k, each on its own, and
+    top-p over what they keep. Of tokens that are equal at a limit, all are kept, so that no order among them matters.
     """
     logits = logits.float()
     # One infinity or NaN makes the sum not finite; a sum is many times cheaper than a test of each.
@@ -92,12 +112,20 @@ def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> SamplerOut
     if not all(valid):
         logits[[row for row, is_valid in enumerate(valid) if not is_valid]] = 0.0
     reported = [row for row, state in enumerate(states) if state.params.logprobs is not None]
-    adjusted = [row for row, state in enumerate(states) if state.adjustments.changes_logits]
+    masked = {} if masks is None else {row: place for place, row in enumerate(masks.rows.tolist())}
+    adjusted = [row for row, state in enumerate(states) if state.adjustments.changes_logits or row in masked]
     random = [row for row, state in enumerate(states) if not state.is_greedy]
     raw = logits[reported] if reported else None
     if adjusted:
         part = logits[adjusted]
-        adjust_logits(part, [states[row].adjustments for row in adjusted])
+        adjustments = [states[row].adjustments for row in adjusted]
+        adjust_logits(part, adjustments)
+        if masks is not None:
+            allowed = masks.as_bools(part.shape[1])
+            places = [place for place, row in enumerate(adjusted) if row in masked]
+            is_allowed = torch.from_numpy(allowed[[masked[adjusted[place]] for place in places]]).to(part.device)
+            part[places] = part[places].masked_fill_(~is_allowed, float("-inf"))
+        filter_logits(part, filtered_rows(adjustments))
         # If every token is suppressed there is none to sample.
         is_possible = part.amax(-1).isfinite()
         part[~is_possible] = 0.0

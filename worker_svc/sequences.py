@@ -6,6 +6,7 @@ from typing import Self
 import numpy as np
 
 from worker_svc.description import WorkerLimits
+from worker_svc.grammar import GrammarCompiler, GrammarMatcher
 from worker_svc.int_list import IntList
 from worker_svc.logit_filters import filters_of
 from worker_svc.sampler import SamplingState
@@ -31,6 +32,7 @@ class Sequence:
         "failure",
         "has_filters",
         "index",
+        "matcher",
         "num_cached_tokens",
         "num_computed",
         "params",
@@ -38,7 +40,7 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, new: NewSequence) -> None:
+    def __init__(self, new: NewSequence, grammars: GrammarCompiler | None = None) -> None:
         self.tokens = IntList(new.token_ids)
         self.prompt_length = new.prompt_length
         self.params, self.index = new.sampling, new.index
@@ -51,12 +53,18 @@ class Sequence:
         self.num_cached_tokens = 0
         self.blocks = IntList()
         self._sampling: SamplingState | None = None
+        self.matcher: GrammarMatcher | None = None
+        if grammars is not None and new.sampling.grammar:
+            self.matcher = grammars.matcher(new.sampling.grammar, new.token_ids[new.prompt_length :])
         # Why a promised token is missing. What was launched for the sequence since then is discarded.
         self.failure: str | None = None
 
     @classmethod
-    def from_new_sequence(cls, new: NewSequence, limits: WorkerLimits) -> Self:
-        """Raises InvalidSequence if `new` is malformed or asks for a result that is not computed here."""
+    def from_new_sequence(cls, new: NewSequence, limits: WorkerLimits, grammars: GrammarCompiler | None = None) -> Self:
+        """Raises InvalidSequence if `new` is malformed or asks for a result that is not computed here.
+
+        Its grammar begins to be compiled. Without `grammars` none is accepted.
+        """
         if new.result not in COMPUTED_RESULTS:
             raise InvalidSequence(f"this worker does not compute {new.result}")
         if not 1 <= new.prompt_length <= len(new.token_ids):
@@ -66,7 +74,9 @@ class Sequence:
         named = (new.token_ids, list(new.sampling.logit_bias), new.sampling.suppressed_token_ids)
         if not all(_within(ids, limits.vocab_size) for ids in named):
             raise InvalidSequence(f"a token id beyond the vocabulary of {limits.vocab_size}")
-        return cls(new)
+        if new.sampling.grammar and grammars is None:
+            raise InvalidSequence("this worker applies no grammars")
+        return cls(new, grammars)
 
     def validate(self, scheduled: ScheduledSequence, limits: WorkerLimits) -> tuple[int, bool]:
         """The position of the first token to compute, and whether the last known token is reached, so that the next one
@@ -120,7 +130,9 @@ class Sequence:
     def sampling(self) -> SamplingState:
         """The state for sampling on the host, from the tokens known at the first access; the sampler updates it."""
         if self._sampling is None:
-            self._sampling = SamplingState(self.params, self.index, self.tokens.values, self.prompt_length)
+            self._sampling = SamplingState(
+                self.params, self.index, self.tokens.values, self.prompt_length, self.matcher
+            )
         return self._sampling
 
 

@@ -123,6 +123,13 @@ class TokenLogprobs:
     top: list[tuple[int, float]]
 
 
+class FailureReason(Enum):
+    """Why a sequence failed, for the client."""
+
+    INTERNAL = "internal"
+    GRAMMAR_TOO_COMPLEX = "grammar too complex"
+
+
 class SequenceResult(NamedTuple):
     """The result of one scheduled sequence: one token, or none while known tokens are left to compute.
 
@@ -133,6 +140,7 @@ class SequenceResult(NamedTuple):
     token_ids: list[int]
     logprobs: Sequence[TokenLogprobs] = ()
     failure: str | None = None
+    failure_reason: FailureReason = FailureReason.INTERNAL
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from worker_svc.step import (
     BlockPairs,
     BlockTableUpdate,
     Direction,
+    FailureReason,
     NewSequence,
     SamplingParams,
     ScheduledSequence,
@@ -26,6 +27,10 @@ from worker_svc.step import (
     TokenLogprobs,
 )
 
+_FAILURE_REASONS = {
+    FailureReason.INTERNAL: pb.SEQUENCE_FAILURE_REASON_UNSPECIFIED,
+    FailureReason.GRAMMAR_TOO_COMPLEX: pb.SEQUENCE_FAILURE_REASON_GRAMMAR_TOO_COMPLEX,
+}
 _DIRECTIONS = {Direction.OUT: pb.DIRECTION_OUT, Direction.IN: pb.DIRECTION_IN}
 
 
@@ -134,8 +139,8 @@ _SAMPLING_SCALARS = {field.name for field in fields(SamplingParams)} - {
 
 
 def outcome_to_proto(outcome: StepOutcome) -> pb.StepResult:
-    sequence_ids, token_ids, logprobs, failures = (
-        zip(*outcome.sequences, strict=True) if outcome.sequences else [()] * 4
+    sequence_ids, token_ids, logprobs, failures, reasons = (
+        zip(*outcome.sequences, strict=True) if outcome.sequences else [()] * 5
     )
     return pb.StepResult(
         sequence_ids=sequence_ids,
@@ -146,7 +151,9 @@ def outcome_to_proto(outcome: StepOutcome) -> pb.StepResult:
             for schedule_index in compress(range(len(logprobs)), logprobs)
         ],
         failures=[
-            pb.SequenceFailure(schedule_index=schedule_index, message=failure)
+            pb.SequenceFailure(
+                schedule_index=schedule_index, message=failure, reason=_FAILURE_REASONS[reasons[schedule_index]]
+            )
             for schedule_index, failure in enumerate(failures)
             if failure is not None
         ],

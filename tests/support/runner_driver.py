@@ -22,6 +22,7 @@ from worker_svc.cache import CacheShape, KVCache
 from worker_svc.description import WorkerDescription, WorkerLimits
 from worker_svc.drafting import DrafterFactory
 from worker_svc.executor import CudaGraphOptions
+from worker_svc.grammar import GrammarCompiler
 from worker_svc.instance import ModelInstance
 from worker_svc.launched_step import LaunchedStep
 from worker_svc.model.architecture import describe
@@ -53,6 +54,7 @@ def make_runner(
     description: ModelDescription | None = None,
     make_drafter: DrafterFactory | None = None,
     max_draft_tokens: int = 4,
+    grammars: GrammarCompiler | None = None,
 ) -> Runner:
     """A runner of the model in a directory, over a cache that is filled with garbage.
 
@@ -78,7 +80,9 @@ def make_runner(
     )
     executor = model.executor(cache, limits, CudaGraphOptions(cuda_graphs))
     pinned = host_blocks.pin_memory() if device == "cuda" else host_blocks
-    return Runner(executor, limits, make_block_copier(executor, cache, pinned, RateLimiter(None)), make_drafter)
+    return Runner(
+        executor, limits, make_block_copier(executor, cache, pinned, RateLimiter(None)), make_drafter, grammars
+    )
 
 
 def make_instance(runner: Runner) -> ModelInstance:

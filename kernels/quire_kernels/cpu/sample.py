@@ -39,6 +39,33 @@ def argmax(thread_pool: ThreadPool, logits: Tensor, *, suppressed: bool = False)
     return tokens
 
 
+def mask_logits(
+    thread_pool: ThreadPool, logits: Tensor, rows: NDArray[np.int64], bits: NDArray[np.int32]
+) -> NDArray[np.int64]:
+    """Sets logits of these rows of float32 logits [rows, vocab] to minus infinity, in place, where a bit is not set.
+
+    `bits` int32 [len(rows), words]: bit t % 32 of word t // 32 is token t's. Returns the argmax of each, the first of
+    equals; -1 where no token is left or where one is NaN or infinity.
+    """
+    _check_logits(logits)
+    _check_rows(rows, logits)
+    is_bits = bits.dtype == np.int32 and bits.ndim == 2 and len(bits) == len(rows) and bits.flags.c_contiguous
+    require(is_bits and 32 * bits.shape[1] >= logits.shape[1], "bits", "be int32 [rows, words], a bit for each token")
+    tokens = np.empty(len(rows), np.int64)
+    thread_pool.library.quire_mask_logits(
+        thread_pool.handle,
+        logits.data_ptr(),
+        logits.stride(0),
+        logits.shape[1],
+        rows.ctypes.data,
+        bits.ctypes.data,
+        bits.shape[1],
+        len(rows),
+        tokens.ctypes.data,
+    )
+    return tokens
+
+
 def sample(
     thread_pool: ThreadPool, logits: Tensor, rows: NDArray[np.int64], params: NDArray[np.void]
 ) -> NDArray[np.int64]:
@@ -51,14 +78,9 @@ def sample(
     where all are, or where one is NaN.
     """
     _check_logits(logits)
-    require(
-        rows.dtype == np.int64 and params.dtype == SAMPLING_PARAMS_DTYPE and len(rows) == len(params),
-        "params",
-        "be of SAMPLING_PARAMS_DTYPE, as many as rows",
-    )
-    require(rows.flags.c_contiguous and params.flags.c_contiguous, "params", "be contiguous, as rows must be")
-    is_within = not len(rows) or (rows.min() >= 0 and rows.max() < len(logits))
-    require(bool(is_within), "rows", "be rows of logits")
+    is_params = params.dtype == SAMPLING_PARAMS_DTYPE and len(rows) == len(params) and params.flags.c_contiguous
+    require(is_params, "params", "be of SAMPLING_PARAMS_DTYPE, as many as rows, and contiguous")
+    _check_rows(rows, logits)
     tokens = np.empty(len(rows), np.int64)
     thread_pool.library.quire_sample(
         thread_pool.handle,
@@ -101,6 +123,12 @@ def top_logprobs(
         ids.ctypes.data,
     )
     return logprobs, ids
+
+
+def _check_rows(rows: NDArray[np.int64], logits: Tensor) -> None:
+    require(rows.dtype == np.int64 and rows.flags.c_contiguous, "rows", "be int64, contiguous")
+    is_within = not len(rows) or (rows.min() >= 0 and rows.max() < len(logits))
+    require(bool(is_within), "rows", "be rows of logits")
 
 
 def _check_logits(logits: Tensor) -> None:

@@ -47,6 +47,7 @@ def _declare(library: Any) -> None:
         ("store", status, pointer, number, pointer, pointer, number, pointer, number, pointer, number),
         ("attend", status, pointer, number, pointer, pointer, pointer, number, pointer, pointer),
         ("argmax", status, pointer, pointer, number, number, number, number, pointer),
+        ("mask_logits", status, pointer, pointer, number, number, pointer, pointer, number, number, pointer),
         ("sample", status, pointer, pointer, number, number, pointer, pointer, number, pointer),
         ("top_logprobs", status, pointer, pointer, number, number, number, pointer, number, pointer, pointer),
         ("llama_new", pointer, pointer, number, pointer),

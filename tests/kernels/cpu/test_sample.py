@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import compiled
-from quire_kernels.cpu.sample import SAMPLING_PARAMS_DTYPE, argmax, sample, top_logprobs
+from quire_kernels.cpu.sample import SAMPLING_PARAMS_DTYPE, argmax, mask_logits, sample, top_logprobs
 from worker_svc.philox import uniforms
 from worker_svc.sampler import SamplingState, sample_tokens
 from worker_svc.step import SamplingParams
@@ -127,3 +127,31 @@ def test_a_row_of_no_numbers_leaves_the_ranks_of_others_alone() -> None:
 def test_ranks_that_do_not_exist_are_refused_by_name(tokens: list[int], count: int, name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}: "):
         top_logprobs(compiled.thread_pool(), torch.zeros(2, 100), np.array(tokens, np.int64), count)
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 97, 1000])
+def test_masked_rows_lose_the_tokens_without_a_bit(vocab: int) -> None:
+    torch.manual_seed(vocab)
+    logits = torch.randn(9, vocab)
+    rows = np.array([7, 0, 3, 5], np.int64)
+    rng = np.random.default_rng(vocab)
+    allowed = rng.random((4, vocab)) < 0.3
+    allowed[1], allowed[2] = True, False
+    allowed[0, vocab - 1] = allowed[3, vocab // 2] = True
+    packed = np.zeros((4, -(-vocab // 32) * 4), np.uint8)
+    bits = np.packbits(allowed, axis=1, bitorder="little")
+    packed[:, : bits.shape[1]] = bits
+    masked = logits.clone()
+    tokens = mask_logits(compiled.thread_pool(), masked, rows, packed.view(np.int32))
+    expected = logits.clone()
+    expected[rows] = logits[rows].masked_fill(~torch.from_numpy(allowed), float("-inf"))
+    assert torch.equal(masked, expected)
+    assert tokens.tolist() == [*expected[rows[:2]].argmax(-1).tolist(), -1, int(expected[5].argmax())]
+
+
+def test_a_mask_has_a_bit_for_each_token() -> None:
+    logits, rows = torch.zeros(2, 97), np.array([0], np.int64)
+    with pytest.raises(ValueError, match="bits"):
+        mask_logits(compiled.thread_pool(), logits, rows, np.zeros((1, 3), np.int32))
+    with pytest.raises(ValueError, match="rows"):
+        mask_logits(compiled.thread_pool(), logits, rows + 2, np.zeros((1, 4), np.int32))

@@ -154,6 +154,22 @@ int64_t quire_argmax(void* pool_, const float* logits, int64_t rows, int64_t str
     });
 }
 
+// Masks `count` rows of logits in place, rows[i] with bits[i] of `words` words, and finds their argmax: -1 where no token is
+// left, or one is NaN.
+int64_t quire_mask_logits(void* pool_, float* logits, int64_t stride, int64_t vocab, const int64_t* rows, const uint32_t* bits,
+                          int64_t words, int64_t count, int64_t* tokens) {
+    return guarded([&] {
+        ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
+        pool.run([&](int) {
+            pool.parallel_for(count, [&](int64_t i) {
+                float* row = logits + rows[i] * stride;
+                mask_logits(row, vocab, bits + i * words);
+                tokens[i] = find_argmax<true>(row, vocab).token;
+            });
+        });
+    });
+}
+
 // A token for each of `count` rows of logits, rows[i] sampled with draws[i]; -1 where none can be sampled.
 int64_t quire_sample(void* pool_, const float* logits, int64_t stride, int64_t vocab, const int64_t* rows, const SamplingParams* params,
                 int64_t count, int64_t* tokens) {

@@ -52,6 +52,16 @@ inline Argmax find_argmax(const float* logits, int64_t vocab) {
     return {peak, i};
 }
 
+// Sets the logits of tokens whose bit is not set to minus infinity: bit t % 32 of word t / 32 is token t's.
+inline void mask_logits(float* logits, int64_t vocab, const uint32_t* bits) {
+    for (int64_t first = 0; first < vocab; first += 32) {
+        const uint32_t word = bits[first / 32];
+        if (word == ~uint32_t{0}) continue;
+        const int64_t end = std::min<int64_t>(32, vocab - first);
+        for (int64_t i = 0; i < end; ++i) logits[first + i] = (word >> i) & 1 ? logits[first + i] : -INFINITY;
+    }
+}
+
 // Log-probabilities of one token of a row of logits, and of its top `count` in falling order, of equals the first first:
 // a smaller count gives a prefix of the same tokens.
 inline void top_logprobs(const float* logits, int64_t vocab, int64_t token, int64_t count, float* logprobs, int64_t* ids) {

@@ -1,0 +1,116 @@
+"""What a sequence with a grammar returns matches it, whatever else happens: other sequences, preemption, drafts."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core_runner import CoreRunner, Served, submission
+from drafters import knowing
+from grammars import CASES, VOCAB, config_for_grammars, is_prefix, text_of, tiny_grammars
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from runner_driver import make_instance, make_runner
+from tiny_model import EOS
+from worker_svc.grammar import GrammarCompiler
+
+BLOCK, PLENTY = 8, 256
+_KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0, "logprobs": 2},
+    {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 1.0, "typical_p": 0.9, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+    {"temperature": 1.0, "logit_bias": {40: 5.0, 50: -100.0}},
+    {"presence_penalty": 1.0, "logprobs": 0},
+]
+
+
+@pytest.fixture(scope="module")
+def model(save_model: Callable[..., Path]) -> Path:
+    return save_model(config_for_grammars())
+
+
+@pytest.fixture(scope="module")
+def grammars() -> GrammarCompiler:
+    return tiny_grammars()
+
+
+def _requests(seed: int, count: int) -> dict[str, scheduler_v1.Submit]:
+    """Requests with grammars, and every third one without, with all kinds of sampling. Keys name the grammar."""
+    rng = random.Random(seed)
+    made = {}
+    for place in range(count):
+        name = "" if place % 3 == 2 else rng.choice(list(CASES))
+        options = dict(_KINDS[place % len(_KINDS)]) | {"seed": rng.randrange(2**40)}
+        logit_bias = options.pop("logit_bias", {})
+        prompt = [rng.randrange(3, 250) for _ in range(rng.choice([1, 7, BLOCK, 20]))]
+        submit = submission(f"{name}/{place}", prompt, rng.choice([8, 30, 60]), rng.choice([1, 1, 3]), **options)
+        submit.sampling.logit_bias.update(logit_bias)
+        submit.sampling.grammar = CASES[name].grammar if name else ""
+        submit.stop_token_ids.append(EOS)
+        made[submit.key] = submit
+    return made
+
+
+def _serve(
+    asked: dict[str, scheduler_v1.Submit], model: Path, grammars: GrammarCompiler, kernels: str, **options: Any
+) -> tuple[dict[str, list[Served]], CoreRunner]:
+    num_blocks, preemption = options.pop("num_blocks", PLENTY), options.pop("preemption", "auto")
+    runner = make_runner(model, kernels, block_size=BLOCK, num_blocks=num_blocks, grammars=grammars, **options)
+    core_runner = CoreRunner(make_instance(runner), num_blocks, preemption)
+    return core_runner.serve(asked.values()), core_runner
+
+
+def _tokens(served: dict[str, list[Served]]) -> dict[str, list[list[int]]]:
+    return {key: [one.token_ids for one in sequences] for key, sequences in served.items()}
+
+
+@pytest.mark.parametrize("kernels", ["compiled", "torch"])
+def test_every_output_matches_its_grammar(kernels: str, model: Path, grammars: GrammarCompiler) -> None:
+    asked = _requests(1, 30)
+    served, _ = _serve(asked, model, grammars, kernels)
+    num_complete = 0
+    for key, sequences in served.items():
+        case = CASES.get(key.partition("/")[0])
+        for one in sequences if case is not None else ():
+            assert case is not None
+            if one.token_ids[-1] == EOS:
+                num_complete += 1
+                assert case.matches(text_of(one.token_ids).decode()), (key, text_of(one.token_ids))
+            else:
+                assert len(one.token_ids) == asked[key].max_tokens
+            assert is_prefix(grammars, case, one.token_ids)
+    assert num_complete > 3
+
+
+def test_others_sample_what_they_do_without_grammars(model: Path, grammars: GrammarCompiler) -> None:
+    asked = _requests(2, 24)
+    served, _ = _serve(asked, model, grammars, "compiled")
+    plain = {key: submit for key, submit in asked.items() if not submit.sampling.grammar}
+    alone, _ = _serve(plain, model, grammars, "compiled")
+    assert _tokens(alone) == {key: tokens for key, tokens in _tokens(served).items() if key in plain}
+
+
+CIRCUMSTANCES: dict[str, dict[str, Any]] = {
+    "in chunks": {"max_step_tokens": 19},
+    "few beside each other": {"max_sequences": 3},
+    "swapped": {"num_blocks": 11, "preemption": "swap", "num_host_blocks": 64},
+    "computed again": {"num_blocks": 11, "preemption": "recompute"},
+}
+
+
+@pytest.mark.parametrize("drafts", [False, True], ids=["plain", "drafts"])
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_circumstances_change_no_token(name: str, drafts: bool, model: Path, grammars: GrammarCompiler) -> None:
+    asked = _requests(3, 40)
+    expected, _ = _serve(asked, model, grammars, "compiled")
+    options = dict(CIRCUMSTANCES[name])
+    if drafts:
+        texts = [[*asked[key].prompt_token_ids, *one.token_ids] for key, found in expected.items() for one in found]
+        options["make_drafter"] = knowing(texts, VOCAB, 3)
+    served, core_runner = _serve(asked, model, tiny_grammars(), "compiled", **options)
+    assert _tokens(served) == _tokens(expected)
+    assert (core_runner.core.totals.preemptions > 3) == ("preemption" in CIRCUMSTANCES[name])
+    if drafts:
+        assert sum(core_runner.num_results[count] for count in range(2, 6)) > 5

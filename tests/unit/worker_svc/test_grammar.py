@@ -1,0 +1,169 @@
+"""A matcher is a function of its grammar and its tokens. Grammars are compiled once, and bound in work."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from grammars import CASES, TOKENIZER, VOCAB, text_of, tiny_grammars
+from svc_common import grammars as common
+from svc_common.grammars import UnsupportedTokenizer
+from tiny_model import EOS
+from worker_svc import grammar as worker_grammar
+from worker_svc.grammar import GrammarCompiler, GrammarMatcher
+from worker_svc.step import FailureReason
+
+
+@pytest.fixture(scope="module")
+def grammars() -> GrammarCompiler:
+    compiler = tiny_grammars()
+    assert compiler.warm_up() is None
+    return compiler
+
+
+def _allowed(matchers: Sequence[GrammarMatcher]) -> NDArray[np.bool_]:
+    """Whether each token may follow: [matchers, VOCAB]."""
+    masks = matchers[0].compiler.start_masks(list(enumerate(matchers))).result()
+    assert masks.rows.tolist() == list(range(len(matchers)))
+    return masks.as_bools(VOCAB)
+
+
+def _walk(matcher: GrammarMatcher, rng: random.Random, most: int = 40) -> list[int]:
+    """Adds random tokens that may follow, until the text ends. Returns them."""
+    tokens: list[int] = []
+    while len(tokens) < most and (not tokens or tokens[-1] != EOS):
+        (may_follow,) = np.nonzero(_allowed([matcher])[0])
+        tokens.append(int(rng.choice(may_follow)))
+        matcher.add(tokens[-1])
+    return tokens
+
+
+def _encoded(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text).ids)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_it_leads_to_matches(name: str, grammars: GrammarCompiler) -> None:
+    case, num_complete = CASES[name], 0
+    for seed in range(10):
+        tokens = _walk(grammars.matcher(case.grammar), random.Random(seed))
+        if tokens[-1] == EOS:
+            num_complete += 1
+            assert case.matches(text_of(tokens).decode()), text_of(tokens)
+    assert num_complete or name == "any"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_that_is_rebuilt_at_any_token_allows_the_same(name: str, grammars: GrammarCompiler) -> None:
+    grammar = CASES[name].grammar
+    advanced = grammars.matcher(grammar)
+    tokens = _walk(grammars.matcher(grammar), random.Random(name))
+    for place in range(len(tokens) + 1):
+        rebuilt = grammars.matcher(grammar, tokens[:place])
+        masks = _allowed([advanced, rebuilt, advanced.copy()])
+        assert (masks == masks[0]).all()
+        assert masks[0].any()
+        if place < len(tokens):
+            assert masks[0, tokens[place]]
+            advanced.add(tokens[place])
+
+
+def test_a_copy_is_independent(grammars: GrammarCompiler) -> None:
+    matcher = grammars.matcher(CASES["choice"].grammar)
+    early = matcher.copy()
+    for token in _encoded("ye"):
+        matcher.add(token)
+    late = matcher.copy()
+    _allowed([matcher])
+    advanced = matcher.copy()
+    matcher.add(_encoded("s")[0])
+    masks = _allowed([early, late, advanced, matcher])
+    assert [sorted(np.nonzero(mask)[0].tolist()) for mask in masks] == [
+        sorted(_encoded("y") + _encoded("n") + _encoded("p")),
+        _encoded("s"),
+        _encoded("s"),
+        [EOS],
+    ]
+
+
+def test_tokens_that_may_follow_and_tokens_that_must(grammars: GrammarCompiler) -> None:
+    matcher = grammars.matcher(CASES["choice"].grammar)
+    assert matcher.forced_tokens() == []
+    assert matcher.num_allowed(_encoded("yes")) == 3
+    assert matcher.num_allowed([*_encoded("ye"), EOS]) == 2
+    matcher.add(_encoded("p")[0])
+    assert text_of(matcher.forced_tokens()) == b"erhaps"
+
+
+def test_a_grammar_is_compiled_once(grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def compile_counted(tokenizer: LLTokenizer, text: str) -> LLMatcher:
+        compiled.append(text)
+        return common.compile_grammar(tokenizer, text)
+
+    monkeypatch.setattr(worker_grammar, "compile_grammar", compile_counted)
+    grammar = 'start: "once"'
+    matchers = [grammars.matcher(grammar) for _ in range(5)]
+    assert (_allowed(matchers).sum(1) == 1).all()
+    assert len(compiled) == 1
+    for place in range(worker_grammar._NUM_CACHED):
+        grammars.matcher(f'start: "{place}"')
+    assert _allowed([matchers[0]]).sum() == 1, "what is in use stays"
+    _allowed([grammars.matcher(grammar)])
+    assert len(compiled) == worker_grammar._NUM_CACHED + 2
+
+
+FAILING = {
+    "not a grammar": ("start: (", [], FailureReason.INTERNAL),
+    "too large": ("start: /" + "a" * common.MAX_GRAMMAR_BYTES + "/", [], FailureReason.GRAMMAR_TOO_COMPLEX),
+    "other output": ('start: "a"', [100], FailureReason.INTERNAL),
+    "a mask too large": ("start: /((a{1,100}){1,100}){1,100}/", _encoded("a") * 50, FailureReason.GRAMMAR_TOO_COMPLEX),
+}
+
+
+@pytest.mark.parametrize("kind", FAILING)
+def test_a_failure_concerns_one_row(kind: str, grammars: GrammarCompiler) -> None:
+    grammar, output, reason = FAILING[kind]
+    failing, other = grammars.matcher(grammar, output), grammars.matcher(CASES["choice"].grammar)
+    for _ in range(100):
+        masks = _allowed([failing, other])
+        assert masks[1].sum() == 3
+        if failing.failure is not None:
+            break
+        failing.add(_encoded("a")[0])
+    assert failing.failure is not None
+    assert failing.failure.reason is reason
+    assert not masks[0].any()
+    assert "aaa" not in failing.failure.text
+    assert failing.forced_tokens() == []
+    assert failing.num_allowed([5]) == 0
+
+
+def test_a_lexer_at_its_limit_is_replaced(grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All matchers of a grammar share llguidance's lexer, and with it the number of its states."""
+    monkeypatch.setattr(common, "GRAMMAR_LIMITS", common.GrammarLimits(max_lexer_states=300))
+    grammar = r"start: /([ab]*a[ab]{6}[xy]|[ab]*b[ab]{7}z)*/"
+    matchers = [grammars.matcher(grammar) for _ in range(3)]
+    rng = random.Random(3)
+    for _ in range(150):
+        masks = _allowed(matchers)
+        assert all(matcher.failure is None for matcher in matchers)
+        for matcher, mask in zip(matchers, masks, strict=True):
+            (may_follow,) = np.nonzero(mask)
+            matcher.add(int(rng.choice([token for token in may_follow if token != EOS])))
+    assert any(matcher._tokens_at_rebuild > 0 for matcher in matchers)
+
+
+def test_without_a_tokenizer_sequences_with_grammars_fail() -> None:
+    def load() -> LLTokenizer:
+        raise UnsupportedTokenizer("no bytes")
+
+    compiler = GrammarCompiler(load)
+    assert compiler.warm_up() == "no bytes"
+    matcher = compiler.matcher('start: "a"')
+    assert not _allowed([matcher]).any()
+    assert matcher.failure is not None

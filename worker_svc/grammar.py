@@ -1,0 +1,241 @@
+"""Grammars: which tokens may follow the output of a sequence.
+
+A matcher is a function of its grammar and of the sequence's output tokens. So it is the same after a swap, after a move
+to another worker, and with drafts. Nothing here runs on the thread of the steps: one thread compiles grammars, another
+one makes the masks while the forward pass runs.
+"""
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from copy import copy
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from svc_common.grammars import (
+    GrammarTooComplex,
+    InvalidGrammar,
+    UnsupportedTokenizer,
+    compile_grammar,
+    exceeds_limit,
+    grammar_threads,
+)
+from worker_svc.metrics import count_grammar_compiled, count_masks
+from worker_svc.step import FailureReason
+
+_USUAL = "start: %json {}"
+
+# Compiled grammars that are kept. Those in use are kept by their sequences.
+_NUM_CACHED = 64
+# Sequences of a grammar share llguidance's lexer, whose states are limited. A matcher that reaches a limit gets a lexer
+# of its own; if that lasts for fewer tokens than this, the grammar is too complex.
+_FEWEST_TOKENS_OF_LEXER = 64
+
+
+@dataclass(frozen=True, slots=True)
+class MatcherFailure:
+    """Why a sequence cannot continue in its grammar. The text is for the operator and has nothing of the client's."""
+
+    text: str
+    reason: FailureReason = FailureReason.INTERNAL
+
+
+_TOO_COMPLEX = MatcherFailure("its grammar exceeds the limits for one token", FailureReason.GRAMMAR_TOO_COMPLEX)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """The tokens that may be sampled for some rows of a step.
+
+    `bits` int32 [len(rows), words]: bit t % 32 of word t // 32 is set if token t may follow. A row without any bit has
+    no token: its matcher has failed.
+    """
+
+    rows: NDArray[np.int64]
+    bits: NDArray[np.int32]
+
+    def as_bools(self, vocab_size: int) -> NDArray[np.bool_]:
+        """Whether each token may follow: [len(rows), vocab_size]."""
+        unpacked = np.unpackbits(self.bits.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
+        return unpacked.view(np.bool_)
+
+
+class GrammarCompiler:
+    """Compiles the grammars of one model's vocabulary, keeps those used last, and makes masks."""
+
+    def __init__(self, load_tokenizer: Callable[[], LLTokenizer], num_threads: int = 1) -> None:
+        """`load_tokenizer` runs on another thread; its vocabulary has the size of the logits. If it raises
+        UnsupportedTokenizer, sequences with grammars fail. `num_threads` make the masks of a step.
+        """
+        self._compiling, self._masking = grammar_threads(1, "grammars"), grammar_threads(1, "masks")
+        self._executor = LLExecutor(num_threads)
+        self._tokenizer = self._compiling.submit(load_tokenizer)
+        self._cache: OrderedDict[bytes, Future[LLMatcher]] = OrderedDict()
+
+    def warm_up(self) -> str | None:
+        """Waits for the tokenizer and makes a first mask. Returns why grammars cannot be applied."""
+        try:
+            self._tokenizer.result()
+        except UnsupportedTokenizer as error:
+            return str(error)
+        self.start_masks([(0, self.matcher(_USUAL))]).result()
+        return None
+
+    def matcher(self, grammar: str, output: Iterable[int] = ()) -> "GrammarMatcher":
+        """The matcher after these output tokens. The grammar is compiled if it is not known; nothing waits for it."""
+        return GrammarMatcher(self, grammar, self._compiled(grammar), output)
+
+    def start_masks(self, matchers: Sequence[tuple[int, "GrammarMatcher"]]) -> "Future[TokenMasks]":
+        """Makes the masks of these rows on another thread. Until they are done, the matchers must not be used."""
+        return self._masking.submit(self._fill, matchers)
+
+    def compile_alone(self, grammar: str) -> LLMatcher:
+        """Compiles a grammar now, for one matcher. The cached one, which may have reached a limit, is dropped.
+
+        Raises InvalidGrammar and UnsupportedTokenizer.
+        """
+        self._cache.pop(_digest(grammar), None)
+        return self._compile(grammar)
+
+    def _compiled(self, grammar: str) -> "Future[LLMatcher]":
+        key = _digest(grammar)
+        compiled = self._cache.pop(key, None) or self._compiling.submit(self._compile, grammar)
+        self._cache[key] = compiled  # the last one of all
+        if len(self._cache) > _NUM_CACHED:
+            self._cache.popitem(last=False)
+        return compiled
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        count_grammar_compiled()
+        return compile_grammar(self._tokenizer.result(), grammar)
+
+    def _fill(self, matchers: Sequence[tuple[int, "GrammarMatcher"]]) -> TokenMasks:
+        started = time.perf_counter()
+        states = [matcher.advance() for _, matcher in matchers]
+        ready = [(state, place) for place, state in enumerate(states) if state is not None]
+        num_words = -(-self._tokenizer.result().vocab_size // 32) if ready else 1
+        bits = np.zeros((len(matchers), num_words), np.int32)
+        if ready:
+            self._executor.unsafe_compute_mask_ptr(ready, bits.ctypes.data, 4 * num_words, len(bits))
+        for state, place in ready:
+            if state.is_error():
+                # Another lexer, and a failure if that reaches a limit, too.
+                _, matcher = matchers[place]
+                bits[place] = 0
+                if (rebuilt := matcher.rebuild()) is not None:
+                    rebuilt.unsafe_compute_mask_ptr(bits[place].ctypes.data, 4 * num_words)
+                    if rebuilt.is_error():
+                        bits[place] = 0
+                        matcher.failure = _TOO_COMPLEX
+        count_masks(len(matchers), time.perf_counter() - started)
+        return TokenMasks(np.array([row for row, _ in matchers], np.int64), bits)
+
+
+class GrammarMatcher:
+    """What may follow the output of one sequence. `add` and `copy` are cheap: tokens are matched when that is needed.
+
+    `failure` is set when the sequence cannot continue; then no token may follow.
+    """
+
+    __slots__ = (
+        "_compiled",
+        "_grammar",
+        "_num_matched",
+        "_state",
+        "_tokens",
+        "_tokens_at_rebuild",
+        "compiler",
+        "failure",
+    )
+
+    def __init__(
+        self, compiler: GrammarCompiler, grammar: str, compiled: "Future[LLMatcher]", output: Iterable[int]
+    ) -> None:
+        self.compiler, self._grammar, self._compiled = compiler, grammar, compiled
+        self._tokens = list(output)
+        self._state: LLMatcher | None = None
+        self._num_matched = 0
+        self._tokens_at_rebuild = -_FEWEST_TOKENS_OF_LEXER
+        self.failure: MatcherFailure | None = None
+
+    def add(self, token: int) -> None:
+        """Adds an output token."""
+        self._tokens.append(token)
+
+    def copy(self) -> Self:
+        """An independent copy."""
+        copied = copy(self)
+        copied._tokens = self._tokens.copy()
+        copied._state = None if self._state is None else self._state.deep_copy()
+        return copied
+
+    @property
+    def num_tokens(self) -> int:
+        """How many output tokens were added."""
+        return len(self._tokens)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `advance` would not wait for the compiler."""
+        return self._state is not None or self._compiled.done()
+
+    def advance(self) -> LLMatcher | None:
+        """llguidance's matcher after all tokens; None after a failure. Waits until the grammar is compiled."""
+        if self.failure is not None:
+            return None
+        if self._state is None:
+            self._state = self._start(self._compiled.result)
+        return self._match()
+
+    def rebuild(self) -> LLMatcher | None:
+        """The same matcher with a new lexer; None after a failure, as where the last one was new a few tokens ago."""
+        if len(self._tokens) - self._tokens_at_rebuild < _FEWEST_TOKENS_OF_LEXER:
+            self.failure = _TOO_COMPLEX
+            return None
+        self._tokens_at_rebuild, self._num_matched = len(self._tokens), 0
+        self._state = self._start(lambda: self.compiler.compile_alone(self._grammar))
+        return self._match()
+
+    def num_allowed(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens may follow, one after the other."""
+        state = self.advance()
+        return 0 if state is None else state.validate_tokens(list(tokens))
+
+    def forced_tokens(self) -> list[int]:
+        """Tokens of the only text that may follow; empty if there is a choice. A sampled token may be a part of one."""
+        state = self.advance()
+        return [] if state is None else state.compute_ff_tokens()
+
+    def _start(self, compiled: Callable[[], LLMatcher]) -> LLMatcher | None:
+        try:
+            return compiled().deep_copy()
+        except GrammarTooComplex:
+            self.failure = _TOO_COMPLEX
+        except InvalidGrammar:
+            self.failure = MatcherFailure("its grammar cannot be compiled")
+        except UnsupportedTokenizer:
+            self.failure = MatcherFailure("grammars cannot be applied to this model's tokenizer")
+        return None
+
+    def _match(self) -> LLMatcher | None:
+        state = self._state
+        if state is None or self._num_matched == len(self._tokens):
+            return state
+        pending, self._num_matched = self._tokens[self._num_matched :], len(self._tokens)
+        # One by one: an end-of-text token after the end of the text is an error to `consume_tokens`.
+        if all(map(state.consume_token, pending)):
+            return state
+        if exceeds_limit(state.get_error()):
+            return self.rebuild()
+        self.failure = MatcherFailure("its output does not match its grammar")
+        return None
+
+
+def _digest(grammar: str) -> bytes:
+    return hashlib.sha256(grammar.encode()).digest()
