@@ -162,7 +162,8 @@ def _regex(regex: str) -> str:
 
     if not regex:
         raise ConstraintError("must not be empty")
-    return f"start: /{regex_to_lark(regex, 'd')}/"
+    # As in the patterns of a JSON Schema: \d and \w are ASCII.
+    return f"start: /{regex_to_lark(regex, 'dw')}/"
 
 
 def _from_gbnf(text: str) -> str:
