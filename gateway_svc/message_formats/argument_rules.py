@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway_svc.message_formats.description import Tool, XmlCalls
+from gateway_svc.message_formats.layout import python_literal
 from gateway_svc.message_formats.schema_types import resolve_reference
 
 _DEFINITIONS = ("$defs", "definitions")
@@ -33,10 +34,10 @@ def escaped_regex(text: str) -> str:
     return re.sub(r"[\\^$.|?*+()\[\]{}/]", r"\\\g<0>", text)
 
 
-def json_rule(schema: Mapping[str, Any], whitespace: str) -> str:
-    """JSON of a schema."""
-    options = {"x-guidance": {"whitespace_pattern": whitespace}}
-    text = json.dumps({**_without_annotations(schema), **options}, ensure_ascii=False, separators=(",", ":"))
+def json_rule(schema: Mapping[str, Any], whitespace: str, **options: str) -> str:
+    """JSON of a schema. `options` are llguidance's."""
+    all_options = {"x-guidance": {"whitespace_pattern": whitespace, **options}}
+    text = json.dumps({**_without_annotations(schema), **all_options}, ensure_ascii=False, separators=(",", ":"))
     return f"%json {text}"
 
 
@@ -88,6 +89,50 @@ def tag_rules(calls: XmlCalls, tool: Tool, name: str, whitespace: str) -> dict[s
             rules[rule] = f"{quoted(opening)} {rule}_value {quoted(chr(10) + closing)}"
             rules[f"{rule}_value"] = " | ".join(value.alternatives)
     return {name: " ".join(parts) or '""', **rules}
+
+
+def keyword_rules(tool: Tool, name: str, whitespace: str) -> dict[str, str]:
+    """Rules for keyword arguments: in the order of the schema, each once, optional ones or not.
+
+    Values within lists and objects are JSON, which the parser takes as it takes Python.
+    """
+    properties = tool.parameters.get("properties")
+    required = tool.parameters.get("required")
+    definitions = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
+    rules = {name: f"{name}_from_0"}
+    index = 0
+    for index, (key, schema) in enumerate(properties.items() if isinstance(properties, Mapping) else (), 1):
+        rule, then = f"{name}_{index - 1}", f"{name}_more_{index}"
+        is_required = isinstance(required, list) and key in required
+        # The arguments from this one on: the first ones of the call, or more of them.
+        rules[f"{name}_from_{index - 1}"] = f"{rule} {then}" + ("" if is_required else f" | {name}_from_{index}")
+        rules[f"{name}_more_{index - 1}"] = f'(", " {rule}){"" if is_required else "?"} {then}'
+        rules[rule] = f"{quoted(f'{key}=')} {rule}_value"
+        rules[f"{rule}_value"] = " | ".join(_python_values(schema, definitions, whitespace))
+    return {**rules, f"{name}_from_{index}": '""', f"{name}_more_{index}": '""'}
+
+
+def _python_values(schema: Any, definitions: Mapping[str, Any], whitespace: str) -> list[str]:
+    """The alternatives of a value."""
+    if not isinstance(schema, Mapping):
+        return [json_rule({}, whitespace)]
+    options = schema.get("anyOf", schema.get("oneOf"))
+    if isinstance(options, list):
+        return [value for option in options for value in _python_values(option, definitions, whitespace)]
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return [quoted(python_literal(value)) for value in values]
+    match schema.get("type"):
+        case "boolean":
+            return ['"True"', '"False"']
+        case "null":
+            return ['"None"']
+        case list(kinds):
+            kind_schemas = ({**schema, "type": kind} for kind in kinds)
+            return [value for one in kind_schemas for value in _python_values(one, definitions, whitespace)]
+        case _:
+            # An escaped slash has another meaning in Python.
+            return [json_rule({**definitions, **schema}, whitespace, json_allowed_escapes='nrtbf\\"u')]
 
 
 class _Values:

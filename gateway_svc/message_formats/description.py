@@ -140,7 +140,29 @@ class XmlCalls:
         return (self.begin, self.end)
 
 
-CallSyntax = JsonCalls | NamedCalls | XmlCalls
+@dataclass(frozen=True, slots=True)
+class PythonCalls:
+    """A Python list of calls with keyword arguments, which are literals: `[get_weather(city="Rome", days=2)]`.
+
+    They may stand without markers, as the whole turn or after reasoning, as JsonCalls may.
+    """
+
+    begin: str
+    end: str
+
+    is_bare = True
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (self.begin,)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All markers."""
+        return (self.begin, self.end)
+
+
+CallSyntax = JsonCalls | NamedCalls | XmlCalls | PythonCalls
 
 
 @dataclass(frozen=True, slots=True)

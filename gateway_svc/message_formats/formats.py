@@ -5,6 +5,7 @@ from gateway_svc.message_formats.description import (
     Listing,
     MessageFormat,
     NamedCalls,
+    PythonCalls,
     ReasoningFormat,
     Slot,
     ToolFormat,
@@ -68,6 +69,8 @@ _TOOL_FORMATS = (
         JsonCalls("<|python_tag|>", is_bare=True, arguments_key="parameters", separator="; "),
         signs=("<|start_header_id|>", '"parameters"'),
     ),
+    # Llama 3.2 and 4, as Meta's prompts ask for calls; templates for transformers ask for JSON.
+    ToolFormat("pythonic", PythonCalls("<|python_start|>", "<|python_end|>"), signs=("[func_name1(",)),
     # SmolLM2, whose template says nothing of tools.
     ToolFormat("smollm2", JsonCalls("<tool_call>", "</tool_call>", listing=Listing.ARRAY)),
     # For a model that was not trained on any: JSON is the whole turn.

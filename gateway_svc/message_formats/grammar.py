@@ -9,8 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from gateway_svc.message_formats.argument_rules import closed_object, escaped_regex, json_rule, quoted, tag_rules
-from gateway_svc.message_formats.description import CallSyntax, MessageFormat, Slot, Tool, XmlCalls
+from gateway_svc.message_formats.argument_rules import (
+    closed_object,
+    escaped_regex,
+    json_rule,
+    keyword_rules,
+    quoted,
+    tag_rules,
+)
+from gateway_svc.message_formats.description import CallSyntax, MessageFormat, PythonCalls, Slot, Tool, XmlCalls
 from gateway_svc.message_formats.layout import Part, call_layout, layout_of
 
 MAX_CALLS = 16
@@ -132,6 +139,8 @@ class TurnGrammar:
     def _argument_rules(self, calls: CallSyntax, tool: Tool, name: str) -> dict[str, str]:
         if isinstance(calls, XmlCalls):
             return tag_rules(calls, tool, name, self.whitespace)
+        if isinstance(calls, PythonCalls):
+            return keyword_rules(tool, name, self.whitespace)
         return {name: json_rule(closed_object(tool.parameters), self.whitespace)}
 
     def _sequence(self, parts: Sequence[Part], arguments: str = "") -> str:

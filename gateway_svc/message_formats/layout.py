@@ -5,7 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway_svc.message_formats.description import CallSyntax, JsonCalls, Listing, NamedCalls, Slot, XmlCalls
+from gateway_svc.message_formats.description import (
+    CallSyntax,
+    JsonCalls,
+    Listing,
+    NamedCalls,
+    PythonCalls,
+    Slot,
+    XmlCalls,
+)
 
 Part = str | Slot
 """A literal, or the place of the arguments."""
@@ -33,6 +41,8 @@ def layout_of(calls: CallSyntax) -> Layout:
             return Layout(opening, (calls.separator,) if calls.separator else (), end)
         case XmlCalls():
             return Layout(separator=("\n",))
+        case PythonCalls():
+            return Layout(("[",), (", ",), ("]",))
 
 
 def call_layout(calls: CallSyntax, name: str) -> tuple[Part, ...]:
@@ -54,6 +64,8 @@ def call_layout(calls: CallSyntax, name: str) -> tuple[Part, ...]:
         case XmlCalls():
             head = f"\n{calls.function}{name}>\n"
             return (calls.begin, head, Slot.ARGUMENTS, f"{calls.function_end}\n", calls.end)
+        case PythonCalls():
+            return (f"{name}(", Slot.ARGUMENTS, ")")
 
 
 def write_calls(calls: CallSyntax, written: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -73,7 +85,22 @@ def _write(calls: CallSyntax, part: Part, arguments: Mapping[str, Any]) -> str:
             f"{calls.parameter}{name}>\n{value if isinstance(value, str) else _dump(value)}\n{calls.parameter_end}\n"
             for name, value in arguments.items()
         )
+    if isinstance(calls, PythonCalls):
+        return ", ".join(f"{name}={python_literal(value)}" for name, value in arguments.items())
     return _dump(arguments)
+
+
+def python_literal(value: Any) -> str:
+    """A JSON value as Python writes it, with strings as JSON writes them."""
+    match value:
+        case str():
+            return _dump(value)
+        case list():
+            return f"[{', '.join(map(python_literal, value))}]"
+        case Mapping():
+            return f"{{{', '.join(f'{_dump(name)}: {python_literal(item)}' for name, item in value.items())}}}"
+        case _:
+            return repr(value)
 
 
 def _dump(value: Any) -> str:

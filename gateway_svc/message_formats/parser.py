@@ -16,12 +16,14 @@ from gateway_svc.message_formats.description import (
     JsonCalls,
     MessageFormat,
     NamedCalls,
+    PythonCalls,
     ReasoningFormat,
     Tool,
 )
 from gateway_svc.message_formats.events import MessageEvent
 from gateway_svc.message_formats.json_calls import parse_json_calls
 from gateway_svc.message_formats.named_calls import parse_named_calls
+from gateway_svc.message_formats.python_calls import parse_python_calls
 from gateway_svc.message_formats.source import ControlMarker, NotACall, Parse, Run, TurnSource
 from gateway_svc.message_formats.writer import EventWriter
 from gateway_svc.message_formats.xml_calls import parse_xml_calls
@@ -115,6 +117,9 @@ class MessageParser:
                     yield from parse_json_calls(self._source, calls, self._writer, known_names)
                 case NamedCalls() as calls:
                     yield from parse_named_calls(self._source, calls, self._writer)
+                case PythonCalls() as calls:
+                    known_names = None if marker else self._tools
+                    yield from parse_python_calls(self._source, calls, self._writer, known_names)
                 case calls:
                     yield from parse_xml_calls(self._source, calls, self._writer, self._tools)
         except NotACall:
