@@ -33,6 +33,8 @@ class TemplateChat:
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Of the client, for the template: none of `ChatTemplate.own_variables`."""
     prompt_end: PromptEnd = PromptEnd.ANSWER
+    has_one_call: bool = False
+    """The answer may have one call, not several."""
 
 
 class ChatTemplate:

@@ -9,6 +9,7 @@ from gateway_svc.chat_template import ChatTemplate, TemplateChat
 from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, ToolCall, ToolChoice, ToolMode
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field
+from gateway_svc.message_formats.description import MessageFormat
 from gateway_svc.tool_forms import Call, ToolForms
 from svc_common.errors import QuireError, Reason
 
@@ -30,7 +31,8 @@ _SWITCHES = ("enable_thinking", "thinking")
 class ChatValidator:
     """Validates the chats of one model. `roles` are all that messages may have."""
 
-    def __init__(self, template: ChatTemplate, roles: Sequence[str]) -> None:
+    def __init__(self, template: ChatTemplate, roles: Sequence[str], message_format: MessageFormat) -> None:
+        self.message_format = message_format
         self._template = template
         self._forms = ToolForms.of(template)
         # Templates write a role as it is, and may make a control token of it.
@@ -43,7 +45,8 @@ class ChatValidator:
         last = prompt.messages[-1]
         if prompt.prompt_end is PromptEnd.CONTINUATION and (last.role != "assistant" or not last.content):
             raise check.invalid(Field.PROMPT_END, "needs a last message of the role assistant with a content")
-        return TemplateChat(messages, tools, self._variables(prompt, check), prompt.prompt_end)
+        has_one_call = prompt.parallel_tool_calls is False
+        return TemplateChat(messages, tools, self._variables(prompt, check), prompt.prompt_end, has_one_call)
 
     def _message(self, message: ChatMessage, check: FieldChecker) -> dict[str, Any]:
         path = message.path
@@ -101,6 +104,8 @@ class ChatValidator:
             return None
         if not self._forms.takes_tools:
             raise check.unsupported(Field.TOOLS, "the model's chat template does not take tools")
+        if self.message_format.tools is None:
+            raise check.unsupported(Field.TOOLS, "the format of the model's calls is not known")
         return checked
 
     def _variables(self, prompt: ChatPrompt, check: FieldChecker) -> dict[str, Any]:
@@ -126,6 +131,15 @@ class ChatValidator:
         if not read and effort != "none":
             raise check.unsupported(Field.REASONING_EFFORT, "the model's chat template does not take it")
         return read
+
+
+def check_tool_choice(prompt: ChatPrompt, check: FieldChecker) -> None:
+    """Rejects what needs a grammar of calls. Raises QuireError."""
+    if prompt.tool_choice is not None and prompt.tool_choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
+        raise check.unsupported(Field.TOOL_CHOICE, "is not served")
+    for tool in prompt.tools:
+        if tool.is_strict:
+            raise _unsupported(f"{tool.path}.strict", "is not served")
 
 
 def _tool(tool: ClientTool, check: FieldChecker) -> dict[str, Any]:

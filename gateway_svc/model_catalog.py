@@ -46,7 +46,7 @@ class CatalogModel:
             raise type(error)(settings.locate(error)) from error
         fingerprint = tokenizer_fingerprint(served.tokenizer_path)
         grammars = GrammarChecker(served.tokenizer_path / "tokenizer.json", tokenizer.eos_token_ids)
-        validator = Validator(tokenizer, defaults, settings.chat_roles, grammars)
+        validator = Validator(tokenizer, defaults, settings.chat_roles, grammars, message_format)
         names = (served.name, served.aliases)
         return cls(*names, fingerprint, tokenizer, defaults, validator, grammars, message_format)
 

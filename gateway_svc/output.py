@@ -14,11 +14,17 @@ class FinishReason(Enum):
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
 
     def to_proto(self) -> inference_pb2.FinishReason:
-        if self is FinishReason.STOP:
-            return inference_pb2.FINISH_REASON_STOP
-        return inference_pb2.FINISH_REASON_LENGTH
+        return _FINISH_REASONS[self]
+
+
+_FINISH_REASONS = {
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+    FinishReason.TOOL_CALLS: inference_pb2.FINISH_REASON_TOOL_CALLS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +85,29 @@ def _token_to_proto(token_id: int, logprob: float, vocabulary: Vocabulary) -> in
 
 
 @dataclass(slots=True)
+class ToolCallDelta:
+    """A piece of call `index` of a sequence. `id` and `name` are set in its first piece, and empty in others."""
+
+    index: int
+    arguments: str = ""
+    id: str = ""
+    name: str = ""
+
+    def after(self, known: "ToolCallDelta | None") -> "ToolCallDelta":
+        """The rest of the call for a client that has `known` of it."""
+        if known is None:
+            return self
+        return ToolCallDelta(self.index, self.arguments[len(known.arguments) :])
+
+    def to_proto(self) -> inference_pb2.ToolCallDelta:
+        return inference_pb2.ToolCallDelta(index=self.index, id=self.id, name=self.name, arguments=self.arguments)
+
+
+@dataclass(slots=True)
 class Chunk:
     """Tokens of one sequence from `offset` on, counted from the end of the prompt, and the text that is due with them.
     `logprobs` has one for each token where they were requested. `score`, by which the sequence was ranked, is set in
-    its last chunk."""
+    its last chunk. `reasoning` and `tool_calls` are not part of the text."""
 
     index: int
     offset: int
@@ -91,6 +116,13 @@ class Chunk:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
     score: float | None = None
+    reasoning: str = ""
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether anything of it is due."""
+        return bool(self.text or self.logprobs or self.finish or self.reasoning or self.tool_calls)
 
     def to_proto(self, vocabulary: Vocabulary) -> inference_pb2.Chunk:
         return inference_pb2.Chunk(
@@ -100,6 +132,8 @@ class Chunk:
             token_ids=self.token_ids,
             logprobs=[logprob.to_proto(vocabulary) for logprob in self.logprobs],
             finish=self.finish.to_proto() if self.finish else None,
+            reasoning=self.reasoning,
+            tool_calls=[call.to_proto() for call in self.tool_calls],
         )
 
     def to_completion(self, vocabulary: Vocabulary) -> inference_pb2.Completion:
@@ -112,6 +146,10 @@ class Chunk:
             logprobs=chunk.logprobs,
             finish=chunk.finish,
             score=self.score,
+            reasoning=chunk.reasoning,
+            tool_calls=[
+                inference_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in self.tool_calls
+            ],
         )
 
 
@@ -121,10 +159,25 @@ def merge_chunks(chunks: Sequence[Chunk]) -> list[Chunk]:
     for chunk in chunks:
         so_far = whole.setdefault(chunk.index, Chunk(chunk.index, chunk.offset))
         so_far.text += chunk.text
+        so_far.reasoning += chunk.reasoning
+        so_far.tool_calls += chunk.tool_calls
         so_far.token_ids += chunk.token_ids
         so_far.logprobs += chunk.logprobs
         so_far.finish = chunk.finish
         so_far.score = chunk.score
+    for so_far in whole.values():
+        so_far.tool_calls = merge_calls(so_far.tool_calls)
+    return [whole[index] for index in sorted(whole)]
+
+
+def merge_calls(pieces: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
+    """All pieces of each call as one, by index."""
+    whole: dict[int, ToolCallDelta] = {}
+    for piece in pieces:
+        so_far = whole.setdefault(piece.index, ToolCallDelta(piece.index))
+        so_far.arguments += piece.arguments
+        so_far.id = so_far.id or piece.id
+        so_far.name = so_far.name or piece.name
     return [whole[index] for index in sorted(whole)]
 
 

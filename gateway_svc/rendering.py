@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from gateway_svc.stop_strings import StopString
+from gateway_svc.turn_format import TurnFormat
 from gateway_svc.validated_request import OnDisconnect, SpecialTokens, StopText, ValidatedRequest
 from gateway_svc.vocabulary import Vocabulary
 from quire.scheduler.v1 import scheduler_pb2
@@ -34,6 +35,8 @@ class Rendering:
     num_sequences: int
     logprobs: int | None
     seed: int
+    turn: TurnFormat | None = None
+    """None: all output is text."""
     tokenizer_fingerprint: bytes = b""
     """Of the tokenizer that made the prompt's tokens; empty for a request of this gateway, or of protocol 1."""
 
@@ -57,11 +60,12 @@ class Rendering:
             num_sequences=generation.best_of,
             logprobs=generation.logprobs,
             seed=generation.sampling.seed,
+            turn=generation.turn,
         )
 
     @classmethod
     def from_proto(cls, attached: scheduler_pb2.Attached) -> "Rendering":
-        """The rendering of a request of any gateway, as the scheduler stored it."""
+        """The rendering of a request of any gateway, as the scheduler stored it. Raises QuireError."""
         options = attached.render_options
         return cls(
             request_id=options.request_id,
@@ -78,6 +82,7 @@ class Rendering:
             num_sequences=attached.num_sequences,
             logprobs=options.logprobs if options.HasField("logprobs") else None,
             seed=attached.seed,
+            turn=TurnFormat.from_proto(options.turn) if options.HasField("turn") else None,
             tokenizer_fingerprint=attached.tokenizer_fingerprint,
         )
 
@@ -99,6 +104,7 @@ class Rendering:
             stop_token_ids=self.stop_token_ids,
             min_tokens=self.min_tokens,
             prompt_tail=self.prompt_tail,
+            turn=None if self.turn is None else self.turn.to_proto(),
         )
 
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gateway_svc.detokenizer import SequenceText
-from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob
+from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, merge_calls
 from gateway_svc.rendering import Rendering
+from gateway_svc.sequence_turn import sequence_turn
 from gateway_svc.vocabulary import Vocabulary
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError, Reason
@@ -52,6 +53,7 @@ class SequenceOutput:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._text = SequenceText(vocabulary, rendering)
+        self._turn = sequence_turn(self._text, index, vocabulary, rendering)
         self._start = start
         self._num_client_tokens = start.num_tokens
         self._has_logprobs = rendering.logprobs is not None or rendering.is_best_of
@@ -86,10 +88,15 @@ class SequenceOutput:
                 self._logprobs.append(logprob)
                 if chunk is not None:
                     chunk.logprobs.append(logprob)
-            text = self._text.push(token_id) if at < num_read else ""
             if chunk is not None:
                 chunk.token_ids.append(token_id)
-                chunk.text += text
+            if at < num_read:
+                if self._turn is not None:
+                    self._turn.push(token_id, chunk)
+                else:
+                    text = self._text.push(token_id)
+                    if chunk is not None:
+                        chunk.text += text
             if self._text.matched is not None:
                 self._end(Finish(FinishReason.STOP, self._text.matched))
                 return
@@ -142,6 +149,8 @@ class SequenceOutput:
     def _end(self, finish: Finish) -> None:
         if self.num_tokens < self._start.num_tokens:
             raise self._start.offset_error()
+        if self._turn is not None and self._turn.num_calls and finish.reason is FinishReason.STOP:
+            finish = Finish(FinishReason.TOOL_CALLS, finish.matched)
         self.finish = finish
         has_all = self.num_tokens == self._start.num_tokens
         if has_all and self._start.ending is EndDelivery.GIVEN:
@@ -149,7 +158,10 @@ class SequenceOutput:
         chunk = self._pending or Chunk(self.index, self.num_tokens)
         self._pending = chunk
         if not has_all or self._start.ending is EndDelivery.MISSING:
-            chunk.text += self._text.flush()
+            if self._turn is not None:
+                self._turn.end(chunk)
+            else:
+                chunk.text += self._text.flush()
         chunk.finish = finish
 
 
@@ -160,14 +172,24 @@ def remainder(whole: Chunk, start: ResumePosition, vocabulary: Vocabulary, rende
         raise start.offset_error()
     if num_client_tokens == len(whole.token_ids):
         return Chunk(whole.index, num_client_tokens, finish=whole.finish, score=whole.score)
+    known = Chunk(whole.index, 0)
     text = SequenceText(vocabulary, rendering)
-    num_chars = sum(len(text.push(token_id)) for token_id in whole.token_ids[:num_client_tokens])
+    turn = sequence_turn(text, whole.index, vocabulary, rendering)
+    for token_id in whole.token_ids[:num_client_tokens]:
+        if turn is not None:
+            turn.push(token_id, known)
+        else:
+            known.text += text.push(token_id)
+    known_calls = {call.index: call for call in merge_calls(known.tool_calls)}
+    calls = [call.after(known_calls.get(call.index)) for call in whole.tool_calls]
     return Chunk(
         whole.index,
         num_client_tokens,
-        whole.text[num_chars:],
+        whole.text[len(known.text) :],
         whole.token_ids[num_client_tokens:],
         whole.logprobs[num_client_tokens:],
         whole.finish,
         whole.score,
+        whole.reasoning[len(known.reasoning) :],
+        [call for call in calls if call.id or call.arguments],
     )

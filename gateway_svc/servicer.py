@@ -152,7 +152,8 @@ class InferenceServicer(InferenceServiceServicer):
                 case "chat":
                     prompt = ChatPrompt.from_proto(request.chat, "chat")
             try:
-                token_ids = await model.validator.encode(prompt, check, info.context_length, tenant.name)
+                encoded = await model.validator.encode(prompt, check, info.context_length, tenant.name)
+                token_ids = encoded.token_ids
             except PromptTooLong:
                 raise _beyond_context(prompt_field(prompt), info) from None
             if len(token_ids) > info.context_length:

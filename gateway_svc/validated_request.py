@@ -9,6 +9,7 @@ from gateway_svc.field_paths import FieldPath, contract_field_path
 from gateway_svc.retention import Retention
 from gateway_svc.sampling_fields import Value
 from gateway_svc.stop_strings import StopString
+from gateway_svc.turn_format import TurnFormat
 from quire.inference.v1 import inference_pb2
 from quire.scheduler.v1 import scheduler_pb2
 from quire.worker.v1 import worker_pb2
@@ -138,6 +139,8 @@ class ValidatedRequest:
     special_tokens: SpecialTokens
     grammar: str = ""
     """What the output must match, in llguidance's Lark syntax; empty: any text."""
+    turn: TurnFormat | None = None
+    """What the answer to a chat is divided into; None: all output is text."""
     before_defaults: BeforeDefaults | None = None
     """Set where the operator's defaults filled in what was left out."""
     retention: Retention | None = None

@@ -5,19 +5,21 @@ import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gateway_svc.chat_template import ChatTemplateError
-from gateway_svc.chat_validation import ChatValidator
+from gateway_svc.chat_validation import ChatValidator, check_tool_choice
 from gateway_svc.chats import ChatPrompt
 from gateway_svc.constraint_checks import check_constraint
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.grammar_checker import GrammarChecker
+from gateway_svc.message_formats.description import MessageFormat
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.stop_strings import StopString
 from gateway_svc.tokenizer import ModelTokenizer, PromptTooLong
+from gateway_svc.turn_format import TurnFormat
 from gateway_svc.unvalidated_request import (
     EndOfText,
     GenerationDefaults,
@@ -52,13 +54,23 @@ MAX_LOGIT_BIAS = 1_024
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_TAIL_TOKENS = 32  # that a prompt may have from a marker of reasoning on
 _RANDOM_SEED_BITS = 53  # an integer that JSON clients in any language can hold
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt as tokens. `turn` is the format of a chat's answer; None: all output is text."""
+
+    token_ids: list[int]
+    turn: TurnFormat | None = None
 
 
 class Validator:
     """Validates requests for one model. `defaults` are the operator's; `roles` are those that the operator adds.
 
-    Without `grammars`, constraints on the output are not served.
+    Without `grammars`, constraints on the output are not served. Without a `message_format`, answers are
+    text.
     """
 
     def __init__(
@@ -67,10 +79,13 @@ class Validator:
         defaults: GenerationDefaults | None = None,
         roles: Sequence[str] = (),
         grammars: GrammarChecker | None = None,
+        message_format: MessageFormat | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         template = tokenizer.chat_template
-        self._chats = None if template is None else ChatValidator(template, (*ROLES, *roles))
+        self._chats = None
+        if template is not None:
+            self._chats = ChatValidator(template, (*ROLES, *roles), message_format or MessageFormat())
         self._grammars = grammars
         self._defaults = defaults or GenerationDefaults()
 
@@ -101,9 +116,15 @@ class Validator:
         priority = check.integer(Field.PRIORITY, unvalidated.priority, 0, -(2**31), 2**31 - 1)
         _check_stops(unvalidated, model, check)
         check.max_tokens(unvalidated.max_tokens)
-        prompt_token_ids = await self.prompt_tokens(unvalidated.prompt, model, check, tenant)
-        if isinstance(unvalidated.prompt, ChatPrompt) and unvalidated.prompt.has_tools:
-            raise check.unsupported(Field.TOOLS, "is not served")
+        prompt = await self._encode_prompt(unvalidated.prompt, model, check, tenant)
+        prompt_token_ids = prompt.token_ids
+        if isinstance(unvalidated.prompt, ChatPrompt):
+            check_tool_choice(unvalidated.prompt, check)
+        turn = prompt.turn
+        if turn is not None and unvalidated.constraint is not None:
+            if turn.tools:
+                raise check.unsupported(Field.TOOLS, "is not served with a constraint on the output")
+            turn = None  # all that is constrained is text
         stopping = self._stopping(unvalidated, model, len(prompt_token_ids), check)
         grammar = await self._grammar(unvalidated, model, check, tenant)
         before_defaults = None
@@ -126,14 +147,15 @@ class Validator:
             priority=priority,
             special_tokens=unvalidated.special_tokens,
             grammar=grammar,
+            turn=turn,
             before_defaults=before_defaults,
             field_path=field_path,
         )
 
-    async def prompt_tokens(
+    async def _encode_prompt(
         self, prompt: Prompt | None, model: ModelInfo, check: FieldChecker, tenant: str
-    ) -> list[int]:
-        """Tokens of a prompt that leaves room in the context."""
+    ) -> EncodedPrompt:
+        """A prompt that leaves room in the context."""
         where = prompt_field(prompt)
         room = model.context_length - 1
         if isinstance(prompt, TokenPrompt):
@@ -141,17 +163,17 @@ class Validator:
             if len(prompt.token_ids) > room:
                 raise check.too_long(where, len(prompt.token_ids), model)
             check.token_ids(where, prompt.token_ids, model)
-            token_ids = list(prompt.token_ids)
+            encoded = EncodedPrompt(list(prompt.token_ids))
         else:
             try:
-                token_ids = await self.encode(prompt, check, room, tenant)
+                encoded = await self.encode(prompt, check, room, tenant)
             except PromptTooLong:
                 raise check.too_long(where, None, model) from None
-        if not token_ids:
+        if not encoded.token_ids:
             raise check.invalid(where, "must not be empty")
-        if len(token_ids) > room:
-            raise check.too_long(where, len(token_ids), model)
-        return token_ids
+        if len(encoded.token_ids) > room:
+            raise check.too_long(where, len(encoded.token_ids), model)
+        return encoded
 
     async def encode(
         self,
@@ -159,8 +181,8 @@ class Validator:
         check: FieldChecker,
         max_tokens: int | None = None,
         tenant: str = DEFAULT_TENANT_NAME,
-    ) -> list[int]:
-        """Tokens of a text or chat. Raises QuireError, and PromptTooLong where the text alone shows that there are more
+    ) -> EncodedPrompt:
+        """A text or chat as tokens. Raises QuireError, and PromptTooLong where the text alone shows that there are more
         than `max_tokens`."""
         if prompt is None:
             raise check.invalid(Field.PROMPT, "must be given")
@@ -168,7 +190,7 @@ class Validator:
             if not prompt.text:
                 raise check.invalid(Field.TEXT, "must not be empty")
             check.unicode(check.field_path(Field.TEXT), prompt.text)
-            return await self._tokenizer.encode_text(prompt.text, max_tokens, tenant)
+            return EncodedPrompt(await self._tokenizer.encode_text(prompt.text, max_tokens, tenant))
         if not prompt.messages:
             raise check.invalid(Field.MESSAGES, "must not be empty")
         if self._chats is None:
@@ -179,9 +201,11 @@ class Validator:
         read = partial(self._chats.template_chat, prompt, check)
         chat = await self._tokenizer.run(tenant, read) if prompt.has_json else read()
         try:
-            return await self._tokenizer.encode_chat(chat, max_tokens, tenant)
+            token_ids = await self._tokenizer.encode_chat(chat, max_tokens, tenant)
         except ChatTemplateError:
             raise check.invalid(Field.MESSAGES, "the model's chat template does not take these messages") from None
+        tail = self._tokenizer.vocabulary.text(token_ids[-_TAIL_TOKENS:])
+        return EncodedPrompt(token_ids, TurnFormat.of_prompt(self._chats.message_format, chat, tail))
 
     async def _grammar(
         self, unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChecker, tenant: str

@@ -1,7 +1,7 @@
 """The bytes that each token of a vocabulary contributes to a text, for detokenizing and for logprobs."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -23,6 +23,8 @@ class Vocabulary:
         self._byte_fallback = "ByteFallback" in kinds
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.added = {token_id: token.content for token_id, token in added.items()}
+        """Literals of added tokens, by id."""
         # A text before the token, since a decoder may treat the first token of a text differently.
         self._anchor = tokenizer.encode("a", add_special_tokens=False).ids
         self._anchor_text = self._decode(self._anchor)
@@ -51,6 +53,10 @@ class Vocabulary:
     def token_text(self, token_id: int) -> str:
         """A single token as text; a part of a character becomes U+FFFD."""
         return self.piece(token_id).decode("utf-8", "replace")
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Tokens that follow others as text, also special ones; parts of characters become U+FFFD."""
+        return b"".join(map(self.piece, token_ids)).decode("utf-8", "replace")
 
     def _spelled(self, token_id: int) -> bytes | None:
         """Bytes that the token's own name spells, or None where only the decoder knows."""

@@ -129,7 +129,7 @@ class HttpHandlers:
     async def chat_completions(self, exchange: HttpExchange) -> None:
         call = self._call(exchange, Operation.CHAT)
         body = await self._read(exchange, call, chat_body)
-        await self._generate(exchange, call, body, ChatFormat())
+        await self._generate(exchange, call, body, ChatFormat(body.calls))
 
     async def _read(self, exchange: HttpExchange, call: Call, read: Callable[[JsonBody, str | None], Body]) -> Body:
         data, name = await exchange.read_json(), _idempotency_key(exchange)

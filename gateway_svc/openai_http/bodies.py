@@ -17,6 +17,7 @@ from gateway_svc.openai_http.json_fields import (
     as_string,
     invalid,
 )
+from gateway_svc.openai_http.responses import CallFormat
 from gateway_svc.retention import NONE, UNTIL_END, Retention
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.unvalidated_request import (
@@ -100,6 +101,7 @@ class Body:
 
     prompts: list[PromptRequest]
     delivery: Delivery
+    calls: CallFormat = CallFormat.TOOLS
 
 
 def completion_body(body: JsonBody, request_id: str | None) -> Body:
@@ -131,7 +133,8 @@ def chat_body(body: JsonBody, request_id: str | None) -> Body:
     chat = chat_fields.read_chat(fields)
     names = {**field_path.names, **chat.names, Field.PROMPT: "messages", Field.LOGPROBS: "top_logprobs"}
     body.reject_non_finite()
-    return Body([PromptRequest(replace(unvalidated, prompt=chat.prompt), replace(field_path, names=names))], delivery)
+    prompts = [PromptRequest(replace(unvalidated, prompt=chat.prompt), replace(field_path, names=names))]
+    return Body(prompts, delivery, chat.calls)
 
 
 def _common(fields: JsonFields, request_id: str | None) -> tuple[UnvalidatedRequest, BodyFieldPath, Delivery]:

@@ -9,6 +9,7 @@ from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, To
 from gateway_svc.field_paths import Field
 from gateway_svc.openai_http import unsupported_fields
 from gateway_svc.openai_http.json_fields import JsonFields, as_object, invalid
+from gateway_svc.openai_http.responses import CallFormat
 from svc_common.errors import QuireError, Reason
 
 # Of the fields, by their names in the body.
@@ -33,6 +34,8 @@ class ChatFields:
 
     prompt: ChatPrompt | None
     names: Mapping[str, str]
+    calls: CallFormat = CallFormat.TOOLS
+    """How the answer has calls."""
 
 
 def read_chat(fields: JsonFields) -> ChatFields:
@@ -58,7 +61,13 @@ def read_chat(fields: JsonFields) -> ChatFields:
         prompt_end=_prompt_end(fields),
     )
     names = {Field.TOOLS: is_legacy, Field.TOOL_CHOICE: has_legacy_choice}
-    return ChatFields(prompt, {which: _LEGACY_NAMES[which] for which, is_old in names.items() if is_old})
+    is_named = prompt.tool_choice is not None and prompt.tool_choice.mode is ToolMode.NAMED
+    calls = CallFormat.NAMED_TOOL if is_named else CallFormat.TOOLS
+    return ChatFields(
+        prompt,
+        {which: _LEGACY_NAMES[which] for which, is_old in names.items() if is_old},
+        CallFormat.LEGACY if is_legacy else calls,
+    )
 
 
 def _prompt_end(fields: JsonFields) -> PromptEnd:

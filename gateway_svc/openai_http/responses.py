@@ -1,11 +1,12 @@
 """Answers in the formats of the OpenAI API: whole, and as events of a stream."""
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, Protocol
 
 from gateway_svc.openai_http.cursor import Cursor
 from gateway_svc.openai_http.events import PLACEHOLDER, TextEventTemplate, sse_event
-from gateway_svc.output import Chunk, Finish, TokenLogprob, Usage
+from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, Usage
 from gateway_svc.ranking import completed_sequences
 from gateway_svc.rendering import Rendering
 from gateway_svc.vocabulary import Vocabulary
@@ -33,20 +34,84 @@ class Format(Protocol):
         """The endpoint's own fields of a chunk of a choice."""
         ...
 
+    def finish_reason(self, reason: FinishReason) -> str:
+        """The reason as this endpoint spells it."""
+        ...
+
+
+class CallFormat(Enum):
+    """How a message has calls of tools."""
+
+    TOOLS = "tools"
+    NAMED_TOOL = "named tool"
+    """As TOOLS; the client has named the tool, and as in OpenAI's API the call is no reason of its own to finish."""
+    LEGACY = "legacy"
+    """As one function_call."""
+
+    @property
+    def finish_reason(self) -> str:
+        """Of an answer with calls."""
+        match self:
+            case CallFormat.TOOLS:
+                return "tool_calls"
+            case CallFormat.NAMED_TOOL:
+                return "stop"
+            case CallFormat.LEGACY:
+                return "function_call"
+
 
 class ChatFormat:
     id_prefix = "chatcmpl-"
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
+    def __init__(self, calls: CallFormat = CallFormat.TOOLS) -> None:
+        self._calls = calls
+
     def whole(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary) -> Json:
-        message = {"role": "assistant", "content": chunk.text, "refusal": None}
+        message: Json = {"role": "assistant", "content": chunk.text, "refusal": None}
+        if chunk.reasoning:
+            message["reasoning_content"] = chunk.reasoning
+        if chunk.tool_calls:
+            message["content"] = chunk.text or None
+            message |= self._whole_calls(chunk)
         return {"message": message, "logprobs": self._logprobs(chunk, rendering, vocabulary)}
 
     def piece(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary, is_first: bool) -> Json:
         """A delta of a message; the first one has the role."""
-        delta = {"role": "assistant", "content": chunk.text} if is_first else {"content": chunk.text}
+        delta: Json = {"role": "assistant"} if is_first else {}
+        if chunk.reasoning:
+            delta["reasoning_content"] = chunk.reasoning
+        if chunk.tool_calls:
+            delta |= self._call_deltas(chunk)
+        if chunk.text or not (chunk.reasoning or chunk.tool_calls):
+            delta["content"] = chunk.text
+        elif is_first:
+            delta["content"] = None
         return {"delta": delta, "logprobs": self._logprobs(chunk, rendering, vocabulary)}
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        return self._calls.finish_reason if reason is FinishReason.TOOL_CALLS else reason.value
+
+    def _whole_calls(self, chunk: Chunk) -> Json:
+        functions = [{"name": call.name, "arguments": call.arguments} for call in chunk.tool_calls]
+        if self._calls is CallFormat.LEGACY:
+            return {"function_call": functions[0]}
+        calls = zip(chunk.tool_calls, functions, strict=True)
+        return {"tool_calls": [{"id": call.id, "type": "function", "function": function} for call, function in calls]}
+
+    def _call_deltas(self, chunk: Chunk) -> Json:
+        """The first piece of a call has its id, its type and its name."""
+        deltas: list[Json] = []
+        for call in chunk.tool_calls:
+            delta: Json = {"index": call.index, "function": {"arguments": call.arguments}}
+            if call.id:
+                function = {"name": call.name, "arguments": call.arguments}
+                delta = {"index": call.index, "id": call.id, "type": "function", "function": function}
+            deltas.append(delta)
+        if self._calls is CallFormat.LEGACY:
+            return {"function_call": deltas[0]["function"]}
+        return {"tool_calls": deltas}
 
     def _logprobs(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary) -> Json | None:
         if rendering.logprobs is None:
@@ -58,6 +123,9 @@ class CompletionFormat:
     id_prefix = "cmpl-"
     object_name = "text_completion"
     chunk_object_name = "text_completion"
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        return reason.value
 
     def whole(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary) -> Json:
         return self.piece(chunk, rendering, vocabulary, is_first=True)
@@ -110,7 +178,7 @@ class ResponseBuilder:
 
     def event(self, prompt_index: int, chunk: Chunk) -> bytes:
         """One event of a stream; empty where there is nothing to send yet."""
-        if not (chunk.text or chunk.logprobs or chunk.finish):
+        if not chunk.has_output:
             return b""
         index = self._index(prompt_index, chunk)
         text_event = self._text_events.get(index)
@@ -120,7 +188,7 @@ class ResponseBuilder:
             )
             is_first = self._cursor is None or not self._cursor.has_begun(index)
             event = sse_event(self._piece(prompt_index, chunk, is_first=is_first))
-        elif chunk.logprobs or chunk.finish:
+        elif chunk.logprobs or chunk.finish or chunk.reasoning or chunk.tool_calls:
             event = sse_event(self._piece(prompt_index, chunk, is_first=False))
         else:
             event = text_event.with_text(chunk.text)
@@ -146,7 +214,7 @@ class ResponseBuilder:
         choice: Json = {"index": self._index(prompt_index, chunk), **particular, "finish_reason": None}
         if chunk.finish is not None:
             rendering = self._renderings[prompt_index]
-            choice["finish_reason"] = chunk.finish.reason.value
+            choice["finish_reason"] = self._form.finish_reason(chunk.finish.reason)
             # Beyond the OpenAI API: the stop match, as in vLLM, and the seed that repeats the samples.
             choice["stop_reason"] = _stop_reason(chunk.finish, rendering)
             choice["seed"] = rendering.seed

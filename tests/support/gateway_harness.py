@@ -65,10 +65,12 @@ def scheduler_model(directory: Path, **changes: Any) -> scheduler_v1.Model:
 
 
 @asynccontextmanager
-async def running_gateway(directory: Path, **settings: Any) -> AsyncIterator[Harness]:
+async def running_gateway(
+    directory: Path, context_length: int = CONTEXT_LENGTH, **settings: Any
+) -> AsyncIterator[Harness]:
     """A ready gateway for the model in a directory."""
     async with (
-        serving(ScriptedScheduler(scheduler_model(directory))) as scheduler,
+        serving(ScriptedScheduler(scheduler_model(directory, context_length=context_length))) as scheduler,
         gateway_at(scheduler, directory, [scheduler.address], **settings) as harness,
     ):
         await harness.wait_for_health(health_pb2.HealthCheckResponse.SERVING)

@@ -12,6 +12,7 @@ from gateway_svc.chat_validation import ChatValidator
 from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, ToolCall, ToolChoice, ToolMode
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import contract_field_path
+from gateway_svc.message_formats.formats import AUTO, choose_format
 from gateway_svc.validation import ROLES
 from svc_common.errors import QuireError, Reason
 from tool_families import TOOL_FAMILIES
@@ -22,7 +23,8 @@ CHECK = FieldChecker(contract_field_path)
 
 
 def template_chat(template: ChatTemplate = HERMES, **fields: Any) -> Any:
-    return ChatValidator(template, ROLES).template_chat(ChatPrompt(**{"messages": [USER], **fields}), CHECK)
+    validator = ChatValidator(template, ROLES, choose_format(AUTO, AUTO, template.constants))
+    return validator.template_chat(ChatPrompt(**{"messages": [USER], **fields}), CHECK)
 
 
 def refused(**fields: Any) -> tuple[Reason, str | None]:

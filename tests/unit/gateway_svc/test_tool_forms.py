@@ -14,6 +14,7 @@ from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, ToolCall, Too
 from gateway_svc.control_tokens import ControlTokens
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import contract_field_path
+from gateway_svc.message_formats.formats import AUTO, choose_format
 from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.tool_forms import CallForm, ToolForms
 from gateway_svc.validation import ROLES
@@ -46,7 +47,7 @@ def prompt(**fields: Any) -> ChatPrompt:
 def encode(family: Family, chat: ChatPrompt) -> list[int]:
     """As the gateway encodes a chat."""
     tokenizer = ModelTokenizer(Tokenizer.from_str(family.tokenizer.to_str()), None, family.template, ())
-    validator = ChatValidator(family.template, ROLES)
+    validator = ChatValidator(family.template, ROLES, choose_format(AUTO, AUTO, family.template.constants))
     return tokenizer._encode_chat(validator.template_chat(chat, FieldChecker(contract_field_path)), None)
 
 

@@ -147,7 +147,7 @@ async def test_a_lone_stop_string_is_named_without_a_place(tokenizer: ModelToken
                 "chat.messages[1].role",
                 "messages[1].role",
             )
-            for role in ("", "root", "User", "user ", "function", "ipython")
+            for role in ("", "root", "User", "user ", "ipython")
         ),
         (
             {"chat": api.Chat(messages=[api.ChatMessage(role="tool", content="a")])},

@@ -75,8 +75,30 @@ class BeamSearch(_message.Message):
     early_stopping: EarlyStopping
     def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ...) -> None: ...
 
+class CallableTool(_message.Message):
+    __slots__ = ("name", "parameters")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    parameters: str
+    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[str] = ...) -> None: ...
+
+class TurnFormat(_message.Message):
+    __slots__ = ("tools", "reasoning", "is_reasoning_open", "callable", "has_one_call")
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    IS_REASONING_OPEN_FIELD_NUMBER: _ClassVar[int]
+    CALLABLE_FIELD_NUMBER: _ClassVar[int]
+    HAS_ONE_CALL_FIELD_NUMBER: _ClassVar[int]
+    tools: str
+    reasoning: str
+    is_reasoning_open: bool
+    callable: _containers.RepeatedCompositeFieldContainer[CallableTool]
+    has_one_call: bool
+    def __init__(self, tools: _Optional[str] = ..., reasoning: _Optional[str] = ..., is_reasoning_open: _Optional[bool] = ..., callable: _Optional[_Iterable[_Union[CallableTool, _Mapping]]] = ..., has_one_call: _Optional[bool] = ...) -> None: ...
+
 class RenderOptions(_message.Message):
-    __slots__ = ("request_id", "model", "stops", "include_stop", "keep_special_tokens", "n", "logprobs", "stop_token_ids", "min_tokens", "prompt_tail")
+    __slots__ = ("request_id", "model", "stops", "include_stop", "keep_special_tokens", "n", "logprobs", "stop_token_ids", "min_tokens", "prompt_tail", "turn")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STOPS_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +109,7 @@ class RenderOptions(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TAIL_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     stops: _containers.RepeatedScalarFieldContainer[str]
@@ -97,7 +120,8 @@ class RenderOptions(_message.Message):
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     min_tokens: int
     prompt_tail: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., stops: _Optional[_Iterable[str]] = ..., include_stop: _Optional[bool] = ..., keep_special_tokens: _Optional[bool] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., prompt_tail: _Optional[_Iterable[int]] = ...) -> None: ...
+    turn: TurnFormat
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., stops: _Optional[_Iterable[str]] = ..., include_stop: _Optional[bool] = ..., keep_special_tokens: _Optional[bool] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., prompt_tail: _Optional[_Iterable[int]] = ..., turn: _Optional[_Union[TurnFormat, _Mapping]] = ...) -> None: ...
 
 class AccountLimits(_message.Message):
     __slots__ = ("account", "max_running", "max_queued", "max_kv_blocks", "tokens_per_minute", "requests_per_minute", "cached_token_factor")

@@ -1,0 +1,114 @@
+"""The events of one answer, token by token. Those that are due after k tokens depend on these k tokens and the request
+alone, as the text does."""
+
+import hashlib
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway_svc.detokenizer import SequenceText
+from gateway_svc.message_formats.events import (
+    MessageEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallBegin,
+)
+from gateway_svc.output import Chunk, ToolCallDelta
+from gateway_svc.rendering import Rendering
+from gateway_svc.turn_format import TurnFormat
+from gateway_svc.vocabulary import Vocabulary
+
+_ID_LENGTH = 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Marker:
+    """A marker that the parser has not had. `begin` and `end` are its place in the visible text."""
+
+    literal: str
+    begin: int
+    end: int
+
+
+class SequenceTurn:
+    """Divides a sequence's text into events. Markers that are tokens keep their place in it, also while text before
+    them is held back because it may become a stop string."""
+
+    def __init__(
+        self, text: SequenceText, turn: TurnFormat, index: int, vocabulary: Vocabulary, rendering: Rendering
+    ) -> None:
+        """`index` is that of the sequence."""
+        self.num_calls = 0
+        self._text = text
+        self._hidden_ids = vocabulary.hidden_ids(rendering.special_tokens)
+        added = vocabulary.added
+        self._parser = turn.parser(added.values(), [added[token_id] for token_id in self._hidden_ids])
+        self._max_calls = 1 if turn.has_one_call else sys.maxsize
+        markers = turn.format.markers
+        self._markers = {token_id: literal for token_id, literal in added.items() if literal in markers}
+        self._id_base = f"{rendering.request_id}/{index}"
+        self._coming: deque[_Marker] = deque()
+        self._held = ""
+        self._num_fed = 0
+
+    def push(self, token_id: int, chunk: Chunk | None) -> None:
+        """Reads a token, and adds what becomes due to the chunk, if there is one."""
+        due = self._text.push(token_id)
+        if (literal := self._markers.get(token_id)) is not None:
+            end = self._text.num_chars
+            self._coming.append(_Marker(literal, end - (0 if token_id in self._hidden_ids else len(literal)), end))
+        self._add(self._feed(due), chunk)
+
+    def end(self, chunk: Chunk | None) -> None:
+        """Adds what was held back, when no more tokens follow."""
+        events = self._feed(self._text.flush())
+        self._add([*events, *self._parser.feed(self._held), *self._parser.end()], chunk)
+
+    def _feed(self, due: str) -> list[MessageEvent]:
+        """The events of more text, up to a marker that is not due as a whole."""
+        text = self._held + due
+        num_fed = 0
+        events: list[MessageEvent] = []
+        while self._coming and self._coming[0].end <= self._num_fed + len(text):
+            marker = self._coming.popleft()
+            events += self._parser.feed(text[num_fed : marker.begin - self._num_fed])
+            events += self._parser.feed(marker.literal, is_control=True)
+            num_fed = marker.end - self._num_fed
+        limit = len(text)
+        if self._coming:
+            limit = min(limit, self._coming[0].begin - self._num_fed)
+        events += self._parser.feed(text[num_fed:limit])
+        self._held = text[limit:]
+        self._num_fed += limit
+        return events
+
+    def _add(self, events: Sequence[MessageEvent], chunk: Chunk | None) -> None:
+        for event in events:
+            if isinstance(event, ToolCallBegin):
+                self.num_calls += 1
+            if chunk is None:
+                continue
+            match event:
+                case TextDelta(text):
+                    chunk.text += text
+                case ReasoningDelta(text):
+                    chunk.reasoning += text
+                case ToolCallBegin(index) | ToolArgumentsDelta(index) if index >= self._max_calls:
+                    pass
+                case ToolCallBegin(index, name):
+                    chunk.tool_calls.append(ToolCallDelta(index, "", self._call_id(index), name))
+                case ToolArgumentsDelta(index, fragment):
+                    if not chunk.tool_calls or chunk.tool_calls[-1].index != index:
+                        chunk.tool_calls.append(ToolCallDelta(index))
+                    chunk.tool_calls[-1].arguments += fragment
+
+    def _call_id(self, index: int) -> str:
+        """The same on every gateway, so that a resumed stream has it again."""
+        return f"call_{hashlib.sha256(f'{self._id_base}/{index}'.encode()).hexdigest()[:_ID_LENGTH]}"
+
+
+def sequence_turn(text: SequenceText, index: int, vocabulary: Vocabulary, rendering: Rendering) -> SequenceTurn | None:
+    """The turn of a sequence; None where all output is text."""
+    return None if rendering.turn is None else SequenceTurn(text, rendering.turn, index, vocabulary, rendering)

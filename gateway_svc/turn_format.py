@@ -1,0 +1,88 @@
+"""The format of one answer: what its reasoning and its calls of tools look like."""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from gateway_svc.chat_template import TemplateChat
+from gateway_svc.message_formats.description import MessageFormat, Tool, XmlCalls
+from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
+from gateway_svc.message_formats.parser import MessageParser
+from gateway_svc.request_errors import unavailable
+from quire.scheduler.v1 import scheduler_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFormat:
+    """`tools` are those that the answer may call. `is_reasoning_open`: the prompt ends within the reasoning.
+    `has_one_call`: calls after the first one are left out."""
+
+    format: MessageFormat
+    tools: tuple[Tool, ...] = ()
+    is_reasoning_open: bool = False
+    has_one_call: bool = False
+
+    @classmethod
+    def of_prompt(
+        cls,
+        message_format: MessageFormat,
+        chat: TemplateChat,
+        prompt_tail: str,
+    ) -> "TurnFormat | None":
+        """The format of the answer to a chat's prompt; None where the answer is text. `prompt_tail` is the end of the
+        prompt's text, with control tokens."""
+        reasoning = message_format.reasoning
+        if reasoning is None and not chat.tools:
+            return None
+        functions = [tool["function"] for tool in chat.tools or ()]
+        return cls(
+            MessageFormat(message_format.tools if functions else None, reasoning),
+            tuple(Tool(function["name"], function["parameters"]) for function in functions),
+            reasoning is not None and reasoning.is_open_in(prompt_tail),
+            chat.has_one_call,
+        )
+
+    @classmethod
+    def from_proto(cls, turn: scheduler_pb2.TurnFormat) -> "TurnFormat":
+        """As the scheduler stored it. Raises QuireError where this version does not have the format."""
+        if turn.tools not in ("", *TOOL_FORMATS) or turn.reasoning not in ("", *REASONING_FORMATS):
+            raise unavailable("this gateway does not have the request's format of answers")
+        tools = TOOL_FORMATS[turn.tools] if turn.tools else None
+        reasoning = REASONING_FORMATS[turn.reasoning] if turn.reasoning else None
+        return cls(
+            MessageFormat(tools, reasoning),
+            tuple(
+                Tool(tool.name, json.loads(tool.parameters)) if tool.parameters else Tool(tool.name)
+                for tool in turn.callable
+            ),
+            turn.is_reasoning_open,
+            turn.has_one_call,
+        )
+
+    def to_proto(self) -> scheduler_pb2.TurnFormat:
+        tools, reasoning = self.format.tools, self.format.reasoning
+        # Only values without JSON's notation need the schema.
+        has_schemas = tools is not None and isinstance(tools.calls, XmlCalls)
+        return scheduler_pb2.TurnFormat(
+            tools="" if tools is None else tools.name,
+            reasoning="" if reasoning is None else reasoning.name,
+            is_reasoning_open=self.is_reasoning_open,
+            has_one_call=self.has_one_call,
+            callable=[
+                scheduler_pb2.CallableTool(
+                    name=tool.name, parameters=json.dumps(tool.parameters, sort_keys=True) if has_schemas else ""
+                )
+                for tool in self.tools
+            ],
+        )
+
+    def parser(self, added_tokens: Collection[str], hidden_tokens: Collection[str]) -> MessageParser:
+        """A parser at the beginning of the answer. `added_tokens` are the literals of the tokenizer's; `hidden_tokens`
+        are those that contribute no text."""
+        return MessageParser(
+            self.format,
+            self.tools,
+            control_tokens=added_tokens,
+            hidden_tokens=hidden_tokens,
+            reasoning_is_open=self.is_reasoning_open,
+        )

@@ -1,0 +1,239 @@
+"""Tools and reasoning over the wire in both protocols, with a scripted scheduler; also with OpenAI's client."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
+
+import grpc
+import openai
+import pytest
+
+from answers_with_calls import ANSWERS, ARGUMENTS, make_family_directory
+from gateway_harness import Harness, reason_of, rest_of, running_gateway
+from quire.inference.v1 import inference_pb2 as api
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scripted_scheduler import ScriptedSession, answer_with, stop_end
+from tool_families import tool
+
+EOS = 0
+CONTEXT_LENGTH = 2_000
+TOOLS: list[Any] = [tool("get_weather", city={"type": "string"}, days={"type": "integer"})]
+USER: Any = {"role": "user", "content": "Weather?"}
+ANSWER = ANSWERS["reasoning, text and call"]
+TWO_CALLS = ANSWERS["two calls"]
+NAMED = {"idempotency-key": "mine"}
+GRPC_TOOLS = [api.Tool(name="get_weather", parameters=json.dumps(TOOLS[0]["function"]["parameters"]))]
+CHAT = api.Chat(messages=[api.ChatMessage(role="user", content="Weather?")], tools=GRPC_TOOLS)
+
+
+@pytest.fixture(scope="session")
+def hermes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_family_directory(tmp_path_factory.mktemp("models") / "hermes", "hermes")
+
+
+@pytest.fixture
+async def quire(hermes: Path) -> AsyncIterator[Harness]:
+    """A ready gateway for a model with tools, new for each test."""
+    async with running_gateway(hermes, CONTEXT_LENGTH) as harness:
+        yield harness
+
+
+@pytest.fixture
+async def client(quire: Harness) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client."""
+    async with openai.DefaultAsyncHttpxClient(trust_env=False) as http:
+        yield openai.AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{quire.gateway.http_port}/v1", api_key="none", http_client=http, max_retries=0
+        )
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"messages": [USER], "tools": TOOLS, "max_tokens": 200, **fields}
+
+
+def events_of(text: str) -> list[Any]:
+    rows = [row for row in text.split("\n\n") if "data: {" in row]
+    return [json.loads(row.split("data: ")[1]) for row in rows]
+
+
+def one_by_one(token_ids: list[int]) -> Any:
+    """A script that sends tokens in messages of their own."""
+
+    def script(session: ScriptedSession, submit: scheduler_v1.Submit) -> None:
+        session.accept(submit.key)
+        for offset, token_id in enumerate(token_ids):
+            end = stop_end(EOS) if offset == len(token_ids) - 1 else None
+            session.tokens(submit.key, [token_id], offset, end=end)
+
+    return script
+
+
+async def test_a_call_is_a_part_of_the_message(quire: Harness, client: openai.AsyncOpenAI) -> None:
+    quire.scheduler.script = answer_with(ANSWER.token_ids, stop_token_id=EOS)
+    answer = await client.chat.completions.create(model="tiny", messages=[USER], tools=TOOLS, max_tokens=200)
+    (choice,) = answer.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", ANSWER.text)
+    assert choice.message.model_dump()["reasoning_content"] == ANSWER.reasoning
+    assert choice.message.tool_calls is not None
+    (call,) = choice.message.tool_calls
+    assert call.type == "function"
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", json.loads(ARGUMENTS))
+    assert call.id.startswith("call_")
+
+
+async def test_a_message_with_calls_alone_has_no_content(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(TWO_CALLS.token_ids, stop_token_id=EOS)
+    (choice,) = (await quire.http.post("/v1/chat/completions", json=body())).json()["choices"]
+    assert choice["message"]["content"] is None
+    assert "reasoning_content" not in choice["message"]
+    assert len(choice["message"]["tool_calls"]) == 2
+    assert choice["finish_reason"] == "tool_calls"
+    single = (await quire.http.post("/v1/chat/completions", json=body(parallel_tool_calls=False))).json()["choices"][0]
+    assert [call["function"] for call in single["message"]["tool_calls"]] == [
+        call["function"] for call in choice["message"]["tool_calls"][:1]
+    ]
+
+
+async def test_calls_stream_as_openai_streams_them(quire: Harness) -> None:
+    quire.scheduler.script = one_by_one([*ANSWER.token_ids, EOS])
+    response = await quire.http.post("/v1/chat/completions", json=body(stream=True))
+    choices = [event["choices"][0] for event in events_of(response.text)]
+    deltas = [choice["delta"] for choice in choices]
+    assert deltas[0]["role"] == "assistant"
+    assert not any("role" in delta for delta in deltas[1:])
+    assert "".join(delta.get("content") or "" for delta in deltas) == ANSWER.text
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == ANSWER.reasoning
+    first, *others = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert (first["index"], first["type"], first["function"]["name"]) == (0, "function", "get_weather")
+    assert first["id"].startswith("call_")
+    assert {tuple(call) for call in others} == {("index", "function")}
+    arguments = "".join(call["function"]["arguments"] for call in (first, *others))
+    assert json.loads(arguments) == json.loads(ARGUMENTS)
+    assert len(others) > 3
+    assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+async def test_the_official_clients_helper_assembles_a_stream(quire: Harness, client: openai.AsyncOpenAI) -> None:
+    quire.scheduler.script = one_by_one([*TWO_CALLS.token_ids, EOS])
+    async with client.chat.completions.stream(
+        model="tiny",
+        messages=[USER],
+        tools=TOOLS,
+        max_tokens=200,
+    ) as stream:
+        kinds = {event.type async for event in stream}
+        final = await stream.get_final_completion()
+    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+    calls = final.choices[0].message.tool_calls
+    assert calls is not None
+    assert [json.loads(call.function.arguments) for call in calls] == [json.loads(ARGUMENTS)] * 2
+    assert len({call.id for call in calls}) == 2
+
+
+async def test_functions_have_one_function_call(quire: Harness) -> None:
+    quire.scheduler.script = one_by_one([*TWO_CALLS.token_ids, EOS])
+    legacy = {"messages": [USER], "functions": [TOOLS[0]["function"]], "max_tokens": 200}
+    (choice,) = (await quire.http.post("/v1/chat/completions", json=legacy)).json()["choices"]
+    assert choice["finish_reason"] == "function_call"
+    assert "tool_calls" not in choice["message"]
+    assert choice["message"]["function_call"]["name"] == "get_weather"
+    response = await quire.http.post("/v1/chat/completions", json={**legacy, "stream": True})
+    calls = [
+        event["choices"][0]["delta"]["function_call"]
+        for event in events_of(response.text)
+        if "function_call" in event["choices"][0]["delta"]
+    ]
+    assert [call.get("name") for call in calls if "name" in call] == ["get_weather"]
+    assert "".join(call["arguments"] for call in calls) == choice["message"]["function_call"]["arguments"]
+
+
+async def test_a_conversation_goes_on_with_the_result(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(ANSWER.token_ids, stop_token_id=EOS)
+    message = (await quire.http.post("/v1/chat/completions", json=body())).json()["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "20 degrees"}
+    quire.scheduler.script = answer_with(ANSWERS["text"].token_ids, stop_token_id=EOS)
+    answer = (await quire.http.post("/v1/chat/completions", json=body(messages=[USER, message, result]))).json()
+    assert answer["choices"][0]["message"]["content"] == ANSWERS["text"].text
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+class Record:
+    """A request that is submitted once, and replayed to later submissions."""
+
+    def __init__(self, token_ids: list[int]) -> None:
+        self._token_ids = token_ids
+        self._first: scheduler_v1.Submit | None = None
+
+    def play(self, session: ScriptedSession, submit: scheduler_v1.Submit) -> None:
+        if self._first is None:
+            self._first = submit
+            one_by_one(self._token_ids)(session, submit)
+        elif self._first.body_digest == submit.body_digest:
+            tokens = scheduler_v1.Tokens(token_ids=self._token_ids, end=stop_end(EOS))
+            session.attached(self._first, tokens)
+        else:
+            session.fail(submit.key, scheduler_v1.FAILURE_REASON_KEY_IN_USE)
+
+
+def told(events: list[str]) -> tuple[str, str, list[tuple[str, str, str]], list[str]]:
+    """Text, reasoning, calls and reasons to finish, as a client makes them of events."""
+    text, reasoning, reasons = "", "", []
+    calls: dict[int, list[str]] = {}
+    for choice in [event["choices"][0] for event in events_of("\n\n".join(events))]:
+        delta = choice["delta"]
+        text += delta.get("content") or ""
+        reasoning += delta.get("reasoning_content", "")
+        for piece in delta.get("tool_calls", ()):
+            call = calls.setdefault(piece["index"], ["", "", ""])
+            call[0] += piece.get("id", "")
+            call[1] += piece["function"].get("name", "")
+            call[2] += piece["function"]["arguments"]
+        reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
+    return text, reasoning, [(one[0], one[1], one[2]) for one in calls.values()], reasons
+
+
+async def test_a_stream_is_resumed_within_the_arguments_on_another_gateway(hermes: Path) -> None:
+    record = Record([*ANSWER.token_ids, EOS])
+    async with running_gateway(hermes, CONTEXT_LENGTH) as one, running_gateway(hermes, CONTEXT_LENGTH) as other:
+        one.scheduler.script = other.scheduler.script = record.play
+        response = await one.http.post("/v1/chat/completions", json=body(stream=True), headers=NAMED)
+        events = [event for event in response.text.split("\n\n") if event]
+        assert told(events)[2:] == ([(ANY, "get_weather", ANY)], ["tool_calls"])
+        for position, event in enumerate(events[:-1], 1):
+            last = event.split("\n")[0].removeprefix("id: ")
+            headers = {**NAMED, "last-event-id": last}
+            resumed = await other.http.post("/v1/chat/completions", json=body(stream=True), headers=headers)
+            rest = [each for each in resumed.text.split("\n\n") if each]
+            assert told(events[:position] + rest) == told(events)
+
+
+async def test_chunks_and_completions_have_calls_over_grpc(quire: Harness) -> None:
+    quire.scheduler.script = one_by_one([*ANSWER.token_ids, EOS])
+    generation = api.Generation(chat=CHAT, request_id="mine")
+    whole = (await quire.stub.Generate(api.GenerateRequest(generation=generation))).completions[0]
+    assert (whole.text, whole.reasoning) == (ANSWER.text, ANSWER.reasoning)
+    assert whole.finish.reason == api.FINISH_REASON_TOOL_CALLS
+    assert whole.finish.token_id == EOS
+    messages = await rest_of(quire.stub.StreamGenerate(api.StreamGenerateRequest(generation=generation)))
+    chunks = [message.chunk for message in messages if message.HasField("chunk")]
+    pieces = [piece for chunk in chunks for piece in chunk.tool_calls]
+    assert [(piece.id, piece.name) for piece in pieces if piece.id] == [(whole.tool_calls[0].id, "get_weather")]
+    assert "".join(piece.arguments for piece in pieces) == whole.tool_calls[0].arguments
+    assert "".join(chunk.reasoning for chunk in chunks) == ANSWER.reasoning
+
+
+async def test_what_needs_a_grammar_is_refused_by_name(quire: Harness) -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]}, "tools[0].function.strict"),
+    ]
+    for fields, name in refused:
+        error = (await quire.http.post("/v1/chat/completions", json=body(**fields))).json()["error"]
+        assert (error["code"], error["param"]) == ("feature_unsupported", name)
+    chat = api.Chat(messages=CHAT.messages, tools=GRPC_TOOLS, tool_mode=api.TOOL_MODE_REQUIRED)
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await quire.stub.Generate(api.GenerateRequest(generation=api.Generation(chat=chat)))
+    assert reason_of(refusal.value) == ("FEATURE_UNSUPPORTED", "generation.chat.tool_choice")

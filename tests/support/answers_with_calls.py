@@ -1,0 +1,64 @@
+"""Answers with reasoning, text and calls, as models of a family write them, and the family's model in small."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tool_families import TOOL_FAMILIES
+
+ARGUMENTS = '{"city": "São {Paulo}", "days": [1, {"a": "\\"}"}]}'
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model of a family wrote, and what it means."""
+
+    family: str
+    written: str
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def token_ids(self) -> list[int]:
+        return TOOL_FAMILIES[self.family].tokenizer.encode(self.written, add_special_tokens=False).ids
+
+
+_HERMES_CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+_CODER_CALL = (
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nSão Paulo\n</parameter>\n"
+    "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>"
+)
+_DEEPSEEK_CALL = (
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n" + ARGUMENTS + "\n```<｜tool▁call▁end｜>"
+)
+_CALL = ("get_weather", ARGUMENTS)
+
+ANSWERS = {
+    "reasoning, text and call": Answer(
+        "hermes", f"<think>\nHm, 你好.\n</think>\n\nI look. {_HERMES_CALL}", "I look.", "Hm, 你好.", (_CALL,)
+    ),
+    "two calls": Answer("hermes", f"{_HERMES_CALL}\n{_HERMES_CALL}", calls=(_CALL, _CALL)),
+    "text": Answer("hermes", "It is 20 < 30 degrees.", "It is 20 < 30 degrees."),
+    "tags": Answer("qwen3-coder", _CODER_CALL, calls=(("get_weather", '{"city": "São Paulo", "days": 2}'),)),
+    "hidden markers": Answer(
+        "mistral v3",
+        f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {ARGUMENTS}}}]',
+        calls=(_CALL,),
+    ),
+    "deepseek": Answer(
+        "deepseek v3", f"Yes.<｜tool▁calls▁begin｜>{_DEEPSEEK_CALL}<｜tool▁calls▁end｜>", "Yes.", calls=(_CALL,)
+    ),
+    "no marker": Answer("llama3.1", f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}', calls=(_CALL,)),
+}
+
+
+def make_family_directory(path: Path, name: str) -> Path:
+    """Writes the files of a family's model that a gateway reads. Its first token ends an answer."""
+    family = TOOL_FAMILIES[name]
+    path.mkdir(parents=True, exist_ok=True)
+    family.tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": family.source, **family.special_tokens}))
+    (path / "config.json").write_text(json.dumps({"eos_token_id": 0}))
+    (path / "model.safetensors").touch()
+    return path

@@ -1,0 +1,191 @@
+"""Reasoning, text and calls of a sequence: a function of its tokens, from any position of the client."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from answers_with_calls import ANSWERS, Answer
+from gateway_svc.chat_template import TemplateChat
+from gateway_svc.message_formats.formats import AUTO, choose_format
+from gateway_svc.output import Chunk, FinishReason, ToolCallDelta, merge_chunks
+from gateway_svc.rendering import Rendering
+from gateway_svc.sequence_output import EndDelivery, ResumePosition, SequenceOutput, remainder
+from gateway_svc.turn_format import TurnFormat
+from gateway_svc.validated_request import SpecialTokens, StopText
+from gateway_svc.vocabulary import Vocabulary
+from gateway_values import make_rendering, vocabulary_of
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scripted_scheduler import cut_end, length_end, stop_end
+from tool_families import TOOL_FAMILIES, tool
+
+EOS = 0
+TOOLS = [tool("get_weather", city={"type": "string"}, days={"type": "integer"})]
+
+answers = pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+_SLOW = settings(deadline=None, max_examples=25)
+
+
+@cache
+def vocabulary(family: str) -> Vocabulary:
+    return vocabulary_of(TOOL_FAMILIES[family].tokenizer)
+
+
+def rendering(family: str, *, has_one_call: bool = False, **fields: Any) -> Rendering:
+    """Of a chat with the tools; it is sent to the scheduler and back."""
+    chat = TemplateChat([], TOOLS, has_one_call=has_one_call)
+    turn = TurnFormat.of_prompt(choose_format(AUTO, AUTO, TOOL_FAMILIES[family].template.constants), chat, "")
+    assert turn is not None
+    made = make_rendering(vocabulary(family), **fields)
+    return replace(made, turn=TurnFormat.from_proto(turn.to_proto()))
+
+
+def steps(token_ids: list[int], sizes: list[int], end: scheduler_v1.SequenceEnd) -> list[scheduler_v1.Tokens]:
+    tokens, offset = [], 0
+    for size in [*sizes, len(token_ids)]:
+        if piece := token_ids[offset : offset + size]:
+            tokens.append(scheduler_v1.Tokens(offset=offset, token_ids=piece))
+            offset += len(piece)
+    tokens[-1].end.CopyFrom(end)
+    return tokens
+
+
+def given_out(
+    family: str, made: Rendering, tokens: list[scheduler_v1.Tokens], start: ResumePosition | None = None
+) -> list[Chunk]:
+    """The chunks of a sequence, one for each step."""
+    sequence = SequenceOutput(0, vocabulary(family), made, start or ResumePosition())
+    chunks = []
+    for one in tokens:
+        if sequence.finish is None:
+            sequence.extend(one)
+            if (chunk := sequence.pop_pending()) is not None:
+                chunks.append(chunk)
+    return chunks
+
+
+def whole_of(answer: Answer, **fields: Any) -> Chunk:
+    made = rendering(answer.family, **fields)
+    (whole,) = merge_chunks(given_out(answer.family, made, steps([*answer.token_ids, EOS], [], stop_end(EOS))))
+    return whole
+
+
+@answers
+def test_an_answer_is_divided(answer: Answer) -> None:
+    whole = whole_of(answer)
+    assert (whole.text, whole.reasoning) == (answer.text, answer.reasoning)
+    assert [(call.name, json.loads(call.arguments)) for call in whole.tool_calls] == [
+        (name, json.loads(arguments)) for name, arguments in answer.calls
+    ]
+    assert whole.finish is not None
+    assert whole.finish.reason is (FinishReason.TOOL_CALLS if answer.calls else FinishReason.STOP)
+
+
+@answers
+def test_what_is_given_from_any_token_on_is_the_rest_of_the_whole(answer: Answer) -> None:
+    family, token_ids = answer.family, answer.token_ids
+
+    @_SLOW
+    @given(
+        sizes=st.lists(st.integers(1, 7), max_size=40),
+        cut=st.integers(1, len(token_ids)),
+        stop=st.lists(st.text('<tool_cal>"aã} 你', min_size=1, max_size=3), max_size=2, unique=True),
+        include=st.booleans(),
+        kept=st.booleans(),
+    )
+    def check(sizes: list[int], cut: int, stop: list[str], include: bool, kept: bool) -> None:
+        made = rendering(
+            family,
+            stop=tuple(stop),
+            stop_text=StopText.INCLUDED if include else StopText.EXCLUDED,
+            special_tokens=SpecialTokens.KEPT if kept else SpecialTokens.HIDDEN,
+        )
+        end = length_end()
+        (whole,) = merge_chunks(given_out(family, made, steps(token_ids[:cut], sizes, end)))
+        assert whole == merge_chunks(given_out(family, made, steps(token_ids[:cut], [1] * cut, end)))[0]
+        record = scheduler_v1.Tokens(token_ids=whole.token_ids, end=end)
+        if whole.finish is not None and isinstance(whole.finish.matched, str):
+            record.end.CopyFrom(cut_end())
+        for num_tokens in range(len(whole.token_ids) + 1):
+            before = prefix(family, made, whole.token_ids[:num_tokens])
+            start = ResumePosition(num_tokens, EndDelivery.UNKNOWN, "where")
+            (rest,) = merge_chunks(given_out(family, made, [record], start))
+            assert rest == remainder(whole, start, vocabulary(family), made)
+            if num_tokens < len(whole.token_ids):
+                assert joined(before, rest) == joined(whole)
+
+    check()
+
+
+def prefix(family: str, made: Rendering, token_ids: list[int]) -> Chunk:
+    """What a client has of a sequence that has not ended after these tokens."""
+    sequence = SequenceOutput(0, vocabulary(family), made, ResumePosition())
+    sequence.extend(scheduler_v1.Tokens(token_ids=token_ids))
+    return sequence.pop_pending() or Chunk(0, 0)
+
+
+def joined(*chunks: Chunk) -> tuple[str, str, list[ToolCallDelta]]:
+    """What a client makes of pieces."""
+    (whole,) = merge_chunks([replace(chunk, tool_calls=[replace(one) for one in chunk.tool_calls]) for chunk in chunks])
+    return whole.text, whole.reasoning, whole.tool_calls
+
+
+def test_ids_are_the_same_everywhere_and_differ_between_calls_sequences_and_requests() -> None:
+    two = ANSWERS["two calls"]
+    first, second = whole_of(two).tool_calls
+    assert first.id.startswith("call_")
+    assert [call.id for call in whole_of(two).tool_calls] == [first.id, second.id]
+    other = whole_of(two, request_id="another").tool_calls
+    assert len({first.id, second.id, *(call.id for call in other)}) == 4
+    sequence = SequenceOutput(1, vocabulary("hermes"), rendering("hermes"), ResumePosition())
+    sequence.extend(scheduler_v1.Tokens(token_ids=two.token_ids))
+    chunk = sequence.pop_pending()
+    assert chunk is not None
+    assert {call.id for call in chunk.tool_calls if call.id}.isdisjoint({first.id, second.id})
+
+
+def test_without_parallel_calls_only_the_first_is_sent() -> None:
+    assert len(whole_of(ANSWERS["two calls"], has_one_call=True).tool_calls) == 1
+
+
+def test_arguments_stream_as_they_are_generated() -> None:
+    answer = ANSWERS["two calls"]
+    chunks = given_out(
+        "hermes", rendering("hermes"), steps(answer.token_ids, [1] * len(answer.token_ids), length_end())
+    )
+    fragments = [call.arguments for chunk in chunks for call in chunk.tool_calls if call.index == 0]
+    assert len(fragments) > len(ANSWERS["two calls"].calls[0][1]) / 10
+
+
+def test_text_that_only_looks_like_a_marker_is_text() -> None:
+    tokenizer = TOOL_FAMILIES["hermes"].tokenizer
+    spelled = [
+        one for part in ("<tool", "_call>", "{}") for one in tokenizer.encode(part, add_special_tokens=False).ids
+    ]
+    made = rendering("hermes")
+    (whole,) = merge_chunks(given_out("hermes", made, steps([*spelled, EOS], [], stop_end(EOS))))
+    assert (whole.text, whole.tool_calls) == ("<tool_call>{}", [])
+
+
+def test_a_prompt_may_end_within_the_reasoning() -> None:
+    family = TOOL_FAMILIES["hermes"]
+    message_format = choose_format(AUTO, AUTO, family.template.constants)
+    turn = TurnFormat.of_prompt(message_format, TemplateChat([]), "<|im_start|>assistant\n<think>\n")
+    assert turn is not None
+    assert turn.is_reasoning_open
+    made = replace(make_rendering(vocabulary("hermes")), turn=TurnFormat.from_proto(turn.to_proto()))
+    token_ids = family.tokenizer.encode("Hm.</think>\n\nYes.<tool_call>", add_special_tokens=False).ids
+    (whole,) = merge_chunks(given_out("hermes", made, steps([*token_ids, EOS], [], stop_end(EOS))))
+    # Without tools a marker of calls is text.
+    assert (whole.reasoning, whole.text, whole.tool_calls) == ("Hm.", "Yes.<tool_call>", [])
+
+
+def test_answers_of_models_without_formats_are_text() -> None:
+    message_format = choose_format(AUTO, AUTO, "{{ messages }}")
+    assert TurnFormat.of_prompt(message_format, TemplateChat([]), "") is None
+    hermes = choose_format(AUTO, AUTO, "<tool_call>")
+    assert TurnFormat.of_prompt(hermes, TemplateChat([]), "") is None
