@@ -69,13 +69,14 @@ class TokenMasks:
 class GrammarCompiler:
     """Compiles the grammars of one model's vocabulary, keeps those used last, and makes masks."""
 
-    def __init__(self, load_tokenizer: Callable[[], LLTokenizer], num_threads: int = 1) -> None:
-        """`load_tokenizer` runs on another thread; its vocabulary has the size of the logits. If it raises
+    def __init__(self, load_tokenizer: Callable[[int], LLTokenizer], vocab_size: int, num_threads: int = 1) -> None:
+        """`load_tokenizer` makes the tokenizer for logits of `vocab_size`, on another thread. If it raises
         UnsupportedTokenizer, sequences with grammars fail. `num_threads` make the masks of a step.
         """
         self._compiling, self._masking = grammar_threads(1, "grammars"), grammar_threads(1, "masks")
         self._executor = LLExecutor(num_threads)
-        self._tokenizer = self._compiling.submit(load_tokenizer)
+        self._tokenizer = self._compiling.submit(load_tokenizer, vocab_size)
+        self._num_words = -(-vocab_size // 32)
         self._cache: OrderedDict[bytes, Future[LLMatcher]] = OrderedDict()
 
     def warm_up(self) -> str | None:
@@ -119,17 +120,16 @@ class GrammarCompiler:
         started = time.perf_counter()
         states = [matcher.advance() for _, matcher in matchers]
         ready = [(state, place) for place, state in enumerate(states) if state is not None]
-        num_words = -(-self._tokenizer.result().vocab_size // 32) if ready else 1
-        bits = np.zeros((len(matchers), num_words), np.int32)
+        bits = np.zeros((len(matchers), self._num_words), np.int32)
         if ready:
-            self._executor.unsafe_compute_mask_ptr(ready, bits.ctypes.data, 4 * num_words, len(bits))
+            self._executor.unsafe_compute_mask_ptr(ready, bits.ctypes.data, 4 * self._num_words, len(bits))
         for state, place in ready:
             if state.is_error():
                 # Another lexer, and a failure if that reaches a limit, too.
                 _, matcher = matchers[place]
                 bits[place] = 0
                 if (rebuilt := matcher.rebuild()) is not None:
-                    rebuilt.unsafe_compute_mask_ptr(bits[place].ctypes.data, 4 * num_words)
+                    rebuilt.unsafe_compute_mask_ptr(bits[place].ctypes.data, 4 * self._num_words)
                     if rebuilt.is_error():
                         bits[place] = 0
                         matcher.failure = _TOO_COMPLEX

@@ -114,7 +114,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
         _check_vocabulary(served.other_tokenizer, model.layout.vocab_size, setting)
     # Made in the background, while memory is measured and the model warms up.
     grammars = GrammarCompiler(
-        partial(_load_grammar_tokenizer, served, model.layout.vocab_size), max(1, available_cpus() // 2)
+        partial(_load_grammar_tokenizer, served), model.layout.vocab_size, max(1, available_cpus() // 2)
     )
     default_step_tokens, default_sequences = _BUDGETS[device.type]
     shape = CacheShape.of(

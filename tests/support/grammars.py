@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher
@@ -25,7 +26,7 @@ def config_for_grammars() -> LlamaConfig:
 
 
 def tiny_grammars(vocab_size: int = VOCAB) -> GrammarCompiler:
-    return GrammarCompiler(lambda: load_grammar_tokenizer(TOKENIZER.to_str(), [EOS], vocab_size), num_threads=2)
+    return GrammarCompiler(partial(load_grammar_tokenizer, TOKENIZER.to_str(), [EOS]), vocab_size, num_threads=2)
 
 
 def text_of(tokens: Sequence[int]) -> bytes:

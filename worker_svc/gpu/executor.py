@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -19,15 +19,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire_kernels.mask_logits import mask_logits
 from worker_svc.batch import Batch
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import Drafts, run_inline
 from worker_svc.gpu.graphs import GraphCapture, Work, capture_sizes, run_without_capture
 from worker_svc.gpu.inputs import ForwardInputs, decodes_only, forward_inputs, layout_arrays, padded, token_arrays
 from worker_svc.gpu.logprobs import compute_logprobs
+from worker_svc.gpu.matchers import SequenceMatchers
 from worker_svc.gpu.penalty_slots import PenaltySlots, has_penalties
 from worker_svc.gpu.sampling import (
     Arrays,
+    DeviceMasks,
     LogitEntryLists,
     SamplingInputs,
     adjust_and_sample,
@@ -64,10 +67,14 @@ class DeviceForward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Launches:
-    """A step in two parts: log-probabilities are computed between them."""
+    """A step in two parts: log-probabilities are computed between them.
+
+    With masks the second part never runs as a graph.
+    """
 
     forward: Work
     adjust_and_sample: Work
+    sample_masked: Callable[[DeviceMasks], None]
 
 
 class DeviceExecutor:
@@ -110,13 +117,21 @@ class DeviceExecutor:
         # The start of each of a graph's sequences; each has one token.
         self._query_starts = torch.arange(max_sequences + 1, dtype=torch.int32, device=device)
         self._decodes: dict[int, _Launches] = {}
+        self._matchers = SequenceMatchers()
+        # Compiled now. It changes nothing: every token is allowed.
+        every = np.full((1, -(-limits.vocab_size // 32)), -1, np.int32)
+        mask_logits(self._logits, self._staging.upload(np.zeros(1, np.int64)), self._staging.upload(every))
         self._capture_sizes = capture_sizes(max_sequences) if cuda_graphs else []
         if self._capture_sizes:
             self._capture(GraphCapture() if device.type == "cuda" else run_without_capture, report)
 
     def launch(self, batch: Batch, sequences: Items[Sequence], drafts: Drafts = ()) -> "DeviceSampleHandle":
-        """Waits for nothing except for pinned memory, if more is needed than ever before."""
+        """Waits for nothing except for pinned memory, if more is needed than ever before; and, while the forward pass
+        runs, for the tokens of the step before if a sequence has a grammar.
+        """
         positions = [len(sequence.tokens) for sequence in sequences]
+        constrained = any(sequence.matcher is not None for sequence in sequences)
+        whole = sequences
         if drafts:
             lengths = [1 + len(draft) for draft in drafts]
             positions = [first + row for first, length in zip(positions, lengths, strict=True) for row in range(length)]
@@ -140,12 +155,19 @@ class DeviceExecutor:
         launches.forward()
         # Before sampling, which changes the logits.
         raw = self._logits.index_select(0, rows) if asked else None
-        launches.adjust_and_sample()
+        if constrained:
+            # The device computes the forward pass while the host makes the masks.
+            masks = self._matchers.masks(whole, drafts)
+            launches.sample_masked(DeviceMasks(self._staging.upload(masks.rows), self._staging.upload(masks.bits)))
+        else:
+            launches.adjust_and_sample()
         parts = [self._sampled[: len(sequences)]]
         if raw is not None:
             count = min(max(count for _, count in asked), self._limits.vocab_size)
             parts += compute_logprobs(raw, self._sampled.index_select(0, rows), count)
-        return DeviceSampleHandle(self._staging.fetch(buffer, parts), buffer.done, len(sequences), asked)
+        handle = DeviceSampleHandle(self._staging.fetch(buffer, parts), buffer.done, len(sequences), asked)
+        self._matchers.launched(handle)
+        return handle
 
     def can_verify(self, params: SamplingParams) -> bool:
         """Not with penalties: the rows of a step do not see each other's tokens."""
@@ -196,6 +218,7 @@ class DeviceExecutor:
         return _Launches(
             lambda: self._forward(inputs, self._sampled, logits),
             lambda: adjust_and_sample(logits, how, sampled, filtered),
+            lambda masks: adjust_and_sample(logits, how, sampled, filtered, masks),
         )
 
     @torch.inference_mode()
@@ -223,7 +246,9 @@ class DeviceExecutor:
                 max_query_len=1,
             )
             launches = self._launches(inputs, sampling_inputs(how, changes, self._penalty_slots.token_counts))
-            self._decodes[bucket] = _Launches(capture(launches.forward), capture(launches.adjust_and_sample))
+            self._decodes[bucket] = replace(
+                launches, forward=capture(launches.forward), adjust_and_sample=capture(launches.adjust_and_sample)
+            )
             report(place, len(self._capture_sizes))
 
 
@@ -254,11 +279,16 @@ class DeviceSampleHandle:
         with contextlib.suppress(torch.AcceleratorError):
             self._done.synchronize()
 
+    def tokens(self) -> list[int]:
+        """The token of each row, -1 for a row without one; waits for them, and raises as `result`."""
+        self._done.synchronize()
+        sampled: list[int] = self._outputs.numpy()[: 8 * self._num_samples].view(np.int64).tolist()
+        return sampled
+
     def result(self) -> SamplerOutput:
         """Raises torch.AcceleratorError if the device failed."""
-        self._done.synchronize()
+        sampled = self.tokens()
         memory = self._outputs.numpy()
-        sampled = memory[: 8 * self._num_samples].view(np.int64).tolist()
         logprobs: list[TokenLogprobs | None] = [None] * self._num_samples
         for (row, _), logprobs_of_row in zip(
             self._asked, self._unpack_logprobs(memory[8 * self._num_samples :]), strict=True

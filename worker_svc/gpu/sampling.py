@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from torch import Tensor
 
 from quire_kernels.adjust_logits import SUPPRESSED, LogitEntries, Penalties, adjust_logits
+from quire_kernels.mask_logits import mask_logits
 from quire_kernels.sample import SamplingTensors, sample
 from worker_svc.gpu.inputs import padded
 from worker_svc.penalties import filter_logits
@@ -67,15 +68,29 @@ def sampling_inputs(columns: Items[Tensor], entries: Items[Tensor], token_counts
     )
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceMasks:
+    """`worker_svc.grammar.TokenMasks` on the device."""
+
+    rows: Tensor
+    bits: Tensor
+
+
 def adjust_and_sample(
-    logits: Tensor, inputs: SamplingInputs, sampled: Tensor, filtered: Items[tuple[int, SamplingParams]] = ()
+    logits: Tensor,
+    inputs: SamplingInputs,
+    sampled: Tensor,
+    filtered: Items[tuple[int, SamplingParams]] = (),
+    masks: DeviceMasks | None = None,
 ) -> None:
     """Samples a token for each row of float32 logits [rows, vocab_size], which it changes, into int64 `sampled` [rows].
 
     A row without a token gets -1. Without `filtered` rows, from which logit filters drop tokens, nothing here waits for
-    the device or depends on a value on it, so it can be captured.
+    the device or depends on a value on it, so it can be captured; with masks it is not, because their number differs.
     """
     adjust_logits(logits, inputs.entries, inputs.penalties)
+    if masks is not None:
+        mask_logits(logits, masks.rows, masks.bits)
     filter_logits(logits, filtered, SUPPRESSED.value)
     sampled.copy_(sample(logits, inputs.sampling, inputs.penalties))
 

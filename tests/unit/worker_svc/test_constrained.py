@@ -6,14 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from core_runner import CoreRunner, Served, submission
 from drafters import knowing
 from grammars import CASES, VOCAB, config_for_grammars, is_prefix, text_of, tiny_grammars
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from runner_driver import make_instance, make_runner
+from runner_steps import new_sequence, run_step
+from svc_common.grammars import MAX_GRAMMAR_BYTES
 from tiny_model import EOS
 from worker_svc.grammar import GrammarCompiler
+from worker_svc.step import FailureReason, SamplingParams, ScheduledSequence, StepOutcome
+from worker_svc.wire import outcome_to_proto
 
 BLOCK, PLENTY = 8, 256
 _KINDS: list[dict[str, Any]] = [
@@ -114,3 +119,49 @@ def test_circumstances_change_no_token(name: str, drafts: bool, model: Path, gra
     assert (core_runner.core.totals.preemptions > 3) == ("preemption" in CIRCUMSTANCES[name])
     if drafts:
         assert sum(core_runner.num_results[count] for count in range(2, 6)) > 5
+
+
+def test_a_device_samples_what_the_host_does(model: Path, grammars: GrammarCompiler) -> None:
+    """Prompts are computed kernel by kernel, decodes by graphs."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    asked = {key: submit for key, submit in _requests(5, 6).items() if submit.n == 1}
+    for submit in asked.values():
+        submit.max_tokens = min(6, submit.max_tokens)
+    expected, _ = _serve(asked, model, grammars, "torch")
+    options = {"device": device, "cuda_graphs": True, "max_sequences": 2}
+    served, _ = _serve(asked, model, tiny_grammars(), "fused", **options)
+    assert _tokens(served) == _tokens(expected)
+
+
+def test_a_device_verifies_drafts(model: Path, grammars: GrammarCompiler) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    submit = submission("date", [5, 6, 7], 20, temperature=1.0, seed=3)
+    submit.sampling.grammar = CASES["date"].grammar
+    submit.stop_token_ids.append(EOS)
+    expected, _ = _serve({"date": submit}, model, grammars, "torch")
+    drafter = knowing([[5, 6, 7, *expected["date"][0].token_ids]], VOCAB, 3)
+    options = {"device": device, "max_sequences": 4, "make_drafter": drafter}
+    served, core_runner = _serve({"date": submit}, model, tiny_grammars(), "fused", **options)
+    assert _tokens(served) == _tokens(expected)
+    assert sum(core_runner.num_results[count] for count in range(2, 6)) > 0
+
+
+@pytest.mark.parametrize("kernels", ["compiled", "torch", "fused"])
+def test_a_grammar_that_fails_ends_its_sequence(kernels: str, model: Path, grammars: GrammarCompiler) -> None:
+    device = "cuda" if kernels == "fused" and torch.cuda.is_available() else "cpu"
+    runner = make_runner(model, kernels, device=device, grammars=grammars, max_sequences=4)
+    too_large = SamplingParams(grammar="start: /" + "a" * MAX_GRAMMAR_BYTES + "/")
+    (failed,) = run_step(runner, [new_sequence(1, [5], too_large)], ScheduledSequence(1, 0, 1, [0]))
+    assert (failed.token_ids, failed.failure_reason) == ([], FailureReason.GRAMMAR_TOO_COMPLEX)
+    new = [new_sequence(2, [5], SamplingParams(grammar="start: (")), new_sequence(3, [5])]
+    failed, other = run_step(runner, new, ScheduledSequence(2, 0, 1, [1]), ScheduledSequence(3, 0, 1, [2]))
+    assert (failed.failure, failed.failure_reason) == ("its grammar cannot be compiled", FailureReason.INTERNAL)
+    assert len(other.token_ids) == 1
+    assert outcome_to_proto(StepOutcome([failed, other], 0.0)).failures[0].message == failed.failure
+
+
+def test_a_worker_without_grammars_refuses_the_sequence(model: Path) -> None:
+    runner = make_runner(model, "torch")
+    sequence = new_sequence(1, [5], SamplingParams(grammar=CASES["date"].grammar))
+    (failed,) = run_step(runner, [sequence], ScheduledSequence(1, 0, 1, [0]))
+    assert failed.failure == "this worker applies no grammars"

@@ -159,10 +159,10 @@ def test_a_lexer_at_its_limit_is_replaced(grammars: GrammarCompiler, monkeypatch
 
 
 def test_without_a_tokenizer_sequences_with_grammars_fail() -> None:
-    def load() -> LLTokenizer:
+    def load(vocab_size: int) -> LLTokenizer:
         raise UnsupportedTokenizer("no bytes")
 
-    compiler = GrammarCompiler(load)
+    compiler = GrammarCompiler(load, VOCAB)
     assert compiler.warm_up() == "no bytes"
     matcher = compiler.matcher('start: "a"')
     assert not _allowed([matcher]).any()
