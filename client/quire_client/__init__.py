@@ -1,9 +1,10 @@
 """Python client of Quire: `AsyncClient` for asyncio, `Client` for everything else."""
 
 from quire_client.aio import AsyncClient, AsyncStream
+from quire_client.chats import Message, Tool
 from quire_client.connection import __version__
 from quire_client.errors import QuireError
-from quire_client.requests import GenerationOptions, Message
+from quire_client.requests import GenerationOptions
 from quire_client.results import (
     Acceptance,
     Chunk,
@@ -14,6 +15,8 @@ from quire_client.results import (
     Model,
     Tokenized,
     TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from quire_client.sync import Client, Stream
@@ -35,6 +38,9 @@ __all__ = [
     "Stream",
     "TokenLogprob",
     "Tokenized",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
     "__version__",
 ]

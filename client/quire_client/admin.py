@@ -12,7 +12,7 @@ from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
 from quire_client.connection import Closeable
 from quire_client.deployment_credentials import admin_channel, admin_metadata
 from quire_client.errors import quire_errors
-from quire_client.requests import assign
+from quire_client.fields import assign
 
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50062"
 

@@ -10,9 +10,10 @@ from quire.inference.v1 import inference_pb2 as pb
 from quire_client import requests
 from quire_client.aio_endpoints import AsyncEndpointPool, AsyncStreamCall
 from quire_client.base import BaseClient, BaseStream, GenerationCall
+from quire_client.chats import Messages
 from quire_client.connection import AsyncCloseable, Connection
 from quire_client.errors import QuireError
-from quire_client.requests import CallOptions, Messages, Prompt
+from quire_client.requests import CallOptions, Prompt
 from quire_client.results import Chunk, Generation, Model, Tokenized
 from quire_client.resumable_stream import RESUME_TIMEOUT, ResumableStream
 

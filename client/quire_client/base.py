@@ -7,9 +7,10 @@ from typing import Generic, TypeVar, Unpack
 
 from quire.inference.v1 import inference_pb2 as pb
 from quire_client import requests
+from quire_client.chats import Messages
 from quire_client.connection import Connection
 from quire_client.errors import closed
-from quire_client.requests import CallOptions, GenerationOptions, Messages, Prompt
+from quire_client.requests import CallOptions, GenerationOptions, Prompt
 from quire_client.results import Acceptance, Usage
 from quire_client.resumable_stream import EndpointList, OnResume, ResumableStream, RetryPolicy
 

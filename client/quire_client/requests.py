@@ -3,31 +3,16 @@
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, cast
 
-import grpc
-from google.protobuf.message import Message as ProtoMessage
-
 from quire.inference.v1 import inference_pb2 as pb
-from quire_client.errors import QuireError
+from quire_client.chats import CHAT_OPTIONS, Messages, Tool, chat_message, set_chat_options
+from quire_client.fields import assign
 from quire_client.resumable_stream import OnResume
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message of a chat. `role` is "system", "user", "assistant" or another of the model's template."""
-
-    role: str
-    content: str
-
 
 Prompt = str | Sequence[int]
 """Text, or token ids that are used unchanged."""
-
-Messages = Sequence[Message | Mapping[str, str]]
-"""A chat, oldest message first; a mapping has the keys "role" and "content"."""
 
 
 EarlyStopping = bool | Literal["never"]
@@ -105,6 +90,16 @@ class GenerationOptions(TypedDict, total=False):
     """How long Redis keeps the request's record, with prompt and output. Absent: the operator's default."""
     keep_special_tokens: bool | None
     """Keep special tokens in the text."""
+    tools: Sequence[Tool] | None
+    """Of a chat: functions that the model may call."""
+    tool_choice: str | None
+    """Of a chat: "auto", "none", "required", or the name of the tool that the model calls. Absent: "auto"."""
+    parallel_tool_calls: bool | None
+    """Of a chat: whether the answer may have several calls. Absent: True."""
+    template_kwargs: Mapping[str, Any] | None
+    """Of a chat: variables for the model's template."""
+    reasoning_effort: str | None
+    """Of a chat: "none", "minimal", "low", "medium", "high" or "xhigh", for templates that know it."""
     json_schema: Mapping[str, Any] | str | None
     """The output is JSON that is valid under this JSON Schema, given as a mapping or as text."""
     json_object: bool | None
@@ -188,8 +183,11 @@ def completion_request(prompt: Prompt, options: GenerationOptions) -> pb.Generat
 
 def chat_request(messages: Messages, options: GenerationOptions) -> pb.Generation:
     """A request to answer a chat. Raises as completion_request."""
-    generation = _with_options(options)
-    generation.chat.CopyFrom(_chat(messages, within="generation.chat."))
+    of_chat = {name: value for name, value in options.items() if name in CHAT_OPTIONS}
+    others = {name: value for name, value in options.items() if name not in CHAT_OPTIONS}
+    generation = _with_options(cast(GenerationOptions, others))
+    generation.chat.CopyFrom(chat_message(messages, within="generation.chat."))
+    set_chat_options(generation.chat, of_chat, within="generation.chat.")
     return generation
 
 
@@ -199,7 +197,7 @@ def tokenize_request(text: str | Messages, model: str | None) -> pb.TokenizeRequ
     if isinstance(text, str):
         assign(request, "text", text)
     else:
-        request.chat.CopyFrom(_chat(text, within="chat."))
+        request.chat.CopyFrom(chat_message(text, within="chat."))
     return request
 
 
@@ -235,8 +233,10 @@ def _with_options(options: GenerationOptions) -> pb.Generation:
     if len(constraints) > 1:
         raise TypeError(f"{constraints[0]} and {constraints[1]} cannot both be given: a request has one constraint")
     for name, value in options.items():
-        if name not in _PATHS:
-            near = get_close_matches(name, _PATHS, n=1)
+        if name in CHAT_OPTIONS and value is not None:
+            raise TypeError(f"{name} is an option of chats")
+        if name not in _PATHS and name not in CHAT_OPTIONS:
+            near = get_close_matches(name, [*_PATHS, *CHAT_OPTIONS], n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise TypeError(f"there is no option {name}{hint}")
         if value is not None:
@@ -278,41 +278,3 @@ def _retention(message: pb.Retention, value: Any) -> None:
             message.until_end.SetInParent()
         case _:
             raise TypeError(f'retention is "none", "until_end" or a number of seconds, not {value!r}')
-
-
-def _chat(messages: Messages, within: str) -> pb.Chat:
-    chat = pb.Chat()
-    for i, message in enumerate(messages):
-        fields = message if isinstance(message, Mapping) else {"role": message.role, "content": message.content}
-        if fields.keys() != {"role", "content"}:
-            raise TypeError(f"messages[{i}]: a message has a role and a content, not {', '.join(fields)}")
-        added = chat.messages.add()
-        for name, value in fields.items():
-            assign(added, name, value, within=f"{within}messages[{i}].")
-    return chat
-
-
-def assign(message: ProtoMessage, path: str, value: Any, within: str = "") -> None:
-    """Sets a field. Errors name its path in the request, as the server's do; `within` is the path of the message.
-
-    Raises TypeError for a value of a wrong type, QuireError INVALID_FIELD for one that the field cannot hold.
-    """
-    *parents, name = path.split(".")
-    target = message
-    for parent in parents:
-        target = cast(ProtoMessage, getattr(target, parent))
-    field = within + path
-    try:
-        if isinstance(value, Mapping):
-            getattr(target, name).update(value)
-        elif target.DESCRIPTOR.fields_by_name[name].is_repeated:
-            getattr(target, name).extend(value)
-        else:
-            setattr(target, name, value)
-    except TypeError:
-        raise TypeError(f"{field} cannot be a {type(value).__name__}, or hold what this one holds") from None
-    except ValueError:
-        # Out of a 32 or 64-bit field's range, or text that is not Unicode: the same error as the server's.
-        raise QuireError(
-            grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "the value is out of range", field
-        ) from None

@@ -13,6 +13,8 @@ class FinishReason(StrEnum):
     """End-of-text, a stop string or a stop token."""
     LENGTH = "length"
     """max_tokens, or the end of the context."""
+    TOOL_CALLS = "tool_calls"
+    """As STOP, after at least one call of a tool."""
     OTHER = "other"
     """A reason that this version of the client does not know."""
 
@@ -20,6 +22,7 @@ class FinishReason(StrEnum):
 _FINISH_REASONS = {
     pb.FINISH_REASON_STOP: FinishReason.STOP,
     pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    pb.FINISH_REASON_TOOL_CALLS: FinishReason.TOOL_CALLS,
 }
 
 
@@ -104,11 +107,38 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool by the model. `arguments` is a JSON object as text, unless the sequence ended within it."""
+
+    id: str
+    name: str
+    arguments: str
+
+    @classmethod
+    def from_proto(cls, message: pb.ToolCall) -> "ToolCall":
+        return cls(id=message.id, name=message.name, arguments=message.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of call `index` of a sequence. `id` and `name` are empty after the first piece."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+    @classmethod
+    def from_proto(cls, message: pb.ToolCallDelta) -> "ToolCallDelta":
+        return cls(index=message.index, id=message.id, name=message.name, arguments=message.arguments)
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of sequence `index`: the text that is now due, and tokens from `offset` (0 is the first generated).
 
     `finish` is set on the last chunk of a sequence. Text may lag behind its tokens, for a possible stop
-    string or an incomplete character.
+    string or an incomplete character. `reasoning` and `tool_calls` are not part of the text.
     """
 
     index: int
@@ -117,6 +147,8 @@ class Chunk:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     finish: Finish | None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
     @classmethod
     def from_proto(cls, message: pb.Chunk) -> "Chunk":
@@ -127,12 +159,15 @@ class Chunk:
             token_ids=tuple(message.token_ids),
             logprobs=tuple(map(TokenLogprob.from_proto, message.logprobs)),
             finish=Finish.from_proto(message.finish) if message.HasField("finish") else None,
+            reasoning=message.reasoning,
+            tool_calls=tuple(map(ToolCallDelta.from_proto, message.tool_calls)),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole sequence. `logprobs` has an entry for each token if requested. `score` is set for ranked sequences."""
+    """A whole sequence. `logprobs` has an entry for each token if requested. `score` is set for ranked sequences.
+    `reasoning` and `tool_calls` are not part of the text."""
 
     index: int
     text: str
@@ -140,6 +175,8 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...]
     finish: Finish
     score: float | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -155,6 +192,8 @@ class Completion:
             logprobs=tuple(map(TokenLogprob.from_proto, message.logprobs)),
             finish=Finish.from_proto(message.finish),
             score=message.score if message.HasField("score") else None,
+            reasoning=message.reasoning,
+            tool_calls=tuple(map(ToolCall.from_proto, message.tool_calls)),
         )
 
 
@@ -170,6 +209,16 @@ class Generation:
     def text(self) -> str:
         """Text of the first sequence."""
         return self.completions[0].text
+
+    @property
+    def reasoning(self) -> str:
+        """Reasoning of the first sequence, which is not part of the text."""
+        return self.completions[0].reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Calls of tools of the first sequence, which are not part of the text."""
+        return self.completions[0].tool_calls
 
     @property
     def token_ids(self) -> tuple[int, ...]:

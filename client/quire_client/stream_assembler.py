@@ -7,7 +7,7 @@ import grpc
 
 from quire.inference.v1 import inference_pb2 as pb
 from quire_client.errors import BROKEN_STREAM, QuireError
-from quire_client.results import Acceptance, Chunk, Completion, Generation, Usage
+from quire_client.results import Acceptance, Chunk, Completion, Generation, ToolCall, ToolCallDelta, Usage
 
 
 class StreamAssembler:
@@ -74,6 +74,8 @@ class StreamAssembler:
                     token_ids=tuple(token_id for piece in pieces for token_id in piece.token_ids),
                     logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
                     finish=finish,
+                    reasoning="".join(piece.reasoning for piece in pieces),
+                    tool_calls=_joined(delta for piece in pieces for delta in piece.tool_calls),
                 )
             )
         return Generation(acceptance, tuple(completions), usage)
@@ -87,3 +89,18 @@ class StreamAssembler:
     def _broken(self, message: str) -> QuireError:
         request_id = self.acceptance.request_id if self.acceptance else None
         return QuireError(grpc.StatusCode.DATA_LOSS, BROKEN_STREAM, message, request_id=request_id)
+
+
+def _joined(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """The calls of a sequence, from all their pieces."""
+    by_index: defaultdict[int, list[ToolCallDelta]] = defaultdict(list)
+    for delta in deltas:
+        by_index[delta.index].append(delta)
+    return tuple(
+        ToolCall(
+            id="".join(piece.id for piece in pieces),
+            name="".join(piece.name for piece in pieces),
+            arguments="".join(piece.arguments for piece in pieces),
+        )
+        for _, pieces in sorted(by_index.items())
+    )

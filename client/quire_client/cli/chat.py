@@ -4,10 +4,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
+from quire_client.chats import Message
 from quire_client.cli import options as opt
 from quire_client.cli.output import describe_error, print_resuming, write_text
 from quire_client.errors import QuireError
-from quire_client.requests import GenerationOptions, Message
+from quire_client.requests import GenerationOptions
 from quire_client.sync import Client
 
 _HELP = "/reset starts over, /quit or Ctrl-D leaves, Ctrl-C interrupts an answer"

@@ -10,7 +10,7 @@ import pytest
 
 from quire.inference.v1 import inference_pb2 as pb
 from quire_client import AsyncClient, Client, FinishReason, Message, QuireError
-from quire_client.requests import Messages
+from quire_client.chats import Messages
 
 
 @pytest.fixture

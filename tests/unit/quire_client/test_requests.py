@@ -1,12 +1,14 @@
 """Conversion of Python values to request messages."""
 
+import json
 from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
 
 from quire.inference.v1 import inference_pb2 as pb
-from quire_client import GenerationOptions, QuireError
+from quire_client import GenerationOptions, Message, QuireError, Tool, ToolCall
+from quire_client.chats import CHAT_OPTIONS, Messages
 from quire_client.requests import chat_request, completion_request, detokenize_request, tokenize_request
 
 EVERY_OPTION: GenerationOptions = {
@@ -89,7 +91,8 @@ def test_every_option_has_its_place_in_the_message() -> None:
 
 
 def test_every_option_there_is_was_tried() -> None:
-    assert EVERY_OPTION.keys() | CONSTRAINTS.keys() == GenerationOptions.__annotations__.keys()
+    options = {*EVERY_OPTION, *CONSTRAINTS, *CHAT_OPTIONS}
+    assert options == GenerationOptions.__annotations__.keys()
 
 
 @pytest.mark.parametrize("name", CONSTRAINTS)
@@ -233,6 +236,54 @@ def test_an_option_that_does_not_exist_is_a_type_error_with_the_nearest_name() -
         completion_request("x", options)
 
 
-def test_a_message_with_more_than_role_and_content_is_refused() -> None:
+def test_a_message_with_other_fields_is_refused() -> None:
     with pytest.raises(TypeError, match=r"messages\[0\]"):
-        chat_request([{"role": "user", "content": "x", "name": "me"}], {})
+        chat_request([{"role": "user", "content": "x", "nickname": "me"}], {})
+
+
+def test_a_chat_has_tools_calls_and_results() -> None:
+    call = ToolCall("call_1", "get_weather", '{"city": "Paris"}')
+    messages: Messages = [
+        Message("user", "Weather?", name="Ann"),
+        Message("assistant", "", tool_calls=[call], reasoning="Hm."),
+        {"role": "tool", "content": "20", "tool_call_id": "call_1"},
+    ]
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools = [Tool("get_weather", "Tells the weather.", schema, strict=True), Tool("now")]
+    chat = chat_request(
+        messages,
+        {
+            "tools": tools,
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "template_kwargs": {"enable_thinking": False},
+            "reasoning_effort": "low",
+            "max_tokens": 5,
+        },
+    ).chat
+    assert chat == pb.Chat(
+        messages=[
+            pb.ChatMessage(role="user", content="Weather?", name="Ann"),
+            pb.ChatMessage(
+                role="assistant",
+                tool_calls=[pb.ToolCall(id="call_1", name="get_weather", arguments='{"city": "Paris"}')],
+                reasoning="Hm.",
+            ),
+            pb.ChatMessage(role="tool", content="20", tool_call_id="call_1"),
+        ],
+        tools=[
+            pb.Tool(name="get_weather", description="Tells the weather.", parameters=json.dumps(schema), strict=True),
+            pb.Tool(name="now"),
+        ],
+        tool_mode=pb.TOOL_MODE_REQUIRED,
+        parallel_tool_calls=False,
+        template_kwargs='{"enable_thinking": false}',
+        reasoning_effort="low",
+    )
+    assert chat_request(messages, {"tool_choice": "now"}).chat.tool_name == "now"
+    assert not chat_request(messages, {"tool_choice": None, "tools": None}).chat.WhichOneof("tool_choice")
+
+
+def test_options_of_chats_are_refused_elsewhere() -> None:
+    with pytest.raises(TypeError, match="tools is an option of chats"):
+        completion_request("a", {"tools": []})

@@ -5,7 +5,9 @@ import pytest
 
 from quire.inference.v1 import inference_pb2 as pb
 from quire_client.errors import QuireError
+from quire_client.results import FinishReason, ToolCall
 from quire_client.resumable_stream import EndpointList, ResumableStream, RetryPolicy
+from quire_client.stream_assembler import StreamAssembler
 
 CODE = grpc.StatusCode
 
@@ -242,3 +244,22 @@ def test_a_break_behind_the_usage_does_not_matter() -> None:
     of.read(said(usage=pb.Usage()))
 
     assert of.failed(answer("INTERNAL", CODE.INTERNAL), 0, 1.0) == 0
+
+
+def test_calls_and_reasoning_of_a_stream_are_assembled() -> None:
+    of = StreamAssembler()
+    of.read(said(acceptance=pb.Acceptance(request_id="a")))
+    first = pb.ToolCallDelta(index=0, id="call_a", name="f", arguments='{"x"')
+    second = [pb.ToolCallDelta(index=0, arguments=": 1}"), pb.ToolCallDelta(index=1, id="call_b", name="g")]
+    finish = pb.Finish(reason=pb.FINISH_REASON_TOOL_CALLS)
+    messages = [
+        said(chunk=pb.Chunk(token_ids=[5], reasoning="Hm")),
+        said(chunk=pb.Chunk(offset=1, token_ids=[6], reasoning=".", text="I look.", tool_calls=[first])),
+        said(chunk=pb.Chunk(offset=2, token_ids=[7], tool_calls=second, finish=finish)),
+    ]
+    chunks = [chunk for chunk in map(of.read, messages) if chunk is not None]
+    of.read(said(usage=pb.Usage(completion_tokens=3)))
+    generation = of.assemble(chunks)
+    assert (generation.text, generation.reasoning) == ("I look.", "Hm.")
+    assert generation.tool_calls == (ToolCall("call_a", "f", '{"x": 1}'), ToolCall("call_b", "g", ""))
+    assert generation.finish_reason is FinishReason.TOOL_CALLS
