@@ -33,6 +33,8 @@ class TemplateChat:
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Of the client, for the template: none of `ChatTemplate.own_variables`."""
     prompt_end: PromptEnd = PromptEnd.ANSWER
+    callable_tools: Sequence[Mapping[str, Any]] = ()
+    """Those that the answer may call; `tools` are what the template writes of them."""
     has_one_call: bool = False
     """The answer may have one call, not several."""
 

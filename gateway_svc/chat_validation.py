@@ -10,7 +10,8 @@ from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, To
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field
 from gateway_svc.message_formats.description import MessageFormat
-from gateway_svc.tool_forms import Call, ToolForms
+from gateway_svc.message_formats.prompted import prompted_messages
+from gateway_svc.tool_forms import PROMPTED_CALLS, Call, ToolForms
 from svc_common.errors import QuireError, Reason
 
 MAX_TOOLS = 128
@@ -35,6 +36,11 @@ class ChatValidator:
         self.message_format = message_format
         self._template = template
         self._forms = ToolForms.of(template)
+        self._call_form = self._forms.calls
+        # The format of what a template does not write itself.
+        self._prompted_format = None
+        if self._call_form is None and message_format.tools is not None:
+            self._call_form, self._prompted_format = PROMPTED_CALLS, message_format.tools
         # Templates write a role as it is, and may make a control token of it.
         self._roles = roles
 
@@ -42,11 +48,17 @@ class ChatValidator:
         """The chat as the template takes it. Takes long where there is much JSON. Raises QuireError."""
         tools = self._tools(prompt, check)
         messages = [self._message(message, check) for message in prompt.messages]
+        template_tools = tools or None
+        if self._prompted_format is not None and (tools or any(map(_has_calls, messages))):
+            described = () if self._forms.takes_tools else tools
+            messages = prompted_messages(messages, described, self._prompted_format)
+            template_tools = template_tools if self._forms.takes_tools else None
         last = prompt.messages[-1]
         if prompt.prompt_end is PromptEnd.CONTINUATION and (last.role != "assistant" or not last.content):
             raise check.invalid(Field.PROMPT_END, "needs a last message of the role assistant with a content")
         has_one_call = prompt.parallel_tool_calls is False
-        return TemplateChat(messages, tools, self._variables(prompt, check), prompt.prompt_end, has_one_call)
+        variables = self._variables(prompt, check)
+        return TemplateChat(messages, template_tools, variables, prompt.prompt_end, tools, has_one_call)
 
     def _message(self, message: ChatMessage, check: FieldChecker) -> dict[str, Any]:
         path = message.path
@@ -60,7 +72,7 @@ class ChatValidator:
         for name, text in names.items():
             if text is not None and not 1 <= len(text) <= MAX_NAME_LENGTH:
                 raise _invalid(f"{path}.{name}", f"must have between 1 and {MAX_NAME_LENGTH} characters")
-        form = self._forms.calls
+        form = self._call_form
         fields: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         if message.name is not None:
             fields["name"] = message.name
@@ -75,17 +87,17 @@ class ChatValidator:
         if len(message.tool_calls) > MAX_CALLS:
             raise _invalid(f"{path}.tool_calls", f"must hold at most {MAX_CALLS} calls")
         if form is None:
-            raise _unsupported(f"{path}.tool_calls", "the model's chat template does not take calls of tools")
+            raise _unsupported(f"{path}.tool_calls", "this model has no format of calls")
         return form.message(fields, [_call(call, check) for call in message.tool_calls])
 
-    def _tools(self, prompt: ChatPrompt, check: FieldChecker) -> list[dict[str, Any]] | None:
-        """The tools that the prompt has; None where it has none."""
+    def _tools(self, prompt: ChatPrompt, check: FieldChecker) -> list[dict[str, Any]]:
+        """The tools that the answer may call."""
         choice = prompt.tool_choice or ToolChoice()
         tools = prompt.tools
         if not tools:
             if choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
                 raise check.invalid(Field.TOOL_CHOICE, "needs tools")
-            return None
+            return []
         if len(tools) > MAX_TOOLS:
             raise check.invalid(Field.TOOLS, f"must hold at most {MAX_TOOLS} tools")
         if sum(len(tool.name) + len(tool.description or "") + len(tool.parameters or "") for tool in tools) > (
@@ -101,11 +113,9 @@ class ChatValidator:
         if choice.mode is ToolMode.NAMED and choice.name not in names:
             raise check.invalid(Field.TOOL_CHOICE, "names none of the tools")
         if choice.mode is ToolMode.NONE:
-            return None
-        if not self._forms.takes_tools:
-            raise check.unsupported(Field.TOOLS, "the model's chat template does not take tools")
+            return []
         if self.message_format.tools is None:
-            raise check.unsupported(Field.TOOLS, "the format of the model's calls is not known")
+            raise check.unsupported(Field.TOOLS, "this model has no format of calls")
         return checked
 
     def _variables(self, prompt: ChatPrompt, check: FieldChecker) -> dict[str, Any]:
@@ -133,13 +143,8 @@ class ChatValidator:
         return read
 
 
-def check_tool_choice(prompt: ChatPrompt, check: FieldChecker) -> None:
-    """Rejects what needs a grammar of calls. Raises QuireError."""
-    if prompt.tool_choice is not None and prompt.tool_choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
-        raise check.unsupported(Field.TOOL_CHOICE, "is not served")
-    for tool in prompt.tools:
-        if tool.is_strict:
-            raise _unsupported(f"{tool.path}.strict", "is not served")
+def _has_calls(message: Mapping[str, Any]) -> bool:
+    return message["role"] == "tool" or "tool_calls" in message
 
 
 def _tool(tool: ClientTool, check: FieldChecker) -> dict[str, Any]:

@@ -10,6 +10,18 @@ def check_constraint(unvalidated: UnvalidatedRequest, check: FieldChecker) -> No
     constraint = unvalidated.constraint
     if constraint is None:
         return
+    check_combination(unvalidated, constraint.field, check)
+    for text in constraint.texts:
+        check.unicode(check.field_path(constraint.field), text)
+    if constraint.field is Field.CHOICE:
+        if not constraint.choices:
+            raise check.invalid(Field.CHOICE, "must hold at least one text")
+        if "" in constraint.choices:
+            raise check.invalid(Field.CHOICE, "must hold no empty text")
+
+
+def check_combination(unvalidated: UnvalidatedRequest, field: Field, check: FieldChecker) -> None:
+    """Rejects fields that are not served beside a constraint, which is in `field`. Raises QuireError."""
     # A text that matches is complete: no token but end-of-text may follow, so these have nothing to go on with.
     not_served: dict[str, bool] = {
         Field.BEAM_SEARCH: unvalidated.beam_search is not None,
@@ -18,12 +30,5 @@ def check_constraint(unvalidated: UnvalidatedRequest, check: FieldChecker) -> No
     }
     for which, is_given in not_served.items():
         if is_given:
-            where = check.field_path(constraint.field)
+            where = check.field_path(field)
             raise check.unsupported(which, f"is not served with a constraint on the output, which is in {where}")
-    for text in constraint.texts:
-        check.unicode(check.field_path(constraint.field), text)
-    if constraint.field is Field.CHOICE:
-        if not constraint.choices:
-            raise check.invalid(Field.CHOICE, "must hold at least one text")
-        if "" in constraint.choices:
-            raise check.invalid(Field.CHOICE, "must hold no empty text")

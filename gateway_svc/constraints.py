@@ -75,6 +75,11 @@ def checked_grammar(constraint: UnvalidatedConstraint, tokenizer: "LLTokenizer")
         grammar = _to_lark(constraint)
     except RecursionError:
         raise ConstraintError("is nested too deeply", ConstraintProblem.TOO_COMPLEX) from None
+    return compiled_grammar(grammar, constraint, tokenizer)
+
+
+def compiled_grammar(grammar: str, constraint: UnvalidatedConstraint, tokenizer: "LLTokenizer") -> str:
+    """A grammar that was made of a constraint, compiled for its check. Raises ConstraintError."""
     matcher = _compile(grammar, tokenizer, constraint)
     if warnings := matcher.get_grammar_warnings():
         # A part of it would be ignored.

@@ -17,6 +17,7 @@ from gateway_svc.field_paths import FieldPath
 from gateway_svc.grammar_process import receive, request_of, send
 from gateway_svc.request_errors import unavailable
 from gateway_svc.tenant_threads import TenantThreads
+from gateway_svc.turn_constraints import TurnConstraint
 from svc_common.errors import QuireError, Reason
 from svc_common.grammars import MAX_GRAMMAR_BYTES
 from svc_common.keys import DEFAULT_TENANT_NAME
@@ -47,7 +48,7 @@ class GrammarChecker:
 
     async def grammar(
         self,
-        constraint: UnvalidatedConstraint,
+        constraint: UnvalidatedConstraint | TurnConstraint,
         vocab_size: int,
         field_path: FieldPath,
         tenant: str = DEFAULT_TENANT_NAME,
@@ -77,7 +78,7 @@ class GrammarChecker:
         if self._process is not None:
             _end(self._process)
 
-    def _check_size(self, constraint: UnvalidatedConstraint, field_path: FieldPath) -> None:
+    def _check_size(self, constraint: UnvalidatedConstraint | TurnConstraint, field_path: FieldPath) -> None:
         # Half a surrogate pair, which JSON can express, was refused before.
         size = sum(len(text.encode()) for text in constraint.texts)
         if size > MAX_GRAMMAR_BYTES:

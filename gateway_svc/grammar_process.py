@@ -19,6 +19,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from gateway_svc.constraints import ConstraintError, ConstraintProblem, UnvalidatedConstraint, checked_grammar
 from gateway_svc.field_paths import Field
+from gateway_svc.message_formats.grammar import CallRule, ReasoningRule
+from gateway_svc.turn_constraints import CheckedTool, TurnConstraint, checked_turn_grammar
 from svc_common.grammars import UnsupportedTokenizer, grammar_threads, load_grammar_tokenizer
 
 if TYPE_CHECKING:
@@ -108,23 +110,44 @@ def _limit() -> None:
 
 
 def _check(request: dict[str, Any], tokenizer: "LLTokenizer") -> dict[str, Any]:
-    constraint = UnvalidatedConstraint(
-        **{**request, "field": Field(request["field"]), "choices": tuple(request["choices"])}
-    )
+    # A thread, for its stack.
+    threads = grammar_threads(1, "check")
     try:
-        # A thread, for its stack.
-        return {"grammar": grammar_threads(1, "check").submit(checked_grammar, constraint, tokenizer).result()}
+        if "tools" in request:
+            return {"grammar": threads.submit(checked_turn_grammar, _turn(request), tokenizer).result()}
+        return {"grammar": threads.submit(checked_grammar, _constraint(request), tokenizer).result()}
     except ConstraintError as error:
         return _refusal(error)
+
+
+def _constraint(request: dict[str, Any]) -> UnvalidatedConstraint:
+    return UnvalidatedConstraint(**{**request, "field": Field(request["field"]), "choices": tuple(request["choices"])})
+
+
+def _turn(request: dict[str, Any]) -> TurnConstraint:
+    answer = request["answer"]
+    return TurnConstraint(
+        **{
+            **request,
+            "field": Field(request["field"]),
+            "tools": tuple(CheckedTool(**tool) for tool in request["tools"]),
+            "calls": CallRule(request["calls"]),
+            "reasoning": ReasoningRule(request["reasoning"]),
+            "answer": None if answer is None else _constraint(answer),
+        }
+    )
 
 
 def _refusal(error: ConstraintError) -> dict[str, Any]:
     return {"problem": error.problem.value, "message": str(error), "field": error.field}
 
 
-def request_of(constraint: UnvalidatedConstraint) -> dict[str, Any]:
+def request_of(constraint: UnvalidatedConstraint | TurnConstraint) -> dict[str, Any]:
     """The request for a check."""
-    return asdict(constraint)
+    request = asdict(constraint)
+    if isinstance(constraint, TurnConstraint):
+        request |= {"calls": constraint.calls.value, "reasoning": constraint.reasoning.value}
+    return request
 
 
 if __name__ == "__main__":

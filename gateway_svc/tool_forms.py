@@ -52,6 +52,10 @@ class CallForm:
         return {**({"id": self.id(call_id)} if call_id else {}), "type": "function", "function": function}
 
 
+PROMPTED_CALLS = CallForm(has_text_arguments=False, has_null_content=False, has_short_ids=False)
+"""The form of calls that become text of messages."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolForms:
     """`takes_tools`: the prompt has the tools that a chat defines. `calls`: None where the prompt lacks the calls that

@@ -32,9 +32,9 @@ class TurnFormat:
         """The format of the answer to a chat's prompt; None where the answer is text. `prompt_tail` is the end of the
         prompt's text, with control tokens."""
         reasoning = message_format.reasoning
-        if reasoning is None and not chat.tools:
+        if reasoning is None and not chat.callable_tools:
             return None
-        functions = [tool["function"] for tool in chat.tools or ()]
+        functions = [tool["function"] for tool in chat.callable_tools]
         return cls(
             MessageFormat(message_format.tools if functions else None, reasoning),
             tuple(Tool(function["name"], function["parameters"]) for function in functions),

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from gateway_svc.answer_constraints import answer_constraint
 from gateway_svc.chat_template import ChatTemplateError
-from gateway_svc.chat_validation import ChatValidator, check_tool_choice
+from gateway_svc.chat_validation import ChatValidator
 from gateway_svc.chats import ChatPrompt
 from gateway_svc.constraint_checks import check_constraint
 from gateway_svc.field_checker import FieldChecker
@@ -118,15 +119,8 @@ class Validator:
         check.max_tokens(unvalidated.max_tokens)
         prompt = await self._encode_prompt(unvalidated.prompt, model, check, tenant)
         prompt_token_ids = prompt.token_ids
-        if isinstance(unvalidated.prompt, ChatPrompt):
-            check_tool_choice(unvalidated.prompt, check)
-        turn = prompt.turn
-        if turn is not None and unvalidated.constraint is not None:
-            if turn.tools:
-                raise check.unsupported(Field.TOOLS, "is not served with a constraint on the output")
-            turn = None  # all that is constrained is text
         stopping = self._stopping(unvalidated, model, len(prompt_token_ids), check)
-        grammar = await self._grammar(unvalidated, model, check, tenant)
+        grammar = await self._grammar(unvalidated, prompt.turn, model, check, tenant)
         before_defaults = None
         if unvalidated is not without_defaults:
             room = model.context_length - len(prompt_token_ids)
@@ -147,7 +141,7 @@ class Validator:
             priority=priority,
             special_tokens=unvalidated.special_tokens,
             grammar=grammar,
-            turn=turn,
+            turn=prompt.turn,
             before_defaults=before_defaults,
             field_path=field_path,
         )
@@ -208,10 +202,15 @@ class Validator:
         return EncodedPrompt(token_ids, TurnFormat.of_prompt(self._chats.message_format, chat, tail))
 
     async def _grammar(
-        self, unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChecker, tenant: str
+        self,
+        unvalidated: UnvalidatedRequest,
+        turn: TurnFormat | None,
+        model: ModelInfo,
+        check: FieldChecker,
+        tenant: str,
     ) -> str:
         """What the output must match; empty: any text."""
-        constraint = unvalidated.constraint
+        constraint = answer_constraint(unvalidated, turn, self._tokenizer.vocabulary.added, check)
         if constraint is None:
             return ""
         if self._grammars is None:

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
-import grpc
 import openai
 import pytest
 
 from answers_with_calls import ANSWERS, ARGUMENTS, make_family_directory
-from gateway_harness import Harness, reason_of, rest_of, running_gateway
+from gateway_harness import Harness, rest_of, running_gateway
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import ScriptedSession, answer_with, stop_end
@@ -222,18 +221,3 @@ async def test_chunks_and_completions_have_calls_over_grpc(quire: Harness) -> No
     assert [(piece.id, piece.name) for piece in pieces if piece.id] == [(whole.tool_calls[0].id, "get_weather")]
     assert "".join(piece.arguments for piece in pieces) == whole.tool_calls[0].arguments
     assert "".join(chunk.reasoning for chunk in chunks) == ANSWER.reasoning
-
-
-async def test_what_needs_a_grammar_is_refused_by_name(quire: Harness) -> None:
-    refused: list[tuple[dict[str, Any], str]] = [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]}, "tools[0].function.strict"),
-    ]
-    for fields, name in refused:
-        error = (await quire.http.post("/v1/chat/completions", json=body(**fields))).json()["error"]
-        assert (error["code"], error["param"]) == ("feature_unsupported", name)
-    chat = api.Chat(messages=CHAT.messages, tools=GRPC_TOOLS, tool_mode=api.TOOL_MODE_REQUIRED)
-    with pytest.raises(grpc.aio.AioRpcError) as refusal:
-        await quire.stub.Generate(api.GenerateRequest(generation=api.Generation(chat=chat)))
-    assert reason_of(refusal.value) == ("FEATURE_UNSUPPORTED", "generation.chat.tool_choice")

@@ -66,11 +66,14 @@ def scheduler_model(directory: Path, **changes: Any) -> scheduler_v1.Model:
 
 @asynccontextmanager
 async def running_gateway(
-    directory: Path, context_length: int = CONTEXT_LENGTH, **settings: Any
+    directory: Path, context_length: int = CONTEXT_LENGTH, vocab_size: int | None = None, **settings: Any
 ) -> AsyncIterator[Harness]:
     """A ready gateway for the model in a directory."""
+    facts: dict[str, Any] = {"context_length": context_length}
+    if vocab_size is not None:
+        facts["vocab_size"] = vocab_size
     async with (
-        serving(ScriptedScheduler(scheduler_model(directory, context_length=context_length))) as scheduler,
+        serving(ScriptedScheduler(scheduler_model(directory, **facts))) as scheduler,
         gateway_at(scheduler, directory, [scheduler.address], **settings) as harness,
     ):
         await harness.wait_for_health(health_pb2.HealthCheckResponse.SERVING)

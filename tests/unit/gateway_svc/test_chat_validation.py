@@ -118,12 +118,44 @@ def test_tools_and_choices_are_refused_by_their_field(
     assert refused(tools=tools, tool_choice=choice) == (Reason.INVALID_FIELD, field)
 
 
-def test_a_template_without_tools_refuses_them_by_name() -> None:
-    plain = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
-    assert refused(template=plain, tools=[ClientTool("a")]) == (Reason.FEATURE_UNSUPPORTED, "chat.tools")
+PLAIN = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}", {})
+
+
+def test_a_model_without_a_format_of_calls_refuses_tools_by_name() -> None:
+    assert refused(template=PLAIN, tools=[ClientTool("a")]) == (Reason.FEATURE_UNSUPPORTED, "chat.tools")
     call = ChatMessage("assistant", None, CALL, path="m")
-    assert refused(template=plain, messages=[call]) == (Reason.FEATURE_UNSUPPORTED, "m.tool_calls")
-    assert template_chat(template=plain, tools=[ClientTool("a")], tool_choice=ToolChoice(ToolMode.NONE)).tools is None
+    assert refused(template=PLAIN, messages=[call]) == (Reason.FEATURE_UNSUPPORTED, "m.tool_calls")
+    none = template_chat(template=PLAIN, tools=[ClientTool("a")], tool_choice=ToolChoice(ToolMode.NONE))
+    assert (none.tools, none.callable_tools) == (None, [])
+
+
+def test_a_template_without_tools_gets_them_as_text_where_the_operator_names_a_format() -> None:
+    validator = ChatValidator(PLAIN, ROLES, choose_format("hermes", AUTO, PLAIN.constants))
+    messages = [
+        ChatMessage("user", "Weather?"),
+        ChatMessage("assistant", None, (ToolCall("get_weather", '{"city": "Paris"}', "call_1"),)),
+        ChatMessage("tool", "20", tool_call_id="call_1"),
+    ]
+    chat = validator.template_chat(ChatPrompt(messages, [ClientTool("get_weather")]), CHECK)
+    assert [tool["function"]["name"] for tool in chat.callable_tools] == ["get_weather"]
+    text = PLAIN.render(chat)
+    assert text.startswith("[system] ")
+    assert '"name": "get_weather"' in text
+    assert '[assistant] <tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\n' in text
+    assert text.endswith("[user] <tool_response>\n20\n</tool_response>\n")
+    # Chats without tools and calls stay as they are.
+    plain = validator.template_chat(ChatPrompt([ChatMessage("user", "a")], ()), CHECK)
+    assert PLAIN.render(plain) == "[user] a\n"
+
+
+def test_a_template_that_leaves_calls_out_gets_them_as_text() -> None:
+    source = "{{ tools | tojson }}\n{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    template = ChatTemplate(source, {})
+    validator = ChatValidator(template, ROLES, choose_format("hermes", AUTO, template.constants))
+    messages = [USER, ChatMessage("assistant", "b", CALL)]
+    text = template.render(validator.template_chat(ChatPrompt(messages, [ClientTool("get_weather")]), CHECK))
+    assert text.count("get_weather") == 1
+    assert text.endswith('[assistant] b\n<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>\n')
 
 
 def test_variables_go_to_the_template_unless_it_has_them_already() -> None:

@@ -37,7 +37,7 @@ def vocabulary(family: str) -> Vocabulary:
 
 def rendering(family: str, *, has_one_call: bool = False, **fields: Any) -> Rendering:
     """Of a chat with the tools; it is sent to the scheduler and back."""
-    chat = TemplateChat([], TOOLS, has_one_call=has_one_call)
+    chat = TemplateChat([], callable_tools=TOOLS, has_one_call=has_one_call)
     turn = TurnFormat.of_prompt(choose_format(AUTO, AUTO, TOOL_FAMILIES[family].template.constants), chat, "")
     assert turn is not None
     made = make_rendering(vocabulary(family), **fields)

@@ -1,0 +1,63 @@
+"""What the answer to a request must match: the client's constraint, and for chats the calls that it must have."""
+
+import json
+from collections.abc import Mapping
+
+from gateway_svc.chats import ChatPrompt, ToolChoice, ToolMode
+from gateway_svc.constraint_checks import check_combination
+from gateway_svc.constraints import UnvalidatedConstraint
+from gateway_svc.field_checker import FieldChecker
+from gateway_svc.field_paths import Field
+from gateway_svc.message_formats.grammar import CallRule, ReasoningRule
+from gateway_svc.turn_constraints import CheckedTool, TurnConstraint
+from gateway_svc.turn_format import TurnFormat
+from gateway_svc.unvalidated_request import UnvalidatedRequest
+
+
+def answer_constraint(
+    unvalidated: UnvalidatedRequest, turn: TurnFormat | None, added_tokens: Mapping[int, str], check: FieldChecker
+) -> UnvalidatedConstraint | TurnConstraint | None:
+    """What the answer must match; None: nothing. `turn` is the format of the answer to a chat, None where all is text;
+    `added_tokens` are the literals of the tokenizer's, by id. Raises QuireError."""
+    constraint, prompt = unvalidated.constraint, unvalidated.prompt
+    if turn is None or not isinstance(prompt, ChatPrompt):
+        return constraint
+    choice = prompt.tool_choice or ToolChoice()
+    must_call = choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
+    strict_names = {tool.name for tool in prompt.tools if tool.is_strict}
+    if must_call:
+        field = Field.TOOL_CHOICE
+        if constraint is not None:
+            where = check.field_path(constraint.field)
+            raise check.unsupported(field, f"is not served with a constraint on the text, which is in {where}")
+    elif constraint is not None:
+        field = constraint.field
+    elif turn.tools and strict_names:
+        field = Field.TOOLS
+    else:
+        return None
+    check_combination(unvalidated, field, check)
+    # Of tools that need not be called only the arguments of strict ones are restricted.
+    tools = tuple(
+        CheckedTool(tool.name, json.dumps(tool.parameters) if must_call or tool.name in strict_names else None)
+        for tool in turn.tools
+        if choice.name in (None, tool.name)
+    )
+    calls = CallRule.REQUIRED if must_call else CallRule.AUTO if tools else CallRule.NONE
+    tool_format, reasoning_format = turn.format.tools, turn.format.reasoning
+    reasoning = ReasoningRule.NONE
+    if reasoning_format is not None:
+        reasoning = ReasoningRule.OPEN if turn.is_reasoning_open else ReasoningRule.OPTIONAL
+    return TurnConstraint(
+        field=field,
+        tool_format="" if tool_format is None else tool_format.name,
+        reasoning_format="" if reasoning_format is None else reasoning_format.name,
+        tools=tools,
+        calls=calls,
+        reasoning=reasoning,
+        is_parallel=not turn.has_one_call and choice.mode is not ToolMode.NAMED,
+        control_tokens={
+            literal: token_id for token_id, literal in added_tokens.items() if literal in turn.format.markers
+        },
+        answer=constraint,
+    )

@@ -1,0 +1,95 @@
+"""Constraints on the answer to a chat: which tools it calls, and what its text matches, after any reasoning.
+
+The grammar is made in the process that checks grammars: as `constraints`, this module imports neither gRPC nor the rest
+of the gateway.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gateway_svc.constraints import (
+    JSON_WHITESPACE,
+    ConstraintError,
+    UnvalidatedConstraint,
+    checked_grammar,
+    compiled_grammar,
+)
+from gateway_svc.field_paths import Field
+from gateway_svc.message_formats.argument_rules import UnsupportedParameters
+from gateway_svc.message_formats.description import MessageFormat, Tool
+from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
+from gateway_svc.message_formats.grammar import CallRule, ReasoningRule, TurnGrammar
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTool:
+    """A tool that may be called. Its arguments match `parameters`, a JSON schema as text; None: they are any object."""
+
+    name: str
+    parameters: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnConstraint:
+    """What an answer may be. `field` is what asks for it. `answer` is what text instead of calls must match.
+
+    Formats are named, and empty where there is none. `control_tokens` are the ids of markers that are tokens.
+    """
+
+    field: Field
+    tool_format: str
+    reasoning_format: str
+    tools: tuple[CheckedTool, ...]
+    calls: CallRule
+    reasoning: ReasoningRule
+    is_parallel: bool
+    control_tokens: Mapping[str, int]
+    answer: UnvalidatedConstraint | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Everything in it that a client wrote."""
+        answer = () if self.answer is None else self.answer.texts
+        return (*(tool.parameters or "" for tool in self.tools), *answer)
+
+
+def checked_turn_grammar(turn: TurnConstraint, tokenizer: "LLTokenizer") -> str:
+    """The grammar of an answer, compiled for its check. Raises ConstraintError. Call it as `checked_grammar`."""
+    for tool in turn.tools:
+        if tool.parameters is not None:
+            try:
+                checked_grammar(UnvalidatedConstraint(Field.JSON_SCHEMA, tool.parameters), tokenizer)
+            except ConstraintError as error:
+                message = f"the parameters of {tool.name} cannot be applied: {error}"
+                raise ConstraintError(message, error.problem, Field.TOOLS) from None
+    answer = None
+    if turn.answer is not None:
+        try:
+            answer = checked_grammar(turn.answer, tokenizer)
+        except ConstraintError as error:
+            raise ConstraintError(str(error), error.problem, error.field or turn.answer.field) from None
+    grammar = TurnGrammar(
+        MessageFormat(TOOL_FORMATS.get(turn.tool_format), REASONING_FORMATS.get(turn.reasoning_format)),
+        [_tool(tool) for tool in turn.tools],
+        turn.calls,
+        turn.control_tokens,
+        is_parallel=turn.is_parallel,
+        reasoning=turn.reasoning,
+        answer=answer,
+        whitespace=JSON_WHITESPACE,
+    )
+    try:
+        lark = grammar.to_lark()
+    except UnsupportedParameters as error:
+        raise ConstraintError(str(error), field=Field.TOOLS) from None
+    return compiled_grammar(lark, UnvalidatedConstraint(turn.field), tokenizer)
+
+
+def _tool(tool: CheckedTool) -> Tool:
+    any_object = {"type": "object", "additionalProperties": True}
+    return Tool(tool.name, any_object if tool.parameters is None else json.loads(tool.parameters))

@@ -1,0 +1,187 @@
+"""Grammars that stand behind choices of tools, strict tools, and constraints beside tools and reasoning."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+from llguidance import LLTokenizer
+
+from answers_with_calls import ANSWERS, make_family_directory
+from gateway_harness import Harness, reason_of, running_gateway
+from quire.inference.v1 import inference_pb2 as api
+from scripted_scheduler import answer_with
+from svc_common.grammars import compile_grammar, load_grammar_tokenizer
+from tool_families import TOOL_FAMILIES, tool
+
+EOS = 0
+HERMES = TOOL_FAMILIES["hermes"].tokenizer
+CITY: Any = tool("get_weather", city={"type": "string"})
+NOW: Any = tool("now")
+USER: Any = {"role": "user", "content": "Weather?"}
+FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", "required": ["a"]}}}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+NOW_CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+WRONG_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "Paris"}}\n</tool_call>'
+THINK = "<think>\nHm.\n</think>\n\n"
+
+
+@pytest.fixture(scope="module")
+def hermes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_family_directory(tmp_path_factory.mktemp("models") / "hermes", "hermes")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(hermes: Path) -> AsyncIterator[Harness]:
+    """One gateway for all tests, since the process that checks grammars takes time to start."""
+    async with running_gateway(hermes, 2_000, vocab_size=HERMES.get_vocab_size()) as harness:
+        yield harness
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> LLTokenizer:
+    return load_grammar_tokenizer(HERMES.to_str(), [EOS])
+
+
+def admits(tokenizer: LLTokenizer, grammar: str, text: str) -> bool:
+    """Whether a text is a whole match of a grammar."""
+    matcher = compile_grammar(tokenizer, grammar)
+    token_ids = HERMES.encode(text, add_special_tokens=False).ids
+    return matcher.consume_tokens(token_ids) and matcher.is_accepting()
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"messages": [USER], "tools": [CITY, NOW], "max_tokens": 200, **fields}
+
+
+def strict(one: Any) -> Any:
+    return {**one, "function": {**one["function"], "strict": True}}
+
+
+async def grammar_of(gateway: Harness, **fields: Any) -> str:
+    """The grammar that reaches the scheduler."""
+    gateway.scheduler.script = answer_with(ANSWERS["two calls"].token_ids, stop_token_id=EOS)
+    response = await gateway.http.post("/v1/chat/completions", json=body(**fields))
+    assert response.status_code == 200, response.text
+    return str(gateway.scheduler.all("submit")[-1].sampling.grammar)
+
+
+NAMED = {"type": "function", "function": {"name": "now"}}
+CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "required": (
+        {"tool_choice": "required"},
+        [CALL, NOW_CALL, THINK + CALL, f"{CALL}\n{NOW_CALL}"],
+        ["Hello.", WRONG_CALL, f"Hello. {CALL}", ""],
+    ),
+    "required, not parallel": (
+        {"tool_choice": "required", "parallel_tool_calls": False},
+        [CALL],
+        [f"{CALL}\n{NOW_CALL}"],
+    ),
+    "named": ({"tool_choice": NAMED}, [NOW_CALL], [CALL, f"{NOW_CALL}\n{NOW_CALL}", "Hello."]),
+    "strict": (
+        {"tools": [strict(CITY), NOW]},
+        ["Hello.", CALL, f"Hello. {CALL}", NOW_CALL],
+        [WRONG_CALL],
+    ),
+    "one of two is strict": ({"tools": [CITY, strict(NOW)]}, [WRONG_CALL, CALL, NOW_CALL], []),
+    "format beside tools": (
+        {"response_format": FORM},
+        ['{"a": 1}', THINK + '{"a": 1}', CALL, WRONG_CALL],
+        ["Hello.", "{}", 'Hello. {"a": 1}'],
+    ),
+    "format of a model that reasons": (
+        {"response_format": FORM, "tools": []},
+        ['{"a": 1}', THINK + '{"a": 1}'],
+        [CALL],
+    ),
+    "legacy": (
+        {"tools": None, "functions": [CITY["function"], NOW["function"]], "function_call": {"name": "now"}},
+        [NOW_CALL],
+        [CALL],
+    ),
+}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("fields", "admitted", "refused"), CASES.values(), ids=CASES)
+async def test_the_grammar_admits_what_was_asked_for(
+    fields: dict[str, Any], admitted: list[str], refused: list[str], gateway: Harness, tokenizer: LLTokenizer
+) -> None:
+    grammar = await grammar_of(gateway, **fields)
+    assert [text for text in admitted if not admits(tokenizer, grammar, text)] == []
+    assert [text for text in refused if admits(tokenizer, grammar, text)] == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_auto_without_strict_tools_has_no_grammar(gateway: Harness) -> None:
+    assert await grammar_of(gateway) == ""
+    assert await grammar_of(gateway, tool_choice="none") == ""
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_both_protocols_have_the_same_grammar(gateway: Harness) -> None:
+    over_http = await grammar_of(gateway, tool_choice="required")
+    tools = [
+        api.Tool(
+            name=each["function"]["name"],
+            description=each["function"]["description"],
+            parameters=json.dumps(each["function"]["parameters"]),
+        )
+        for each in (CITY, NOW)
+    ]
+    messages = [api.ChatMessage(role="user", content="Weather?")]
+    chat = api.Chat(messages=messages, tools=tools, tool_mode=api.TOOL_MODE_REQUIRED)
+    generation = api.Generation(chat=chat, stopping=api.Stopping(max_tokens=200))
+    await gateway.stub.Generate(api.GenerateRequest(generation=generation))
+    first, second = gateway.scheduler.all("submit")[-2:]
+    assert second.sampling.grammar == over_http
+    assert first.body_digest == second.body_digest
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_named_tool_is_no_reason_of_its_own_to_finish(gateway: Harness) -> None:
+    gateway.scheduler.script = answer_with(HERMES.encode(NOW_CALL).ids, stop_token_id=EOS)
+    (choice,) = (await gateway.http.post("/v1/chat/completions", json=body(tool_choice=NAMED))).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+
+
+BAD = {"type": "object", "properties": {"a": {"not": {}}}}
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"tool_choice": "required", "min_tokens": 1}, "feature_unsupported", "min_tokens"),
+    ({"tool_choice": "required", "ignore_eos": True}, "feature_unsupported", "ignore_eos"),
+    ({"tool_choice": "required", "use_beam_search": True, "n": 2}, "feature_unsupported", "use_beam_search"),
+    ({"tools": [strict(CITY)], "ignore_eos": True}, "feature_unsupported", "ignore_eos"),
+    ({"tool_choice": "required", "response_format": FORM}, "feature_unsupported", "tool_choice"),
+    ({"tool_choice": NAMED, "guided_regex": "a"}, "feature_unsupported", "tool_choice"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a", "parameters": BAD, "strict": True}}]},
+        "grammar_invalid",
+        "tools",
+    ),
+    ({"guided_regex": "("}, "grammar_invalid", "guided_regex"),
+]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("fields", "code", "field"), REFUSED, ids=range(len(REFUSED)))
+async def test_what_cannot_be_served_is_refused_by_name(
+    fields: dict[str, Any], code: str, field: str, gateway: Harness
+) -> None:
+    error = (await gateway.http.post("/v1/chat/completions", json=body(**fields))).json()["error"]
+    assert (error["code"], error["param"]) == (code, field), error["message"]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_error_of_a_schema_names_the_tool(gateway: Harness) -> None:
+    tools = [api.Tool(name="a"), api.Tool(name="b", parameters=json.dumps(BAD), strict=True)]
+    chat = api.Chat(messages=[api.ChatMessage(role="user", content="a")], tools=tools)
+    with pytest.raises(
+        grpc.aio.AioRpcError, match=r"the parameters of b cannot be applied: .*not at #/properties/a"
+    ) as error:
+        await gateway.stub.Generate(api.GenerateRequest(generation=api.Generation(chat=chat)))
+    assert reason_of(error.value) == ("GRAMMAR_INVALID", "generation.chat.tools")
