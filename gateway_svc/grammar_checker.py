@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from gateway_svc.turn_constraints import TurnConstraint
 from svc_common.errors import QuireError, Reason
 from svc_common.grammars import MAX_GRAMMAR_BYTES
 from svc_common.keys import DEFAULT_TENANT_NAME
+
+logger = logging.getLogger("quire.gateway")
 
 MAX_CACHED = 256
 """Results that are kept, each of at most MAX_GRAMMAR_BYTES."""
@@ -93,6 +96,9 @@ class GrammarChecker:
             try:
                 send(process.stdin, request)
                 result: dict[str, Any] = receive(process.stdout)
+                if "unexpected" in result:
+                    # Without its text, which may have a part of the constraint.
+                    logger.error("a constraint could not be checked", extra={"exception": result["unexpected"]})
             except (OSError, EOFError, ValueError):
                 self._process = None
                 _end(process)

@@ -33,6 +33,7 @@ CHECK_BYTES = 512 * 2**20
 reserves for a thread; they take no memory until they are used."""
 
 _NICENESS = 5
+_EXHAUSTED = ConstraintError("takes too long, or too much memory, to check", ConstraintProblem.TOO_COMPLEX)
 _LENGTH = struct.Struct(">I")
 
 
@@ -94,7 +95,7 @@ def _check_in_fork(request: dict[str, Any], tokenizer: "LLTokenizer") -> dict[st
     if status == 0:
         response: dict[str, Any] = json.loads(data)
         return response
-    return _refusal(ConstraintError("takes too long, or too much memory, to check", ConstraintProblem.TOO_COMPLEX))
+    return _refusal(_EXHAUSTED)
 
 
 def _limit() -> None:
@@ -118,6 +119,10 @@ def _check(request: dict[str, Any], tokenizer: "LLTokenizer") -> dict[str, Any]:
         return {"grammar": threads.submit(checked_grammar, _constraint(request), tokenizer).result()}
     except ConstraintError as error:
         return _refusal(error)
+    except MemoryError:
+        return _refusal(_EXHAUSTED)
+    except BaseException as error:  # a panic of llguidance is no Exception
+        return _refusal(ConstraintError("cannot be checked")) | {"unexpected": type(error).__name__}
 
 
 def _constraint(request: dict[str, Any]) -> UnvalidatedConstraint:

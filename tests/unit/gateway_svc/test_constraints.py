@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway_requests import digest_of, over_grpc, over_http, refused, stopping
-from gateway_svc.grammar_checker import GrammarChecker
+from gateway_requests import VOCAB_SIZE, digest_of, over_grpc, over_http, refused, stopping
+from gateway_svc.constraints import UnvalidatedConstraint
+from gateway_svc.field_paths import Field, contract_field_path
+from gateway_svc.grammar_checker import MAX_CACHED, GrammarChecker
 from gateway_svc.tokenizer import ModelTokenizer
 from quire.inference.v1 import inference_pb2 as api
 from svc_common.errors import QuireError, Reason
@@ -320,6 +322,50 @@ async def test_hostile_constraints_are_refused_and_others_go_on(
     # Of this process: the check itself is in another one.
     assert time.process_time() - before < 10
     assert (await over_http(tokenizer, grammars=grammars, prompt="a", regex="a")).grammar
+
+
+async def test_a_result_is_not_shared_with_another_tenant(
+    grammars: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of a check would show that another tenant has sent the same constraint."""
+    asked: list[dict[str, Any]] = []
+    ask = grammars._ask
+
+    def counted(request: dict[str, Any], vocab_size: int) -> dict[str, Any]:
+        asked.append(request)
+        return ask(request, vocab_size)
+
+    monkeypatch.setattr(grammars, "_ask", counted)
+    constraint = UnvalidatedConstraint(Field.REGEX, "not sent before")
+
+    for tenant in ("a", "b", "a", "b"):
+        assert await grammars.grammar(constraint, VOCAB_SIZE, contract_field_path, tenant)
+
+    assert len(asked) == 2
+
+
+async def test_the_oldest_results_are_forgotten(grammars: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "_ask", lambda request, _: {"grammar": request["text"]})
+    for number in range(MAX_CACHED + 10):
+        constraint = UnvalidatedConstraint(Field.REGEX, f"r{number}")
+        assert await grammars.grammar(constraint, VOCAB_SIZE, contract_field_path) == f"r{number}"
+
+    assert len(grammars._results) == MAX_CACHED
+
+
+async def test_a_check_that_fails_in_an_unexpected_way_is_logged_without_the_text(
+    grammars: GrammarChecker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The tokens of a constraint that no client can send.
+    constraint = UnvalidatedConstraint(Field.REGEX, "secret")
+    monkeypatch.setattr("gateway_svc.grammar_checker.request_of", lambda _: {"field": "constraint.regex", "text": 7,
+        "choices": [], "whitespace": "", "closes_objects": False})  # fmt: skip
+    with pytest.raises(QuireError) as error:
+        await grammars.grammar(constraint, VOCAB_SIZE, contract_field_path)
+
+    assert error.value.reason is INVALID
+    assert "could not be checked" in caplog.text
+    assert "secret" not in caplog.text
 
 
 async def test_a_checker_whose_process_ended_starts_another(model_directory: Path, tokenizer: ModelTokenizer) -> None:
