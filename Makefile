@@ -100,7 +100,7 @@ bench-steps: $(STAMP)  ## Measure what a step costs beside the forward pass
 bench-pairs: $(STAMP)  ## Compare with another checkout, in pairs: TREE=../quire-before
 	$(BIN)/python -m benchmarks.pairs $(TREE)
 
-bench-security: $(STAMP)  ## Measure what TLS and limits of API keys cost, in eleven minutes
+bench-security: $(STAMP)  ## Measure what TLS and limits of API keys cost, in ten minutes
 	@PYTHONPATH=tests/support $(BIN)/python -m benchmarks.security
 
 bench-pressure: $(STAMP)  ## Measure swap against recompute, and streams beside a long prompt

@@ -1,12 +1,12 @@
 """Measures what mutual TLS, TLS for clients and limits of API keys cost streams (`make bench-security`).
 
-    python -m benchmarks.security [--starts 4] [--pairs 3] [--tokens 300] [--parts tls,limits] [--output FILE]
+    python -m benchmarks.security [--starts 4] [--pairs 3] [--tokens 256] [--parts tls,limits] [--output FILE]
 
 Two deployments of the real model run at the same time, one without and one with all of that. 64 streams of 8 tenants
 decode on one of them, while the other is idle; then the same requests go to the other one. Only the time in which all
 64 streams decode counts. Pairs take turns as to which deployment is first, and both are started anew for each --starts,
-each with --pairs pairs over gRPC and as many over HTTP. With the defaults it takes eleven minutes. The target is in
-report.py. Only the defaults' parts and sizes replace the result.
+each with --pairs pairs over gRPC and as many over HTTP. With the defaults it takes about ten minutes. The target is
+in report.py. Only the defaults' parts and sizes replace the result.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ NUM_STREAMS = 64  # as many as a worker on a CPU runs at a time
 PROMPT_TOKENS = 32
 LEAD_TOKENS = 32  # of each stream before its gaps count: all of them decode by then
 WARM_UP_TOKENS = 40
-NUM_STARTS, NUM_PAIRS, NUM_TOKENS = 4, 3, 300
+NUM_STARTS, NUM_PAIRS, NUM_TOKENS = 4, 3, 256
 _FIRST_NUMBER = 1000
 _SPARE_TOKENS = 1000  # that the first streams may be ahead of the last one
 _IDLE_SECONDS = 60

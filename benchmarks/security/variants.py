@@ -48,7 +48,7 @@ class Variant:
         folder.mkdir()
         keys = folder / "keys.toml"
         keys.write_text(key_file(model, has_limits=Part.LIMITS in self.parts))
-        settings = {"QUIRE_INSECURE": "1", "QUIRE_API_KEYS": str(keys)}
+        settings = {"QUIRE_INSECURE": "1", "QUIRE_API_KEYS": str(keys), "QUIRE_GATEWAY_METRICS_PORT": "0"}
         if Part.TLS not in self.parts:
             with running_quire(self.title, settings) as deployment:
                 yield RunningVariant(self, deployment, None)
@@ -81,7 +81,8 @@ class RunningVariant:
 
     def processor_seconds(self) -> ProcessorSeconds:
         """Until now. Raises BenchmarkFailed where a service does not export it."""
-        pages = scrape(self.deployment.http, ca=self.ca), scrape(self.deployment.scheduler_metrics)
+        assert self.deployment.gateway_metrics is not None
+        pages = scrape(self.deployment.gateway_metrics), scrape(self.deployment.scheduler_metrics)
         return ProcessorSeconds(*(page["process_cpu_seconds_total", ""] for page in pages))
 
     @asynccontextmanager

@@ -68,7 +68,7 @@ def _copy_nested(source: TurnSource, sink: Sink) -> Parse[None]:
     expected = [_CLOSING[source.last]]
     sink(source.last)
     while expected:
-        unit = yield from _read_text(source, _BETWEEN_BRACKETS)
+        unit = yield from source.read_text(_BETWEEN_BRACKETS)
         if unit == '"':
             yield from _copy_string(source, sink)
             continue
@@ -83,21 +83,13 @@ def _copy_string(source: TurnSource, sink: Sink) -> Parse[None]:
     """Copies a JSON string, of which the opening quote was read last."""
     sink('"')
     while True:
-        unit = yield from _read_text(source, _IN_STRING)
+        unit = yield from source.read_text(_IN_STRING)
         sink(unit)
         if unit == "\\":
-            unit = yield from _read_text(source)
+            unit = yield from source.read_text()
             sink(unit)
         elif unit == '"':
             return
-
-
-def _read_text(source: TurnSource, run: re.Pattern[str] | None = None) -> Parse[str]:
-    """The next unit. Raises NotACall where it is a marker."""
-    unit = yield from source.read(run)
-    if isinstance(unit, ControlMarker):
-        source.refuse()
-    return unit
 
 
 def _parse_array(source: TurnSource, writer: EventWriter, known_names: Collection[str] | None) -> Parse[None]:
@@ -129,7 +121,8 @@ def _parse_call(source: TurnSource, writer: EventWriter, known_names: Collection
         unit = yield from source.read_visible()
         if key == "name" and name is None:
             name = yield from _parse_string(source)
-            if not name or (known_names is not None and name not in known_names):
+            # Not printable are also halves of surrogate pairs, which no encoding has.
+            if not name or not name.isprintable() or (known_names is not None and name not in known_names):
                 raise NotACall
         elif key not in _ARGUMENTS_KEYS or is_written or arguments is not None:
             yield from _skip_value(source)
@@ -169,7 +162,8 @@ def _parse_early_arguments(source: TurnSource) -> Parse[str]:
 
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
+        # Without halves of surrogate pairs, which no encoding has.
+        return isinstance(json.loads(text.encode()), dict)
     except (ValueError, RecursionError):
         return False
 

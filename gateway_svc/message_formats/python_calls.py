@@ -155,9 +155,7 @@ def _copy_string(source: TurnSource, sink: Sink) -> Parse[None]:
         return
     sink('"')
     while True:
-        unit = yield from source.read(_IN_STRING)
-        if isinstance(unit, ControlMarker):
-            source.refuse()
+        unit = yield from source.read_text(_IN_STRING)
         if unit == "\\":
             sink((yield from _parse_escape(source)))
         elif unit == quote and (not is_triple or (yield from _is_end_of_triple(source, quote))):
@@ -179,13 +177,11 @@ def _is_end_of_triple(source: TurnSource, quote: str) -> Parse[bool]:
 
 def _parse_escape(source: TurnSource) -> Parse[str]:
     """What an escape stands for, in a JSON string. Its backslash was read last."""
-    kind = yield from source.read()
-    if isinstance(kind, ControlMarker):
-        source.refuse()
+    kind = yield from source.read_text()
     if kind in _CODE_LENGTHS:
         digits = ""
         for _ in range(_CODE_LENGTHS[kind]):
-            digits += yield from source.read()
+            digits += yield from source.read_text()
         try:
             code = int(digits, 16)
             # Two surrogates of a pair are one character in JSON.

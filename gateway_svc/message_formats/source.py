@@ -44,6 +44,13 @@ class TurnSource:
         self.last = unit
         return unit
 
+    def read_text(self, run: Run | None = None) -> Parse[str]:
+        """The next unit. Raises NotACall where it is a marker."""
+        unit = yield from self.read(run)
+        if isinstance(unit, ControlMarker):
+            self.refuse()
+        return unit
+
     def unread(self) -> None:
         """Puts a unit back that was read and not accepted: the last one, then the one before it."""
         self._unread.append(self._held.pop())

@@ -23,13 +23,15 @@ _OTHER_FILES = 256
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """`read_timeout` is in seconds: for a TLS handshake, and for the head of a request, from then or its first byte."""
+    """`read_timeout` is in seconds: for a TLS handshake, and for the head of a request, from then or its first byte.
+    A client that reads nothing of its answers for so long is idle.
+    """
 
     max_connections: int
     read_timeout: float
     max_per_address: int | None = None
     idle: dict["BoundedConnection", None] = field(default_factory=dict)
-    """Connections without a request in progress, the one that has waited longest first."""
+    """Connections without a request in progress, and those whose clients do not read, the one idle longest first."""
     by_address: dict[str, dict["BoundedConnection", None]] = field(default_factory=dict)
     """Connections of each client's address, the oldest first."""
 
@@ -67,9 +69,9 @@ class _Refused(Exception):  # noqa: N818
 class BoundedConnection(HttpToolsProtocol):
     """Answers 431 to a request whose head is too large, and closes a connection that does not complete a head in time.
 
-    Where there are too many connections, the one that has been idle longest is closed: those that were only opened
-    never keep a request out. Where none is idle, the new one is closed. Where there are too many of one address, it is
-    one of these.
+    Where there are too many connections, the one that has been idle longest is closed: those that were only opened, and
+    those whose clients do not read, never keep a request out. Where none is idle, the new one is closed. Where there
+    are too many of one address, it is one of these.
     """
 
     config: BoundedConfig
@@ -82,6 +84,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._unreported_bytes = 0
         self._status = 400
         self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._address = ""
         self._in_handshake: socket.socket | None = None
 
@@ -108,6 +111,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_stall_timer()
         self._limits.forget(self, self._address)
         super().connection_lost(exc)
 
@@ -127,6 +131,16 @@ class BoundedConnection(HttpToolsProtocol):
         else:
             super().shutdown()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(self._limits.read_timeout, self._count_as_idle)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_stall_timer()
+        if self._is_responding:
+            self._limits.idle.pop(self, None)
+
     def data_received(self, data: bytes) -> None:
         if not self._is_responding:
             self._await_head()
@@ -138,6 +152,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuses what was received, or cuts off the response where the answer to it would not be the next one."""
+        self._count_as_idle()  # it closes when its client has read what was sent, which may be never
         if self._is_responding:
             if self.pipeline or self.cycle.response_started or not self.cycle.more_body:
                 self.transport.close()
@@ -190,12 +205,21 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self._is_responding and not self.transport.is_closing():
-            self._limits.idle[self] = None
+        if not self._is_responding:  # also where it is closing: its client may never read the rest
+            self._count_as_idle()
 
     @property
     def _is_responding(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _count_as_idle(self) -> None:
+        if self in self.connections:
+            self._limits.idle[self] = None
+
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def _discard(self) -> None:
         self._limits.forget(self, self._address)

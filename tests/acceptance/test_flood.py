@@ -13,7 +13,7 @@ from quire_client import Chunk, QuireError
 from tests.acceptance import flood
 from tests.acceptance.flood import Traffic
 
-QUIRE = Deployment("http", "gateway", "worker", "scheduler", "worker", None)
+QUIRE = Deployment("http", "gateway", "worker", "scheduler", "worker", None, None)
 
 
 class ScriptedClient:

@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -158,3 +159,34 @@ async def test_a_connection_with_a_request_is_kept(model_directory: Path) -> Non
             sent.write(b"{")
             await received.readuntil(b"\r\n")
             assert await status_of(received) == 400
+
+
+@asynccontextmanager
+async def unread(quire: Harness) -> AsyncIterator[None]:
+    """A client that reads no answers, and has sent requests until the gateway took no more."""
+    loop = asyncio.get_running_loop()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await loop.sock_connect(client, ("127.0.0.1", quire.gateway.http_port))
+        with suppress(TimeoutError, ConnectionError):  # the gateway's buffers, and the system's, are full
+            while True:
+                async with asyncio.timeout(5):
+                    await loop.sock_sendall(client, b"GET /metrics HTTP/1.1\r\na: " + b"x" * 8_000 + b"\r\n\r\n")
+        yield
+
+
+async def test_connections_whose_clients_do_not_read_give_way_to_new_ones(model_directory: Path) -> None:
+    async with (
+        running_gateway(model_directory, max_http_connections=2, http_read_timeout=1) as quire,
+        unread(quire),
+        unread(quire),
+    ):
+        answer = b""
+        async with asyncio.timeout(60):
+            while not answer:
+                async with connected(quire) as (reader, writer):
+                    writer.write(b"GET /live HTTP/1.1\r\n\r\n")
+                    with suppress(ConnectionError):
+                        answer = await reader.readline()
+        assert answer.startswith(b"HTTP/1.1 200 ")

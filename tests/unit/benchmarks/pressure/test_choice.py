@@ -48,7 +48,7 @@ def page() -> Iterator[list[str]]:
 
 
 def deployment(page: list[str]) -> Deployment:
-    return Deployment("", "", "", page[1], page[1], None)
+    return Deployment("", "", "", page[1], page[1], None, None)
 
 
 def test_counts_are_those_since_an_earlier_reading(page: list[str]) -> None:

@@ -39,7 +39,7 @@ async def test_both_deployments_get_the_same_new_prompts_and_take_turns(monkeypa
     seconds = (ProcessorSeconds(gateway=float(i), scheduler=float(2 * i)) for i in count())
     monkeypatch.setattr(RunningVariant, "processor_seconds", lambda running: next(seconds))
     monkeypatch.setattr(program, "wait_until_idle", wait_until_idle)
-    deployment = Deployment("http", "gateway", "worker", "scheduler", "worker", None)
+    deployment = Deployment("http", "gateway", "worker", "scheduler", "worker", "gateway", None)
     without, with_parts = (RunningVariant(variant, deployment, None) for variant in make_variants([Part.LIMITS]))
     prompts = program.Prompts(tiny_tokenizer())
     pairs = await program.measure_start(without, with_parts, prompts, range(2, 4), num_tokens=5)
@@ -91,7 +91,7 @@ def test_the_whole_is_kept(
     measurements: Measurements, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(monkeypatch)
-    assert measurements.calls == [([Part.TLS, Part.LIMITS], 4, 3, 300)]
+    assert measurements.calls == [([Part.TLS, Part.LIMITS], 4, 3, 256)]
     result = read_result(program.RESULT)
     assert result is not None
     assert {"date", "commit", "machine", "model", "num_streams", "num_tenants"} <= result.keys()

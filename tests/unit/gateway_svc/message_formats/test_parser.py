@@ -189,6 +189,7 @@ def assert_well_formed(events: list[MessageEvent]) -> None:
         assert begin.name
         assert isinstance(arguments, ToolArgumentsDelta)
         assert arguments.fragment.startswith("{")
+        assert (begin.name + arguments.fragment).encode()
         assert {begin.index, arguments.index, end.index} == {index}
         assert isinstance(end, ToolCallEnd)
     assert len(calls) % 3 == 0

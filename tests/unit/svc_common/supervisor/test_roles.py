@@ -75,6 +75,13 @@ def test_flags_of_model_and_keys_reach_the_services() -> None:
     assert "QUIRE_API_KEYS" not in roles["worker"].environment
 
 
+def test_each_gateway_has_a_port_of_metrics_where_one_is_set() -> None:
+    assert "QUIRE_GATEWAY_METRICS_PORT" not in table()["gateway"].environment
+    roles = table(gateways=2, gateway_metrics_port=9121)
+    ports = [roles[f"gateway-{index}"].environment["QUIRE_GATEWAY_METRICS_PORT"] for index in range(2)]
+    assert ports == ["9121", "9122"]
+
+
 def test_files_of_tls_reach_gateways_and_certificates_of_roles_reach_nobody() -> None:
     roles = table(tls_cert_file="/tls/crt", tls_key_file="/tls/key")
     assert roles["gateway"].environment["QUIRE_TLS_CERT_FILE"] == "/tls/crt"
