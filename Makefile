@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test chaos acceptance lint type protos requirements sbom audit gpu-check clean
+.PHONY: help install run test chaos acceptance clients lint type protos requirements sbom audit gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality
 .PHONY: bench-security bench-deterministic bench-simulator bench-docs bench-continuous-batching bench-sync-client
 
@@ -43,6 +43,9 @@ chaos: $(STAMP)  ## Inject faults under load and check every token; FAULTS=200 C
 
 acceptance: $(STAMP)  ## Run the large checks, hours in all, and write benchmarks/results/acceptance.json; PARTS=chaos
 	$(BIN)/python -m tests.acceptance $(if $(PARTS),--parts $(PARTS))
+
+clients: $(STAMP)  ## Use Quire through clients of other projects, from the package indexes; ONLY=openai,langchain
+	@PYTHONPATH=tests/support $(BIN)/python -m tests.clients $(if $(ONLY),--clients $(ONLY))
 
 lint: $(STAMP)  ## Check style, contracts, their code, images and chart
 	$(BIN)/ruff check .
@@ -81,7 +84,7 @@ build/sbom/%.cdx.json: pyproject.toml $(TOOLS)/.installed
 	cat $(filter requirements/%,$^) | $(TOOLS)/bin/cyclonedx-py requirements --pyproject pyproject.toml \
 		--output-reproducible --output-file $@ -
 
-audit: $(TOOLS)/.installed  ## Look up known vulnerabilities of all pinned packages
+audit: $(TOOLS)/.installed  ## Look up known vulnerabilities of all pinned packages, except of tested clients
 	@$(TOOLS)/bin/python requirements/audit.py
 
 bench: $(STAMP)  ## Compare with vLLM (where VLLM_VENV names its environment) and transformers

@@ -55,9 +55,15 @@ def read(name: str) -> dict[str, str]:
     return entries(path.read_text()) if path.exists() else {}
 
 
+def subject(name: str) -> str:
+    """The first line of a file's header."""
+    client = name.removeprefix("client-")
+    return SUBJECTS[name] if client == name else f"The client {client} of `make clients`; in an environment of its own."
+
+
 def write(name: str, packages: dict[str, str]) -> None:
     """Writes a file."""
-    text = HEADER.format(subject=SUBJECTS[name]) + "".join(packages[package] for package in sorted(packages))
+    text = HEADER.format(subject=subject(name)) + "".join(packages[package] for package in sorted(packages))
     (HERE / f"{name}.txt").write_text(text)
 
 
@@ -75,7 +81,15 @@ def compile_group(
         backend.write_text("\n".join(build) + "\n")
         command: list[str | Path] = [
             *(uv, "pip", "compile", "--quiet", "--no-config", "--universal", "--python-version", OLDEST_PYTHON),
-            *("--generate-hashes", "--no-header", "--no-annotate", "--output-file", output),
+            *(
+                "--fork-strategy",
+                "fewest",
+                "--generate-hashes",
+                "--no-header",
+                "--no-annotate",
+                "--output-file",
+                output,
+            ),
             *(f"--upgrade-package={name}" for name in upgrade),
             *sources,
             backend,
@@ -126,8 +140,9 @@ def main() -> None:
     for service in SERVICES:
         own = compile_group(arguments.uv, [str(PYPROJECT), "--extra", service], packages.values())
         write(service, {name: packages[name] for name, entry in own.items() if not _TORCH.match(entry)})
-    tools = compile_group(arguments.uv, ["--group", f"{PYPROJECT}:tools"], read("tools").values(), arguments.upgrade)
-    write("tools", tools)
+    for name in tomllib.loads(PYPROJECT.read_text())["dependency-groups"]:
+        source = ["--group", f"{PYPROJECT}:{name}"]
+        write(name, compile_group(arguments.uv, source, read(name).values(), arguments.upgrade))
 
 
 if __name__ == "__main__":

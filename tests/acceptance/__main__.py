@@ -24,6 +24,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "chaos": ("tests.chaos", "--faults", "200", "--clients", "32"),
     "flood": ("tests.acceptance.flood", "--chats", "500"),
     "token_budgets": ("tests.acceptance.token_budgets",),
+    "clients": ("tests.clients",),
     "tests_under_load": ("tests.acceptance.tests_under_load", "--runs", "3", "--busy", "2"),
 }
 """Module and arguments of each part, in the order in which they run."""

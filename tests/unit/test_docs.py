@@ -10,6 +10,7 @@ from docs.tools.settings import PAGE, page
 from gateway_svc.openai_http.errors import HttpError
 from svc_common.errors import QuireError, Reason
 from svc_common.service_roles import MAY_CALL
+from tests.clients.table import CLIENTS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -56,6 +57,11 @@ def test_the_table_of_callers_is_complete() -> None:
     )
     inner = {service: roles for service, roles in MAY_CALL.items() if service.startswith("quire.")}
     assert {service: {role} for service, role in rows} == inner
+
+
+def test_the_table_of_clients_is_complete() -> None:
+    rows = re.findall(r"^\| (\S+) \| `(\S+)` \| (\S+) \|", (ROOT / "docs/clients.md").read_text(), re.MULTILINE)
+    assert rows == [(client.name, client.package, client.version) for client in CLIENTS]
 
 
 def test_the_page_of_settings_matches_the_settings() -> None:

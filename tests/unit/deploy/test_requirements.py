@@ -98,6 +98,12 @@ def test_what_its_packages_need_is_there_too(group: str) -> None:
     assert needed <= pinned.keys(), "run `make requirements`"
 
 
+@pytest.mark.parametrize("group", [name for name in PROJECT["dependency-groups"] if name.startswith("client-")])
+def test_environments_of_clients_have_what_their_groups_need(group: str) -> None:
+    needed = {canonicalize_name(Requirement(text).name) for text in PROJECT["dependency-groups"][group]}
+    assert needed <= pins(group).keys(), "run `make requirements`"
+
+
 @pytest.mark.parametrize("name", ["gateway", "scheduler", "worker"])
 def test_images_have_the_versions_that_are_tested(name: str) -> None:
     tested = (FOLDER / "dev.txt").read_text()

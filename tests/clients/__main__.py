@@ -1,0 +1,83 @@
+"""Runs programs that use Quire through unmodified clients of other projects (`make clients`).
+
+    python -m tests.clients [--clients openai,langchain] [--url http://127.0.0.1:8000]
+
+Each client has an environment of its own in build/clients, with pinned packages. It is made on first use, which needs
+the package index. Without --url, the programs use a deployment with the default model. A client that needs a program
+which is not installed here is skipped; in CI it fails. The last line is JSON. Exits with 1 if a check failed.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from deployment import deployment
+from environments import bare_environment
+from tests.clients.table import CLIENTS, Client
+
+PROGRAM_SECONDS = 1800  # ten times what the slowest takes
+
+
+def run_program(command: Sequence[str | Path], url: str) -> dict[str, Any]:
+    """Runs a client's checks against the server at `url` and prints their results.
+
+    Returns whether all passed, how many there were, and the names of those that failed.
+    """
+    environment = bare_environment() | {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}
+    try:
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=PROGRAM_SECONDS)
+    except subprocess.TimeoutExpired:
+        return {"passed": False, "error": f"runs for more than {PROGRAM_SECONDS} s"}
+    checks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]
+    for check in checks:
+        print(f"  {check['check']}: {'passed' if check['passed'] else check['error']}", flush=True)
+    failed = [check["check"] for check in checks if not check["passed"]]
+    return {"passed": bool(checks) and done.returncode == 0, "checks": len(checks), "failed": failed}
+
+
+def run_client(client: Client, url: str) -> dict[str, Any]:
+    """Makes the client's environment and runs its checks. Returns the result with the client's version."""
+    print(f"{client.name} {client.version}", flush=True)
+    if tool := client.missing_tool():
+        is_ci = os.environ.get("CI") == "true"
+        return {"version": client.version, "passed": not is_ci, "skipped": f"there is no {tool} on the PATH"}
+    try:
+        command = client.command()
+    except subprocess.CalledProcessError as error:
+        return {"version": client.version, "passed": False, "error": f"environment: exit status {error.returncode}"}
+    return {"version": client.version, **run_program(command, url)}
+
+
+@contextmanager
+def deployed() -> Iterator[str]:
+    """Starts Quire with the default model. Yields the base URL of its gateway."""
+    with deployment() as started:
+        yield started.http
+
+
+def main() -> None:
+    """Parses the flags, runs the programs, and prints the summary."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", default=",".join(client.name for client in CLIENTS), help="default: %(default)s")
+    parser.add_argument("--url", help="base URL of a gateway that runs already")
+    options = parser.parse_args()
+    by_name = {client.name: client for client in CLIENTS}
+    names = options.clients.split(",")
+    if unknown := [name for name in names if name not in by_name]:
+        parser.error(f"argument --clients: no client named {unknown[0]!r}")
+    results = {}
+    with nullcontext(options.url) if options.url else deployed() as url:
+        for name in names:
+            results[name] = run_client(by_name[name], url)
+    print(json.dumps(results))
+    sys.exit(0 if all(result["passed"] for result in results.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The clients of other projects that are tested, with the environment and the program of each."""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ENVIRONMENTS = ROOT / "build" / "clients"
+
+
+@dataclass(frozen=True)
+class PythonClient:
+    """A client from PyPI. Its packages are those of requirements/client-NAME.txt."""
+
+    name: str
+    package: str
+
+    @property
+    def program(self) -> Path:
+        """The client's checks."""
+        return HERE / "programs" / f"use_{self.name.replace('-', '_')}.py"
+
+    @property
+    def requirements(self) -> Path:
+        """The file with the client's packages."""
+        return ROOT / "requirements" / f"client-{self.name}.txt"
+
+    @property
+    def version(self) -> str:
+        """The version that is tested."""
+        (version,) = re.findall(rf"^{re.escape(self.package)}==(\S+)", self.requirements.read_text(), re.MULTILINE)
+        return str(version)
+
+    def missing_tool(self) -> str | None:
+        """Which program is not installed here that the client needs."""
+        return None
+
+    def command(self) -> list[str | Path]:
+        """The command that runs the checks. Makes the environment first. Raises CalledProcessError."""
+        folder = ENVIRONMENTS / self.name
+        python = folder / "bin" / "python"
+
+        def make() -> None:
+            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+            install: list[str | Path] = [
+                python,
+                "-m",
+                "pip",
+                "--disable-pip-version-check",
+                "install",
+                "--quiet",
+                "--no-deps",
+            ]
+            install += ["--only-binary", ":all:", "--require-hashes", "--requirement", self.requirements]
+            subprocess.run(install, check=True)
+
+        make_once(folder, self.requirements, make)
+        return [python, self.program]
+
+
+@dataclass(frozen=True)
+class NodeClient:
+    """A client from npm. All such clients share the packages of node/package-lock.json.
+
+    After a change of node/package.json, `npm install --package-lock-only --omit-lockfile-registry-resolved` writes it.
+    """
+
+    name: str
+    package: str
+
+    @property
+    def program(self) -> Path:
+        """The client's checks."""
+        return HERE / "node" / f"use-{self.name}.mjs"
+
+    @property
+    def version(self) -> str:
+        """The version that is tested."""
+        packages = json.loads((HERE / "node" / "package-lock.json").read_text())["packages"]
+        return str(packages[f"node_modules/{self.package}"]["version"])
+
+    def missing_tool(self) -> str | None:
+        """Which program is not installed here that the client needs."""
+        return next((tool for tool in ("node", "npm") if shutil.which(tool) is None), None)
+
+    def command(self) -> list[str | Path]:
+        """The command that runs the checks. Makes the environment first. Raises CalledProcessError."""
+        folder = ENVIRONMENTS / "node"
+        install = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+
+        def make() -> None:
+            shutil.copytree(HERE / "node", folder)
+            subprocess.run(install, cwd=folder, check=True)
+
+        make_once(folder, HERE / "node" / "package-lock.json", make)
+        shutil.copytree(HERE / "node", folder, dirs_exist_ok=True)  # programs find packages beside themselves
+        return ["node", folder / self.program.name]
+
+
+Client = PythonClient | NodeClient
+
+
+def make_once(folder: Path, pins: Path, make: Callable[[], None]) -> None:
+    """Makes an environment, unless the folder has one that was made with the same pins."""
+    stamp, digest = folder / ".installed", hashlib.sha256(pins.read_bytes()).hexdigest()
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    make()
+    stamp.write_text(digest)
+
+
+CLIENTS: tuple[Client, ...] = (
+    PythonClient("openai", "openai"),
+    PythonClient("langchain", "langchain-openai"),
+    PythonClient("llama-index", "llama-index-llms-openai-like"),
+    PythonClient("litellm", "litellm"),
+    PythonClient("pydantic-ai", "pydantic-ai-slim"),
+    PythonClient("openai-agents", "openai-agents"),
+    PythonClient("instructor", "instructor"),
+    PythonClient("smolagents", "smolagents"),
+    PythonClient("autogen", "autogen-ext"),
+    NodeClient("openai-node", "openai"),
+    NodeClient("ai-sdk", "ai"),
+)
