@@ -44,6 +44,8 @@ def error_from_failed(failed: scheduler_pb2.Failed, field_path: FieldPath, tenan
             return QuireError(Reason.INVALID_FIELD, failed.message, field)
         case scheduler_pb2.FAILURE_REASON_UNSUPPORTED_RESULT:
             return QuireError(Reason.FEATURE_UNSUPPORTED, failed.message)
+        case scheduler_pb2.FAILURE_REASON_GRAMMAR_TOO_COMPLEX:
+            return QuireError(Reason.GRAMMAR_TOO_COMPLEX, failed.message)
         case scheduler_pb2.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED:
             return QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, failed.message, field)
         case scheduler_pb2.FAILURE_REASON_UNAVAILABLE:

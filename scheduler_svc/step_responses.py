@@ -16,6 +16,7 @@ from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.step import (
     Direction,
+    FailureCause,
     NewSequence,
     SampledSequence,
     ScheduledSequence,
@@ -27,6 +28,8 @@ from scheduler_svc.core.step import (
 from scheduler_svc.result_kinds import VALUE_CHECKS
 
 _DIRECTIONS = {worker_v1.DIRECTION_OUT: Direction.OUT, worker_v1.DIRECTION_IN: Direction.IN}
+
+_FAILURE_CAUSES = {worker_v1.SEQUENCE_FAILURE_REASON_GRAMMAR_TOO_COMPLEX: FailureCause.GRAMMAR_TOO_COMPLEX}
 
 
 class InvalidPart(StrEnum):
@@ -87,6 +90,7 @@ class SequenceResult(NamedTuple):
     token_ids: Seq[int]
     logprobs: Seq[object]
     failure: str | None
+    failure_cause: FailureCause
 
 
 class ResponseValidator:
@@ -279,11 +283,13 @@ def _sequence_results(result: worker_v1.StepResult) -> list[SampledSequence]:
         raise ValueError("columns of different lengths")
     logprobs: list[Seq[object]] = [()] * len(counts)
     failures: list[str | None] = [None] * len(counts)
+    causes = [FailureCause.INTERNAL] * len(counts)
     try:
         for part in result.logprobs:
             logprobs[part.schedule_index] = part.tokens
         for failure in result.failures:
             failures[failure.schedule_index] = failure.message
+            causes[failure.schedule_index] = _FAILURE_CAUSES.get(failure.reason, FailureCause.INTERNAL)
     except IndexError:
         raise ValueError("a part of a sequence beyond the last one") from None
     rows: Iterable[tuple[int, ...]]
@@ -293,7 +299,7 @@ def _sequence_results(result: worker_v1.StepResult) -> list[SampledSequence]:
         rows = (tuple(tokens[end - count : end]) for count, end in zip(counts, accumulate(counts), strict=True))
     # Hundreds in each step: made without a Python call for each.
     make = partial(tuple.__new__, SequenceResult)
-    results: list[SampledSequence] = list(map(make, zip(rows, logprobs, failures, strict=True)))
+    results: list[SampledSequence] = list(map(make, zip(rows, logprobs, failures, causes, strict=True)))
     for one in result.values:
         if one.schedule_index >= len(results):
             raise ValueError("a value of a sequence beyond the last one")

@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass
 
 from benchmarks.simulator.arrivals import Arrival, Prefix
+from scheduler_svc.core.step import FailureCause
 
 # The simulator does not interpret tokens, so ids need only differ where prompts do.
 _POOL_SIZE = 1 << 16
@@ -20,6 +21,7 @@ class Token:
     token_ids: tuple[int, ...]
     logprobs: tuple[()] = ()
     failure: str | None = None
+    failure_cause: FailureCause = FailureCause.INTERNAL
 
 
 NOTHING = Token(())

@@ -15,7 +15,14 @@ from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Phase, Request
 from scheduler_svc.core.request_table import RequestTable
-from scheduler_svc.core.step import SampledSequence, ScheduledSequence, StepOutcome, StepPlan, ValueResult
+from scheduler_svc.core.step import (
+    FailureCause,
+    SampledSequence,
+    ScheduledSequence,
+    StepOutcome,
+    StepPlan,
+    ValueResult,
+)
 from scheduler_svc.core.totals import Totals
 
 
@@ -38,6 +45,11 @@ class Committer:
         """Takes in the result for a sequence that has not ended; returns how many tokens are new."""
         sequence, samples, tokens = part.sequence, part.samples, result.token_ids
         request, num_new = sequence.request, len(tokens)
+        if result.failure is not None and result.failure_cause is FailureCause.GRAMMAR_TOO_COMPLEX:
+            self._fail(
+                request, events, Failure.GRAMMAR_TOO_COMPLEX, "takes more work for a token than the limits allow"
+            )
+            return 0
         if result.failure is not None or (num_new != samples and not _may_return(replica, part, num_new)):
             self._fail(request, events)
             return 0
@@ -107,8 +119,14 @@ class Committer:
         self._requests.end(sequence, replica)
         events.append(TokensEvent(sequence, 0, (), end=ValueComputed(result.value)))
 
-    def _fail(self, request: Request, events: list[Event]) -> None:
-        failed = self._requests.cancel(request.key, Failure.INTERNAL, "the worker could not compute this request")
+    def _fail(
+        self,
+        request: Request,
+        events: list[Event],
+        reason: Failure = Failure.INTERNAL,
+        message: str = "the worker could not compute this request",
+    ) -> None:
+        failed = self._requests.cancel(request.key, reason, message)
         if failed is not None:
             events.append(failed)
 

@@ -74,6 +74,7 @@ class Failure(Enum):
     RECORD_INCOMPLETE = auto()
     RECORD_UNDECRYPTABLE = auto()
     PROMPT_TOO_COSTLY = auto()
+    GRAMMAR_TOO_COMPLEX = auto()
 
 
 @dataclass(frozen=True, slots=True)

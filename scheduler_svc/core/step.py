@@ -115,6 +115,13 @@ class StepPlan:
         return sum(part.num_tokens for part in self.scheduled)
 
 
+class FailureCause(Enum):
+    """Why a worker could not continue a sequence."""
+
+    INTERNAL = auto()
+    GRAMMAR_TOO_COMPLEX = auto()  # for the limits of one token
+
+
 class SampledSequence(Protocol):
     """A worker's result for one scheduled sequence."""
 
@@ -130,6 +137,10 @@ class SampledSequence(Protocol):
     def failure(self) -> str | None:
         """Why this sequence failed, or None."""
 
+    @property
+    def failure_cause(self) -> FailureCause:
+        """The same for the client. Meaningless without a failure."""
+
 
 @dataclass(frozen=True, slots=True)
 class ValueResult:
@@ -139,6 +150,7 @@ class ValueResult:
     token_ids: Seq[int] = ()
     logprobs: Seq[object] = ()
     failure: str | None = None
+    failure_cause: FailureCause = FailureCause.INTERNAL
 
 
 @dataclass(frozen=True, slots=True)

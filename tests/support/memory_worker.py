@@ -21,6 +21,7 @@ from scheduler_svc.core.results import PromptComputation
 from scheduler_svc.core.step import (
     BlockPair,
     Direction,
+    FailureCause,
     SampledSequence,
     ScheduledSequence,
     StepOutcome,
@@ -38,6 +39,7 @@ class Drawn:
     token_ids: list[int]
     logprobs: list[object] = field(default_factory=list)
     failure: str | None = None
+    failure_cause: FailureCause = FailureCause.INTERNAL
 
 
 @dataclass

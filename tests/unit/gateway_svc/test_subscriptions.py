@@ -18,6 +18,7 @@ DISCLOSED_REASONS = {
     Reason.CONTEXT_LENGTH_EXCEEDED,
     Reason.TENANT_QUOTA_EXCEEDED,
     Reason.DEADLINE_TOO_SHORT,
+    Reason.GRAMMAR_TOO_COMPLEX,
 }
 
 
@@ -82,6 +83,7 @@ async def test_tokens_before_the_acceptance_are_ignored(client: SessionClient, s
         (scheduler_v1.FAILURE_REASON_SEARCH_TOO_WIDE, Reason.INVALID_FIELD),
         (scheduler_v1.FAILURE_REASON_TOO_MANY_TOKENS, Reason.INVALID_FIELD),
         (scheduler_v1.FAILURE_REASON_PROMPT_TOO_COSTLY, Reason.INVALID_FIELD),
+        (scheduler_v1.FAILURE_REASON_GRAMMAR_TOO_COMPLEX, Reason.GRAMMAR_TOO_COMPLEX),
         (scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST, Reason.REQUEST_UNKNOWN),
         (scheduler_v1.FAILURE_REASON_QUARANTINED, Reason.REQUEST_QUARANTINED),
         (scheduler_v1.FAILURE_REASON_STORE_DEGRADED, Reason.STORE_DEGRADED),

@@ -10,7 +10,7 @@ from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.replica_shape import ReplicaShape
 from scheduler_svc.core.request import Request, Sequence
 from scheduler_svc.core.results import PROMPT_LOGPROBS, TOKENS, ResultForm, ResultKind
-from scheduler_svc.core.step import NewSequence, ScheduledSequence, StepOutcome, StepPlan, ValueResult
+from scheduler_svc.core.step import FailureCause, NewSequence, ScheduledSequence, StepOutcome, StepPlan, ValueResult
 from scheduler_svc.step_responses import InvalidPart, InvalidResponse, ResponseValidator
 
 VOCAB = 100
@@ -109,9 +109,17 @@ def test_log_probabilities_are_due_of_the_tokens_of_the_prompt_behind_those_comp
 def test_nothing_is_due_of_a_sequence_that_failed() -> None:
     stream = Stream()
     stream.plan((stream.embedding, 0, 5), (stream.prompted, 0, 5))
-    failures = [worker_v1.SequenceFailure(schedule_index=place, message="bad") for place in (0, 1)]
+    reasons = (worker_v1.SEQUENCE_FAILURE_REASON_UNSPECIFIED, worker_v1.SEQUENCE_FAILURE_REASON_GRAMMAR_TOO_COMPLEX)
+    failures = [
+        worker_v1.SequenceFailure(schedule_index=place, message="bad", reason=reason)
+        for place, reason in enumerate(reasons)
+    ]
     outcome = stream.answer(num_tokens=[0, 0], failures=failures)
     assert [one.failure for one in outcome.results] == ["bad", "bad"]
+    assert [one.failure_cause for one in outcome.results] == [
+        FailureCause.INTERNAL,
+        FailureCause.GRAMMAR_TOO_COMPLEX,
+    ]
     assert not outcome.prompt_logprobs
 
 

@@ -40,6 +40,7 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_REASON_RECORD_INCOMPLETE: _ClassVar[FailureReason]
     FAILURE_REASON_RECORD_UNDECRYPTABLE: _ClassVar[FailureReason]
     FAILURE_REASON_PROMPT_TOO_COSTLY: _ClassVar[FailureReason]
+    FAILURE_REASON_GRAMMAR_TOO_COMPLEX: _ClassVar[FailureReason]
 EARLY_STOPPING_UNSPECIFIED: EarlyStopping
 EARLY_STOPPING_HEURISTIC: EarlyStopping
 EARLY_STOPPING_AT_WIDTH: EarlyStopping
@@ -64,6 +65,7 @@ FAILURE_REASON_UNSUPPORTED_RESULT: FailureReason
 FAILURE_REASON_RECORD_INCOMPLETE: FailureReason
 FAILURE_REASON_RECORD_UNDECRYPTABLE: FailureReason
 FAILURE_REASON_PROMPT_TOO_COSTLY: FailureReason
+FAILURE_REASON_GRAMMAR_TOO_COMPLEX: FailureReason
 
 class BeamSearch(_message.Message):
     __slots__ = ("width", "length_penalty", "early_stopping")

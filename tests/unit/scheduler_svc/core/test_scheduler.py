@@ -10,7 +10,7 @@ from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.replica_shape import ReplicaShape
 from scheduler_svc.core.request import STOP_STRING_LEAD, Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.step import StepOutcome
+from scheduler_svc.core.step import FailureCause, StepOutcome
 
 VOCAB = 1000
 
@@ -156,17 +156,26 @@ def test_blocks_are_published_only_once_their_step_is_committed() -> None:
     assert len(bench.replica.kv.device.index) == 3
 
 
-def test_blocks_of_a_failed_row_are_not_published_and_only_its_request_fails() -> None:
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        (FailureCause.INTERNAL, Failure.INTERNAL),
+        (FailureCause.GRAMMAR_TOO_COMPLEX, Failure.GRAMMAR_TOO_COMPLEX),
+    ],
+)
+def test_blocks_of_a_failed_row_are_not_published_and_only_its_request_fails(
+    cause: FailureCause, reason: Failure
+) -> None:
     bench = Bench()
     bench.scheduler.submit(Request("bad", prompt(8), 1, 4), 0.0)
     bench.scheduler.submit(Request("good", prompt(8, 100), 1, 4), 0.0)
     plan = bench.scheduler.schedule(bench.replica, 0.0)
     assert plan is not None
     results = list(bench.worker.step(plan).results)
-    results[0] = Drawn([], failure="broken")
+    results[0] = Drawn([], failure="broken", failure_cause=cause)
     failed, grew = bench.scheduler.commit(bench.replica, StepOutcome(results), 0.0)
     assert isinstance(failed, FailedEvent)
-    assert (failed.request.key, failed.reason) == ("bad", Failure.INTERNAL)
+    assert (failed.request.key, failed.reason) == ("bad", reason)
     assert isinstance(grew, TokensEvent)
     assert len(bench.replica.kv.device.index) == 2
     bench.replica.check_integrity()
