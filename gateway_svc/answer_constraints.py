@@ -15,10 +15,10 @@ from gateway_svc.unvalidated_request import UnvalidatedRequest
 
 
 def answer_constraint(
-    unvalidated: UnvalidatedRequest, turn: TurnFormat | None, added_tokens: Mapping[int, str], check: FieldChecker
+    unvalidated: UnvalidatedRequest, turn: TurnFormat | None, added_tokens: Mapping[str, int], check: FieldChecker
 ) -> UnvalidatedConstraint | TurnConstraint | None:
     """What the answer must match; None: nothing. `turn` is the format of the answer to a chat, None where all is text;
-    `added_tokens` are the literals of the tokenizer's, by id. Raises QuireError."""
+    `added_tokens` are the ids of the tokenizer's, by literal. Raises QuireError."""
     constraint, prompt = unvalidated.constraint, unvalidated.prompt
     if turn is None or not isinstance(prompt, ChatPrompt):
         return constraint
@@ -56,8 +56,6 @@ def answer_constraint(
         calls=calls,
         reasoning=reasoning,
         is_parallel=not turn.has_one_call and choice.mode is not ToolMode.NAMED,
-        control_tokens={
-            literal: token_id for token_id, literal in added_tokens.items() if literal in turn.format.markers
-        },
+        control_tokens=turn.control_markers(added_tokens),
         answer=constraint,
     )

@@ -43,11 +43,11 @@ class SequenceTurn:
         self.num_calls = 0
         self._text = text
         self._hidden_ids = vocabulary.hidden_ids(rendering.special_tokens)
-        added = vocabulary.added
-        self._parser = turn.parser(added.values(), [added[token_id] for token_id in self._hidden_ids])
+        markers = turn.control_markers(vocabulary.added)
+        self._markers = {token_id: literal for literal, token_id in markers.items()}
+        hidden = [literal for literal, token_id in markers.items() if token_id in self._hidden_ids]
+        self._parser = turn.parser(markers, hidden)
         self._max_calls = 1 if turn.has_one_call else sys.maxsize
-        markers = turn.format.markers
-        self._markers = {token_id: literal for token_id, literal in added.items() if literal in markers}
         self._id_base = f"{rendering.request_id}/{index}"
         self._coming: deque[_Marker] = deque()
         self._held = ""

@@ -1,7 +1,7 @@
 """The format of one answer: what its reasoning and its calls of tools look like."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from gateway_svc.chat_template import TemplateChat
@@ -76,13 +76,17 @@ class TurnFormat:
             ],
         )
 
-    def parser(self, added_tokens: Collection[str], hidden_tokens: Collection[str]) -> MessageParser:
-        """A parser at the beginning of the answer. `added_tokens` are the literals of the tokenizer's; `hidden_tokens`
-        are those that contribute no text."""
+    def control_markers(self, added_tokens: Mapping[str, int]) -> dict[str, int]:
+        """Ids of the markers that are tokens. `added_tokens` are the ids of the tokenizer's, by literal."""
+        return {marker: added_tokens[marker] for marker in sorted(self.format.markers & added_tokens.keys())}
+
+    def parser(self, control_markers: Collection[str], hidden_markers: Collection[str]) -> MessageParser:
+        """A parser at the beginning of the answer. `control_markers` are those that are tokens; `hidden_markers` are
+        those of them that contribute no text."""
         return MessageParser(
             self.format,
             self.tools,
-            control_tokens=added_tokens,
-            hidden_tokens=hidden_tokens,
+            control_tokens=control_markers,
+            hidden_tokens=hidden_markers,
             reasoning_is_open=self.is_reasoning_open,
         )

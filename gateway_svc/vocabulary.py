@@ -23,8 +23,8 @@ class Vocabulary:
         self._byte_fallback = "ByteFallback" in kinds
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.added = {token_id: token.content for token_id, token in added.items()}
-        """Literals of added tokens, by id."""
+        self.added = {token.content: token_id for token_id, token in added.items()}
+        """Ids of added tokens, by literal."""
         # A text before the token, since a decoder may treat the first token of a text differently.
         self._anchor = tokenizer.encode("a", add_special_tokens=False).ids
         self._anchor_text = self._decode(self._anchor)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
+import grpc
 import openai
 import pytest
 
@@ -221,3 +222,29 @@ async def test_chunks_and_completions_have_calls_over_grpc(quire: Harness) -> No
     assert [(piece.id, piece.name) for piece in pieces if piece.id] == [(whole.tool_calls[0].id, "get_weather")]
     assert "".join(piece.arguments for piece in pieces) == whole.tool_calls[0].arguments
     assert "".join(chunk.reasoning for chunk in chunks) == ANSWER.reasoning
+
+
+async def test_tokenize_takes_the_chat_of_a_request(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(ANSWERS["text"].token_ids, stop_token_id=EOS)
+    await quire.stub.Generate(api.GenerateRequest(generation=api.Generation(chat=CHAT)))
+    (submit,) = quire.scheduler.all("submit")
+    response = await quire.stub.Tokenize(api.TokenizeRequest(chat=CHAT))
+    assert response.token_ids == submit.prompt_token_ids
+    without = await quire.stub.Tokenize(api.TokenizeRequest(chat=api.Chat(messages=CHAT.messages)))
+    assert len(without.token_ids) < len(response.token_ids)
+
+
+async def test_a_gateway_without_the_format_of_an_answer_cannot_continue_it(quire: Harness) -> None:
+    """One of an earlier release, where a later one has another format."""
+
+    def attach(session: ScriptedSession, attach: scheduler_v1.Attach) -> None:
+        submit = scheduler_v1.Submit(key=attach.key, n=1, detachable=True)
+        submit.render_options.request_id, submit.render_options.model = "mine", "tiny"
+        submit.render_options.n = 1
+        submit.render_options.turn.tools = "of_tomorrow"
+        session.attached(submit, scheduler_v1.Tokens(token_ids=[5]))
+
+    quire.scheduler.attach_script = attach
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await rest_of(quire.stub.Resume(api.ResumeRequest(request_id="mine")))
+    assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
