@@ -1,12 +1,12 @@
 """Beam search by the rules of transformers' `generate`: its algorithm, and the sequences that are its beams.
 
 All beams advance together: once each has its candidates, the best continuations of all are kept, each as the sequence
-that it continues or as a fork of it. `beams.py` applies that to the scheduler.
+that it continues or as a fork of it. `beams.py` takes in candidates, `planning/forks.py` makes the forks.
 """
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from scheduler_svc.core.admission import AdmissionRefusal
 from scheduler_svc.core.events import Failure, MaxTokens, StopToken, TokensEvent
@@ -113,28 +113,31 @@ class _TokenLogprobs(Protocol):
         """The top tokens, most probable first."""
 
 
-@dataclass(slots=True)
-class BeamStep:
-    """How a beam continues: with these tokens, the first in `sequence` itself, each other one in a fork of it."""
+class BeamStep(NamedTuple):
+    """A sequence, and the beams of its search that begin with its tokens.
+
+    It continues as the beam `goes_on_as`. `forks` are the other beams, each with how many leading tokens it shares with
+    the sequence. Beams are indices into `BeamSearch.beams`.
+    """
 
     sequence: Sequence
-    next_tokens: list[int]
-    _group: "BeamGroup"
-    _indices: list[int]
-
-    def add_child(self, child: Sequence) -> None:
-        """Adds the fork for the next of the tokens after the first."""
-        self._group.sequences[self._indices.pop(0)] = child
+    goes_on_as: int
+    forks: list[tuple[int, int]]
 
 
 class BeamGroup:
-    """A search, and the sequence of each of its beams."""
+    """A search, and the sequences of its beams.
+
+    Each beam has a sequence, except while `steps` lists how its sequences go on: after `advance`, or after `collapse`,
+    which leaves one sequence.
+    """
 
     def __init__(self, request: Request, params: BeamParams, first: Sequence) -> None:
-        self.sequences = [first]
+        self.steps: list[BeamStep] = []
         self._first = first
         self._search = BeamSearch(params, request.max_tokens, request.stop_token_ids, request.min_tokens)
-        self._candidates: dict[int, Seq[Candidate]] = {}
+        self._sequences = {0: first}  # by beam
+        self._candidates: dict[Sequence, Seq[Candidate]] = {}
 
     @property
     def is_over(self) -> bool:
@@ -143,27 +146,75 @@ class BeamGroup:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all beams have their candidates, and none is computing them again."""
-        return all(s.id in self._candidates and not s.num_promised for s in self.sequences)
+        """Whether all beams have their candidates."""
+        return not self.steps and len(self._candidates) == len(self._sequences)
 
-    def take(self, sequence: Sequence, result: SampledSequence) -> None:
-        """Keeps the candidates that the worker returned for a beam."""
-        self._candidates[sequence.id] = cast(_TokenLogprobs, result.logprobs[0]).top
+    @property
+    def is_due(self) -> bool:
+        """Whether its sequences can go on by `steps`: all run and are computed."""
+        return bool(self.steps) and all(
+            step.sequence.is_unit_running and not (step.sequence.num_uncomputed or step.sequence.num_steps_in_flight)
+            for step in self.steps
+        )
 
-    def advance(self) -> list[BeamStep]:
-        """Advances all beams, or ends the search. Beams that end come first, since they free blocks."""
-        before = self.sequences
-        self._search.advance([self._candidates[s.id] for s in before])
-        self._candidates = {}
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of each beam, with the prompt."""
+        return len(self._first.request.prompt) + len(self._search.beams[0].tokens)
+
+    def output(self, beam: int) -> list[int]:
+        """Output tokens of a beam."""
+        return self._search.beams[beam].tokens
+
+    def take(self, sequence: Sequence, num_tokens: int, result: SampledSequence) -> None:
+        """Keeps the candidates that the worker returned after the first `num_tokens` tokens of a sequence.
+
+        It ignores those of a sequence that was computed again after its beam had gone on.
+        """
+        if num_tokens == self.num_tokens:
+            self._candidates[sequence] = cast(_TokenLogprobs, result.logprobs[0]).top
+
+    def advance(self) -> list[Sequence]:
+        """Advances all beams, or ends the search. Returns the sequences that no beam continues: they end."""
+        before = [self._sequences[beam] for beam in range(len(self._search.beams))]
+        self._search.advance([self._candidates[sequence] for sequence in before])
+        self._candidates.clear()
         if self._search.is_over:
             return []
-        beams = self._search.beams
-        steps = []
-        self.sequences = [before[beam.parent] for beam in beams]
-        for parent, sequence in enumerate(before):
-            indices = [index for index, beam in enumerate(beams) if beam.parent == parent]
-            steps.append(BeamStep(sequence, [beams[index].tokens[-1] for index in indices], self, indices[1:]))
-        return sorted(steps, key=lambda step: len(step.next_tokens))
+        indices: list[list[int]] = [[] for _ in before]
+        for index, beam in enumerate(self._search.beams):
+            indices[beam.parent].append(index)
+        self.steps = [
+            BeamStep(sequence, beams[0], [(beam, len(sequence.tokens)) for beam in beams[1:]])
+            for sequence, beams in zip(before, indices, strict=True)
+            if beams
+        ]
+        return [sequence for sequence, beams in zip(before, indices, strict=True) if not beams]
+
+    def collapse(self) -> Sequence:
+        """Its sequences lose their KV: the other beams are to be forked from the sequence of the best one.
+
+        Returns this sequence. The others end.
+        """
+        leader = next((step.sequence for step in self.steps if step.goes_on_as == 0), self._sequences[0])
+        best, *others = (beam.tokens for beam in self._search.beams)
+        leader.append(best[leader.num_output :])
+        num_prompt = len(self._first.request.prompt)
+        forks = [(index, num_prompt + _num_shared(best, tokens)) for index, tokens in enumerate(others, 1)]
+        self._candidates.clear()
+        self._sequences = {0: leader}
+        self.steps = [BeamStep(leader, 0, forks)] if forks else []
+        return leader
+
+    def num_new_blocks(self, block_size: int) -> int:
+        """Blocks that all beams need to go on by `steps`, beyond those that their sequences have."""
+        num_blocks = -(-self.num_tokens // block_size)
+        num_own = sum(num_blocks - len(step.sequence.block_ids) for step in self.steps)
+        return num_own + sum(num_blocks - shared // block_size for step in self.steps for _, shared in step.forks)
+
+    def finish_steps(self, sequences: dict[int, Sequence]) -> None:
+        """All beams have their sequences, by beam."""
+        self._sequences, self.steps = sequences, []
 
     def events(self) -> list[TokensEvent]:
         """The best sequences of a search that has ended, each complete."""
@@ -177,6 +228,11 @@ class BeamGroup:
             sequence.num_cached_prompt_tokens = self._first.num_cached_prompt_tokens
             events.append(TokensEvent(sequence, 0, found.tokens, found.choices, end, found.score))
         return events
+
+
+def _num_shared(one: list[int], other: list[int]) -> int:
+    """How many leading tokens two beams share."""
+    return next((index for index, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]), len(one))
 
 
 def refuse_wide(request: Request, shape: ReplicaShape, max_sequences: int) -> AdmissionRefusal | None:

@@ -89,7 +89,10 @@ class Committer:
     def _commit_beam(
         self, replica: Replica, part: ScheduledSequence, result: SampledSequence, events: list[Event]
     ) -> int:
-        """A beam is computed. Which tokens follow is for its search to decide, not for what was sampled."""
+        """A beam is computed. Which tokens follow is for its search to decide, not for what was sampled.
+
+        Returns the new tokens of all beams with the last one of them.
+        """
         sequence = part.sequence
         sequence.num_committed += part.num_tokens
         if sequence.phase is Phase.RUNNING:
@@ -97,13 +100,14 @@ class Committer:
         self._waiting.release_ready(sequence)
         if not part.samples:
             return 0
-        found = self._beams.commit(sequence, result)
-        if found is None:
+        advanced = self._beams.commit(part, result)
+        if advanced is None:
             self._fail(sequence.request, events)
-            return 1
+            return 0
+        num_beams, found = advanced
         self._totals.generation_tokens += sum(len(event.token_ids) for event in found)
         events.extend(found)
-        return 1
+        return num_beams
 
     def _commit_value(
         self, replica: Replica, part: ScheduledSequence, result: SampledSequence, events: list[Event]

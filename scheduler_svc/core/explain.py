@@ -111,7 +111,7 @@ def explain(scheduler: Scheduler, key: str, now: float) -> Explanation | None:
         policy=scheduler.limits.policy,
         priority=request.priority,
         effective_priority=rank,
-        tenant_debt=policy.debt(request.tenant, rank),
+        tenant_debt=max(0.0, policy.debt(request.tenant, rank)),
         age=max(0.0, now - request.arrived_at),
         time_left=None if request.deadline is None else max(0.0, request.deadline - now),
         num_prompt=len(request.prompt),
@@ -230,8 +230,8 @@ def _num_missing(scheduler: Scheduler, replica: Replica, sequence: Sequence, at:
     if sequence.phase is Phase.QUEUED:
         num_needed = replica.kv.num_needed(sequence, replica.kv.match(sequence))
     elif at is replica:
-        num_needed = replica.kv.num_needed_to_swap_in(sequence)
+        num_needed = scheduler.capacity.num_needed_to_resume(replica, sequence)
     else:
         return 0
     scheduler.placement.measure(replica)
-    return max(0, num_needed + scheduler.capacity.reserve(replica, sequence) - replica.kv.num_available)
+    return max(0, num_needed + scheduler.capacity.reserve(replica) - replica.kv.num_available)

@@ -38,7 +38,9 @@ class Replica:
         self.pending_free: dict[int, Sequence] = {}
         self.steps_in_flight: list[StepPlan] = []
         self.num_steps = 0
-        self.num_slots_of: Counter[str] = Counter()  # sequences that hold a slot, by tenant
+        self.num_slots = 0  # that sequences hold; a beam search holds as many as it is wide
+        self.num_slots_of: Counter[str] = Counter()  # the same, by tenant
+        self.searches: dict[str, list[Sequence]] = {}  # the beams here that hold slots, by their request
         self.is_retired = False  # it is given no new sequences, unless it `is_last`
         self.is_last = False  # all replicas of its core are retired, and no other one will come
         self.is_indivisible_due = False  # the next step begins with one that did not fit with others
@@ -56,7 +58,7 @@ class Replica:
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold a slot."""
+        """Sequences that steps may compute."""
         return len(self.running) + len(self.indivisible) + len(self.isolated)
 
     @property
@@ -104,7 +106,7 @@ class Replica:
             self.kv.reuse(sequence, Hit([]))
             self.kv.allocate(sequence, self.shape.num_blocks_for(len(sequence.tokens)))
         sequence.set_phase(Phase.RUNNING)
-        self.num_slots_of[sequence.request.tenant] += 1
+        self._take_slots(sequence)
         self.indivisible.append(sequence)
 
     def resume(self, sequence: Sequence) -> None:
@@ -112,18 +114,45 @@ class Replica:
         self.swapped.remove(sequence)
         self._enter(sequence, self.kv.swap_in(sequence))
 
-    def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Runs a new sequence that begins with `parent`'s tokens, all of which are computed. There is room."""
-        self.kv.fork(parent, child)
+    def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
+        """Runs a new beam that begins with `parent`'s first `num_tokens` tokens, which are computed. There is room."""
+        self.kv.fork(parent, child, num_tokens)
         self._enter(child, child.num_cached_tokens)
+        child.num_steps = parent.num_steps
+        if parent in self.isolated:
+            self.isolate(child)
 
     def _enter(self, sequence: Sequence, num_cached_tokens: int) -> None:
         sequence.num_computed = sequence.num_committed = min(num_cached_tokens, len(sequence.tokens) - 1)
         sequence.num_steps = 0
         sequence.num_sent_blocks = None
         sequence.set_phase(Phase.SWAPPING_IN if self.kv.is_swapping_in(sequence) else Phase.RUNNING)
-        self.num_slots_of[sequence.request.tenant] += 1
+        self._take_slots(sequence)
         insort(self.running, sequence, key=lambda s: s.order)
+
+    def _take_slots(self, sequence: Sequence) -> None:
+        """The first beam of a search takes the slots of all."""
+        request = sequence.request
+        if request.beam is not None:
+            beams = self.searches.setdefault(request.key, [])
+            beams.append(sequence)
+            if len(beams) > 1:
+                return
+        self.num_slots += request.num_slots
+        self.num_slots_of[request.tenant] += request.num_slots
+
+    def _release_slots(self, sequence: Sequence) -> None:
+        """The last beam of a search releases the slots of all."""
+        request = sequence.request
+        if request.beam is not None:
+            self.searches[request.key].remove(sequence)
+            if self.searches[request.key]:
+                return
+            del self.searches[request.key]
+        self.num_slots -= request.num_slots
+        self.num_slots_of[request.tenant] -= request.num_slots
+        if not self.num_slots_of[request.tenant]:
+            del self.num_slots_of[request.tenant]
 
     def isolate(self, sequence: Sequence) -> None:
         """Moves a sequence that runs to `isolated`."""
@@ -150,9 +179,7 @@ class Replica:
     def leave(self, sequence: Sequence, phase: Phase) -> None:
         """Takes a sequence out of further steps, to the given phase. Steps in flight keep its blocks."""
         next(group for group in (self.running, self.indivisible, self.isolated) if sequence in group).remove(sequence)
-        self.num_slots_of[sequence.request.tenant] -= 1
-        if not self.num_slots_of[sequence.request.tenant]:
-            del self.num_slots_of[sequence.request.tenant]
+        self._release_slots(sequence)
         self._send_finished(sequence)
         self.kv.detach(sequence)
         sequence.set_phase(phase)
@@ -188,6 +215,15 @@ class Replica:
         if sequence.phase is Phase.SWAPPED:
             self.swapped.remove(sequence)
 
+    def end(self, sequence: Sequence) -> None:
+        """Ends a sequence that runs here, leaves or is swapped."""
+        if sequence.phase in (Phase.RUNNING, Phase.SWAPPING_IN):
+            self.leave(sequence, Phase.ENDED)
+            return
+        if sequence.swapped_kv is not None:
+            self.drop_swapped(sequence)
+        sequence.set_phase(Phase.ENDED)
+
     def _send_finished(self, sequence: Sequence) -> None:
         if sequence.num_sent_blocks is not None:
             self.finished_ids.append(sequence.id)
@@ -198,7 +234,9 @@ class Replica:
             for part in plan.scheduled:
                 part.settle(0)
         self.steps_in_flight.clear()
+        self.num_slots = 0
         self.num_slots_of.clear()
+        self.searches.clear()
         running = [*self.running, *self.indivisible, *self.isolated]
         sequences = [*running, *self.pending_free.values(), *self.swapped]
         for sequence in sequences:
@@ -249,13 +287,25 @@ class Replica:
             else:
                 self._check_indivisible(sequence)
         assert all(s.phase is Phase.SWAPPED and s.swapped_kv is not None for s in self.swapped)
-        assert self.num_slots_of == Counter(s.request.tenant for s in present), "slots of tenants do not add up"
+        self._check_slots(present)
         in_flight = Counter(part.sequence.id for plan in self.steps_in_flight for part in plan.scheduled)
         assert all(in_flight[s.id] == s.num_steps_in_flight for s in (*present, *leaving)), (
             "steps in flight do not add up"
         )
         assert self.running == sorted(self.running, key=lambda s: s.order)
         assert not any(self.shape.is_indivisible(s.request) for s in (*self.running, *self.swapped))
+
+    def _check_slots(self, present: list[Sequence]) -> None:
+        holders = {s.request.key if s.request.beam is not None else s: s.request for s in present}
+        num_slots_of: Counter[str] = Counter()
+        for request in holders.values():
+            num_slots_of[request.tenant] += request.num_slots
+        assert self.num_slots_of == num_slots_of, "slots of tenants do not add up"
+        assert self.num_slots == sum(num_slots_of.values()), "slots do not add up"
+        beams = [s for s in present if s.request.beam is not None]
+        assert sorted(s.id for s in beams) == sorted(s.id for each in self.searches.values() for s in each)
+        for each in self.searches.values():
+            assert {s.id for s in each} == {s.id for s in each[0].siblings}, "a search lacks beams"
 
     def _check_running(self, sequence: Sequence) -> None:
         assert sequence.phase is (Phase.SWAPPING_IN if self.kv.is_swapping_in(sequence) else Phase.RUNNING)

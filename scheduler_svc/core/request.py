@@ -129,6 +129,11 @@ class Request:
         return self.result.form is ResultForm.VALUE
 
     @property
+    def num_slots(self) -> int:
+        """Slots that one of its sequences holds, or all beams of a search together."""
+        return 1 if self.beam is None else self.beam.width
+
+    @property
     def max_length(self) -> int:
         """The most tokens that one of its sequences may have."""
         return len(self.prompt) + (0 if self.returns_value else self.max_tokens)
@@ -228,8 +233,35 @@ class Sequence:
         return (-self.request.priority, self.request.arrived_at, self.arrival, self.index)
 
     @property
+    def unit(self) -> "list[Sequence]":
+        """The sequences that get and give up slots and blocks together: all beams of its search, or it alone."""
+        return self.siblings if self.request.beam is not None else [self]
+
+    @property
+    def is_unit_running(self) -> bool:
+        """Whether it runs, and all beams of its search do."""
+        if self.request.beam is None:
+            return self.phase is Phase.RUNNING
+        return all(beam.phase is Phase.RUNNING for beam in self.siblings)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether steps in flight, or copies to the host, must be done before it can be resumed with its search."""
+        return any(
+            each.phase is Phase.PREEMPTED or (each.swapped_kv is not None and each.swapped_kv.num_swapping > 0)
+            for each in self.unit
+        )
+
+    def num_fork_blocks(self, block_size: int) -> int:
+        """The most blocks that beams of its search take which are still to be forked; 0 if it is not of a search."""
+        if self.request.beam is None:
+            return 0
+        num_own = -(-(len(self.tokens) + 1) // block_size) - len(self.request.prompt) // block_size
+        return (self.request.beam.width - len(self.siblings)) * num_own
+
+    @property
     def is_one_of_beams(self) -> bool:
-        """Whether it is one of several beams. They hold blocks while they wait for each other."""
+        """Whether it is one of several beams. The worker is sent each of them again and again."""
         return self.request.beam is not None and self.num_output > 0
 
     @property

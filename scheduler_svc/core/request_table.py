@@ -1,6 +1,6 @@
 """The live requests of one model, and how they end."""
 
-from collections.abc import Iterable, KeysView
+from collections.abc import Callable, Iterable, KeysView
 from collections.abc import Sequence as Seq
 from itertools import chain
 
@@ -23,17 +23,19 @@ class RequestTable:
         waiting: WaitingSequences,
         isolated_runs: IsolatedRuns,
         budgets: Budgets,
+        searches: dict[str, BeamGroup],
+        new_id: Callable[[], int],
     ) -> None:
-        """`replicas` is the owner's own list, which grows and shrinks."""
+        """`replicas` is the owner's own list, which grows and shrinks; `new_id` returns ids of sequences."""
         self._budgets = budgets
-        self.searches: dict[str, BeamGroup] = {}  # of requests with beam search
+        self.searches = searches  # of requests with beam search
+        self._new_id = new_id
         self._replicas = replicas
         self._waiting = waiting
         self._isolated_runs = isolated_runs
         self._requests: dict[str, list[Sequence]] = {}
         self._deadlines: LazyHeap[str, float] = LazyHeap()
         self._num_requests = 0
-        self._num_sequences = 0
 
     def __contains__(self, key: str) -> bool:
         return key in self._requests
@@ -61,7 +63,7 @@ class RequestTable:
     def add(self, request: Request, restored: Seq[RestoredSequence] = ()) -> list[Sequence]:
         """Makes a request's sequences; returns those that have not ended. If all have, the request is not live."""
         sequences = [
-            Sequence(self.new_id(), request, index, self._num_requests, request.prompt)
+            Sequence(self._new_id(), request, index, self._num_requests, request.prompt)
             for index in range(request.n if request.beam is None else 1)
         ]
         self._num_requests += 1
@@ -90,11 +92,6 @@ class RequestTable:
         is_paid = any(known.is_prompt_paid or known.token_ids for known in restored)
         num_prompt = 0 if is_paid else len(request.prompt)
         return self._budgets.charge(request.limits, num_prompt, request.search_tokens, request.arrived_at)
-
-    def new_id(self) -> int:
-        """The id of a new sequence."""
-        self._num_sequences += 1
-        return self._num_sequences - 1
 
     def forget_hashes(self) -> None:
         """The block size has changed."""
@@ -130,8 +127,10 @@ class RequestTable:
             return
         self._leave(sequence, replica)
         self._waiting.release_all(sequence)
-        self._isolated_runs.clear(sequence, None)
-        if all(sibling.phase is Phase.ENDED for sibling in sequence.siblings):
+        has_ended = all(sibling.phase is Phase.ENDED for sibling in sequence.siblings)
+        if has_ended or sequence.request.beam is None:  # as long as a beam is left, the search is suspected
+            self._isolated_runs.clear(sequence, None)
+        if has_ended:
             key = sequence.request.key
             self._waiting.admission.leave(sequence.request)
             self._deadlines.discard(key)
@@ -142,17 +141,13 @@ class RequestTable:
             self._waiting.accounts.remove_request(sequence.request)
 
     def _leave(self, sequence: Sequence, replica: Replica | None) -> None:
-        if sequence.phase in (Phase.RUNNING, Phase.SWAPPING_IN):
-            replica = replica or self.replica_of(sequence)
-            assert replica is not None
-            replica.leave(sequence, Phase.ENDED)
-            return
         if sequence.phase is Phase.QUEUED:
             self._waiting.remove(sequence)
+            sequence.set_phase(Phase.ENDED)
         elif sequence.phase is Phase.WAITING_FOR_PREFIX:
             self._waiting.prefix_waiters.remove(sequence)
-        elif sequence.swapped_kv is not None:
+            sequence.set_phase(Phase.ENDED)
+        else:
             replica = replica or self.replica_of(sequence)
             assert replica is not None
-            replica.drop_swapped(sequence)
-        sequence.set_phase(Phase.ENDED)
+            replica.end(sequence)

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from functools import partial
+from itertools import count
 
 from scheduler_svc.core.admission import Admission, AdmissionRefusal, Rates, Sharing
-from scheduler_svc.core.beam_search import refuse_wide
+from scheduler_svc.core.beam_search import BeamGroup, refuse_wide
 from scheduler_svc.core.beams import BeamSearches
 from scheduler_svc.core.budgets import Budgets
 from scheduler_svc.core.committer import Committer, prompt_logprobs_events
@@ -15,6 +17,7 @@ from scheduler_svc.core.planning import indivisible
 from scheduler_svc.core.planning.admitter import Admitter
 from scheduler_svc.core.planning.capacity import Capacity
 from scheduler_svc.core.planning.fair_preemption import FairPreemption
+from scheduler_svc.core.planning.forks import Forks
 from scheduler_svc.core.planning.isolated_runs import IsolatedRuns
 from scheduler_svc.core.planning.preemptor import Preemptor
 from scheduler_svc.core.planning.prompt_turns import PromptTurns
@@ -58,23 +61,21 @@ class Scheduler:
         self.waiting = IsolatingQueue(policy, Admission(limits.queue, sharing, lengths), self.poison, self.replicas)
         self.placement = IsolatingPlacement(self.replicas, self.poison)
         self.capacity = Capacity(limits, self.placement, preemption, lengths)
-        self._preemptor = Preemptor(preemption, self.waiting, self.totals)
+        searches: dict[str, BeamGroup] = {}
+        new_id = partial(next, count())
+        self._preemptor = Preemptor(preemption, self.waiting, searches, self.totals)
         shares_by_tenant = sharing is Sharing.BY_TENANT
         turns = PromptTurns(self.waiting, shares_by_tenant=shares_by_tenant)
-        self._running = RunningPlanner(limits, preemption, self._preemptor, turns)
+        forks = Forks(searches, self.waiting, new_id)
+        self._running = RunningPlanner(limits, preemption, self._preemptor, turns, forks)
         self._fair_preemption = FairPreemption(
-            self.replicas,
-            self.waiting,
-            self.capacity,
-            preemption,
-            self._preemptor,
-            shares_by_tenant=shares_by_tenant,
+            self.replicas, self.waiting, self.capacity, preemption, self._preemptor, shares_by_tenant=shares_by_tenant
         )
         self._admitter = Admitter(self.waiting, self.placement, self.capacity, self._preemptor, self.totals)
         self._isolated_runs = IsolatedRuns(self.poison, self.waiting, self._preemptor)
-        self._requests = RequestTable(self.replicas, self.waiting, self._isolated_runs, self.budgets)
-        beams = BeamSearches(self._requests, self.waiting, self.capacity)
-        self._committer = Committer(self._requests, self.waiting, beams, self.totals)
+        runs = self._isolated_runs
+        self._requests = RequestTable(self.replicas, self.waiting, runs, self.budgets, searches, new_id)
+        self._committer = Committer(self._requests, self.waiting, BeamSearches(self._requests), self.totals)
 
     # A step.
 
@@ -166,7 +167,7 @@ class Scheduler:
             sequence.num_promised -= part.samples
             if sequence.phase is not Phase.ENDED:
                 num_new = self._committer.commit(replica, part, result, events)
-                if has_losses and part.samples:
+                if has_losses and (num_new or (part.samples and sequence.request.beam is None)):
                     self._isolated_runs.clear(sequence, replica)
                 if num_new:
                     tenant = sequence.request.tenant
@@ -180,7 +181,7 @@ class Scheduler:
             self.waiting.policy.charge(sequence, num_tokens)
         for done in outcome.swaps:
             for sequence in replica.finish_swap(done):
-                self._preemptor.recompute(replica, sequence)
+                self._preemptor.requeue(replica, sequence)
         if outcome.busy_seconds is not None:
             replica.costs.observe_plan(plan, outcome.busy_seconds)
         return events
@@ -345,9 +346,7 @@ class Scheduler:
         parts = [part.sequence for plan in plans for part in plan.scheduled]
         computed = dict.fromkeys(sequence for sequence in parts if sequence.phase is not Phase.ENDED)
         failed_key = self._isolated_runs.record_loss(computed, self.replicas)
-        for sequence in replica.abandon():
-            self.waiting.add(sequence)
-            self.waiting.release_all(sequence)
+        self._preemptor.requeue_lost(replica.abandon())
         for key in dict.fromkeys(sequence.request.key for sequence in computed):
             self._isolated_runs.isolate_queued(self.sequences(key))
         message = "workers were lost again and again while they computed this request, the last one to it alone"
@@ -364,7 +363,7 @@ class Scheduler:
             for replica in self.replicas:
                 replica.is_last = False
                 if replica.is_retired:
-                    self._preemptor.drain(replica)
+                    self._preemptor.requeue_all(replica)
 
     def _refuse_unfit(self, request: Request) -> AdmissionRefusal | None:
         """Why a request can run on none of the replicas; None if it can, or if there are none."""

@@ -111,7 +111,7 @@ MUTANTS = (
     ),
     Mutant(
         "planning/capacity.py",
-        "return num_needed + self.reserve(replica, sequence) <= replica.kv.num_available",
+        "return num_needed + self.reserve(replica) <= replica.kv.num_available",
         "return num_needed <= replica.kv.num_available",
         "an admitted sequence takes the blocks that running ones need next",
     ),
@@ -239,11 +239,30 @@ MUTANTS = (
         "pass",
         "an early deadline does not make a request urgent",
     ),
+    # Beam searches.
+    Mutant(
+        "replica.py",
+        "        child.num_steps = parent.num_steps\n",
+        "",
+        "a search keeps its slots for ever, since its beams are new after each token",
+    ),
+    Mutant(
+        "beam_search.py",
+        "if num_tokens == self.num_tokens:",
+        "if num_tokens:",
+        "a beam goes on with candidates of an earlier token",
+    ),
+    Mutant(
+        "request.py",
+        "return (self.request.beam.width - len(self.siblings)) * num_own",
+        "return 0",
+        "a search is admitted without room for its beams",
+    ),
     # Poison requests.
     Mutant(
         "policy/poison.py",
-        "self._suspected.update(one for one in sequence.siblings if one.phase is not Phase.ENDED)",
-        "self._suspected.add(sequence)",
+        "self._suspected.update(_subject(one) for one in sequence.siblings if one.phase is not Phase.ENDED)",
+        "self._suspected.add(subject)",
         "siblings of a suspected sequence run beside others",
     ),
     Mutant(

@@ -4,7 +4,7 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
-from memory_worker import Drawn
+from memory_worker import Drawn, Options, options
 from scheduler_svc.core.events import Event, FailedEvent
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.policy.preemption import PreemptionMode
@@ -24,7 +24,8 @@ from scheduler_svc.core.step import (
 )
 
 BLOCK = 4
-TOKEN = 7  # that every sequence samples
+TOKEN = 7  # that every sequence samples, except beams
+VOCAB_SIZE = 20  # of beams
 EMBEDDING = ResultKind("embedding", ResultForm.VALUE)
 VALUE = "value"  # of every prompt
 
@@ -163,6 +164,9 @@ class CoreBench:
 def _result_of(part: ScheduledSequence) -> SampledSequence:
     if part.samples and part.sequence.request.returns_value:
         return ValueResult(VALUE)
+    if part.samples and part.sequence.request.beam is not None:
+        tokens = part.sequence.tokens[: part.start + part.num_tokens]
+        return Drawn([TOKEN], [Options(options(tokens, VOCAB_SIZE, part.sequence.request.beam.width))])
     return Drawn([TOKEN] if part.samples else [])
 
 

@@ -78,17 +78,23 @@ class KVManager:
         num_owners = self.device.pool.num_owners
         return sum(num_owners(block_id) == releases[block_id] for block_id in releases.keys() | pins.keys())
 
+    def num_freed(self, tables: Collection[list[int]]) -> int:
+        """Blocks that would be available if these tables were released: those without another owner."""
+        releases = Counter(block_id for table in tables for block_id in table)
+        return sum(self.device.pool.num_owners(block_id) == count for block_id, count in releases.items())
+
     def num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks to allocate before a sequence computes more tokens, whatever its steps in flight return."""
         end = sequence.num_computed + sequence.num_extra + num_tokens
         return -(-end // self._shape.block_size) - len(sequence.block_ids)
 
     def num_needed(self, sequence: Sequence, hit: Hit) -> int:
-        """Device blocks that must be available to admit a sequence with all its known tokens."""
+        """Device blocks that must be available to admit a sequence with all its known tokens, or a whole search."""
         if self._shape.is_without_kv(sequence.request):
             return 0
         num_revived = sum(self.device.pool.is_cached(block_id) for block_id in hit.device_ids)
-        return self._shape.num_blocks_for(len(sequence.tokens)) - len(hit.device_ids) + num_revived
+        num_new = self._shape.num_blocks_for(len(sequence.tokens)) - len(hit.device_ids)
+        return num_new + num_revived + sequence.num_fork_blocks(self._shape.block_size)
 
     def num_needed_to_swap_in(self, sequence: Sequence) -> int:
         """Device blocks that must be available to swap a sequence in."""
@@ -132,19 +138,19 @@ class KVManager:
         assert block_ids is not None, "allocate without room"
         sequence.block_ids += block_ids
 
-    def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Starts a table with `parent`'s tokens, all of which are computed. There is room for one block.
+    def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
+        """Starts a table with `parent`'s first `num_tokens` tokens, which are computed. There is room for one block.
 
         Full blocks are shared; the last block is copied unless it is full.
         """
-        num_full, rest = divmod(parent.num_committed, self._shape.block_size)
+        num_full, rest = divmod(num_tokens, self._shape.block_size)
         child.block_ids = parent.block_ids[:num_full]
         self.device.pool.share(child.block_ids)
         child.num_published = min(parent.num_published, num_full)
         child.block_hashes = parent.block_hashes[:num_full]
         if rest:
             self._copy(parent.block_ids[num_full], child)
-        child.num_cached_tokens = parent.num_committed
+        child.num_cached_tokens = num_tokens
 
     def detach(self, sequence: Sequence) -> None:
         """A sequence leaves: cancel what the next step would do to its table.
@@ -181,23 +187,20 @@ class KVManager:
 
     # Swaps.
 
-    def keep(self, sequence: Sequence) -> bool:
-        """Keeps all blocks of a sequence that is about to give up its slot; `swap_in` restores its table.
+    def keep(self, sequences: Collection[Sequence]) -> bool:
+        """Keeps all blocks of sequences that are about to give up their slots; `swap_in` restores a table.
 
         False if one of them is still the target of a copy.
         """
-        if any(copy.destination in sequence.block_ids for copy in self._copies):
+        if any(copy.destination in sequence.block_ids for copy in self._copies for sequence in sequences):
             return False
-        num_cached_tokens = max(sequence.num_cached_tokens, sequence.num_computed + sequence.num_extra)
-        sequence.swapped_kv = SwappedKV(
-            sequence.block_ids,
-            [],
-            sequence.num_computed,
-            num_cached_tokens,
-            is_kept=True,
-            num_published=sequence.num_published,
-        )
-        sequence.block_ids = []
+        for sequence in sequences:
+            num_computed, num_published = sequence.num_computed, sequence.num_published
+            num_cached_tokens = max(sequence.num_cached_tokens, num_computed + sequence.num_extra)
+            sequence.swapped_kv = SwappedKV(
+                sequence.block_ids, [], num_computed, num_cached_tokens, is_kept=True, num_published=num_published
+            )
+            sequence.block_ids = []
         return True
 
     def swap_out(self, sequence: Sequence) -> bool:

@@ -62,16 +62,16 @@ class Admitter:
                 at = self._enter(offer, head) if offer is not None else None
             if at is not None:
                 self._waiting.accounts.note_admitted(head, at.shape, self._waiting.now)
-                self._compute(step, at, head)
+                for sequence in head.unit:
+                    self._compute(step, at, sequence)
             elif step.scheduled or not self._preemptor.clear_deadlock(replica, head):
                 return
 
     def _may_enter(self, replica: Replica, head: Sequence) -> bool:
         """Whether the head of the queue can be admitted by this replica, if there is room. Else others wait, too."""
-        if head.swapped_kv is not None and head.swapped_kv.num_swapping:
+        if head.swapped_kv is not None and head.is_leaving:
             return False
-        # A beam that others wait for may have to clear a deadlock.
-        return replica.shape.computes(head.request) and (self._capacity.has_free_slot(replica) or head.is_one_of_beams)
+        return replica.shape.computes(head.request) and self._capacity.num_missing_slots(replica, head) <= 0
 
     def _compute(self, step: StepBuilder, at: Replica, sequence: Sequence) -> None:
         """Computes what has just been admitted in this step, if it can be."""
@@ -86,11 +86,12 @@ class Admitter:
         self._placement.note_admitted(at, sequence)
 
     def _resume(self, replica: Replica, sequence: Sequence) -> Replica | None:
-        num_needed = replica.kv.num_needed_to_swap_in(sequence)
-        if not self._capacity.has_free_slot(replica) or not self._capacity.has_room(replica, sequence, num_needed):
+        num_needed = self._capacity.num_needed_to_resume(replica, sequence)
+        if not self._capacity.has_room(replica, sequence, num_needed):
             return None
-        sequence.stop_waiting(self._waiting.now)
-        replica.resume(sequence)
+        for each in sequence.unit:
+            each.stop_waiting(self._waiting.now)
+            replica.resume(each)
         return replica
 
     def _choose(self, replica: Replica, sequence: Sequence) -> PlacementOffer | None:
@@ -98,8 +99,8 @@ class Admitter:
         return self._placement.choose(replica, sequence, num_output, partial(self._offer, sequence))
 
     def _offer(self, sequence: Sequence, replica: Replica) -> PlacementOffer | None:
-        """What a replica has for a queued sequence; None without a free slot."""
-        if not self._capacity.has_free_slot(replica) or not replica.shape.computes(sequence.request):
+        """What a replica has for a queued sequence; None without a free slot, or as many as its search needs."""
+        if self._capacity.num_missing_slots(replica, sequence) > 0 or not replica.shape.computes(sequence.request):
             return None
         hit = replica.kv.match(sequence)
         has_room = self._capacity.has_room(replica, sequence, replica.kv.num_needed(sequence, hit))

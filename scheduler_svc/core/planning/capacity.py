@@ -34,33 +34,34 @@ class Capacity:
 
     def has_free_slot(self, replica: Replica) -> bool:
         """Whether a replica has a free sequence slot: it has as many slots as a step may hold sequences."""
-        return replica.num_running < self.max_sequences(replica)
+        return replica.num_slots < self.max_sequences(replica)
+
+    def num_missing_slots(self, replica: Replica, sequence: Sequence) -> int:
+        """Slots that a waiting sequence, or its search, lacks on a replica; 0 or less if it lacks none."""
+        return replica.num_slots + sequence.request.num_slots - self.max_sequences(replica)
+
+    def num_needed_to_resume(self, replica: Replica, sequence: Sequence) -> int:
+        """Device blocks that must be available to swap a sequence in, or all beams of its search."""
+        num_needed = sum(replica.kv.num_needed_to_swap_in(each) for each in sequence.unit)
+        return num_needed + sequence.num_fork_blocks(replica.shape.block_size)
 
     def has_room(self, replica: Replica, sequence: Sequence, num_needed: int) -> bool:
         """Whether a sequence that needs `num_needed` blocks leaves enough to those that run."""
         if replica.shape.is_without_kv(sequence.request):
             return True
-        return num_needed + self.reserve(replica, sequence) <= replica.kv.num_available
+        return num_needed + self.reserve(replica) <= replica.kv.num_available
 
-    def reserve(self, replica: Replica, sequence: Sequence | None = None) -> int:
-        """Blocks that a sequence must leave to those that run: for known tokens and the next few tokens.
-
-        One of several beams leaves none, since the others wait for it.
-        """
-        if not replica.running or (sequence is not None and sequence.is_one_of_beams):
+    def reserve(self, replica: Replica) -> int:
+        """Blocks that a sequence must leave to those that run: for known tokens and the next few tokens."""
+        if not replica.running:
             return 0
         low = self._preemption.low_watermark(replica, len(replica.running) + 1)
         return self._placement.load(replica).num_blocks + max(low, replica.shape.num_blocks // 100)
 
-    def measured_reserve(self, replica: Replica, sequence: Sequence) -> int:
+    def measured_reserve(self, replica: Replica) -> int:
         """The same, of the load as it is now."""
         self._placement.measure(replica)
-        return self.reserve(replica, sequence)
-
-    def may_fork(self, replica: Replica) -> bool:
-        """Whether a replica has room for a fork of one of its sequences."""
-        self._placement.measure(replica)
-        return self.has_free_slot(replica) and replica.kv.num_available > self.reserve(replica)
+        return self.reserve(replica)
 
     def wants_backups(self, replica: Replica) -> bool:
         """Whether blocks that will soon be evicted should be copied to the host."""

@@ -7,20 +7,59 @@ A running sequence yields to the head of the queue if
   than the head's tenant after the change, by weight; or that holds no less now and has been served `TURN_TOKENS` more.
 
 It has then run for MIN_STEPS steps since it was admitted, or for none. Its blocks stay on the device while no block is
-short. A beam search keeps its slots: its beams wait for each other.
+short. A beam search takes and yields the slots of all its beams together. If that is more than the head lacks, its
+tenant counts as if it gave up only so many.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from scheduler_svc.core.planning.capacity import Capacity
 from scheduler_svc.core.planning.preemptor import Preemptor
+from scheduler_svc.core.policy.order import Policy
 from scheduler_svc.core.policy.preemption import MIN_STEPS, PreemptionPolicy
 from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
-from scheduler_svc.core.request import Phase, Sequence
+from scheduler_svc.core.request import Sequence
 
 TURN_TOKENS = 64  # weighted tokens that a tenant may be ahead of one that waits, when both hold about the same
+
+
+class _Claim:
+    """What the head of the queue may take from running sequences."""
+
+    def __init__(self, head: Sequence, policy: Policy, now: float, *, shares_by_tenant: bool) -> None:
+        self._head = head
+        self._policy = policy
+        self._now = now
+        self._shares_by_tenant = shares_by_tenant
+        self._rank = policy.effective_priority(head, now)
+        self._debt = policy.debt(head.request.tenant, self._rank)
+
+    def reaches(self, sequence: Sequence, held: Counter[str], num_given: int, num_gained: int) -> bool:
+        """Whether a running sequence yields.
+
+        `held` is what each tenant holds. The sequence's tenant would give up `num_given` of it, and the head's would
+        gain `num_gained`.
+        """
+        if not sequence.is_unit_running or 0 < sequence.num_steps < MIN_STEPS:
+            return False
+        head, other, policy = self._head.request, sequence.request, self._policy
+        if policy.outranks(self._head, sequence, self._now):
+            return True
+        if not self._shares_by_tenant or other.tenant == head.tenant:
+            return False
+        if policy.effective_priority(sequence, self._now) > self._rank:
+            return False
+        num_head, num_other = held[head.tenant], held[other.tenant]
+        debt = policy.debt(other.tenant, self._rank)
+        if debt - self._debt > TURN_TOKENS / head.weight and num_other / other.weight >= num_head / head.weight:
+            return True
+        # A tenant that has saved up turns keeps no more slots for that than its share.
+        return (
+            max(0.0, debt) >= self._debt
+            and (num_other - num_given) / other.weight >= (num_head + num_gained) / head.weight
+        )
 
 
 class FairPreemption:
@@ -45,28 +84,33 @@ class FairPreemption:
         self._shares_by_tenant = shares_by_tenant
 
     def make_way(self, replica: Replica) -> Sequence | None:
-        """Lets a running sequence yield if the head of the queue has a right to its slot or blocks.
+        """Lets running sequences yield if the head of the queue has a right to their slots or blocks.
 
-        Returns the head if it can be admitted now. At most one sequence yields its slot in a step.
+        Returns the head if it can be admitted now. No more slots are yielded in a step than it needs.
         """
         if not self._waiting.policy and not replica.swapped:
             return None
         head = self._waiting.head(replica)
-        if head is None or head.is_one_of_beams or not replica.shape.computes(head.request):
+        if head is None or not replica.shape.computes(head.request):
             return None
-        if (head.swapped_kv is not None and head.swapped_kv.num_swapping) or not self._may_claim(replica, head):
+        if (head.swapped_kv is not None and head.is_leaving) or not self._may_claim(replica, head):
             return None
-        if self._capacity.has_free_slot(replica):
+        if self._capacity.num_missing_slots(replica, head) <= 0:
             return head if self._make_room(replica, head) else None
-        victim = self._slot_victim(replica, head)
-        if victim is None or not self._make_room(replica, head):
+        victims = self._slot_victims(replica, head)
+        if not victims or not self._make_room(replica, head):
             return None
-        victim.has_yielded = self._preemptor.take_slot(replica, victim)
-        return head if victim.has_yielded else None
+        return head if all(self._take_slots(replica, victim) for victim in victims) else None
+
+    def _take_slots(self, replica: Replica, victim: Sequence) -> bool:
+        has_yielded = self._preemptor.take_slot(replica, victim)
+        for each in victim.unit:
+            each.has_yielded = has_yielded
+        return has_yielded
 
     def _may_claim(self, replica: Replica, head: Sequence) -> bool:
         """Whether sequences of other tenants or of lower priority run, or others keep blocks without a slot."""
-        if any(sequence is not head for sequence in replica.kept):
+        if any(sequence not in head.unit for sequence in replica.kept):
             return True
         if self._shares_by_tenant and replica.num_slots_of.keys() - {head.request.tenant}:
             return True
@@ -82,28 +126,45 @@ class FairPreemption:
         if replica.has_returning:
             return
         for other in self._replicas:
-            kept = [s for s in other.kept if self._may_be_taken(s, replica)]
-            if kept and not self._capacity.has_free_slot(other):
-                self._preemptor.drop_swapped(other, min(kept, key=self._waiting.rank))
+            if self._capacity.has_free_slot(other):
+                continue
+            if kept := [s for s in other.kept if self._may_be_taken(s, replica)]:
+                self._preemptor.requeue(other, min(kept, key=self._waiting.rank))
                 return
 
     def _may_be_taken(self, sequence: Sequence, replica: Replica) -> bool:
         """Whether a sequence would be admitted by a replica if it were queued."""
+        if sequence.is_leaving or self._capacity.num_missing_slots(replica, sequence) > 0:
+            return False
         shape = replica.shape
         return shape.computes(sequence.request) and self._waiting.accounts.may_run(sequence, shape)
 
-    def _slot_victim(self, replica: Replica, head: Sequence) -> Sequence | None:
+    def _slot_victims(self, replica: Replica, head: Sequence) -> list[Sequence]:
+        """The sequences that yield their slots; none if they have too few together."""
         if head.swapped_kv is None and any(self._may_take(other, head) for other in self._replicas):
-            return None  # that replica admits it
+            return []  # that replica admits it
         held: Counter[str] = Counter()
         for each in self._replicas:
             held.update(each.num_slots_of)
-        return next(self._victims(replica, head, held, 1), None)
+        claim, num_missing = self._claim(head), self._capacity.num_missing_slots(replica, head)
+        victims = []
+        for sequence in self._policy.victims(replica):
+            num_given = min(num_missing, sequence.request.num_slots)
+            if claim.reaches(sequence, held, num_given, head.request.num_slots):
+                victims.append(sequence)
+                held[sequence.request.tenant] -= num_given
+                num_missing -= num_given
+                if not num_missing:
+                    return victims
+        return []
+
+    def _claim(self, head: Sequence) -> _Claim:
+        return _Claim(head, self._waiting.policy, self._waiting.now, shares_by_tenant=self._shares_by_tenant)
 
     def _may_take(self, replica: Replica, head: Sequence) -> bool:
         """Whether a replica has a slot and room for a queued sequence."""
         may_take = replica.admits and not replica.has_returning and replica.shape.computes(head.request)
-        if not may_take or not self._capacity.has_free_slot(replica):
+        if not may_take or self._capacity.num_missing_slots(replica, head) > 0:
             return False
         num_needed = replica.kv.num_needed(head, replica.kv.match(head))
         return self._capacity.has_room(replica, head, num_needed)
@@ -119,10 +180,12 @@ class FairPreemption:
             held: Counter[str] = Counter()
             for sequence in replica.running:
                 held[sequence.request.tenant] += len(sequence.block_ids)
-            victim = next(self._victims(replica, head, held, num_missing), None)
+            claim, victims = self._claim(head), self._policy.victims(replica)
+            victim = next((each for each in victims if claim.reaches(each, held, num_missing, num_missing)), None)
             if victim is None:
                 break
-            victim.has_yielded = True
+            for each in victim.unit:
+                each.has_yielded = True
             self._preemptor.preempt(replica, victim)
         return False
 
@@ -131,39 +194,7 @@ class FairPreemption:
         if replica.shape.is_without_kv(head.request):
             return 0
         if head.swapped_kv is not None:
-            num_needed = kv.num_needed_to_swap_in(head)
+            num_needed = self._capacity.num_needed_to_resume(replica, head)
         else:
             num_needed = kv.num_needed(head, kv.match(head))
-        return num_needed + self._capacity.measured_reserve(replica, head) - kv.num_available
-
-    # Who yields.
-
-    def _victims(self, replica: Replica, head: Sequence, held: Counter[str], num_needed: int) -> Iterator[Sequence]:
-        """Running sequences that yield to the head, the first one first. `held` is what each tenant holds."""
-        policy, now = self._waiting.policy, self._waiting.now
-        rank = policy.effective_priority(head, now)
-        for sequence in self._policy.victims(replica):
-            if not _may_yield(sequence):
-                continue
-            if policy.outranks(head, sequence, now):
-                yield sequence
-            elif (
-                self._shares_by_tenant
-                and sequence.request.tenant != head.request.tenant
-                and policy.effective_priority(sequence, now) <= rank
-            ):
-                ahead = policy.debt(sequence.request.tenant, rank) - policy.debt(head.request.tenant, rank)
-                has_turn = ahead > TURN_TOKENS / head.request.weight and _holds_more(sequence, head, held, 0)
-                if has_turn or (ahead >= 0 and _holds_more(sequence, head, held, num_needed)):
-                    yield sequence
-
-
-def _may_yield(sequence: Sequence) -> bool:
-    has_begun = 0 < sequence.num_steps < MIN_STEPS
-    return sequence.phase is Phase.RUNNING and not has_begun and sequence.request.beam is None
-
-
-def _holds_more(victim: Sequence, head: Sequence, held: Counter[str], num_needed: int) -> bool:
-    """Whether the victim's tenant holds no less than the head's once that has what it needs, by weight."""
-    after = held[victim.request.tenant] - num_needed
-    return after / victim.request.weight >= (held[head.request.tenant] + num_needed) / head.request.weight
+        return num_needed + self._capacity.measured_reserve(replica) - kv.num_available

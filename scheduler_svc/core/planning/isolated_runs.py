@@ -78,10 +78,8 @@ class IsolatedRuns:
             for sequence in [s for s in (*replica.running, *replica.indivisible) if is_suspected(s)]:
                 replica.isolate(sequence)
             for sequence in [s for s in (*replica.swapped, *replica.pending_free.values()) if is_suspected(s)]:
-                if sequence.phase is Phase.SWAPPED:
-                    self._preemptor.drop_swapped(replica, sequence)
-                elif sequence.swapped_kv is not None:
-                    replica.drop_swapped(sequence)
+                if sequence.swapped_kv is not None:
+                    self._preemptor.requeue(replica, sequence)
         return failed_key
 
     def isolate_queued(self, sequences: Iterable[Sequence]) -> None:
@@ -93,8 +91,9 @@ class IsolatedRuns:
         if not self._poison.has_losses:
             return
         self._poison.clear(sequence)
-        if replica is not None and sequence in replica.isolated:
-            replica.end_isolation(sequence)
+        for each in sequence.unit if replica is not None else ():
+            if replica is not None and each in replica.isolated:
+                replica.end_isolation(each)
 
 
 def _next(replica: Replica) -> Sequence | None:

@@ -1,8 +1,14 @@
-"""Preempts sequences, and queues again what lost its blocks."""
+"""Preempts sequences, and queues again what lost its blocks. All beams of a search are preempted together.
 
+A search whose blocks are freed is queued as the sequence of one beam; the others end, and are forked from it later.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
+from scheduler_svc.core.beam_search import BeamGroup
 from scheduler_svc.core.policy.preemption import PreemptionPolicy
 from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
@@ -13,8 +19,16 @@ from scheduler_svc.core.totals import Totals
 class Preemptor:
     """Carries out what the preemption policy decides."""
 
-    def __init__(self, policy: PreemptionPolicy, waiting: WaitingSequences, totals: Totals) -> None:
+    def __init__(
+        self,
+        policy: PreemptionPolicy,
+        waiting: WaitingSequences,
+        searches: Mapping[str, BeamGroup],
+        totals: Totals,
+    ) -> None:
+        """`searches` are the live ones, by the key of their request."""
         self._policy = policy
+        self._searches = searches
         self._waiting = waiting
         self._totals = totals
         self._preempted: list[Sequence] = []
@@ -26,24 +40,30 @@ class Preemptor:
         return preempted
 
     def make_room(self, replica: Replica, sequence: Sequence, count: int, protected_ids: set[int]) -> None:
-        """Preempts others until `count` blocks are or will be available for a sequence, or else the sequence itself."""
+        """Preempts others until `count` blocks are or will be available for a sequence, or else the sequence itself.
+
+        None with an id in `protected_ids`. A beam waits if another one of its search is.
+        """
         while sequence.phase is Phase.RUNNING and count > replica.kv.num_available + replica.num_pending_free:
             if not self.preempt_victim(replica, protected_ids):
+                if any(beam.id in protected_ids for beam in sequence.unit if beam is not sequence):
+                    return
                 self.preempt(replica, sequence)
 
     def take_slot(self, replica: Replica, sequence: Sequence) -> bool:
-        """Preempts a running sequence for its slot; what it has computed stays on the device.
+        """Preempts a running sequence, or its search, for its slots; what it has computed stays on the device.
 
         False if a block of it is still the target of a copy.
         """
         costs = self._policy.compare_costs(replica, sequence)
-        if not replica.kv.unshared_tail(sequence):  # the prefix cache keeps what it has
+        if sequence.request.beam is None and not replica.kv.unshared_tail(sequence):  # the prefix cache keeps it
             self._record(sequence, replace(costs, method=PreemptionMethod.RECOMPUTE))
-        elif replica.kv.keep(sequence):
+        elif replica.kv.keep(sequence.unit):
             self._record(sequence, replace(costs, method=PreemptionMethod.KEEP))
         else:
             return False
-        self._leave(replica, sequence)
+        for each in list(sequence.unit):
+            self._leave(replica, each)
         return True
 
     def _pause_unpaid(self, replica: Replica) -> None:
@@ -55,36 +75,40 @@ class Preemptor:
             if sequence.phase is not Phase.RUNNING:
                 continue
             is_isolated = sequence in replica.isolated  # it must not come back among those that run together
-            if is_isolated or not replica.kv.unshared_tail(sequence) or replica.kv.keep(sequence):
+            if is_isolated or not replica.kv.unshared_tail(sequence) or replica.kv.keep([sequence]):
                 self._leave(replica, sequence)
                 self._totals.pauses += 1
 
     def release_kept(self, replica: Replica, but: Sequence | None = None) -> bool:
-        """Has a sequence without a slot give up the blocks that it kept; False if there is none but this one."""
-        kept = [sequence for sequence in replica.kept if sequence is not but]
+        """Has a sequence without a slot, or a search, give up the blocks that it kept; False if there is none but this
+        one.
+        """
+        kept = [s for s in replica.kept if (but is None or s not in but.unit) and not s.is_leaving]
         if not kept:
             return False
         sequence = max(kept, key=partial(self._policy.preemption_key, replica))
-        replica.restore_table(sequence)
+        for each in sequence.unit:
+            replica.restore_table(each)
         preemption = self._choose(replica, sequence)
-        replica.free_table(sequence)
+        for each in sequence.unit:
+            replica.free_table(each)
         self._record(sequence, preemption)
         if sequence.swapped_kv is None:
-            self._waiting.add(sequence)
+            self.requeue(replica, sequence)
         return True
 
     def preempt_victim(self, replica: Replica, protected_ids: set[int]) -> bool:
-        """Has one sequence give up its blocks; False if there is none.
+        """Has one sequence, or one search, give up its blocks; False if there is none.
 
-        The last running sequence is preempted only if no sequence is swapped out: swapped KV keeps shared blocks on the
+        The last one that runs is preempted only if no sequence is swapped out: swapped KV keeps shared blocks on the
         device, and is dropped before.
         """
         if self.release_kept(replica):
             return True
         victim = self._policy.pick_victim(replica, protected_ids)
-        if victim is None or len(replica.running) == 1:
+        if victim is None or len(replica.running) == len(victim.unit):
             if replica.swapped:
-                self.drop_swapped(replica, replica.swapped[-1])
+                self.requeue(replica, replica.swapped[-1])
                 return True
             if victim is None:
                 return False
@@ -92,9 +116,13 @@ class Preemptor:
         return True
 
     def preempt(self, replica: Replica, victim: Sequence) -> None:
-        """Has a running sequence give up its slot and its blocks."""
+        """Has a running sequence, or its search, give up its slots and its blocks."""
         self._record(victim, self._choose(replica, victim))
-        self._leave(replica, victim)
+        if victim.swapped_kv is None:
+            self.requeue(replica, victim)
+            return
+        for each in list(victim.unit):
+            self._leave(replica, each)
 
     def limit_accounts(self, replica: Replica) -> bool:
         """Preempts sequences of accounts that use too many blocks, or have no tokens left.
@@ -114,17 +142,18 @@ class Preemptor:
         return accounts.release(self._waiting.now)
 
     def _choose(self, replica: Replica, sequence: Sequence) -> PreemptionRecord:
-        """Begins to swap a sequence out if that costs less than to recompute it, and the host has room."""
+        """Begins to swap a sequence or search out if that costs less than to recompute it, and the host has room."""
         preemption = self._policy.compare_costs(replica, sequence)
-        if preemption.method is PreemptionMethod.SWAP and not replica.kv.swap_out(sequence):
+        if preemption.method is PreemptionMethod.SWAP and not _swap_out(replica, sequence.unit):
             preemption = replace(preemption, method=PreemptionMethod.RECOMPUTE)
         self.num_sequences_freed += 1
         self._policy.record_method(replica, preemption.method)
         return preemption
 
     def _record(self, sequence: Sequence, preemption: PreemptionRecord) -> None:
-        sequence.num_preemptions += 1
-        sequence.last_preemption = preemption
+        for each in sequence.unit:
+            each.num_preemptions += 1
+            each.last_preemption = preemption
         self._preempted.append(sequence)
         self._totals.preemptions += 1
         self._totals.swaps += preemption.method is PreemptionMethod.SWAP
@@ -143,36 +172,52 @@ class Preemptor:
                 sequence.start_waiting(self._waiting.now)
             replica.keep_swapped(sequence)
         else:
+            self.requeue(replica, sequence)
+
+    def requeue(self, replica: Replica, sequence: Sequence) -> None:
+        """Frees the KV of a sequence that is on a replica, or of its search, and queues it.
+
+        One that steps in flight name is queued when they are done.
+        """
+        self.num_sequences_freed += 1
+        sequence = self._collapse(sequence, replica.end)
+        if sequence.phase in (Phase.RUNNING, Phase.SWAPPING_IN):
+            self._leave(replica, sequence)
+        elif sequence.swapped_kv is not None:
+            replica.drop_swapped(sequence)
+        if sequence.phase in (Phase.SWAPPED, Phase.PREEMPTED) and sequence.id not in replica.pending_free:
             self._waiting.add(sequence)
 
-    def drop_swapped(self, replica: Replica, sequence: Sequence) -> None:
-        """Frees the KV of a swapped sequence, and queues it."""
-        self.num_sequences_freed += 1
-        replica.drop_swapped(sequence)
-        self._waiting.add(sequence)
-
-    def recompute(self, replica: Replica, sequence: Sequence) -> None:
-        """Queues a sequence that lost its KV, since a copy failed."""
-        if sequence.phase is Phase.SWAPPING_IN:
-            self._waiting.release_all(sequence)
-            replica.leave(sequence, Phase.PREEMPTED)
-        self._waiting.add(sequence)
-
-    def drain(self, replica: Replica) -> None:
+    def requeue_all(self, replica: Replica) -> None:
         """Queues all sequences of a replica for other ones."""
-        for sequence in list(replica.swapped):
-            self.drop_swapped(replica, sequence)
-        for sequence in replica.pending_free.values():
-            if sequence.swapped_kv is not None:
-                replica.drop_swapped(sequence)
-        for sequence in [*replica.running, *replica.indivisible, *replica.isolated]:
-            self._leave(replica, sequence)
+        running = (replica.running, replica.indivisible, replica.isolated)
+        for sequence in list(chain(replica.swapped, replica.pending_free.values(), *running)):
+            if sequence.phase not in (Phase.QUEUED, Phase.ENDED):
+                self.requeue(replica, sequence)
+
+    def requeue_lost(self, sequences: Iterable[Sequence]) -> None:
+        """Queues the sequences of a lost replica."""
+        for sequence in sequences:
+            if sequence.phase not in (Phase.QUEUED, Phase.ENDED):
+                queued = self._collapse(sequence, lambda beam: beam.set_phase(Phase.ENDED))
+                self._waiting.add(queued)
+                self._waiting.release_all(queued)
+
+    def _collapse(self, sequence: Sequence, end: Callable[[Sequence], None]) -> Sequence:
+        """The sequence to be queued for this one: that of one beam, if it is of a search. The other beams end."""
+        if sequence.request.beam is None:
+            return sequence
+        leader = self._searches[sequence.request.key].collapse()
+        for beam in [beam for beam in leader.siblings if beam is not leader]:
+            self._waiting.release_all(beam)
+            end(beam)
+            leader.siblings.remove(beam)
+        return leader
 
     def clear_deadlock(self, replica: Replica, head: Sequence) -> bool:
         """Makes room for the head of the queue if nothing else will; False if something can still be planned.
 
-        What may be in its way: device blocks that swapped sequences keep, and beams that wait for beams in the queue.
-        A swapped beam may need more blocks than its siblings leave; recomputed it shares theirs.
+        What may be in its way: device blocks that swapped sequences keep.
         """
         if (
             replica.steps_in_flight
@@ -181,12 +226,19 @@ class Preemptor:
             or any(s.is_plannable for s in (*replica.running, *replica.isolated))
         ):
             return False
-        if others := [s for s in replica.swapped if s is not head]:
-            self.drop_swapped(replica, others[-1])
-        elif beams := [s for s in replica.running if s.request.beam is not None and s.request is not head.request]:
-            self.preempt(replica, beams[-1])
-        elif head.swapped_kv is not None and head.request.beam is not None:
-            self.drop_swapped(replica, head)
-        else:
+        others = [s for s in replica.swapped if s not in head.unit]
+        if others:
+            self.requeue(replica, others[-1])
+        return bool(others)
+
+
+def _swap_out(replica: Replica, sequences: list[Sequence]) -> bool:
+    """Begins to swap sequences out; False if not all of them can be, and none is."""
+    if any(sequence.phase is Phase.SWAPPING_IN for sequence in sequences):
+        return False
+    for number, sequence in enumerate(sequences):
+        if not replica.kv.swap_out(sequence):
+            for other in sequences[:number]:
+                replica.kv.drop_swapped(other)
             return False
-        return True
+    return True

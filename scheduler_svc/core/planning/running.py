@@ -1,6 +1,8 @@
 """Plans the sequences that run on a replica: decodes first, then chunks of prompts."""
 
+from scheduler_svc.core.beam_search import BeamGroup
 from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.planning.forks import Forks
 from scheduler_svc.core.planning.preemptor import Preemptor
 from scheduler_svc.core.planning.prompt_turns import PromptTurns
 from scheduler_svc.core.planning.step_builder import StepBuilder
@@ -13,12 +15,18 @@ class RunningPlanner:
     """Adds running sequences to steps, and preempts some of them when blocks run out."""
 
     def __init__(
-        self, limits: SchedulerLimits, policy: PreemptionPolicy, preemptor: Preemptor, turns: PromptTurns
+        self,
+        limits: SchedulerLimits,
+        policy: PreemptionPolicy,
+        preemptor: Preemptor,
+        turns: PromptTurns,
+        forks: Forks,
     ) -> None:
         self._limits = limits
         self._policy = policy
         self._preemptor = preemptor
         self._turns = turns
+        self._forks = forks
 
     def add_decodes(self, step: StepBuilder) -> None:
         """Adds the sequences with one token to compute; if they exceed the budget, they take turns.
@@ -67,15 +75,17 @@ class RunningPlanner:
     def _pick_decodes(self, replica: Replica) -> tuple[list[Sequence], bool]:
         """The sequences that decode in this step, and whether blocks are short. Preempts sequences for their blocks.
 
-        A sequence that would be swapped is preempted while some blocks are still free, so that no decode waits for
-        the copy.
+        The beams of searches that go on are forked here, once there are blocks for all beams of the search. A sequence
+        that would be swapped is preempted while some blocks are still free, so that no decode waits for the copy.
         """
         kv, size = replica.kv, replica.shape.block_size
         decodes = [s for s in replica.running if s.is_decode and s.is_plannable]
         need = sum(_needs_block(sequence, size) for sequence in decodes)
+        searches = self._forks.due(replica) if replica.searches else []
+        need += sum(search.num_new_blocks(size) for search in searches)
         low = self._policy.low_watermark(replica, len(decodes))
         if need + low <= kv.num_available:
-            return decodes, False
+            return [*decodes, *self._fork(replica, searches)], False
         has_begun = False
         while (spare := kv.num_available + replica.num_pending_free - need) < low:
             if spare >= 0 and (has_begun or not self._policy.should_swap_early(replica)):
@@ -85,8 +95,10 @@ class RunningPlanner:
                 break
             decodes = [s for s in decodes if s.phase is Phase.RUNNING]
             need = sum(_needs_block(sequence, size) for sequence in decodes)
+            searches = [search for search in searches if search.is_due]
+            need += sum(search.num_new_blocks(size) for search in searches)
         if need <= kv.num_available:
-            return decodes, False
+            return [*decodes, *self._fork(replica, searches)], False
         # Enough blocks will be free soon. Sequences that need one now wait.
         room = kv.num_available
         able = []
@@ -95,7 +107,15 @@ class RunningPlanner:
             if not needs_block or room:
                 room -= needs_block
                 able.append(sequence)
+        for search in searches:
+            num_blocks = search.num_new_blocks(size)
+            if num_blocks <= room:
+                room -= num_blocks
+                able += self._fork(replica, [search])
         return able, True
+
+    def _fork(self, replica: Replica, searches: list[BeamGroup]) -> list[Sequence]:
+        return [beam for search in searches for beam in self._forks.make(replica, search)]
 
 
 def _needs_block(sequence: Sequence, block_size: int) -> bool:

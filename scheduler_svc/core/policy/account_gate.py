@@ -216,23 +216,22 @@ class AccountGate:
     def may_run(self, sequence: Sequence, shape: ReplicaShape) -> bool:
         """Whether the account of a sequence that waits has tokens and room for it.
 
-        It always has room if nothing else of it runs, and for one of several beams, which wait for each other.
+        It always has room if nothing else of it runs.
         """
         if not sequence.can_pay:
             sequence.note_shortfall()
             return False
         account = self._account(sequence)
-        if account is None or not account.num_slots or sequence.is_one_of_beams:
+        if account is None or not account.num_slots:
             return True
         limits = account.limits
-        if limits.max_running is not None and account.num_slots + _num_slots(sequence) > limits.max_running:
+        if limits.max_running is not None and account.num_slots + sequence.request.num_slots > limits.max_running:
             return False
         return limits.max_kv_blocks is None or account.num_blocks + _num_blocks(sequence, shape) <= limits.max_kv_blocks
 
     def note_admitted(self, sequence: Sequence, shape: ReplicaShape, now: float) -> None:
         """A sequence runs since the last measurement. The next one of its account may be paid, too."""
-        if not sequence.is_one_of_beams:
-            self._count(sequence, shape)
+        self._count(sequence, shape)
         account = self._account(sequence) if sequence.charge is not None else None
         if account is not None:
             self._release(account, shape, now)
@@ -240,7 +239,7 @@ class AccountGate:
     def _count(self, sequence: Sequence, shape: ReplicaShape) -> None:
         account = self._account(sequence)
         if account is not None:
-            account.num_slots += _num_slots(sequence)
+            account.num_slots += sequence.request.num_slots
             account.num_blocks += _num_blocks(sequence, shape)
 
     def take_excess(self, replica: Replica) -> list[Sequence]:
@@ -252,7 +251,7 @@ class AccountGate:
             account = self._account(sequence)
             is_able = sequence.phase is Phase.RUNNING and sequence.request.beam is None
             if account is not None and account.is_over and is_able:
-                account.num_slots -= _num_slots(sequence)
+                account.num_slots -= sequence.request.num_slots
                 account.num_blocks -= _num_blocks(sequence, replica.shape)
                 excess.append(sequence)
         return excess
@@ -275,10 +274,6 @@ def refuse_beyond_account(request: Request, replicas: Seq[Replica]) -> Admission
         f"is {limits.max_kv_blocks}"
     )
     return AdmissionRefusal(Failure.TOO_MANY_TOKENS if beam is None else Failure.SEARCH_TOO_WIDE, message)
-
-
-def _num_slots(sequence: Sequence) -> int:
-    return 1 if sequence.request.beam is None else sequence.request.beam.width
 
 
 def _num_blocks(sequence: Sequence, shape: ReplicaShape) -> int:

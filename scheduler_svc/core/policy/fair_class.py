@@ -47,8 +47,8 @@ class FairClass:
         return least if offset is None else max(tenant.served + offset, self._floor)
 
     def debt(self, tenant: TenantQueues) -> float:
-        """How far a tenant's counter is above the smallest one of those that wait; 0 if it is below that."""
-        return max(0.0, self.counter(tenant) - self.min_counter())
+        """How far a tenant's counter is above the smallest one of those with a turn; negative if it is below that."""
+        return self.counter(tenant) - self.min_counter()
 
     def turn(self, tenant: TenantQueues) -> Turn:
         """Sort key of a tenant's turn. The smallest is first."""

@@ -61,9 +61,10 @@ class Policy(Protocol):
         """
 
     def debt(self, tenant: str, priority: int | None = None) -> float:
-        """How many weighted tokens a tenant has received more than the one that has received least; 0 if not counted.
+        """How many weighted tokens a tenant has received more than the least of the tenants with queued sequences.
 
-        In the class of this priority; without one, in the class where the debt is largest.
+        Negative if it has received less than these, 0 if tokens are not counted. In the class of this priority; without
+        one, in the class where the debt is largest.
         """
 
     def position(self, sequence: Sequence, now: float) -> int:

@@ -66,6 +66,7 @@ class Placement:
             if num_known - sequence.num_computed > 1:
                 num_tokens += num_known - sequence.num_computed
                 num_blocks += -(-num_known // size) - len(sequence.block_ids)
+        num_blocks += sum(beams[0].num_fork_blocks(size) for beams in replica.searches.values())
         num_tokens += sum(len(s.tokens) for s in replica.indivisible if not s.num_steps_in_flight)
         num_tokens += sum(s.num_uncomputed for s in replica.isolated)
         if replica.costs.has_learned or self._usual is None:
@@ -81,6 +82,8 @@ class Placement:
         """A sequence was admitted to a replica."""
         before = self.load(replica) if replica.num_running > 1 else ReplicaLoad()
         num_owed = replica.shape.num_blocks_for(sequence.num_known) - len(sequence.block_ids)
+        if sequence is sequence.unit[0]:
+            num_owed += sequence.num_fork_blocks(replica.shape.block_size)
         if replica.shape.is_indivisible(sequence.request):
             num_owed = 0
         self._loads[replica] = ReplicaLoad(before.num_tokens + sequence.num_uncomputed, before.num_blocks + num_owed)

@@ -21,12 +21,16 @@ from scheduler_svc.core.request import Phase, Sequence
 _LOSSES_TO_SUSPECT = 2  # replicas lost in a row while they computed a sequence, without a token of it in between
 
 
+_Subject = Sequence | str
+"""What is suspected: a sequence; of a beam search, the request by its key, since sequences of beams come and go."""
+
+
 class PoisonTracker:
     """Which sequences are suspected."""
 
     def __init__(self) -> None:
-        self._losses: dict[Sequence, int] = {}
-        self._suspected: set[Sequence] = set()
+        self._losses: dict[_Subject, int] = {}
+        self._suspected: set[_Subject] = set()
 
     @property
     def has_losses(self) -> bool:
@@ -40,26 +44,30 @@ class PoisonTracker:
 
     def is_suspected(self, sequence: Sequence) -> bool:
         """Whether a sequence runs isolated."""
-        return sequence in self._suspected
+        return bool(self._suspected) and _subject(sequence) in self._suspected
 
     def record_loss(self, sequences: Iterable[Sequence]) -> str | None:
         """A replica was lost whose steps in flight named these live sequences. Returns the key of the request that
         fails, if any.
         """
-        lost = set(sequences)
-        keys = {sequence.request.key for sequence in lost}
-        if len(keys) == 1 and lost <= self._suspected:
+        lost = {_subject(sequence): sequence for sequence in sequences}
+        keys = {sequence.request.key for sequence in lost.values()}
+        if len(keys) == 1 and lost.keys() <= self._suspected:
             return keys.pop()
-        for sequence in lost:
-            self._losses[sequence] = self._losses.get(sequence, 0) + 1
-            if self._losses[sequence] >= _LOSSES_TO_SUSPECT:
-                self._suspected.update(one for one in sequence.siblings if one.phase is not Phase.ENDED)
+        for subject, sequence in lost.items():
+            self._losses[subject] = self._losses.get(subject, 0) + 1
+            if self._losses[subject] >= _LOSSES_TO_SUSPECT:
+                self._suspected.update(_subject(one) for one in sequence.siblings if one.phase is not Phase.ENDED)
         return None
 
     def clear(self, sequence: Sequence) -> None:
-        """A sequence has another token, or has ended."""
-        self._losses.pop(sequence, None)
-        self._suspected.discard(sequence)
+        """A sequence has another token, all beams of its search have, or it has ended."""
+        self._losses.pop(_subject(sequence), None)
+        self._suspected.discard(_subject(sequence))
+
+
+def _subject(sequence: Sequence) -> _Subject:
+    return sequence if sequence.request.beam is None else sequence.request.key
 
 
 class IsolatingQueue(WaitingSequences):
@@ -92,18 +100,18 @@ class IsolatingQueue(WaitingSequences):
         else:
             super().remove(sequence)
 
-    def num_ahead(self, sequence: Sequence, num_swapped: int, now: float) -> int | None:
+    def num_ahead(self, sequence: Sequence, num_swapped: int, now: float) -> int:
         """How many sequences are admitted or resumed before a queued one; for a suspected one, suspected ones."""
         if sequence in self._suspected:
             return list(self._suspected).index(sequence)
         return super().num_ahead(sequence, num_swapped, now)
 
     def head(self, replica: Replica) -> Sequence | None:
-        """The sequence that a replica admits or resumes next: a suspected one after beams that others wait for."""
+        """The sequence that a replica admits or resumes next: a suspected one before others."""
         if not self._suspected or not replica.admits or replica.isolated:
             return super().head(replica)
         suspected = (each for each in self._suspected if self.accounts.may_run(each, replica.shape))
-        return self.awaited_beam(replica) or next(suspected, None) or super().head(replica)
+        return next(suspected, None) or super().head(replica)
 
     def isolate(self, sequences: Iterable[Sequence]) -> None:
         """Sets those apart that are queued and suspected now."""

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.core.replica import Replica
-from scheduler_svc.core.request import Phase, PreemptionMethod, PreemptionRecord, Sequence
+from scheduler_svc.core.request import PreemptionMethod, PreemptionRecord, Sequence
 
 MIN_STEPS = 16  # steps after its admission in which a sequence is preempted only if there is no other victim
 _ORDER_STEPS = 8  # steps for which an order of victims holds
@@ -40,11 +41,18 @@ class PreemptionPolicy:
         return replica.shape.num_host_blocks > 0 and self._mode is not PreemptionMode.RECOMPUTE
 
     def compare_costs(self, replica: Replica, sequence: Sequence) -> PreemptionRecord:
-        """What swapping a running sequence would cost, and what recomputing it would, in seconds; and the method."""
-        num_tail = len(replica.kv.unshared_tail(sequence))
-        kept = (len(sequence.block_ids) - num_tail) * replica.shape.block_size
+        """What it would cost to swap a running sequence or its search, or to recompute it, in seconds; the method."""
+        num_tail = self._num_own_blocks(replica, sequence)
         swap = replica.costs.swap_seconds(num_tail, num_tail) if replica.shape.num_host_blocks else math.inf
-        recompute = replica.costs.recompute_seconds(max(0, sequence.num_computed - kept), kept)
+        if sequence.request.beam is None:
+            kept = (len(sequence.block_ids) - num_tail) * replica.shape.block_size
+            num_tokens = max(0, sequence.num_computed - kept)
+        else:
+            tables = [beam.block_ids for beam in sequence.unit]
+            num_freed = replica.kv.num_freed(tables)
+            kept = (len(set(chain.from_iterable(tables))) - num_freed) * replica.shape.block_size
+            num_tokens = num_freed * replica.shape.block_size
+        recompute = replica.costs.recompute_seconds(num_tokens, kept)
         is_cheaper = swap <= recompute or self._mode is PreemptionMode.SWAP
         is_due = self._num_unswapped.get(replica, 0) >= _PROBE_EVERY and swap <= _PROBE_COST * recompute
         method = (
@@ -63,7 +71,7 @@ class PreemptionPolicy:
         """
         recent = None
         for sequence in self.victims(replica):
-            if sequence.id in protected_ids:
+            if not protected_ids.isdisjoint(each.id for each in sequence.unit):
                 continue
             if sequence.num_steps >= MIN_STEPS:
                 return sequence
@@ -71,31 +79,38 @@ class PreemptionPolicy:
         if recent is not None:
             return recent
         # One that was admitted since the order was made.
-        return next(
-            (s for s in reversed(replica.running) if s.phase is Phase.RUNNING and s.id not in protected_ids), None
-        )
+        others = (s for s in reversed(replica.running) if s.is_unit_running)
+        return next((s for s in others if protected_ids.isdisjoint(each.id for each in s.unit)), None)
 
     def victims(self, replica: Replica) -> Iterator[Sequence]:
-        """Running sequences in the order in which they are preempted, without those that were admitted lately."""
+        """Running sequences in the order in which they are preempted, without those that were admitted lately.
+
+        Of a search, whose beams are preempted together, one.
+        """
         order = self._orders.get(replica)
         if order is None or replica.num_steps - order.made_at >= _ORDER_STEPS:
-            ranked = sorted(replica.running, key=partial(self.preemption_key, replica), reverse=True)
+            units = [s for s in replica.running if s.request.beam is None or s is s.siblings[0]]
+            ranked = sorted(units, key=partial(self.preemption_key, replica), reverse=True)
             order = self._orders[replica] = _VictimOrder(replica.num_steps, ranked)
-        for sequence in order.ranked:
-            if sequence.phase is Phase.RUNNING and sequence in replica.running:
+        for each in order.ranked:
+            sequence = each if each.request.beam is None or not each.siblings else each.siblings[0]
+            if sequence.is_unit_running and sequence in replica.running:
                 yield sequence
 
     def preemption_key(self, replica: Replica, sequence: Sequence) -> tuple[float, ...]:
         """The policy's key, with the number of the sequence's own blocks: of a tenant's, the smallest is first."""
         rank, debt, *arrival = self._policy.preemption_key(sequence)
-        return (rank, debt, -len(replica.kv.unshared_tail(sequence)), *arrival)
+        return (rank, debt, -self._num_own_blocks(replica, sequence), *arrival)
+
+    def _num_own_blocks(self, replica: Replica, sequence: Sequence) -> int:
+        return sum(len(replica.kv.unshared_tail(each)) for each in sequence.unit)
 
     def should_swap_early(self, replica: Replica) -> bool:
         """Whether the next victim would be swapped, so that its copy should begin before blocks run out."""
         if len(replica.running) == 1 or not self.may_swap(replica):
             return False
         victim = self.pick_victim(replica, set())
-        if victim is None or victim.num_steps < MIN_STEPS:
+        if victim is None or victim.num_steps < MIN_STEPS or len(victim.unit) == len(replica.running):
             return False
         return self.compare_costs(replica, victim).method is PreemptionMethod.SWAP
 

@@ -20,56 +20,36 @@ class WaitingSequences:
         self.admission = admission
         self.prefix_waiters = PrefixWaiters()
         self.now = 0.0  # the driver's clock, as of its last call
-        self._awaited_beams: dict[int, Sequence] = {}  # by id; their siblings hold blocks and wait for them
 
     def __len__(self) -> int:
-        return len(self.policy) + len(self.accounts) + len(self.prefix_waiters) + len(self._awaited_beams)
+        return len(self.policy) + len(self.accounts) + len(self.prefix_waiters)
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence with all its known tokens."""
         if sequence.phase is not Phase.QUEUED:
             sequence.set_phase(Phase.QUEUED)
         self.admission.enter(sequence.request)
-        if sequence.is_one_of_beams:
-            self._awaited_beams[sequence.id] = sequence
-        else:
-            self.accounts.add(sequence, self.now)
+        self.accounts.add(sequence, self.now)
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out of the queue."""
-        if self._awaited_beams.pop(sequence.id, None) is None:
-            self.accounts.remove(sequence)
+        self.accounts.remove(sequence)
 
-    def num_ahead(self, sequence: Sequence, num_swapped: int, now: float) -> int | None:
-        """How many sequences are admitted or resumed before a queued one; None for a beam that others wait for.
+    def num_ahead(self, sequence: Sequence, num_swapped: int, now: float) -> int:
+        """How many sequences are admitted or resumed before a queued one.
 
         `num_swapped` sequences of its class or a higher one are swapped out.
         """
-        if sequence.is_one_of_beams:
-            return None
         num_held = self.accounts.num_ahead(sequence)
         return num_swapped + (self.policy.position(sequence, now) if num_held is None else num_held)
 
     def head(self, replica: Replica) -> Sequence | None:
         """The sequence that a replica admits or resumes next.
 
-        First beams that others wait for. Then the sequence that the policy names, or a sequence swapped out here if
-        neither its class is lower nor its tenant's debt larger. A replica that does not admit takes only the latter,
-        and beams whose siblings are there. Sequences whose accounts have no room for them are passed over.
+        It is the sequence that the policy names, or a sequence swapped out here if neither its class is lower nor its
+        tenant's debt larger. A replica that does not admit takes only the latter. A search waits as one of its beams,
+        with which all others are resumed. Sequences whose accounts have no room for them are passed over.
         """
-        return self.awaited_beam(replica) or self._first_of_class(replica)
-
-    def awaited_beam(self, replica: Replica) -> Sequence | None:
-        """The first beam that others wait for.
-
-        A replica that does not admit takes only beams whose siblings run on it.
-        """
-        for beam in self._awaited_beams.values():
-            if replica.admits or any(replica.holds(sibling) for sibling in beam.siblings):
-                return beam
-        return None
-
-    def _first_of_class(self, replica: Replica) -> Sequence | None:
         queued = self.accounts.first(self.now, replica.shape) if replica.admits else None
         resumable = [s for s in replica.swapped if self.accounts.may_run(s, replica.shape)]
         if not resumable:

@@ -227,7 +227,7 @@ def test_fork_shares_full_blocks_and_copies_the_last_one() -> None:
     bench = CoreBench()
     [parent] = running(bench, 2)
     child = Sequence(1000, parent.request, 1, parent.arrival, list(parent.tokens))
-    bench.replica.fork(parent, child)
+    bench.replica.fork(parent, child, parent.num_committed)
     assert child.block_ids[:2] == parent.block_ids[:2]
     assert child.num_computed == parent.num_committed
     plan = bench.plan()
@@ -242,7 +242,7 @@ def test_copy_for_a_sequence_that_left_is_cancelled() -> None:
     bench = CoreBench()
     [parent] = running(bench, 2)
     child = Sequence(1000, parent.request, 1, parent.arrival, list(parent.tokens))
-    bench.replica.fork(parent, child)
+    bench.replica.fork(parent, child, parent.num_committed)
     bench.replica.leave(child, Phase.ENDED)
     assert bench.step().copies == []
     assert bench.replica.kv.device.pool.num_owners(parent.block_ids[2]) == 1

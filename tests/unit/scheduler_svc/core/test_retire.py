@@ -104,8 +104,8 @@ def test_rates_are_of_replicas_that_are_not_retired() -> None:
     assert bench.scheduler.rates(bench.now).tokens_per_second == 0
 
 
-def test_search_ends_although_one_of_its_beams_had_no_place_when_others_were_there() -> None:
-    scheduler, replica = Scheduler(SchedulerLimits(max_sequences=3)), Replica(SHAPE)
+def test_search_ends_on_a_retired_replica_although_its_beams_were_not_forked_when_it_was_retired() -> None:
+    scheduler, replica = Scheduler(SchedulerLimits(max_sequences=4)), Replica(SHAPE)
     worker = MemoryWorker(SHAPE.num_blocks, SHAPE.block_size, 1000, SHAPE.num_host_blocks)
     scheduler.add_replica(replica)
     for number in range(2):

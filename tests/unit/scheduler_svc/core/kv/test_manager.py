@@ -51,7 +51,7 @@ def test_block_that_is_still_to_be_copied_is_not_swapped_out() -> None:
     bench = CoreBench()
     [parent] = running(bench)
     child = Sequence(1000, parent.request, 1, parent.arrival, list(parent.tokens))
-    bench.replica.fork(parent, child)
+    bench.replica.fork(parent, child, parent.num_committed)
     assert not bench.replica.kv.swap_out(child)
     bench.step()
     assert bench.replica.kv.swap_out(child)

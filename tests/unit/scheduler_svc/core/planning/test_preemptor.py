@@ -1,9 +1,7 @@
 """Preemption when nothing else frees blocks."""
 
-from dataclasses import replace
-
 from core_bench import BLOCK, CoreBench, prompt
-from scheduler_svc.core.request import BeamParams, EarlyStopping, Phase, Sequence
+from scheduler_svc.core.request import Phase, Sequence
 
 
 def swapped_out(bench: CoreBench, key: str, start: int) -> Sequence:
@@ -17,16 +15,6 @@ def swapped_out(bench: CoreBench, key: str, start: int) -> Sequence:
     bench.plan()
     bench.commit()
     return sequence
-
-
-def test_swapped_beam_at_the_head_of_the_queue_is_recomputed_if_nothing_else_makes_room() -> None:
-    """After recomputation the sequence shares blocks with its siblings; after a swap it has its own."""
-    bench = CoreBench()
-    head = swapped_out(bench, "head", 0)
-    head.request = replace(head.request, beam=BeamParams(1, 1.0, EarlyStopping.NEVER))
-    assert bench.scheduler._preemptor.clear_deadlock(bench.replica, head)
-    assert head.phase is Phase.QUEUED
-    assert head.swapped_kv is None
 
 
 def test_swapped_head_of_the_queue_keeps_its_kv_while_others_are_paused() -> None:

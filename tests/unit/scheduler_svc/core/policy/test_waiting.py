@@ -27,12 +27,6 @@ def sequence(number: int, priority: int = 0, phase: Phase = Phase.QUEUED, beam: 
     return Sequence(number, request, 0, number, [1, 2], phase)
 
 
-def beam_that_goes_on(number: int) -> Sequence:
-    beam = sequence(number, beam=BeamParams(2, 1.0, EarlyStopping.NEVER))
-    beam.tokens = [1, 2, 3]
-    return beam
-
-
 def swapped(replica: Replica, number: int, priority: int = 0) -> Sequence:
     one = sequence(number, priority, Phase.PREEMPTED)
     replica.keep_swapped(one)
@@ -64,35 +58,16 @@ def test_sequences_swapped_on_another_replica_do_not_matter(waiting: WaitingSequ
     assert waiting.head(replica) is None
 
 
-def test_beam_that_its_siblings_wait_for_is_first(waiting: WaitingSequences, replica: Replica) -> None:
-    swapped(replica, 0)
-    waiting.add(sequence(1, priority=5))
-    beam = beam_that_goes_on(2)
-    waiting.add(beam)
-    assert waiting.head(replica) is beam
-    waiting.remove(beam)
-    assert waiting.head(replica) is not beam
-
-
-def test_retired_replica_takes_only_a_beam_that_its_siblings_wait_for_there(
-    waiting: WaitingSequences, replica: Replica
-) -> None:
-    replica.is_retired = True
-    beam, sibling = beam_that_goes_on(0), beam_that_goes_on(1)
-    beam.siblings = sibling.siblings = [beam, sibling]
-    waiting.add(sequence(2))
-    waiting.add(beam)
-    assert waiting.head(replica) is None
-    sibling.phase = Phase.RUNNING
-    replica.running.append(sibling)
-    assert waiting.head(replica) is beam
-
-
-def test_search_that_has_not_started_waits_in_the_queue(waiting: WaitingSequences, replica: Replica) -> None:
+@pytest.mark.parametrize("num_output", [0, 3])
+def test_search_waits_in_the_order_of_the_queue(waiting: WaitingSequences, replica: Replica, num_output: int) -> None:
+    """Also one that ran before."""
     urgent, beam = sequence(0, priority=5), sequence(1, beam=BeamParams(2, 1.0, EarlyStopping.NEVER))
+    beam.tokens += [3] * num_output
     waiting.add(beam)
     waiting.add(urgent)
     assert waiting.head(replica) is urgent
+    waiting.remove(urgent)
+    assert waiting.head(replica) is beam
 
 
 def test_sequence_is_queued_once_its_producer_is_far_enough(waiting: WaitingSequences, replica: Replica) -> None:
