@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gateway_svc.message_formats.description import Tool, XmlCalls
@@ -18,6 +18,10 @@ _ANNOTATIONS = ("title", "description", "default", "examples", "deprecated", "re
 _WITH_NAMES = ("properties", "patternProperties", *_DEFINITIONS)
 _WITH_VALUES = ("const", "enum", "required", "dependentRequired", "dependencies")
 _MAX_DEPTH = 16
+# Names of parameters as the parsers take them.
+_TAG_NAME = re.compile(r"[^\s<>]([^<>\n]*[^\s<>])?")
+_KEYWORD = re.compile(r"[\w.-]+")
+_MAX_OTHERS = 64  # properties that the schema does not list
 
 
 class UnsupportedParameters(Exception):  # noqa: N818
@@ -67,15 +71,16 @@ def closed_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def tag_rules(calls: XmlCalls, tool: Tool, name: str, whitespace: str) -> dict[str, str]:
-    """Rules for parameters in tags: in the order of the schema, each once, optional ones or not.
+    """Rules for parameters in tags: in the order of the schema, each once, optional ones or not; then any others, if
+    the schema's `additionalProperties` allows them.
 
     Raises UnsupportedParameters.
     """
-    properties = tool.parameters.get("properties")
+    properties = _properties(tool, _TAG_NAME)
     required = tool.parameters.get("required")
     rules = {}
     parts = []
-    for index, (parameter, schema) in enumerate(properties.items() if isinstance(properties, Mapping) else ()):
+    for index, (parameter, schema) in enumerate(properties.items()):
         rule = f"{name}_{index}"
         is_required = isinstance(required, list) and parameter in required
         parts.append(rule if is_required else f"{rule}?")
@@ -88,20 +93,26 @@ def tag_rules(calls: XmlCalls, tool: Tool, name: str, whitespace: str) -> dict[s
         else:
             rules[rule] = f"{quoted(opening)} {rule}_value {quoted(chr(10) + closing)}"
             rules[f"{rule}_value"] = " | ".join(value.alternatives)
+    if _allows_others(tool.parameters):
+        parts.append(f"{name}_other{{0,{_MAX_OTHERS}}}")
+        rules[f"{name}_other"] = f'{quoted(calls.parameter)} {_key_name(name)} ">\\n" {name}_other_text "\\n"'
+        rules[f"{name}_other_text[lazy]"] = f"/(?s:.*){escaped_regex(calls.parameter_end)}/"
+        rules[_key_name(name)] = _other_keys(r"[^<>\n]{1,64}", properties)
     return {name: " ".join(parts) or '""', **rules}
 
 
 def keyword_rules(tool: Tool, name: str, whitespace: str) -> dict[str, str]:
-    """Rules for keyword arguments: in the order of the schema, each once, optional ones or not.
+    """Rules for keyword arguments: in the order of the schema, each once, optional ones or not; then any others, if
+    the schema's `additionalProperties` allows them.
 
-    Values within lists and objects are JSON, which the parser takes as it takes Python.
+    Values within lists and objects are JSON, which the parser takes as it takes Python. Raises UnsupportedParameters.
     """
-    properties = tool.parameters.get("properties")
+    properties = _properties(tool, _KEYWORD)
     required = tool.parameters.get("required")
     definitions = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
     rules = {name: f"{name}_from_0"}
     index = 0
-    for index, (key, schema) in enumerate(properties.items() if isinstance(properties, Mapping) else (), 1):
+    for index, (key, schema) in enumerate(properties.items(), 1):
         rule, then = f"{name}_{index - 1}", f"{name}_more_{index}"
         is_required = isinstance(required, list) and key in required
         # The arguments from this one on: the first ones of the call, or more of them.
@@ -109,7 +120,44 @@ def keyword_rules(tool: Tool, name: str, whitespace: str) -> dict[str, str]:
         rules[f"{name}_more_{index - 1}"] = f'(", " {rule}){"" if is_required else "?"} {then}'
         rules[rule] = f"{quoted(f'{key}=')} {rule}_value"
         rules[f"{rule}_value"] = " | ".join(_python_values(schema, definitions, whitespace))
-    return {**rules, f"{name}_from_{index}": '""', f"{name}_more_{index}": '""'}
+    first, more = '""', '""'
+    if _allows_others(tool.parameters):
+        more = f'(", " {name}_other){{0,{_MAX_OTHERS}}}'
+        first = f'({name}_other (", " {name}_other){{0,{_MAX_OTHERS - 1}}})?'
+        rules[f"{name}_other"] = f'{_key_name(name)} "=" {name}_other_value'
+        rules[f"{name}_other_value"] = " | ".join(('"True"', '"False"', '"None"', *_python_values({}, {}, whitespace)))
+        rules[_key_name(name)] = _other_keys("[A-Za-z_][A-Za-z0-9_]{0,63}", properties)
+    return {**rules, f"{name}_from_{index}": first, f"{name}_more_{index}": more}
+
+
+def _properties(tool: Tool, name: re.Pattern[str]) -> Mapping[str, Any]:
+    """The listed properties of a tool's arguments, whose names match a pattern. Raises UnsupportedParameters."""
+    where = f"parameters of {tool.name}"
+    for keyword in _COMBINING:
+        if keyword in tool.parameters:
+            raise UnsupportedParameters(f"{where}: {keyword} is not supported with this model's calls")
+    properties = tool.parameters.get("properties")
+    listed: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
+    for key in listed:
+        if not name.fullmatch(key):
+            raise UnsupportedParameters(f"{where}: the name {key!r} is not supported with this model's calls")
+    return listed
+
+
+def _allows_others(parameters: Mapping[str, Any]) -> bool:
+    """Whether properties that are not listed are allowed expressly. Of what value they are is left open."""
+    return parameters.get("additionalProperties", False) is not False
+
+
+def _key_name(name: str) -> str:
+    """The name of the terminal for names of properties."""
+    return f"{name}_key".upper()
+
+
+def _other_keys(pattern: str, listed: Iterable[str]) -> str:
+    """Names of properties that are not listed."""
+    names = "|".join(map(escaped_regex, listed))
+    return f"/{pattern}/ & ~/{names}/" if names else f"/{pattern}/"
 
 
 def _python_values(schema: Any, definitions: Mapping[str, Any], whitespace: str) -> list[str]:

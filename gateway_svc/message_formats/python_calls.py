@@ -60,19 +60,18 @@ def _parse_call(source: TurnSource, writer: EventWriter, known_names: Collection
     if known_names is not None and name not in known_names:
         raise NotACall
     yield from source.expect("(")
-    keys: set[str] = set()
+    separator = ""
 
     def write(fragment: str) -> None:
         writer.write_arguments(fragment)
         source.accept()
 
     def parse_argument() -> Parse[None]:
+        nonlocal separator
         key = yield from _parse_name(source)
-        if key in keys:
-            raise NotACall
         yield from source.expect("=")
-        write(f"{', ' if keys else ''}{json.dumps(key, ensure_ascii=False)}: ")
-        keys.add(key)
+        write(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+        separator = ", "
         yield from source.read_visible()
         yield from _copy_value(source, write, 0)
 

@@ -48,7 +48,7 @@ def _parse_name(source: TurnSource) -> Parse[str]:
 def _parse_parameters(source: TurnSource, calls: XmlCalls, writer: EventWriter, tool: Tool) -> Parse[None]:
     """All parameters, with the closing tag of the function."""
     ends = (calls.parameter_end, f"\n{calls.parameter_end}")
-    names: set[str] = set()
+    separator = ""
 
     def write(fragment: str) -> None:
         writer.write_arguments(fragment)
@@ -59,11 +59,9 @@ def _parse_parameters(source: TurnSource, calls: XmlCalls, writer: EventWriter, 
 
     while (yield from source.expect(calls.parameter, calls.function_end)) != calls.function_end:
         name = yield from _parse_name(source)
-        if name in names:
-            raise NotACall
         types = parameter_types(tool.parameters, name)
-        key = f"{', ' if names else ''}{json.dumps(name, ensure_ascii=False)}: "
-        names.add(name)
+        key = f"{separator}{json.dumps(name, ensure_ascii=False)}: "
+        separator = ", "
         if types == {"string"}:
             write(f'{key}"')
             yield from _copy_value(source, ends, write_string)

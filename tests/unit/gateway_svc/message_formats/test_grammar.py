@@ -334,3 +334,38 @@ def test_a_grammar_leaves_out_what_does_not_restrict_arguments() -> None:
     assert VOCABULARIES["text"].admits(grammar, written("hermes", ("f", {"description": "x", "title": {"title": 1}})))
     assert not VOCABULARIES["text"].admits(grammar, written("hermes", ("f", {"description": 1, "title": {"title": 1}})))
     assert not VOCABULARIES["text"].admits(grammar, written("hermes", ("f", {"title": {}})))
+
+
+@each_kind
+@each_format
+def test_arguments_of_an_open_schema_may_have_any_names(name: str, kind: str) -> None:
+    vocabulary = VOCABULARIES[kind]
+    listed = {"a": {"type": "integer"}}
+    calls: list[Call] = [("f", {"x": "y", "n": "z"}), ("f", {}), ("g", {"a": 1, "b": "c"}), ("g", {"b": "c"})]
+    tools = (
+        Tool("f", {"type": "object", "additionalProperties": True}),
+        Tool("g", {"type": "object", "properties": listed, "additionalProperties": True}),
+    )
+    grammar = replace(grammar_of(name, kind, CallRule.AUTO), tools=tools)
+    text = written(name, *calls)
+    assert vocabulary.admits(grammar, text)
+    assert calls_of(vocabulary.parse(grammar, vocabulary.encode(text))) == calls
+    required = replace(grammar, calls=CallRule.REQUIRED)
+    assert not vocabulary.admits(required, written(name, ("g", {"a": "c"})))
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "pythonic"])
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"properties": {"a\nb": {}}}, r"parameters of f: the name 'a\\nb' is not supported"),
+        ({"properties": {"a>b": {}}}, "the name 'a>b' is not supported"),
+        ({"properties": {"": {}}}, "the name '' is not supported"),
+        ({"$ref": "#/$defs/a"}, r"parameters of f: \$ref is not supported"),
+        ({"anyOf": []}, "anyOf is not supported"),
+        ({"patternProperties": {}}, "patternProperties is not supported"),
+    ],
+)
+def test_objects_that_a_format_cannot_write_are_refused(name: str, parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedParameters, match=message):
+        replace(grammar_of(name, "text"), tools=(Tool("f", parameters),)).to_lark()
