@@ -36,6 +36,7 @@ from scheduler_svc.store.base import (
 )
 from svc_common.durations import to_seconds
 
+_DIVIDES_ANSWERS = 2  # the session protocol from which gateways divide answers into reasoning, text and calls
 _FLUSH = 1.0  # seconds that a request waits at most for the store to know the end of the one that had its key
 
 
@@ -186,6 +187,10 @@ class Commands:
         log = live.log
         if not _has_key(log):
             self._refuse(request, session, reason_from_proto(log.failure), f"the request has ended: {log.state}")
+            return
+        if log.submit.render_options.HasField("turn") and session.protocol < _DIVIDES_ANSWERS:
+            message = "this gateway is of a release that does not divide answers into reasoning, text and calls"
+            self._refuse(request, session, Failure.UNAVAILABLE, message)
             return
         if unflushed and request.model_fingerprint and not log.fingerprint:
             log.fingerprint = request.model_fingerprint

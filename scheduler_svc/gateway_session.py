@@ -10,6 +10,8 @@ class GatewaySession:
 
     def __init__(self) -> None:
         self.num_sent = 0
+        self.protocol = 1
+        """The version that the gateway has chosen; one of version 1 does not say so."""
         self._outbox: asyncio.Queue[scheduler_v1.SessionResponse | None] = asyncio.Queue()
 
     def send(self, message: scheduler_v1.SessionResponse) -> None:

@@ -79,6 +79,7 @@ async def _take_commands(
     async for request in requests:
         if request.HasField("hello"):
             _check_protocol(request.hello.protocol)
+            session.protocol = request.hello.protocol
         else:
             engine.take(request, session)
 

@@ -31,7 +31,7 @@ class ProtocolRange:
 
 
 SESSION_PROTOCOLS = ProtocolRange(1, 2)
-"""Gateway and scheduler. 2: several models, each submission names one."""
+"""Gateway and scheduler. 2: several models, each submission names one; answers of chats have a format."""
 
 STEP_PROTOCOLS = ProtocolRange(1, 2)
 """Scheduler and worker. 2: results other than tokens, typical_p, grammars."""

@@ -72,6 +72,25 @@ async def test_a_finished_request_is_given_again(running: Deployment, store: Red
     assert not running.engine.is_live(submit.key)
 
 
+async def test_a_gateway_of_the_release_before_does_not_continue_an_answer_that_it_would_not_divide(
+    running: Deployment,
+) -> None:
+    """It would send reasoning and calls as text. Another gateway may have the later release."""
+    turn = scheduler_v1.TurnFormat(tools="hermes")
+    render_options = scheduler_v1.RenderOptions(request_id="r", model="checksum", n=1, turn=turn)
+    async with running.session() as old, running.session() as new:
+        for session in (old, new):
+            await session.ready()
+        await new.send(hello=scheduler_v1.Hello(protocol=2))
+        submit = await new.submit(max_tokens=200, detachable=True, render_options=render_options)
+        await new.until_tokens(submit.key, 5)
+        assert (await old.attach(submit.key)).failed.reason == scheduler_v1.FAILURE_REASON_UNAVAILABLE
+        assert (await new.attach(submit.key)).attached.render_options == render_options
+        plain = await new.submit(max_tokens=200, detachable=True)
+        await new.until_tokens(plain.key, 5)
+        assert (await old.attach(plain.key)).WhichOneof("kind") == "attached"
+
+
 async def test_attaching_to_a_cancelled_request_fails(running: Deployment, store: RedisStore) -> None:
     async with running.session() as session:
         await session.ready()
