@@ -65,8 +65,23 @@ class Drafting:
     def draft(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
         """Up to `max_tokens` tokens that may follow the known tokens of a sequence.
 
+        With a grammar these are the tokens that it forces; where it forces none, those of the drafter that it allows.
         A drafter that fails is logged and not called again for this sequence, which continues without drafts.
         """
+        matcher = sequence.matcher
+        if matcher is None:
+            return self._guess(sequence, max_tokens)
+        if not matcher.is_ready:
+            return ()  # the step must not wait for the compiler
+        known = sequence.tokens.values[sequence.prompt_length + matcher.num_tokens :]
+        for token in known.tolist():
+            matcher.add(token)
+        if forced := matcher.forced_tokens():
+            return tuple(forced[:max_tokens])
+        draft = self._guess(sequence, max_tokens)
+        return draft[: matcher.num_allowed(draft)] if draft else ()
+
+    def _guess(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
         tokens = sequence.tokens.values
         tokens.flags.writeable = False
         try:

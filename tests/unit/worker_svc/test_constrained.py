@@ -13,11 +13,11 @@ from drafters import knowing
 from grammars import CASES, VOCAB, config_for_grammars, is_prefix, text_of, tiny_grammars
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from runner_driver import make_instance, make_runner
-from runner_steps import new_sequence, run_step
+from runner_steps import FixedDrafter, new_sequence, run_step
 from svc_common.grammars import MAX_GRAMMAR_BYTES
 from tiny_model import EOS
 from worker_svc.grammar import GrammarCompiler
-from worker_svc.step import FailureReason, SamplingParams, ScheduledSequence, StepOutcome
+from worker_svc.step import FailureReason, SamplingParams, ScheduledSequence, Step, StepOutcome
 from worker_svc.wire import outcome_to_proto
 
 BLOCK, PLENTY = 8, 256
@@ -165,3 +165,28 @@ def test_a_worker_without_grammars_refuses_the_sequence(model: Path) -> None:
     sequence = new_sequence(1, [5], SamplingParams(grammar=CASES["date"].grammar))
     (failed,) = run_step(runner, [sequence], ScheduledSequence(1, 0, 1, [0]))
     assert failed.failure == "this worker applies no grammars"
+
+
+class _Silent:
+    """Never drafts."""
+
+    def draft(self, tokens: object, max_tokens: int) -> list[int]:
+        return []
+
+
+def test_tokens_that_a_grammar_forces_are_drafted(model: Path, grammars: GrammarCompiler) -> None:
+    submit = submission("k", [5, 6, 7], 30)
+    submit.sampling.grammar = 'start: "hello" ("," | ";") "a fixed text\\n" ("." | "!")'
+    submit.stop_token_ids.append(EOS)
+    expected, without = _serve({"k": submit}, model, grammars, "compiled")
+    served, core_runner = _serve({"k": submit}, model, grammars, "compiled", make_drafter=_Silent)
+    assert _tokens(served) == _tokens(expected)
+    assert sum(core_runner.num_results.values()) * 2 < sum(without.num_results.values())
+
+
+def test_what_a_grammar_refuses_is_not_computed(model: Path, grammars: GrammarCompiler) -> None:
+    runner = make_runner(model, "compiled", grammars=grammars, make_drafter=lambda: FixedDrafter(*b"20"))
+    params = SamplingParams(grammar='start: /[ab]/ /[a-z]{0,5}/ "."', temperature=1.0, seed=2)
+    run_step(runner, [new_sequence(1, [5], params)], ScheduledSequence(1, 0, 1, [0]))
+    launched = runner.launch(Step([], [], [ScheduledSequence(1, 1, 1, [], max_extra_tokens=2)]))
+    assert runner.finish(launched).draft_tokens == 0
