@@ -62,9 +62,21 @@ def _without_annotations(schema: Any) -> Any:
     }
 
 
-def closed_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema of arguments, without properties that it does not list: models would invent some."""
-    typed = {"type": "object", **schema}
+def object_rule(tool: Tool, whitespace: str) -> str:
+    """The arguments of a tool as JSON. Raises UnsupportedParameters."""
+    _check_type(tool)
+    return json_rule(_closed(tool.parameters), whitespace)
+
+
+def _check_type(tool: Tool) -> None:
+    kinds = tool.parameters.get("type", "object")
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        raise UnsupportedParameters(f"parameters of {tool.name}: type must be object")
+
+
+def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema of objects, without properties that it does not list: models would invent some."""
+    typed = {**schema, "type": "object"}
     if any(keyword in schema for keyword in _COMBINING):
         return typed
     return {"additionalProperties": False, **typed}
@@ -132,6 +144,7 @@ def keyword_rules(tool: Tool, name: str, whitespace: str) -> dict[str, str]:
 
 def _properties(tool: Tool, name: re.Pattern[str]) -> Mapping[str, Any]:
     """The listed properties of a tool's arguments, whose names match a pattern. Raises UnsupportedParameters."""
+    _check_type(tool)
     where = f"parameters of {tool.name}"
     for keyword in _COMBINING:
         if keyword in tool.parameters:

@@ -63,14 +63,15 @@ _TOOL_FORMATS = (
     ToolFormat("granite", JsonCalls("<|tool_call|>", listing=Listing.ARRAY), signs=("<|tool_call|>",)),
     # Hermes 2 and 3, Qwen2.5, QwQ, Qwen3, SmolLM3, Granite 4.
     ToolFormat("hermes", _HERMES, signs=("<tool_call>",)),
-    # Llama 3.1 to 3.3. The template asks for JSON without the marker, which stands before calls of built-in tools.
+    # Llama 3.2 and 4, as Meta's prompts ask for calls; templates for transformers ask for JSON.
+    ToolFormat("pythonic", PythonCalls("<|python_start|>", "<|python_end|>"), signs=("[func_name1(",)),
+    # Llama 3.1 to 4, whose templates write `<|start_header_id|>` or `<|header_start|>`. They ask for JSON without the
+    # marker, which stands before calls of built-in tools.
     ToolFormat(
         "llama3_json",
         JsonCalls("<|python_tag|>", is_bare=True, arguments_key="parameters", separator="; "),
-        signs=("<|start_header_id|>", '"parameters"'),
+        signs=("header_", '"parameters"'),
     ),
-    # Llama 3.2 and 4, as Meta's prompts ask for calls; templates for transformers ask for JSON.
-    ToolFormat("pythonic", PythonCalls("<|python_start|>", "<|python_end|>"), signs=("[func_name1(",)),
     # SmolLM2, whose template says nothing of tools.
     ToolFormat("smollm2", JsonCalls("<tool_call>", "</tool_call>", listing=Listing.ARRAY)),
     # For a model that was not trained on any: JSON is the whole turn.

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gateway_svc.message_formats.argument_rules import (
-    closed_object,
     escaped_regex,
-    json_rule,
     keyword_rules,
+    object_rule,
     quoted,
     tag_rules,
 )
@@ -141,7 +140,7 @@ class TurnGrammar:
             return tag_rules(calls, tool, name, self.whitespace)
         if isinstance(calls, PythonCalls):
             return keyword_rules(tool, name, self.whitespace)
-        return {name: json_rule(closed_object(tool.parameters), self.whitespace)}
+        return {name: object_rule(tool, self.whitespace)}
 
     def _sequence(self, parts: Sequence[Part], arguments: str = "") -> str:
         return " ".join(arguments if isinstance(part, Slot) else self._literal(part) for part in parts if part)

@@ -32,6 +32,10 @@ def test_a_template_that_writes_calls_has_their_format(family: str, name: str) -
     [
         ("{{ '[TOOL_CALLS]' + call.name + '[ARGS]' + call.arguments }}", "mistral"),
         ("{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call.name + '<｜tool▁sep｜>' }}", "deepseek_v31"),
+        (
+            '<|header_start|>user<|header_end|>Respond in the format {"name": function name, "parameters": dictionary}',
+            "llama3_json",
+        ),
         ("respond only with <|tool_call|> followed by a JSON list of tools used", "granite"),
     ],
 )

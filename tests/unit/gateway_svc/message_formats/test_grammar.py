@@ -369,3 +369,12 @@ def test_arguments_of_an_open_schema_may_have_any_names(name: str, kind: str) ->
 def test_objects_that_a_format_cannot_write_are_refused(name: str, parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedParameters, match=message):
         replace(grammar_of(name, "text"), tools=(Tool("f", parameters),)).to_lark()
+
+
+@each_format
+def test_arguments_are_objects(name: str) -> None:
+    for kind in ("array", ["string", "null"], "string"):
+        with pytest.raises(UnsupportedParameters, match="parameters of f: type must be object"):
+            replace(grammar_of(name, "text"), tools=(Tool("f", {"type": kind}),)).to_lark()
+    grammar = replace(grammar_of(name, "text"), tools=(Tool("f", {"type": ["object", "null"]}),))
+    assert VOCABULARIES["text"].admits(grammar, written(name, ("f", {})))
