@@ -5,12 +5,17 @@ export const BASE_URL = process.env.OPENAI_BASE_URL;
 export const MODEL = "smollm2-135m-instruct";
 export const QUESTION = "What is the weather in Oslo?";
 export const CHAT = [{ role: "user", content: QUESTION }];
+export const WEATHER = "It is 4 degrees and it rains."; // what the tool answers
 
 export const Forecast = z.object({
   city: z.enum(["Berlin", "Lima", "Oslo"]),
   celsius: z.int().min(-30).max(45),
   rain: z.boolean(),
   warnings: z.array(z.enum(["storm", "heat", "ice"])).max(2),
+});
+export const WeatherQuery = z.object({
+  city: z.enum(["Berlin", "Lima", "Oslo"]),
+  unit: z.enum(["celsius", "fahrenheit"]),
 });
 
 const checks = [];

@@ -19,8 +19,13 @@ BASE_URL = os.environ["OPENAI_BASE_URL"]
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the weather in Oslo?"
 CHAT: list[Any] = [{"role": "user", "content": QUESTION}]
+WEATHER = "It is 4 degrees and it rains."
+"""What the tool answers."""
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 128}
+ONE_CALL: dict[str, Any] = {**GREEDY, "parallel_tool_calls": False}
+"""For requests with tools: a small model repeats a call until no further one is allowed."""
+
 BAD_SCHEMA: dict[str, Any] = {
     "type": "json_schema",
     "json_schema": {"name": "bad", "schema": {"type": "no such type"}},
@@ -53,6 +58,36 @@ class Forecast(BaseModel):
     celsius: int = Field(ge=-30, le=45)
     rain: bool
     warnings: list[Literal["storm", "heat", "ice"]] = Field(max_length=2)
+
+
+class WeatherQuery(BaseModel):
+    """Returns the weather of a city."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    city: Literal["Berlin", "Lima", "Oslo"]
+    unit: Literal["celsius", "fahrenheit"]
+
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Returns the weather of a city.",
+        "parameters": WeatherQuery.model_json_schema(),
+    },
+}
+
+
+def get_weather(city: Literal["Berlin", "Lima", "Oslo"], unit: Literal["celsius", "fahrenheit"]) -> str:
+    """Returns the weather of a city.
+
+    Args:
+        city: The city.
+        unit: The unit of the temperature.
+    """
+    WeatherQuery(city=city, unit=unit)
+    return WEATHER
 
 
 def error_of(kind: type[Error], call: Callable[[], object]) -> Error:

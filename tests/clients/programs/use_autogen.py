@@ -1,16 +1,23 @@
-"""AutoGen: the model client's structured output, and an assistant agent."""
+"""AutoGen: the model client's tools, structured output and streams, and an assistant agent."""
 
 import openai
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.messages import StructuredMessage
+from autogen_core import FunctionCall
 from autogen_core.models import (
+    AssistantMessage,
+    CreateResult,
+    FunctionExecutionResult,
+    FunctionExecutionResultMessage,
     ModelFamily,
     ModelInfo,
+    SystemMessage,
     UserMessage,
 )
+from autogen_core.tools import FunctionTool
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-from checks import BASE_URL, MODEL, QUESTION, Forecast, check, error_of, run
+from checks import BASE_URL, MODEL, QUESTION, WEATHER, Forecast, WeatherQuery, check, error_of, get_weather, run
 
 info = ModelInfo(
     vision=False,
@@ -21,9 +28,41 @@ info = ModelInfo(
     multiple_system_messages=True,
 )
 client = OpenAIChatCompletionClient(
-    model=MODEL, base_url=BASE_URL, api_key="none", model_info=info, temperature=0, max_tokens=128, max_retries=0
+    model=MODEL,
+    base_url=BASE_URL,
+    api_key="none",
+    model_info=info,
+    temperature=0,
+    max_tokens=128,
+    max_retries=0,
+    parallel_tool_calls=False,  # a small model repeats a call until no further one is allowed
 )
-asked = [UserMessage(content=QUESTION, source="user")]
+tool = FunctionTool(get_weather, description="Returns the weather of a city.")
+asked = [SystemMessage(content="You call tools."), UserMessage(content=QUESTION, source="user")]
+
+
+def check_calls(result: CreateResult) -> list[FunctionCall]:
+    """The calls of a result. Asserts that there is one, and that each has valid arguments."""
+    assert result.finish_reason == "function_calls"
+    assert isinstance(result.content, list)
+    assert result.content
+    for call in result.content:
+        assert call.id
+        assert call.name == "get_weather"
+        WeatherQuery.model_validate_json(call.arguments)
+    return result.content
+
+
+@check
+async def a_required_tool_is_called() -> None:
+    check_calls(await client.create(asked, tools=[tool], tool_choice="required"))
+
+
+@check
+async def a_streamed_call_is_assembled() -> None:
+    parts = [part async for part in client.create_stream(asked, tools=[tool], tool_choice="required")]
+    assert isinstance(parts[-1], CreateResult)
+    check_calls(parts[-1])
 
 
 @check
@@ -31,6 +70,18 @@ async def structured_output_is_valid() -> None:
     result = await client.create(asked, json_output=Forecast)
     assert isinstance(result.content, str)
     Forecast.model_validate_json(result.content)
+
+
+@check
+async def a_turn_with_a_result_of_a_tool_is_answered() -> None:
+    calls = check_calls(await client.create(asked, tools=[tool], tool_choice="required"))
+    results = [
+        FunctionExecutionResult(content=WEATHER, name=call.name, call_id=call.id, is_error=False) for call in calls
+    ]
+    turn = [*asked, AssistantMessage(content=calls, source="agent"), FunctionExecutionResultMessage(content=results)]
+    answer = await client.create(turn, tools=[tool], tool_choice="none")
+    assert isinstance(answer.content, str)
+    assert answer.content
 
 
 @check

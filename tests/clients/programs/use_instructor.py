@@ -1,4 +1,4 @@
-"""Instructor in the modes JSON and JSON_SCHEMA, and its streams of parts."""
+"""Instructor in the modes TOOLS, JSON and JSON_SCHEMA, and its streams of parts and of several objects."""
 
 from typing import Any
 
@@ -12,6 +12,24 @@ from checks import CHAT, GREEDY, MODEL, City, Forecast, check, error_of, run
 def connect(mode: instructor.Mode) -> instructor.Instructor:
     """A client in a mode."""
     return instructor.from_openai(openai.OpenAI(max_retries=0), mode=mode)
+
+
+@check
+def tools() -> None:
+    client = connect(instructor.Mode.TOOLS)
+    answer = client.chat.completions.create(
+        model=MODEL, messages=CHAT, response_model=Forecast, max_retries=0, **GREEDY
+    )
+    assert isinstance(answer, Forecast)
+
+
+@check
+def tools_strict() -> None:
+    client = connect(instructor.Mode.TOOLS_STRICT)
+    answer = client.chat.completions.create(
+        model=MODEL, messages=CHAT, response_model=Forecast, max_retries=0, **GREEDY
+    )
+    assert isinstance(answer, Forecast)
 
 
 @check
@@ -40,19 +58,19 @@ def json() -> None:
 
 @check
 def parts_are_streamed() -> None:
-    client = connect(instructor.Mode.JSON_SCHEMA)
-    parts = list(
-        client.chat.completions.create_partial(
-            model=MODEL, messages=CHAT, response_model=Forecast, max_retries=0, **GREEDY
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+        parts = list(
+            connect(mode).chat.completions.create_partial(
+                model=MODEL, messages=CHAT, response_model=Forecast, max_retries=0, **GREEDY
+            )
         )
-    )
-    assert len(parts) > 2
-    Forecast.model_validate(parts[-1].model_dump())
+        assert len(parts) > 2
+        Forecast.model_validate(parts[-1].model_dump())
 
 
 @check
 def a_value_out_of_range_is_a_bad_request() -> None:
-    chats = connect(instructor.Mode.JSON_SCHEMA).chat.completions
+    chats = connect(instructor.Mode.TOOLS).chat.completions
     request = {"model": MODEL, "messages": CHAT, "response_model": Forecast, "max_retries": 0, "top_p": 7}
     assert "top_p" in str(error_of(InstructorRetryException, lambda: chats.create(**request)))
 

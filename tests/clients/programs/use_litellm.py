@@ -1,4 +1,4 @@
-"""LiteLLM: structured output, and streams that are assembled."""
+"""LiteLLM: structured output, tools, and streams that are assembled."""
 
 import os
 from typing import Any
@@ -13,7 +13,10 @@ from checks import (
     CHAT,
     GREEDY,
     MODEL,
+    TOOL,
+    WEATHER,
     Forecast,
+    WeatherQuery,
     check,
     error_of,
     run,
@@ -29,6 +32,15 @@ REQUEST: dict[str, Any] = {
 }
 
 
+def check_calls(message: Any) -> None:
+    """Asserts that a message has a call, and that each call has valid arguments."""
+    assert message.tool_calls
+    for call in message.tool_calls:
+        assert call.id
+        assert call.function.name == "get_weather"
+        WeatherQuery.model_validate_json(call.function.arguments)
+
+
 @check
 def response_format_takes_a_model() -> None:
     answer = litellm.completion(response_format=Forecast, **REQUEST)
@@ -41,6 +53,33 @@ def a_streamed_structure_is_assembled() -> None:
     chunks = list(litellm.completion(response_format=Forecast, stream=True, **REQUEST))
     assert len(chunks) > 2
     Forecast.model_validate_json(litellm.stream_chunk_builder(chunks).choices[0].message.content)
+
+
+@check
+def a_required_tool_is_called() -> None:
+    choice = litellm.completion(tools=[TOOL], tool_choice="required", parallel_tool_calls=False, **REQUEST).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    check_calls(choice.message)
+
+
+@check
+async def a_streamed_call_is_assembled() -> None:
+    stream = await litellm.acompletion(
+        tools=[TOOL], tool_choice="required", parallel_tool_calls=False, stream=True, **REQUEST
+    )
+    choice = litellm.stream_chunk_builder([chunk async for chunk in stream]).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    check_calls(choice.message)
+
+
+@check
+def a_turn_with_a_result_of_a_tool_is_answered() -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    message = litellm.completion(tools=[TOOL], tool_choice=named, **REQUEST).choices[0].message
+    check_calls(message)
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": WEATHER}
+    turn = REQUEST | {"messages": [*CHAT, message.model_dump(), result]}
+    assert litellm.completion(tools=[TOOL], tool_choice="none", **turn).choices[0].message.content
 
 
 @check

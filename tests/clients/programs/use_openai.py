@@ -1,14 +1,30 @@
-"""The openai package: parse, response_format, the stream helper, and errors."""
+"""The openai package: parse, tools, the stream helpers, and errors."""
 
 import json
 from typing import Any
 
 import openai
 
-from checks import BAD_SCHEMA, CHAT, GREEDY, MODEL, REPEAT, Forecast, check, error_of, run
+from checks import (
+    BAD_SCHEMA,
+    CHAT,
+    GREEDY,
+    MODEL,
+    ONE_CALL,
+    REPEAT,
+    TOOL,
+    WEATHER,
+    Forecast,
+    WeatherQuery,
+    check,
+    error_of,
+    run,
+)
 
 client = openai.OpenAI(max_retries=0)
 chats = client.chat.completions
+NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
+TOOLS: Any = [TOOL]
 
 
 @check
@@ -42,6 +58,53 @@ def every_choice_of_several_is_valid() -> None:
 
 
 @check
+def required_tools_are_called() -> None:
+    choice = chats.create(
+        model=MODEL, messages=CHAT, tools=TOOLS, tool_choice="required", temperature=0, max_tokens=1024
+    ).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls
+    for call in choice.message.tool_calls:
+        assert call.type == "function"
+        assert call.id
+        assert call.function.name == "get_weather"
+        WeatherQuery.model_validate_json(call.function.arguments)
+
+
+@check
+def a_named_tool_is_called() -> None:
+    choice = chats.create(model=MODEL, messages=CHAT, tools=TOOLS, tool_choice=NAMED, **GREEDY).choices[0]
+    (call,) = choice.message.tool_calls or []
+    assert call.type == "function"
+    WeatherQuery.model_validate_json(call.function.arguments)
+
+
+@check
+def parse_returns_the_arguments_of_a_strict_tool() -> None:
+    tools = [openai.pydantic_function_tool(WeatherQuery)]
+    choice = chats.parse(model=MODEL, messages=CHAT, tools=tools, tool_choice="required", **ONE_CALL).choices[0]
+    (call,) = choice.message.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, WeatherQuery)
+
+
+@check
+def tools_may_be_switched_off() -> None:
+    choice = chats.create(model=MODEL, messages=CHAT, tools=TOOLS, tool_choice="none", **GREEDY).choices[0]
+    assert choice.message.content
+    assert choice.message.tool_calls is None
+
+
+@check
+def a_turn_with_a_result_of_a_tool_is_answered() -> None:
+    first = chats.create(model=MODEL, messages=CHAT, tools=TOOLS, tool_choice=NAMED, **GREEDY).choices[0].message
+    (call,) = first.tool_calls or []
+    result = {"role": "tool", "tool_call_id": call.id, "content": WEATHER}
+    messages: Any = [*CHAT, first, result]
+    second = chats.create(model=MODEL, messages=messages, tools=TOOLS, tool_choice="none", **GREEDY).choices[0]
+    assert second.message.content
+
+
+@check
 def the_stream_helper_parses_content() -> None:
     with chats.stream(model=MODEL, messages=CHAT, response_format=Forecast, **GREEDY) as stream:
         events = list(stream)
@@ -52,6 +115,50 @@ def the_stream_helper_parses_content() -> None:
     assert "".join(deltas) == done.content == final.content
     assert isinstance(final.parsed, Forecast)
     assert done.parsed == final.parsed
+
+
+@check
+def the_stream_helper_assembles_calls() -> None:
+    tools = [openai.pydantic_function_tool(WeatherQuery)]
+    with chats.stream(model=MODEL, messages=CHAT, tools=tools, tool_choice="required", **ONE_CALL) as stream:
+        events = list(stream)
+        final = stream.get_final_completion().choices[0]
+    deltas = [event for event in events if event.type == "tool_calls.function.arguments.delta"]
+    done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
+    assert final.finish_reason == "tool_calls"
+    calls = final.message.tool_calls or []
+    assert len(done) == len(calls) >= 1
+    for index, call in enumerate(calls):
+        pieces = [event.arguments_delta for event in deltas if event.index == index]
+        assert len(pieces) > 1, "the arguments arrive at once"
+        assert "".join(pieces) == call.function.arguments == done[index].arguments
+        assert isinstance(call.function.parsed_arguments, WeatherQuery)
+
+
+@check
+async def the_asynchronous_stream_has_the_same_calls_as_a_whole_answer() -> None:
+    request: Any = {"model": MODEL, "messages": CHAT, "tools": TOOLS, "tool_choice": "required", **ONE_CALL}
+    whole = chats.create(**request).choices[0].message.tool_calls or []
+    async with (
+        openai.AsyncOpenAI(max_retries=0) as asynchronous,
+        asynchronous.chat.completions.stream(**request) as stream,
+    ):
+        streamed = (await stream.get_final_completion()).choices[0].message.tool_calls or []
+    expected = [(call.function.name, call.function.arguments) for call in whole if call.type == "function"]
+    assert [(call.function.name, call.function.arguments) for call in streamed] == expected
+
+
+@check
+def legacy_functions_are_called() -> None:
+    functions: Any = [TOOL["function"]]
+    message = (
+        chats.create(model=MODEL, messages=CHAT, functions=functions, function_call={"name": "get_weather"}, **GREEDY)
+        .choices[0]
+        .message
+    )
+    assert message.function_call is not None
+    assert message.function_call.name == "get_weather"
+    WeatherQuery.model_validate_json(message.function_call.arguments)
 
 
 @check
@@ -70,6 +177,24 @@ def a_schema_that_cannot_be_compiled_is_a_bad_request() -> None:
     error = error_of(openai.BadRequestError, lambda: chats.create(**request))
     assert error.code == "grammar_invalid"
     assert str(error.param).startswith("response_format.json_schema")
+
+
+@check
+def parameters_of_a_tool_that_cannot_be_compiled_are_a_bad_request() -> None:
+    function = TOOL["function"] | {"parameters": {"type": "object", "properties": {"city": {"type": "no such type"}}}}
+    tools = [{"type": "function", "function": function}]
+    request: Any = {"model": MODEL, "messages": CHAT, "tools": tools, "tool_choice": "required", **GREEDY}
+    error = error_of(openai.BadRequestError, lambda: chats.create(**request))
+    assert error.code == "grammar_invalid"
+    assert str(error.param).startswith("tools")
+
+
+@check
+def a_choice_of_an_unknown_tool_is_a_bad_request() -> None:
+    choice = {"type": "function", "function": {"name": "no_such_tool"}}
+    request: Any = {"model": MODEL, "messages": CHAT, "tools": TOOLS, "tool_choice": choice, **GREEDY}
+    error = error_of(openai.BadRequestError, lambda: chats.create(**request))
+    assert str(error.param).startswith("tool_choice")
 
 
 if __name__ == "__main__":

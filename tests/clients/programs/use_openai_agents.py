@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK with its model for chat completions: output types and streams."""
+"""The OpenAI Agents SDK with its model for chat completions: tools, output types, and streams."""
 
 import openai
 from agents import (
@@ -6,14 +6,19 @@ from agents import (
     ModelSettings,
     OpenAIChatCompletionsModel,
     Runner,
+    ToolCallItem,
+    ToolCallOutputItem,
+    function_tool,
     set_tracing_disabled,
 )
+from openai.types.responses import ResponseFunctionToolCall
 
-from checks import MODEL, QUESTION, Forecast, check, error_of, run
+from checks import MODEL, QUESTION, WEATHER, Forecast, WeatherQuery, check, error_of, get_weather, run
 
 set_tracing_disabled(True)
 model = OpenAIChatCompletionsModel(model=MODEL, openai_client=openai.AsyncOpenAI(max_retries=0))
 settings = ModelSettings(temperature=0, max_tokens=128)
+forced = ModelSettings(temperature=0, max_tokens=128, tool_choice="required", parallel_tool_calls=False)
 
 
 @check
@@ -29,6 +34,36 @@ async def output_is_streamed() -> None:
     events = [event async for event in stream.stream_events()]
     assert len(events) > 2
     assert isinstance(stream.final_output, Forecast)
+
+
+@check
+async def a_tool_is_called_and_its_result_ends_the_run() -> None:
+    agent = Agent(
+        name="observer",
+        instructions="Answer with the tool.",
+        model=model,
+        model_settings=forced,
+        tools=[function_tool(get_weather)],
+        tool_use_behavior="stop_on_first_tool",
+    )
+    result = await Runner.run(agent, QUESTION)
+    assert result.final_output == WEATHER
+    (call,) = (item.raw_item for item in result.new_items if isinstance(item, ToolCallItem))
+    assert isinstance(call, ResponseFunctionToolCall)
+    assert call.call_id
+    WeatherQuery.model_validate_json(call.arguments)
+
+
+@check
+async def a_turn_with_a_result_of_a_tool_is_answered_in_a_stream() -> None:
+    agent = Agent(name="observer", model=model, model_settings=forced, tools=[function_tool(get_weather)])
+    stream = Runner.run_streamed(agent, QUESTION, max_turns=4)
+    async for _ in stream.stream_events():
+        pass
+    outputs = [item.output for item in stream.new_items if isinstance(item, ToolCallOutputItem)]
+    assert outputs
+    assert outputs == [WEATHER] * len(outputs)
+    assert stream.final_output
 
 
 @check
