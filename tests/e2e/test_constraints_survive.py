@@ -1,0 +1,128 @@
+"""Constrained outputs are valid, and bit-equal when sequences are preempted, drafted, lose their worker or gateway."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from deployment import Deployment, deployment
+from quire_client import AsyncClient, Generation
+
+MAX_TOKENS = 160
+SCARCE = 20  # blocks of 16 tokens: for two or three of the sequences
+
+
+def closed(**properties: Any) -> dict[str, Any]:
+    """An object with exactly these properties."""
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+WORD = {"type": "string", "minLength": 1, "maxLength": 24}
+SCHEMAS: list[Any] = [
+    closed(name=WORD, age={"type": "integer", "minimum": 0, "maximum": 150}, married={"type": "boolean"}),
+    closed(point=closed(x={"type": "number", "minimum": -9, "maximum": 9}, y={"type": "number", "multipleOf": 0.5})),
+    {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 12, "maxItems": 20},
+    {"$defs": {"leaf": closed(label=WORD)}, **closed(a={"$ref": "#/$defs/leaf"}, b={"$ref": "#/$defs/leaf"})},
+    closed(when={"type": "string", "format": "date-time"}, id={"type": "string", "format": "uuid"}),
+    {"oneOf": [closed(kind={"const": "cat"}, lives={"type": "integer"}), closed(kind={"const": "dog"}, name=WORD)]},
+    {"allOf": [{"type": "string", "pattern": "^[A-Z][a-z]*( [a-z]+)*$"}, {"minLength": 40, "maxLength": 80}]},
+]
+REGEXES = [
+    r"([a-z]{2,8} ){20,30}the end\.",
+    r"(\d{3}-\d{4}, ){10,12}\d{3}-\d{4}",
+    r"(<(b|i)>[a-z ]{1,20}</(b|i)>\n){5,8}",
+    r"[^aeiou\n]{30,60}!",
+]
+PROMPTS = ["Once upon a time", "In JSON:", "The data of a person who lives in Paris:"]
+
+
+def is_valid(schema: Any, text: str) -> bool:
+    return bool(jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)))
+
+
+# The option of the client, and whether a text is valid.
+CONSTRAINTS: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
+    *(({"json_schema": schema}, lambda text, schema=schema: is_valid(schema, text)) for schema in SCHEMAS),
+    *(({"regex": regex}, lambda text, regex=regex: bool(re.fullmatch(regex, text))) for regex in REGEXES),
+    ({"choice": ["yes", "no, never"]}, lambda text: text in ("yes", "no, never")),
+]
+REQUESTS = [
+    {
+        **options,
+        "prompt": PROMPTS[index % len(PROMPTS)],
+        "seed": index,
+        "temperature": index % 3 / 2,
+        "n": 1 + index % 2,
+    }
+    for index, (options, _) in enumerate(CONSTRAINTS)
+]
+
+
+async def ask(client: AsyncClient, request: dict[str, Any]) -> Generation:
+    """The whole answer to a request, as a stream that is resumed where it breaks."""
+    options = dict(request)
+    return await client.stream(options.pop("prompt"), max_tokens=MAX_TOKENS, **options).collect()
+
+
+async def all_at_once(running: Deployment, meanwhile: Callable[[], Any] | None = None) -> list[list[list[int]]]:
+    """The tokens of all requests; those that ended are valid."""
+    num_before = running.metrics()["quire_generation_tokens_total"]
+    async with AsyncClient(",".join(running.state["grpc"])) as client:
+        asked = [asyncio.create_task(ask(client, request)) for request in REQUESTS]
+        if meanwhile is not None:
+            async with asyncio.timeout(300):
+                while running.metrics()["quire_generation_tokens_total"] < num_before + 300:
+                    await asyncio.sleep(0.02)
+            assert not all(task.done() for task in asked)
+            meanwhile()
+        answers = await asyncio.gather(*asked)
+    return [check(answer, is_good) for answer, (_, is_good) in zip(answers, CONSTRAINTS, strict=True)]
+
+
+def check(answer: Generation, is_good: Callable[[str], bool]) -> list[list[int]]:
+    """The tokens of each sequence of a request."""
+    for completion in answer.completions:
+        if completion.finish_reason == "stop":
+            assert is_good(completion.text), completion.text
+    return [list(completion.token_ids) for completion in answer.completions]
+
+
+@pytest.fixture(scope="module")
+def running(model: Path) -> Iterator[Deployment]:
+    with deployment(deterministic=1, gateways=2) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def expected(running: Deployment) -> list[list[list[int]]]:
+    """The tokens of the requests one after another, most of which end by themselves."""
+
+    async def alone() -> list[Generation]:
+        async with AsyncClient(running.grpc) as client:
+            return [await ask(client, request) for request in REQUESTS]
+
+    answers = asyncio.run(alone())
+    ended = [one.finish_reason == "stop" for answer in answers for one in answer.completions]
+    assert sum(ended) > len(ended) / 2
+    return [check(answer, is_good) for answer, (_, is_good) in zip(answers, CONSTRAINTS, strict=True)]
+
+
+async def test_with_a_worker_killed_in_the_middle(running: Deployment, expected: list[list[list[int]]]) -> None:
+    assert await all_at_once(running, lambda: running.kill("worker")) == expected
+
+
+async def test_with_a_gateway_killed_in_the_middle(expected: list[list[list[int]]]) -> None:
+    with deployment(deterministic=1, gateways=2, drafter="ngram") as started:
+        assert await all_at_once(started, lambda: started.kill("gateway-0")) == expected
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+async def test_with_few_blocks(preemption: str, expected: list[list[list[int]]]) -> None:
+    with deployment(deterministic=1, num_blocks=SCARCE, preemption=preemption) as scarce:
+        assert await all_at_once(scarce) == expected
+        assert scarce.metrics()[f'quire_preemptions_total{{method="{preemption}"}}'] > 0
