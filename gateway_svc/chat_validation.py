@@ -37,10 +37,8 @@ class ChatValidator:
         self._template = template
         self._forms = ToolForms.of(template)
         self._call_form = self._forms.calls
-        # The format of what a template does not write itself.
-        self._prompted_format = None
         if self._call_form is None and message_format.tools is not None:
-            self._call_form, self._prompted_format = PROMPTED_CALLS, message_format.tools
+            self._call_form = PROMPTED_CALLS
         # Templates write a role as it is, and may make a control token of it.
         self._roles = roles
 
@@ -49,10 +47,15 @@ class ChatValidator:
         tools = self._tools(prompt, check)
         messages = [self._message(message, check) for message in prompt.messages]
         template_tools = tools or None
-        if self._prompted_format is not None and (tools or any(map(_has_calls, messages))):
-            described = () if self._forms.takes_tools else tools
-            messages = prompted_messages(messages, described, self._prompted_format)
-            template_tools = template_tools if self._forms.takes_tools else None
+        tool_format = self.message_format.tools
+        if tool_format is not None:
+            if self._forms.calls is None and any(map(_has_calls, messages)):
+                messages = prompted_messages(messages, (), tool_format)
+            if tools and not self._forms.takes_tools:
+                template_tools = None
+                num_system = int(messages[0]["role"] == "system")
+                system = prompted_messages(messages[:num_system], tools, tool_format)
+                messages = [*system, *messages[num_system:]]
         last = prompt.messages[-1]
         if prompt.prompt_end is PromptEnd.CONTINUATION and (last.role != "assistant" or not last.content):
             raise check.invalid(Field.PROMPT_END, "needs a last message of the role assistant with a content")

@@ -70,8 +70,6 @@ class ToolForms:
         user = {"role": "user", "content": "a"}
         function = {"name": _NAME, "description": "d", "parameters": _PARAMETERS}
         takes_tools = _NAME in _rendered(template, [user], [{"type": "function", "function": function}])
-        if not takes_tools:
-            return cls(takes_tools, None)
         forms = (CallForm(*flags) for flags in product((False, True), repeat=3))
         return cls(takes_tools, next((form for form in forms if _is_taken(template, form, user)), None))
 
@@ -79,10 +77,10 @@ class ToolForms:
 def _is_taken(template: ChatTemplate, form: CallForm, user: Mapping[str, Any]) -> bool:
     call = form.message({"role": "assistant"}, [(_ID, _NAME, {_ARGUMENT: "x"})])
     result = {"role": "tool", "tool_call_id": form.id(_ID), "name": "b", "content": "c"}
-    text = _rendered(template, [user, call, result])
+    before, text = _rendered(template, [user]), _rendered(template, [user, call, result])
     # Python's notation of null and of an object; JSON that is quoted once more.
     wrong = ("None", f"'{_ARGUMENT}'", f'\\"{_ARGUMENT}\\"')
-    return _NAME in text and _ARGUMENT in text and not any(one in text for one in wrong)
+    return _NAME in text and _ARGUMENT in text and all(text.count(one) <= before.count(one) for one in wrong)
 
 
 def _rendered(

@@ -148,6 +148,25 @@ def test_a_template_without_tools_gets_them_as_text_where_the_operator_names_a_f
     assert PLAIN.render(plain) == "[user] a\n"
 
 
+def test_a_template_that_takes_calls_writes_them_itself_beside_tools_in_the_systems_message() -> None:
+    source = TOOL_FAMILIES["hermes"].source.replace("{%- if tools %}", "{%- if false %}")
+    template = ChatTemplate(source, {})
+    validator = ChatValidator(template, ROLES, choose_format(AUTO, AUTO, template.constants))
+    messages = [
+        ChatMessage("system", "Be brief."),
+        USER,
+        ChatMessage("assistant", None, (ToolCall("get_weather", "{}"),)),
+        ChatMessage("tool", "20"),
+    ]
+    chat = validator.template_chat(ChatPrompt(messages, [ClientTool("get_weather")]), CHECK)
+    system, *others = chat.messages
+    assert system["content"].startswith("Be brief.\n\n")
+    assert '"name": "get_weather"' in system["content"]
+    assert [message["role"] for message in others] == ["user", "assistant", "tool"]
+    assert "tool_calls" in others[1]
+    assert template.render(chat).count("<tool_response>\n20\n</tool_response>") == 1
+
+
 def test_a_template_that_leaves_calls_out_gets_them_as_text() -> None:
     source = "{{ tools | tojson }}\n{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     template = ChatTemplate(source, {})

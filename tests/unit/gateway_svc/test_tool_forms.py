@@ -90,6 +90,17 @@ def test_templates_without_tools_take_none(family: Family) -> None:
     assert ToolForms.of(family.template) == ToolForms(False, None)
 
 
+def test_a_template_may_take_calls_and_no_tools() -> None:
+    """As DeepSeek V3.1's does: the system's message has the tools."""
+    source = TOOL_FAMILIES["deepseek v3"].source.replace("{%- if tools %}", "{%- if false %}")
+    assert ToolForms.of(ChatTemplate(source, {})) == ToolForms(False, FORMS["deepseek v3"][0])
+
+
+def test_the_words_of_a_template_do_not_count_as_pythons_notation() -> None:
+    source = f"Say None or 'probed_argument'. {TOOL_FAMILIES['hermes'].source}"
+    assert ToolForms.of(ChatTemplate(source, {})) == ToolForms(True, FORMS["hermes"][0])
+
+
 def test_a_template_that_leaves_calls_out_takes_none() -> None:
     source = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
     assert ToolForms.of(ChatTemplate(source, {})) == ToolForms(True, None)
