@@ -30,12 +30,12 @@ _stack_size_lock = threading.Lock()
 class GrammarLimits:
     """Arguments of llguidance's LLParserLimits. Fuel is nodes of regular expressions, 14 to 50 per microsecond."""
 
-    initial_lexer_fuel: int = 1_000_000
-    """To compile a grammar."""
+    initial_lexer_fuel: int = 300_000
+    """To compile a grammar: 0.1 s at most, but for intersections of many regular expressions."""
     step_lexer_fuel: int = 50_000
-    """For one mask."""
-    step_max_items: int = 20_000
-    """Items of the parser for one mask."""
+    """For one mask: 8 ms at most."""
+    step_max_items: int = 3_000
+    """Items of the parser for one mask: 20 ms at most, which only ambiguous grammars take."""
     max_items_in_row: int = 2_000
     max_lexer_states: int = 20_000
     """1 to 2 kB each."""
