@@ -232,6 +232,23 @@ UNSERVED: list[tuple[Any, str]] = [
     ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf"),
     ({"type": "object", "minProperties": 3, "required": ["a"]}, "minProperties at #"),
     ({"x-guidance": {"lenient": True}}, "x-guidance"),
+    *(
+        ({"items": {name: {}}}, f"{name} at #/items")
+        for name in (
+            "if",
+            "then",
+            "else",
+            "dependentSchemas",
+            "contains",
+            "propertyNames",
+            "unevaluatedProperties",
+            "unevaluatedItems",
+        )
+    ),
+    ({"dependentRequired": {"a": ["b"]}}, "dependentRequired at #"),
+    ({"$dynamicRef": "#a"}, "dynamicRef at #"),
+    ({"type": "object", "patternProperties": {"^a": {}, "b$": {}}}, "disjoint"),
+    ({"type": "object", "properties": {"a": {}}, "maxProperties": 3}, "required"),
     ({"$ref": "#/nowhere"}, "/nowhere"),
     ({"$ref": "https://example.com/schema"}, "example.com"),
     ({"type": "string", "pattern": "a(?=b)"}, "at character 2"),
