@@ -6,19 +6,17 @@ this module imports neither gRPC nor the rest of the gateway.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from gateway_svc.field_paths import Field
-from svc_common.grammars import GrammarTooComplex, InvalidGrammar, compile_grammar
+from svc_common.grammars import JSON_ON_ONE_LINE, GrammarTooComplex, InvalidGrammar, compile_grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-JSON_WHITESPACE = r" |\n{1,2}[ \t]{0,40}"
-"""What may stand where JSON allows whitespace, as a regular expression: at most 42 characters."""
 MAX_WHITESPACE = 64
 """Characters that a client's own pattern may allow there."""
 
@@ -48,20 +46,20 @@ class UnvalidatedConstraint:
     """What the output must match, before validation.
 
     `text` is a schema as JSON, a regular expression or a grammar, by the `field` that holds it. `whitespace` is a
-    regular expression for whitespace in JSON, and empty for none. With `closes_objects` a schema's objects have no
-    further properties where it lists some.
+    regular expression for what may stand where JSON allows whitespace, and empty for none; None: JSON_ON_ONE_LINE.
+    With `closes_objects` a schema's objects have no further properties where it lists some.
     """
 
     field: Field
     text: str = ""
     choices: tuple[str, ...] = ()
-    whitespace: str = JSON_WHITESPACE
+    whitespace: str | None = None
     closes_objects: bool = False
 
     @property
     def texts(self) -> tuple[str, ...]:
         """Everything in it that a client wrote."""
-        return (self.text, *self.choices, self.whitespace)
+        return (self.text, *self.choices, self.whitespace or "")
 
 
 def checked_grammar(constraint: UnvalidatedConstraint, tokenizer: "LLTokenizer") -> str:
@@ -69,7 +67,7 @@ def checked_grammar(constraint: UnvalidatedConstraint, tokenizer: "LLTokenizer")
 
     Hostile ones take any time and memory, and may end the process. Call it in a thread of `grammar_threads`.
     """
-    if constraint.whitespace not in ("", JSON_WHITESPACE):
+    if constraint.whitespace:
         _check_whitespace(constraint.whitespace, tokenizer)
     try:
         grammar = _to_lark(constraint)
@@ -132,7 +130,9 @@ def _schema(constraint: UnvalidatedConstraint) -> Any:
     return {**schema, _OPTIONS: _options(constraint)}
 
 
-def _options(constraint: UnvalidatedConstraint) -> dict[str, Any]:
+def _options(constraint: UnvalidatedConstraint) -> Mapping[str, Any]:
+    if constraint.whitespace is None:
+        return JSON_ON_ONE_LINE
     return {"whitespace_pattern": constraint.whitespace} if constraint.whitespace else {"whitespace_flexible": False}
 
 

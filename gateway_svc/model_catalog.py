@@ -11,6 +11,7 @@ from gateway_svc.message_formats.formats import REASONING_FORMAT_NAMES, TOOL_FOR
 from gateway_svc.settings import BadSetting
 from gateway_svc.tenant import DEFAULT_TENANT, Tenant
 from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer
+from gateway_svc.tool_forms import ToolForms
 from gateway_svc.unvalidated_request import GenerationDefaults
 from gateway_svc.validation import Validator
 from svc_common.errors import QuireError, Reason
@@ -71,8 +72,11 @@ def _message_format(settings: ModelSettings, tokenizer: ModelTokenizer) -> Messa
         if name not in known:
             raise BadSetting(f"{variable}: {name} is not one of {', '.join(known)}")
     template = tokenizer.chat_template
+    if template is None:
+        return choose_format(settings.tool_format, settings.reasoning_format, "")
+    takes_tools = ToolForms.of(template).takes_tools
     return choose_format(
-        settings.tool_format, settings.reasoning_format, "" if template is None else template.constants
+        settings.tool_format, settings.reasoning_format, template.constants, template_takes_tools=takes_tools
     )
 
 

@@ -75,8 +75,8 @@ class GatewaySettings(InnerSettings):
     tool_format: str = Field(
         "auto",
         min_length=1,
-        description="how the model writes calls of tools: auto (as its chat template shows it, if at all), none, or "
-        f"one of {', '.join(TOOL_FORMATS)}",
+        description="how the model writes calls of tools: auto (as its chat template shows it, and json if the "
+        f"template does not take tools), none, or one of {', '.join(TOOL_FORMATS)}",
     )
     reasoning_format: str = Field(
         "auto",

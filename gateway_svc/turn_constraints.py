@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway_svc.constraints import (
-    JSON_WHITESPACE,
     ConstraintError,
     UnvalidatedConstraint,
     checked_grammar,
@@ -81,7 +80,6 @@ def checked_turn_grammar(turn: TurnConstraint, tokenizer: "LLTokenizer") -> str:
         is_parallel=turn.is_parallel,
         reasoning=turn.reasoning,
         answer=answer,
-        whitespace=JSON_WHITESPACE,
     )
     try:
         lark = grammar.to_lark()

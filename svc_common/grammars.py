@@ -6,7 +6,7 @@ same grammars. llguidance is imported when it is needed: schedulers do not have 
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 
 MAX_GRAMMAR_BYTES = 128 * 1024
 """Of the grammar's UTF-8."""
+
+JSON_ON_ONE_LINE: Mapping[str, bool | str] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+}
+"""llguidance's options for a schema: JSON on one line, with at most a space after each comma and colon. Where more
+whitespace is allowed, small models fill the output with it."""
 
 _STACK_BYTES = 64 * 2**20
 """llguidance recurses once for each rule in a chain of rules, and a thread that runs out of stack ends the process.

@@ -8,6 +8,7 @@ from typing import Any
 from gateway_svc.message_formats.description import Tool, XmlCalls
 from gateway_svc.message_formats.layout import python_literal
 from gateway_svc.message_formats.schema_types import resolve_reference
+from svc_common.grammars import JSON_ON_ONE_LINE
 
 _DEFINITIONS = ("$defs", "definitions")
 _COMBINING = ("allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternProperties")
@@ -38,9 +39,9 @@ def escaped_regex(text: str) -> str:
     return re.sub(r"[\\^$.|?*+()\[\]{}/]", r"\\\g<0>", text)
 
 
-def json_rule(schema: Mapping[str, Any], whitespace: str, **options: str) -> str:
-    """JSON of a schema. `options` are llguidance's."""
-    all_options = {"x-guidance": {"whitespace_pattern": whitespace, **options}}
+def json_rule(schema: Mapping[str, Any], **options: str) -> str:
+    """JSON of a schema. `options` are further ones of llguidance."""
+    all_options = {"x-guidance": {**JSON_ON_ONE_LINE, **options}}
     text = json.dumps({**_without_annotations(schema), **all_options}, ensure_ascii=False, separators=(",", ":"))
     return f"%json {text}"
 
@@ -62,10 +63,10 @@ def _without_annotations(schema: Any) -> Any:
     }
 
 
-def object_rule(tool: Tool, whitespace: str) -> str:
+def object_rule(tool: Tool) -> str:
     """The arguments of a tool as JSON. Raises UnsupportedParameters."""
     _check_type(tool)
-    return json_rule(_closed(tool.parameters), whitespace)
+    return json_rule(_closed(tool.parameters))
 
 
 def _check_type(tool: Tool) -> None:
@@ -82,7 +83,7 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"additionalProperties": False, **typed}
 
 
-def tag_rules(calls: XmlCalls, tool: Tool, name: str, whitespace: str) -> dict[str, str]:
+def tag_rules(calls: XmlCalls, tool: Tool, name: str) -> dict[str, str]:
     """Rules for parameters in tags: in the order of the schema, each once, optional ones or not; then any others, if
     the schema's `additionalProperties` allows them.
 
@@ -96,7 +97,7 @@ def tag_rules(calls: XmlCalls, tool: Tool, name: str, whitespace: str) -> dict[s
         rule = f"{name}_{index}"
         is_required = isinstance(required, list) and parameter in required
         parts.append(rule if is_required else f"{rule}?")
-        value = _Values(tool.parameters, f"parameters of {tool.name}: {parameter}", whitespace)
+        value = _Values(tool.parameters, f"parameters of {tool.name}: {parameter}")
         value.add(schema, 0)
         opening, closing = f"{calls.parameter}{parameter}>\n", f"{calls.parameter_end}\n"
         if value.is_any_text:
@@ -113,7 +114,7 @@ def tag_rules(calls: XmlCalls, tool: Tool, name: str, whitespace: str) -> dict[s
     return {name: " ".join(parts) or '""', **rules}
 
 
-def keyword_rules(tool: Tool, name: str, whitespace: str) -> dict[str, str]:
+def keyword_rules(tool: Tool, name: str) -> dict[str, str]:
     """Rules for keyword arguments: in the order of the schema, each once, optional ones or not; then any others, if
     the schema's `additionalProperties` allows them.
 
@@ -131,13 +132,13 @@ def keyword_rules(tool: Tool, name: str, whitespace: str) -> dict[str, str]:
         rules[f"{name}_from_{index - 1}"] = f"{rule} {then}" + ("" if is_required else f" | {name}_from_{index}")
         rules[f"{name}_more_{index - 1}"] = f'(", " {rule}){"" if is_required else "?"} {then}'
         rules[rule] = f"{quoted(f'{key}=')} {rule}_value"
-        rules[f"{rule}_value"] = " | ".join(_python_values(schema, definitions, whitespace))
+        rules[f"{rule}_value"] = " | ".join(_python_values(schema, definitions))
     first, more = '""', '""'
     if _allows_others(tool.parameters):
         more = f'(", " {name}_other){{0,{_MAX_OTHERS}}}'
         first = f'({name}_other (", " {name}_other){{0,{_MAX_OTHERS - 1}}})?'
         rules[f"{name}_other"] = f'{_key_name(name)} "=" {name}_other_value'
-        rules[f"{name}_other_value"] = " | ".join(('"True"', '"False"', '"None"', *_python_values({}, {}, whitespace)))
+        rules[f"{name}_other_value"] = " | ".join(('"True"', '"False"', '"None"', *_python_values({}, {})))
         rules[_key_name(name)] = _other_keys("[A-Za-z_][A-Za-z0-9_]{0,63}", properties)
     return {**rules, f"{name}_from_{index}": first, f"{name}_more_{index}": more}
 
@@ -173,13 +174,13 @@ def _other_keys(pattern: str, listed: Iterable[str]) -> str:
     return f"/{pattern}/ & ~/{names}/" if names else f"/{pattern}/"
 
 
-def _python_values(schema: Any, definitions: Mapping[str, Any], whitespace: str) -> list[str]:
+def _python_values(schema: Any, definitions: Mapping[str, Any]) -> list[str]:
     """The alternatives of a value."""
     if not isinstance(schema, Mapping):
-        return [json_rule({}, whitespace)]
+        return [json_rule({})]
     options = schema.get("anyOf", schema.get("oneOf"))
     if isinstance(options, list):
-        return [value for option in options for value in _python_values(option, definitions, whitespace)]
+        return [value for option in options for value in _python_values(option, definitions)]
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
         return [quoted(python_literal(value)) for value in values]
@@ -190,20 +191,19 @@ def _python_values(schema: Any, definitions: Mapping[str, Any], whitespace: str)
             return ['"None"']
         case list(kinds):
             kind_schemas = ({**schema, "type": kind} for kind in kinds)
-            return [value for one in kind_schemas for value in _python_values(one, definitions, whitespace)]
+            return [value for one in kind_schemas for value in _python_values(one, definitions)]
         case _:
             # An escaped slash has another meaning in Python.
-            return [json_rule({**definitions, **schema}, whitespace, json_allowed_escapes='nrtbf\\"u')]
+            return [json_rule({**definitions, **schema}, json_allowed_escapes='nrtbf\\"u')]
 
 
 class _Values:
     """The texts that may stand for a value: any, or one of some alternatives."""
 
-    def __init__(self, root: Mapping[str, Any], where: str, whitespace: str) -> None:
+    def __init__(self, root: Mapping[str, Any], where: str) -> None:
         self._definitions = {key: root[key] for key in _DEFINITIONS if key in root}
         self._root = root
         self._where = where
-        self._whitespace = whitespace
         self.is_any_text = False
         self.alternatives: list[str] = []
 
@@ -230,7 +230,7 @@ class _Values:
             self._check_text(schema)
             self.is_any_text = True
             return
-        self.alternatives.append(json_rule({**self._definitions, **schema}, self._whitespace))
+        self.alternatives.append(json_rule({**self._definitions, **schema}))
 
     def _check_text(self, schema: Mapping[str, Any]) -> None:
         for keyword in (*_UNSUPPORTED, "minLength", "maxLength"):

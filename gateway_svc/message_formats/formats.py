@@ -12,6 +12,7 @@ from gateway_svc.message_formats.description import (
     XmlCalls,
 )
 
+_UNTRAINED = "json"
 _HERMES = JsonCalls("<tool_call>", "</tool_call>", space="\n")
 
 # The first whose signs all stand in a template is that template's, so a format comes before those with fewer signs.
@@ -72,10 +73,14 @@ _TOOL_FORMATS = (
         JsonCalls("<|python_tag|>", is_bare=True, arguments_key="parameters", separator="; "),
         signs=("header_", '"parameters"'),
     ),
-    # SmolLM2, whose template says nothing of tools.
-    ToolFormat("smollm2", JsonCalls("<tool_call>", "</tool_call>", listing=Listing.ARRAY)),
+    # SmolLM2, whose template says nothing of tools, and names the model in the system's message.
+    ToolFormat(
+        "smollm2",
+        JsonCalls("<tool_call>", "</tool_call>", listing=Listing.ARRAY),
+        signs=("<|im_start|>", "named SmolLM, trained by Hugging Face"),
+    ),
     # For a model that was not trained on any: JSON is the whole turn.
-    ToolFormat("json", JsonCalls(is_bare=True, separator="\n")),
+    ToolFormat(_UNTRAINED, JsonCalls(is_bare=True, separator="\n")),
 )
 
 _REASONING_FORMATS = (
@@ -97,15 +102,18 @@ TOOL_FORMAT_NAMES = (AUTO, NONE, *TOOL_FORMATS)
 REASONING_FORMAT_NAMES = (AUTO, NONE, *REASONING_FORMATS)
 
 
-def choose_format(tools: str, reasoning: str, template: str) -> MessageFormat:
-    """The format of these names; of `auto` the one of which the chat template has the signs, or none.
+def choose_format(tools: str, reasoning: str, template: str, *, template_takes_tools: bool = True) -> MessageFormat:
+    """The format of these names; of `auto` the one of which the chat template has the signs.
+
+    Without signs there is no reasoning. A template that takes tools is of a format that is not known, so there are no
+    calls; with one that does not, the system's message can ask for calls as JSON.
 
     `template` is the text of the template, empty where the model has none. Takes names that are known.
     """
     chosen_tools = TOOL_FORMATS.get(tools)
     if tools == AUTO:
         known = (one for one in _TOOL_FORMATS if one.signs and all(sign in template for sign in one.signs))
-        chosen_tools = next(known, None)
+        chosen_tools = next(known, None if template_takes_tools else TOOL_FORMATS[_UNTRAINED])
     chosen_reasoning = REASONING_FORMATS.get(reasoning)
     if reasoning == AUTO:
         # Where a template does not write `begin`, the model does.

@@ -50,8 +50,7 @@ class TurnGrammar:
     """What a turn may be.
 
     `is_parallel` allows several calls. `answer` is the grammar of the text of a turn without calls; None: any text.
-    `whitespace` is a regular expression for white space where JSON allows it. `control_tokens` are the ids of the
-    tokenizer's added tokens by literal.
+    `control_tokens` are the ids of the tokenizer's added tokens by literal.
     """
 
     message_format: MessageFormat
@@ -61,7 +60,6 @@ class TurnGrammar:
     is_parallel: bool = True
     reasoning: ReasoningRule = ReasoningRule.NONE
     answer: str | None = None
-    whitespace: str = r" |\n{1,2}[ \t]{0,40}"
 
     def to_lark(self) -> str:
         """The grammar; with `answer`, llguidance's JSON object of this grammar and the other.
@@ -137,10 +135,10 @@ class TurnGrammar:
 
     def _argument_rules(self, calls: CallSyntax, tool: Tool, name: str) -> dict[str, str]:
         if isinstance(calls, XmlCalls):
-            return tag_rules(calls, tool, name, self.whitespace)
+            return tag_rules(calls, tool, name)
         if isinstance(calls, PythonCalls):
-            return keyword_rules(tool, name, self.whitespace)
-        return {name: object_rule(tool, self.whitespace)}
+            return keyword_rules(tool, name)
+        return {name: object_rule(tool)}
 
     def _sequence(self, parts: Sequence[Part], arguments: str = "") -> str:
         return " ".join(arguments if isinstance(part, Slot) else self._literal(part) for part in parts if part)

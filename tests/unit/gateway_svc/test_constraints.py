@@ -279,8 +279,8 @@ async def test_annotations_in_a_schema_are_ignored(
 @pytest.mark.parametrize(
     ("options", "good", "bad"),
     [
-        ({}, '[1,\n    2, 3]', "[1,  2]"),
-        ({}, "[\n\n" + " " * 40 + "1]", "[\n\n\n1]"),
+        ({}, "[1, 2,3]", "[1,  2]"),
+        ({}, "[1]", "[\n1]"),
         ({"disable_any_whitespace": True}, "[1,2]", "[1, 2]"),
         ({"whitespace_pattern": r"[ \n]{0,2}"}, "[1,\n 2]", "[1,   2]"),
     ],

@@ -5,6 +5,7 @@ import pytest
 from chat_families import FAMILIES
 from gateway_svc.chat_template import ChatTemplate
 from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS, choose_format
+from svc_common.preparation import DEFAULT_MODEL_FILES
 from tool_families import TOOL_FAMILIES
 
 
@@ -71,9 +72,21 @@ def test_settings_come_before_the_template() -> None:
     assert (chosen.tools, chosen.reasoning) == (None, REASONING_FORMATS["mistral"])
 
 
-def test_families_without_tools_have_no_calls() -> None:
+def test_families_without_tools_show_no_calls() -> None:
     with_calls = {name for name, one in FAMILIES.items() if choose_format("auto", "auto", constants(one.source)).tools}
     assert with_calls == set()
+
+
+def test_a_template_that_does_not_take_tools_has_json() -> None:
+    for family in FAMILIES.values():
+        chosen = choose_format("auto", "auto", constants(family.source), template_takes_tools=False)
+        assert chosen.tools is TOOL_FORMATS["json"]
+    assert choose_format("none", "auto", "{{ messages }}", template_takes_tools=False).tools is None
+
+
+def test_the_default_model_has_its_own_format() -> None:
+    source = (DEFAULT_MODEL_FILES / "chat_template.jinja").read_text()
+    assert choose_format("auto", "auto", constants(source), template_takes_tools=False).tools is TOOL_FORMATS["smollm2"]
 
 
 @pytest.mark.parametrize(
