@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help install run test chaos acceptance clients lint type protos requirements sbom audit gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality
-.PHONY: bench-security bench-deterministic bench-simulator bench-docs bench-continuous-batching bench-sync-client
+.PHONY: bench-security bench-deterministic bench-grammars bench-simulator bench-docs bench-continuous-batching bench-sync-client
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -117,6 +117,9 @@ bench-journal: $(STAMP)  ## Measure what the journal costs
 
 bench-deterministic: $(STAMP)  ## Measure what deterministic mode costs
 	$(BIN)/python -m benchmarks.deterministic
+
+bench-grammars: $(STAMP)  ## Measure what masks of grammars cost
+	$(BIN)/python -m benchmarks.grammars
 
 bench-kernels: $(STAMP)  ## Measure each op beside its peers, on a processor
 	$(BIN)/python -m benchmarks.kernels

@@ -133,7 +133,7 @@ def _shortened(error: str) -> str:
 
 def exceeds_limit(error: str) -> bool:
     """Whether llguidance's text says that a limit was exceeded; there is no other sign of it."""
-    return any(words in error for words in _TEXTS_OF_LIMITS)
+    return any(words in error.lower() for words in _TEXTS_OF_LIMITS)
 
 
 _SOURCE = re.compile(r"\n\s+\d+ \|.*", re.DOTALL)
@@ -148,7 +148,7 @@ _TEXTS_OF_LIMITS = (
     "exceeds size limit",
     "exceed the maximum",
     "fuel exhausted",
-    "Unable to determine if regex is empty",
+    "unable to determine if regex is empty",
     "recursion limit exceeded",
     "max is ",
     "panic",

@@ -121,6 +121,11 @@ FAILING = {
     "not a grammar": ("start: (", [], FailureReason.INTERNAL),
     "too large": ("start: /" + "a" * common.MAX_GRAMMAR_BYTES + "/", [], FailureReason.GRAMMAR_TOO_COMPLEX),
     "other output": ('start: "a"', [100], FailureReason.INTERNAL),
+    "forced text too long": (
+        "start: a0\n" + "\n".join(f'a{n}: "a" a{n + 1}' for n in range(5000)) + '\na5000: "y"',
+        _encoded("a"),
+        FailureReason.GRAMMAR_TOO_COMPLEX,
+    ),
     "a mask too large": ("start: /((a{1,100}){1,100}){1,100}/", _encoded("a") * 50, FailureReason.GRAMMAR_TOO_COMPLEX),
 }
 

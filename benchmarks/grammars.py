@@ -1,0 +1,135 @@
+"""Measures the cost of grammars (`make bench-grammars`): the same steps with masks and without, in turns.
+
+    python -m benchmarks.grammars [--rounds 100] [--output FILE]
+
+This process loads the default model. Sequences decode together and are sampled, all of them with a grammar, or none.
+The grammar is a JSON schema with objects, texts, numbers and enums, without an end.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import count
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from benchmarks.record import RESULTS, describe_gpu, provenance
+from benchmarks.report import Cells
+from benchmarks.runner import failures_exit, log, make_parser, publish
+from svc_common.settings import read_settings
+from worker_svc.instance import ModelInstance, load_instance
+from worker_svc.runner import Runner
+from worker_svc.settings import WorkerSettings
+from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step
+
+RESULT = RESULTS / "grammars.json"
+CONTEXT = 128  # tokens of each sequence before it decodes
+LONGEST = 256  # tokens of each sequence
+SEQUENCES = (1, 8, 64)
+SCHEMA = {
+    "type": "array",
+    "minItems": 10_000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "size": {"type": "integer"},
+            "kind": {"enum": ["small", "medium", "large"]},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}},
+            "price": {"type": "number"},
+        },
+        "required": ["name", "size", "kind", "tags", "price"],
+        "additionalProperties": False,
+    },
+}
+GRAMMAR = f"start: %json {json.dumps(SCHEMA)}"
+
+
+class DecodingBatch:
+    """Sequences that decode together, a step at a time. Several batches may share a runner."""
+
+    def __init__(self, runner: Runner, ids: Iterable[int], params: SamplingParams) -> None:
+        self._runner, self._ids, self._num_computed = runner, list(ids), CONTEXT
+        blocks_each = LONGEST // runner.limits.block_size
+        for place, sequence_id in enumerate(self._ids):
+            first = sequence_id % (2 * max(SEQUENCES)) * blocks_each
+            new = NewSequence(sequence_id, [5 + place] * CONTEXT, CONTEXT, 0, params)
+            blocks = list(range(first, first + blocks_each))
+            runner.step(Step([], [new], [ScheduledSequence(sequence_id, 0, CONTEXT, blocks)]))
+
+    def seconds(self) -> float:
+        """The duration of the next step. Raises RuntimeError if a sequence fails."""
+        step = Step([], [], [ScheduledSequence(sequence_id, self._num_computed, 1, []) for sequence_id in self._ids])
+        self._num_computed += 1
+        started = perf_counter()
+        outcome = self._runner.step(step)
+        seconds = perf_counter() - started
+        for result in outcome.sequences:
+            if result.failure is not None:
+                raise RuntimeError(f"a sequence failed: {result.failure}")
+        return seconds
+
+    def end(self) -> None:
+        """The runner forgets the sequences."""
+        self._runner.step(Step(self._ids, [], []))
+
+
+def measure(runner: Runner, sequences: Sequence[int], rounds: int) -> Iterable[dict[str, Any]]:
+    """The median step without and with masks in milliseconds, and the median of the pairs' relative differences."""
+    ids = count()
+    for num_sequences in sequences:
+        plain, masked = (
+            DecodingBatch(
+                runner,
+                [next(ids) for _ in range(num_sequences)],
+                SamplingParams(temperature=1.0, top_p=0.9, seed=1, grammar=grammar),
+            )
+            for grammar in ("", GRAMMAR)
+        )
+        pairs = [
+            (plain.seconds(), masked.seconds()) if turn % 2 else (masked.seconds(), plain.seconds())[::-1]
+            for turn in range(rounds)
+        ]
+        plain.end()
+        masked.end()
+        yield {
+            "what": f"decode, batch of {num_sequences}",
+            "plain_ms": 1e3 * median(first for first, _ in pairs),
+            "masked_ms": 1e3 * median(second for _, second in pairs),
+            "cost": median(second / first for first, second in pairs) - 1.0,
+        }
+
+
+def grammars_table(result: dict[str, Any]) -> Cells:
+    """A row for each case."""
+    rows = [
+        [case["what"], f"{case['plain_ms']:.2f}", f"{case['masked_ms']:.2f}", f"{case['cost']:+.1%}"]
+        for case in result["cases"]
+    ]
+    return Cells(("step", "without a grammar, ms", "with a grammar, ms", "cost"), rows)
+
+
+def _load() -> ModelInstance:
+    """The default model, as a worker serves it, with blocks for two of the largest batches."""
+    blocks = 2 * max(SEQUENCES) * LONGEST // 16
+    return load_instance(read_settings(WorkerSettings, [f"--num-blocks={blocks}", "--swap-space=0"]), log)
+
+
+def main() -> None:
+    parser = make_parser(__doc__, RESULT)
+    parser.add_argument("--rounds", type=int, default=100, help="steps of each in each case, 120 at most; default 100")
+    options = parser.parse_args()
+    with failures_exit("grammars"):
+        instance = _load()
+        result: dict[str, Any] = {
+            **provenance("torch"),
+            "gpu": describe_gpu(),
+            "dtype": instance.description.dtype,
+            "rounds": options.rounds,
+            "cases": list(measure(instance.runner, SEQUENCES, min(options.rounds, 120))),
+        }
+    publish(result, options.output or RESULT, {"Grammars": grammars_table(result)})
+
+
+if __name__ == "__main__":
+    main()
