@@ -5,6 +5,7 @@ when the version is replaced.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -30,6 +31,8 @@ from scheduler_svc.session_wire import (
     tokens_to_proto,
 )
 from scheduler_svc.tracing import RequestTrace
+
+logger = logging.getLogger("quire.scheduler")
 
 _STATES = {Failure.CANCELLED: State.CANCELLED, Failure.DEADLINE_EXCEEDED: State.DEADLINE_EXCEEDED}
 _MAX_ENDED = 10_000  # requests that are kept for a store that fails
@@ -170,7 +173,7 @@ class LiveRequests:
             log.fingerprint = model.fingerprint
         refusal = self._refuse_tokenizer(live, model, now, is_new=not is_restored)
         if refusal is None:
-            refusal = model.core.submit(live.request_at(now), now, live.restored() if is_restored else ())
+            refusal = self._queue(live, model, now, is_restored=is_restored)
         if refusal is not None:
             self._send(live, event_to_proto(refusal))
             self._end(live, refusal.reason)
@@ -178,6 +181,16 @@ class LiveRequests:
             model.core.lift_stop_string_lead(log.key)
         model.wake()
         return refusal
+
+    def _queue(self, live: LiveRequest, model: ModelVersion, now: float, *, is_restored: bool) -> FailedEvent | None:
+        """Queues a request, or returns why not: it fails if the policy does, which may be another package's."""
+        request = live.request_at(now)
+        try:
+            return model.core.submit(request, now, live.restored() if is_restored else ())
+        except Exception:
+            logger.exception("a request could not be queued", extra={"request_id": request.key})
+            model.core.cancel(request.key)
+            return FailedEvent(request, Failure.INTERNAL, "the request could not be queued")
 
     def _refuse_tokenizer(
         self, live: LiveRequest, model: ModelVersion, now: float, *, is_new: bool

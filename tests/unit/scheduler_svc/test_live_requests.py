@@ -11,8 +11,9 @@ from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.beam_search import Choice
 from scheduler_svc.core.budgets import Budgets
-from scheduler_svc.core.events import MaxTokens, PromptLogprobsEvent, StopToken, TokensEvent, ValueComputed
+from scheduler_svc.core.events import Failure, MaxTokens, PromptLogprobsEvent, StopToken, TokensEvent, ValueComputed
 from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.policy.fcfs import FcfsPolicy
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.scheduler import Scheduler
@@ -165,6 +166,35 @@ def test_a_value_ends_its_request_and_is_replayed(core: Scheduler, requests: Liv
     [sent] = [event.tokens for event in gateway.events]
     assert sent.end.value == value
     assert list(attached_to_proto(live.log, 1).attached.sequences) == [sent]
+
+
+class BrokenPolicy(FcfsPolicy):
+    """A policy of another package, with a defect."""
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        raise RuntimeError("a defect")
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+async def test_a_request_at_which_the_policy_raises_fails(is_restored: bool) -> None:
+    core = Scheduler(SchedulerLimits(make_policy=BrokenPolicy))
+    requests = live_requests(core, Graces())
+    submit = scheduler_v1.Submit(key="k", prompt_token_ids=[1, 2], n=2, max_tokens=3)
+    log = RequestLog(submit, accepted_at=1.0)
+    complete(log)
+    live = LiveRequest(log)
+    if is_restored:
+        requests.take_over(log)
+        found = requests.get("k")
+        assert found is not None
+        live = found
+    refused = requests.start(live, is_restored=is_restored)
+    assert refused is not None
+    assert refused.reason is Failure.INTERNAL
+    assert requests.get("k") is None
+    assert live.log.state is State.FAILED
+    assert not core.is_live("k")
+    assert core.num_queued == core.waiting.admission.num_requests == 0
 
 
 async def test_a_detached_request_that_moves_to_another_version_keeps_its_grace(core: Scheduler) -> None:
