@@ -55,11 +55,8 @@ class _Claim:
         debt = policy.debt(other.tenant, self._rank)
         if debt - self._debt > TURN_TOKENS / head.weight and num_other / other.weight >= num_head / head.weight:
             return True
-        # A tenant that has saved up turns keeps no more slots for that than its share.
-        return (
-            max(0.0, debt) >= self._debt
-            and (num_other - num_given) / other.weight >= (num_head + num_gained) / head.weight
-        )
+        # Else the sequence that yields would come back before the head.
+        return debt >= self._debt and (num_other - num_given) / other.weight >= (num_head + num_gained) / head.weight
 
 
 class FairPreemption:

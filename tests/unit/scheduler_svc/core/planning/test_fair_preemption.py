@@ -150,6 +150,22 @@ def test_sequence_without_a_slot_gets_its_turn_although_another_tenant_always_ha
     assert abs(long.num_output - sum(one.num_output for one in others)) <= 2 * (TURN_TOKENS + MIN_STEPS)
 
 
+def test_no_blocks_are_taken_from_a_tenant_that_has_been_served_less_than_those_that_wait() -> None:
+    """It would come back before the sequence that took them, and so on without a token."""
+    bench = CoreBench(policy="fair", num_blocks=40)
+    [less] = bench.submit("less", prompt(100, next(_starts)), 59, tenant="less")
+    [more] = bench.submit("more", prompt(4, next(_starts)), 40, tenant="more")
+    for _ in range(MIN_STEPS + 2):
+        advance(bench)
+    bench.scheduler.waiting.policy.charge(more, 500)
+    bench.scheduler.cancel("more")
+    bench.submit("large", prompt(80, next(_starts)), 3, tenant="more")
+    num_output = less.num_output
+    for _ in range(20):
+        advance(bench)
+    assert less.num_output == num_output + 20
+
+
 def test_blocks_are_taken_from_a_tenant_that_holds_more_of_them() -> None:
     bench = CoreBench(policy="fair", num_blocks=200, max_sequences=8)
     for number in range(8):
