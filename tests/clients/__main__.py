@@ -56,8 +56,8 @@ def run_client(client: Client, url: str) -> dict[str, Any]:
 
 @contextmanager
 def deployed() -> Iterator[str]:
-    """Starts Quire with the default model and a form of calls of tools. Yields the base URL of its gateway."""
-    with deployment(tool_format="hermes") as started:
+    """Starts Quire with the default model. Yields the base URL of its gateway."""
+    with deployment() as started:
         yield started.http
 
 
