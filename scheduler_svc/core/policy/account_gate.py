@@ -23,7 +23,8 @@ _Order = tuple[float, ...]
 class _Account:
     """`num_slots` and `num_blocks` are what its running sequences use, as last measured, and what was admitted since.
 
-    Of its sequences that wait, `queued` are in the policy's queue, the last one in their order first; `held` are not.
+    Of its sequences that wait, `queued` are in the policy's queue, the last one in their order first; `held` are not;
+    `swapped` wait on replicas, as last measured, of a search one.
     """
 
     limits: AccountLimits
@@ -33,6 +34,7 @@ class _Account:
     num_blocks: int = 0
     queued: LazyHeap[Sequence, _Order] = field(default_factory=LazyHeap)
     held: LazyHeap[Sequence, _Order] = field(default_factory=LazyHeap)
+    swapped: list[Sequence] = field(default_factory=list)
 
     @property
     def is_limited(self) -> bool:
@@ -200,11 +202,15 @@ class AccountGate:
     # Limits.
 
     def measure(self) -> None:
-        """Measures what the running sequences of limited accounts use. O(sequences that run), if there are any."""
+        """Measures what the running sequences of limited accounts use, and finds the swapped ones.
+
+        O(sequences on replicas), if there are limits.
+        """
         if not self._limited:
             return
         for account in self._limited.values():
             account.num_slots = account.num_blocks = 0
+            account.swapped = []
         searches = set[str]()
         for replica in self._replicas:
             for sequence in chain(replica.running, replica.indivisible, replica.isolated):
@@ -212,22 +218,33 @@ class AccountGate:
                     self._count(sequence, replica.shape)
                 if sequence.request.beam is not None:
                     searches.add(sequence.request.key)  # its other beams are counted with the first
+            for sequence in replica.swapped:
+                swapped_of = self._account(sequence)
+                if swapped_of is not None and sequence is sequence.unit[0]:
+                    swapped_of.swapped.append(sequence)
 
     def may_run(self, sequence: Sequence, shape: ReplicaShape) -> bool:
         """Whether the account of a sequence that waits has tokens and room for it.
 
-        It always has room if nothing else of it runs.
+        It always has room if nothing else of it runs. A swapped sequence that is before this one in their order counts
+        as running: else those after it would take the room that it waits for.
         """
         if not sequence.can_pay:
             sequence.note_shortfall()
             return False
         account = self._account(sequence)
-        if account is None or not account.num_slots:
+        if account is None:
             return True
-        limits = account.limits
-        if limits.max_running is not None and account.num_slots + sequence.request.num_slots > limits.max_running:
+        limits, num_slots, num_blocks = account.limits, account.num_slots, account.num_blocks
+        for other in account.swapped:
+            if other.order < sequence.order:
+                num_slots += other.request.num_slots
+                num_blocks += _num_blocks(other, shape)
+        if not num_slots:
+            return True
+        if limits.max_running is not None and num_slots + sequence.request.num_slots > limits.max_running:
             return False
-        return limits.max_kv_blocks is None or account.num_blocks + _num_blocks(sequence, shape) <= limits.max_kv_blocks
+        return limits.max_kv_blocks is None or num_blocks + _num_blocks(sequence, shape) <= limits.max_kv_blocks
 
     def note_admitted(self, sequence: Sequence, shape: ReplicaShape, now: float) -> None:
         """A sequence runs since the last measurement. The next one of its account may be paid, too."""
@@ -241,6 +258,8 @@ class AccountGate:
         if account is not None:
             account.num_slots += sequence.request.num_slots
             account.num_blocks += _num_blocks(sequence, shape)
+            if account.swapped:
+                account.swapped = [other for other in account.swapped if other.order != sequence.order]
 
     def take_excess(self, replica: Replica) -> list[Sequence]:
         """The running sequences of a replica that must be preempted, so that no account uses too many blocks."""

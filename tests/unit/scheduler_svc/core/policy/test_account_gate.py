@@ -237,6 +237,18 @@ def test_small_requests_do_not_overtake_a_large_one_of_their_account(policy: str
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_small_requests_do_not_overtake_one_that_waits_on_its_worker_without_a_slot(policy: str) -> None:
+    bench = CoreBench(policy=policy)
+    [large] = bench.submit("large", prompt(16 * BLOCK, 5000), 8, **limited(max_kv_blocks=20))
+    bench.submit("before", prompt(2 * BLOCK + 1, 8000), 5, **limited(max_kv_blocks=20))
+    bench.steps(2)
+    assert bench.scheduler._preemptor.take_slot(bench.replica, large)
+    assert large.phase is Phase.SWAPPED
+    assert num_small_that_run_before(bench, "large", max_kv_blocks=18) == 0
+    bench.run()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_single_sequences_do_not_overtake_a_beam_search_of_their_account(policy: str) -> None:
     bench = CoreBench(policy=policy)
     for number in range(3):
