@@ -46,9 +46,8 @@ class Committer:
         sequence, samples, tokens = part.sequence, part.samples, result.token_ids
         request, num_new = sequence.request, len(tokens)
         if result.failure is not None and result.failure_cause is FailureCause.GRAMMAR_TOO_COMPLEX:
-            self._fail(
-                request, events, Failure.GRAMMAR_TOO_COMPLEX, "takes more work for a token than the limits allow"
-            )
+            text = "the constraint on the output takes more work for one token than the limits allow"
+            self._fail(request, events, Failure.GRAMMAR_TOO_COMPLEX, text)
             return 0
         if result.failure is not None or (num_new != samples and not _may_return(replica, part, num_new)):
             self._fail(request, events)
