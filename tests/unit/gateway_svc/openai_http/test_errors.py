@@ -10,6 +10,8 @@ TABLE = {
     Reason.INVALID_FIELD: (400, "invalid_request_error"),
     Reason.CONTEXT_LENGTH_EXCEEDED: (400, "invalid_request_error"),
     Reason.FEATURE_UNSUPPORTED: (400, "invalid_request_error"),
+    Reason.GRAMMAR_INVALID: (400, "invalid_request_error"),
+    Reason.GRAMMAR_TOO_COMPLEX: (400, "invalid_request_error"),
     Reason.MESSAGE_TOO_LARGE: (413, "invalid_request_error"),
     Reason.UNAUTHENTICATED: (401, "authentication_error"),
     Reason.PERMISSION_DENIED: (403, "permission_error"),
