@@ -43,7 +43,7 @@ CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"name": "a", "parameters": '{"a": NaN}'}]}, INVALID, "tools[0].parameters"),
     ({"tools": [{"name": "a", "parameters": '{"a":' * 101 + "1" + "}" * 101}]}, INVALID, "tools[0].parameters"),
     ({"tools": [{"name": "a", "parameters": "[" * 10_000}]}, INVALID, "tools[0].parameters"),
-    ({"tools": [{"name": "a"}] * 129}, INVALID, "tools"), ({"tools": [{"name": "a"}]}, UNSUPPORTED, "tools"),
+    ({"tools": [{"name": "a"}] * 129}, INVALID, "tools"),
     ({"tools": [{"name": "a"}], "tool_name": "b"}, INVALID, "tool_choice"),
     ({"tool_name": "b"}, INVALID, "tool_choice"), ({"tool_mode": 3}, INVALID, "tool_choice"),
     ({"tool_mode": 4}, INVALID, "tool_mode"), ({"prompt_end": 4}, INVALID, "prompt_end"),
@@ -117,7 +117,6 @@ def generations() -> Iterator[tuple[dict[str, Any], str, str]]:
         ({"chat": {"messages": [{}]}}, INVALID, "chat.messages[0].role"),
         *(({"chat": {"messages": [{"role": "user"}, {"role": role}]}}, INVALID, "chat.messages[1].role")
           for role in ("root", "USER", "user ", "<|im_start|>", "é", "a" * 10_000)),
-        ({"chat": {"messages": [{"role": "tool"}]}}, INVALID, "chat.messages"),
         ({"chat": {"messages": [{"role": "user"}] * CONTEXT_LENGTH}}, TOO_LONG, "chat.messages"),
         ({"chat": {"messages": [{"role": "user", "content": "a" * 300}]}}, TOO_LONG, "chat.messages"),
         *(({"chat": {"messages": [{"role": "user"}]} | fields}, reason, f"chat.{field}")
@@ -127,8 +126,8 @@ def generations() -> Iterator[tuple[dict[str, Any], str, str]]:
          "chat.messages[0].tool_call_id"),
         ({"chat": {"messages": [{"role": "user", "tool_calls": [{"name": "a"}]}]}}, INVALID,
          "chat.messages[0].tool_calls"),
-        ({"chat": {"messages": [{"role": "assistant", "tool_calls": [{"name": "a"}]}]}}, UNSUPPORTED,
-         "chat.messages[0].tool_calls"),
+        ({"chat": {"messages": [{"role": "assistant", "tool_calls": [{"name": "a", "arguments": "{"}]}]}}, INVALID,
+         "chat.messages[0].tool_calls[0].arguments"),
     ]  # fmt: skip
     yield from rows
 

@@ -148,14 +148,12 @@ def items() -> Iterator[Case]:
         ({**user, "function_call": {}}, INVALID, ".function_call.name"),
         ({**user, "function_call": {"name": "a"}, "tool_calls": [{"function": {"name": "a"}}]}, INVALID,
          ".function_call"),
-        # The tiny model's template has no tools.
-        ({"role": "assistant", "tool_calls": [{"function": {"name": "a"}}]}, UNSUPPORTED, ".tool_calls"),
-        ({"role": "assistant", "function_call": {"name": "a"}}, UNSUPPORTED, ".tool_calls"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}, INVALID,
+         ".tool_calls[0].function.arguments"),
+        ({"role": "assistant", "function_call": {"name": "a", "arguments": "[]"}}, INVALID, ".function_call.arguments"),
     ]  # fmt: skip
     for message, code, field in bad:
         yield "chat/completions", {"messages": [user, message]}, code, f"messages[1]{field}"
-    # The tiny model's template raises an exception for this role.
-    yield "chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, INVALID, "messages"
     lists: list[Any] = ["a", 1, {}, True, [], None]
     for messages in lists:
         yield "chat/completions", {"messages": messages}, INVALID, "messages"
@@ -204,7 +202,7 @@ def combinations() -> Iterator[Case]:
         (chat, {"messages": [{"role": "user", "content": "a" * CONTEXT_LENGTH}]}, TOO_LONG, "messages"),
         (chat, {"messages": [{"role": "user", "content": ""}] * CONTEXT_LENGTH}, TOO_LONG, "messages"),
         *((chat, {name: value}, UNSUPPORTED, name) for name, value in {
-            "tools": [TOOL], "functions": [TOOL["function"]], "documents": [{}], "reasoning_effort": "high",
+            "documents": [{}], "reasoning_effort": "high",
             "chat_template": "{{ 1 }}", "structural_tag": {}, "audio": {}, "guided_decoding_backend": "outlines",
             "modalities": ["audio"], "store": True,
             "metadata": {"a": "b"}, "service_tier": "flex", "truncate_prompt_tokens": 1, "vllm_xargs": {"a": 1},
