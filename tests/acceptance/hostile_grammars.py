@@ -1,0 +1,200 @@
+"""Plain streams beside grammars that take as much time and memory as anyone can make them take.
+
+`python -m tests.acceptance.hostile_grammars ADDRESS` sends them until it is terminated: a process of its own, so that
+it does not delay those who read the streams.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from quire_client import AsyncClient, QuireError
+
+NUM_STREAMS = 16
+
+_REFUSALS = ("GRAMMAR_INVALID", "GRAMMAR_TOO_COMPLEX", "REQUEST_TOO_LARGE")
+_TREE = {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/t"}}]}
+
+
+def _deep(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "exponential states": {"regex": "(a|b)*a(a|b){40}"},
+    "exponential intersection": {
+        "json_schema": {"allOf": [{"type": "string", "pattern": f"a.{{{n}}}b"} for n in range(40)]}
+    },
+    "exponential rules": {
+        "grammar": "start: A0\n" + "".join(f"A{n}: A{n + 1} A{n + 1}\n" for n in range(60)) + 'A60: "a"'
+    },
+    "ambiguous": {"grammar": 'start: e\ne: e e | e e e | "a" | ""'},
+    "counted": {"regex": "((a{1,100}){1,100}){1,100}"},
+    "10 MB": {"json_schema": '{"enum": ["' + "x" * 10_000_000 + '"]}'},
+    "many values": {"json_schema": {"enum": [f"{n:x}" * 4 for n in range(6000)]}},
+    "deep": {"json_schema": '{"items":' * 100_000},
+    "as deep as it may be": {"json_schema": _deep(40)},
+    "nested groups": {"regex": "(" * 60_000 + ")" * 60_000},
+    "recursive": {"json_schema": {"$defs": {"t": _TREE}, "$ref": "#/$defs/t"}},
+    "many optional properties": {
+        "json_schema": {"type": "object", "properties": {f"p{n}": {} for n in range(1500)}, "additionalProperties": {}}
+    },
+    "long string": {"json_schema": {"type": "string", "minLength": 5000, "maxLength": 5000}},
+}
+"""Options of a request by name. Some are refused, the others are generated."""
+
+Times = Callable[[], Awaitable[tuple[float, float]]]
+"""Returns the worker's steps, and the seconds that they took."""
+
+
+@dataclass
+class Gaps:
+    """Of all streams of a round: the longest time between two tokens, the mean time of a step, and steps."""
+
+    longest: float
+    mean_step: float
+    num_steps: int
+
+
+@dataclass
+class HostileOutcome:
+    """The rounds with and without hostile grammars, and what was wrong."""
+
+    alone: list[Gaps] = field(default_factory=list)
+    beside: list[Gaps] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
+    accepted: set[str] = field(default_factory=set)
+    errors: list[str] = field(default_factory=list)
+
+    def note(self, name: str, reason: str | None) -> None:
+        """A hostile request ended, with this reason of an error."""
+        if reason is None:
+            self.accepted.add(name)
+        elif reason in _REFUSALS:
+            self.refused.add(name)
+        else:
+            self.errors.append(f"hostile: {name} ended with {reason}")
+
+    @property
+    def are_all_sent(self) -> bool:
+        """Whether every hostile grammar was sent."""
+        return len(self.refused | self.accepted) == len(HOSTILE) or bool(self.errors)
+
+    def delays(self, num_tokens: int) -> bool:
+        """Whether streams of so many tokens took more than one step longer than they may take alone.
+
+        A stream has a token in each step since its prompt was computed. The prompts may be computed one by one.
+        """
+        return max(gaps.num_steps for gaps in self.beside) > num_tokens + NUM_STREAMS + 1
+
+    def summary(self) -> dict[str, float]:
+        """For the last line of the output. The times are of the best rounds: other processes only add to them."""
+        alone, beside = (min(gaps.longest for gaps in rounds) for rounds in (self.alone, self.beside))
+        step = min(gaps.mean_step for gaps in self.alone)
+        return {
+            "refused": len(self.refused),
+            "accepted": len(self.accepted),
+            "steps_alone": max(gaps.num_steps for gaps in self.alone),
+            "steps_beside": max(gaps.num_steps for gaps in self.beside),
+            "step": round(step, 4),
+            "longest_gap_alone": round(alone, 4),
+            "longest_gap_beside": round(beside, 4),
+            "longer_by_steps": round((beside - alone) / step, 2),
+        }
+
+
+async def run_hostile(
+    client: AsyncClient, address: str, times: Times, num_tokens: int, num_rounds: int
+) -> HostileOutcome:
+    """Runs plain streams of so many tokens alone, and then beside hostile grammars until each was sent."""
+    outcome = HostileOutcome()
+    expected = await _round(client, times, num_tokens, [])  # warms up
+
+    async def run(gaps: list[Gaps]) -> None:
+        if await _round(client, times, num_tokens, gaps) != expected:
+            outcome.errors.append("hostile: tokens of plain streams are others than alone")
+
+    for _ in range(num_rounds):
+        await run(outcome.alone)
+    async with _attack(address, outcome):
+        while len(outcome.beside) < num_rounds or not outcome.are_all_sent:
+            await run(outcome.beside)
+    return outcome
+
+
+@asynccontextmanager
+async def _attack(address: str, outcome: HostileOutcome) -> AsyncIterator[None]:
+    """Another process sends hostile grammars until the end of `async with`."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.acceptance.hostile_grammars", address, stdout=PIPE, env=environment
+    )
+
+    async def read() -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            outcome.note(*json.loads(line))
+
+    reading = asyncio.create_task(read())
+    try:
+        yield
+        assert process.returncode is None, "the process that sends hostile grammars ended"
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+        await reading
+
+
+async def attack(address: str) -> None:
+    """Sends each hostile grammar, one after the other, again and again. Prints name and reason of each."""
+    async with AsyncClient(address) as client:
+        while True:
+            for name, options in HOSTILE.items():
+                reason = None
+                try:
+                    await client.generate("a", temperature=1, seed=1, max_tokens=4, **options)
+                except QuireError as error:
+                    reason = error.reason
+                print(json.dumps([name, reason]), flush=True)
+
+
+async def _round(client: AsyncClient, times: Times, num_tokens: int, gaps: list[Gaps]) -> list[list[int]]:
+    """The tokens of plain streams."""
+    longest = 0.0
+
+    async def stream(number: int) -> list[int]:
+        nonlocal longest
+        token_ids: list[int] = []
+        last = 0.0
+        async for chunk in client.stream(
+            f"Story {number}:", max_tokens=num_tokens, temperature=1, seed=number, ignore_eos=True
+        ):
+            now = monotonic()
+            # The first tokens wait for the prompts of others.
+            if len(token_ids) > num_tokens // 10:
+                longest = max(longest, now - last)
+            token_ids += chunk.token_ids
+            last = now
+        return token_ids
+
+    steps, busy = await times()
+    streams = await asyncio.gather(*map(stream, range(NUM_STREAMS)))
+    more_steps, more_busy = await times()
+    num_steps = more_steps - steps
+    gaps.append(Gaps(longest, (more_busy - busy) / num_steps, int(num_steps)))
+    return streams
+
+
+if __name__ == "__main__":
+    asyncio.run(attack(sys.argv[1]))
