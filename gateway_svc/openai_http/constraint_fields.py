@@ -45,15 +45,15 @@ def _response_format(fields: JsonFields) -> list[ConstraintField]:
         case "json_object" | "json_schema":
             described = None if form.has("schema") else form.object("json_schema")
             holder = form if described is None else described
-            # OpenAI's strict schemas are checked by OpenAI. Here every schema is applied as it is.
-            holder.flag("strict")
             holder.string("name")
             where = (
                 holder.field_path("schema")
                 if holder is not form or form.has("schema")
                 else "response_format.json_schema"
             )
-            return [_schema(where, holder.raw("schema"))]
+            given = _schema(where, holder.raw("schema"))
+            # OpenAI takes a strict schema only if all its objects are closed.
+            return [replace(given, constraint=replace(given.constraint, closes_objects=holder.flag("strict")))]
         case "structural_tag":
             raise QuireError(Reason.FEATURE_UNSUPPORTED, "is not served", field=form.field_path("type"))
     raise invalid(form.field_path("type"), 'must be "text", "json_object" or "json_schema"')

@@ -73,8 +73,12 @@ def structured(**fields: Any) -> dict[str, Any]:
     return {"structured_outputs": fields}
 
 
+OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
 SPELLINGS: list[tuple[dict[str, Any], str, str]] = [
     (schema_form(PERSON, strict=True), ANN, '{"name": "Ann"}'),
+    (schema_form(OPEN, strict=True), '{"a": 1}', '{"a": 1, "b": 2}'),
+    (schema_form(OPEN), '{"a": 1, "b": 2}', '{"b": 2}'),
     (form("json_schema", schema=PERSON), ANN, "{}"),
     (form("json_object", schema=PERSON), ANN, "{}"),
     (form("json_object"), '{"a": [1, null]}', "[1]"),
