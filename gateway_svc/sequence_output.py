@@ -149,20 +149,20 @@ class SequenceOutput:
     def _end(self, finish: Finish) -> None:
         if self.num_tokens < self._start.num_tokens:
             raise self._start.offset_error()
-        if self._turn is not None and self._turn.num_calls and finish.reason is FinishReason.STOP:
-            finish = Finish(FinishReason.TOOL_CALLS, finish.matched)
-        self.finish = finish
-        has_all = self.num_tokens == self._start.num_tokens
-        if has_all and self._start.ending is EndDelivery.GIVEN:
-            return
+        ending = self._start.ending if self.num_tokens == self._start.num_tokens else EndDelivery.MISSING
         chunk = self._pending or Chunk(self.index, self.num_tokens)
-        self._pending = chunk
-        if not has_all or self._start.ending is EndDelivery.MISSING:
-            if self._turn is not None:
-                self._turn.end(chunk)
-            else:
-                chunk.text += self._text.flush()
-        chunk.finish = finish
+        last = chunk if ending is EndDelivery.MISSING else None
+        if self._turn is not None:
+            # Text that was held back may be a call, so the reason to finish is known after it.
+            self._turn.end(last)
+            if self._turn.is_calling and finish.reason is FinishReason.STOP:
+                finish = Finish(FinishReason.TOOL_CALLS, finish.matched)
+        elif last is not None:
+            last.text += self._text.flush()
+        self.finish = finish
+        if ending is not EndDelivery.GIVEN:
+            chunk.finish = finish
+            self._pending = chunk
 
 
 def remainder(whole: Chunk, start: ResumePosition, vocabulary: Vocabulary, rendering: Rendering) -> Chunk:

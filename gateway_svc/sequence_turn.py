@@ -14,6 +14,7 @@ from gateway_svc.message_formats.events import (
     TextDelta,
     ToolArgumentsDelta,
     ToolCallBegin,
+    ToolCallEnd,
 )
 from gateway_svc.output import Chunk, ToolCallDelta
 from gateway_svc.rendering import Rendering
@@ -40,7 +41,8 @@ class SequenceTurn:
         self, text: SequenceText, turn: TurnFormat, index: int, vocabulary: Vocabulary, rendering: Rendering
     ) -> None:
         """`index` is that of the sequence."""
-        self.num_calls = 0
+        self.is_calling = False
+        """Whether calls are sent, and none of them was cut."""
         self._text = text
         self._hidden_ids = vocabulary.hidden_ids(rendering.special_tokens)
         markers = turn.control_markers(vocabulary.added)
@@ -86,8 +88,12 @@ class SequenceTurn:
 
     def _add(self, events: Sequence[MessageEvent], chunk: Chunk | None) -> None:
         for event in events:
-            if isinstance(event, ToolCallBegin):
-                self.num_calls += 1
+            match event:
+                case ToolCallBegin():
+                    self.is_calling = True
+                # Only the last call may be cut, and the first one is always sent.
+                case ToolCallEnd(index, is_cut=True) if index < self._max_calls:
+                    self.is_calling = False
             if chunk is None:
                 continue
             match event:

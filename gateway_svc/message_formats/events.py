@@ -36,9 +36,10 @@ class ToolArgumentsDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
-    """No more arguments follow. Each call that began ends, with incomplete arguments if its text was cut."""
+    """No more arguments follow. Each call that began ends. `is_cut`: the output ended within the arguments."""
 
     index: int
+    is_cut: bool = False
 
 
 MessageEvent = ReasoningDelta | TextDelta | ToolCallBegin | ToolArgumentsDelta | ToolCallEnd

@@ -49,15 +49,15 @@ class EventWriter:
         """More of the arguments of the call that has begun."""
         self._events.append(ToolArgumentsDelta(self._num_calls, fragment))
 
-    def end_call(self) -> None:
-        self._events.append(ToolCallEnd(self._num_calls))
+    def end_call(self, *, is_cut: bool = False) -> None:
+        self._events.append(ToolCallEnd(self._num_calls, is_cut))
         self._num_calls += 1
         self.in_call = False
 
     def end(self) -> None:
         """The turn has ended: white space that was held back is text, except after a marker."""
         if self.in_call:
-            self.end_call()
+            self.end_call(is_cut=True)
         self._text.flush()
         self._reasoning.flush()
 

@@ -152,6 +152,49 @@ def test_without_parallel_calls_only_the_first_is_sent() -> None:
     assert len(whole_of(ANSWERS["two calls"], has_one_call=True).tool_calls) == 1
 
 
+def finish_of(family: str, written: str, **fields: Any) -> tuple[FinishReason, Chunk]:
+    """The reason to finish is the same from any token on."""
+    token_ids = TOOL_FAMILIES[family].tokenizer.encode(written, add_special_tokens=False).ids
+    made = rendering(family, **fields)
+    end = stop_end(EOS)
+    tokens = steps([*token_ids, EOS], [1] * len(token_ids), end)
+    (whole,) = merge_chunks(given_out(family, made, tokens))
+    assert whole.finish is not None
+    record = scheduler_v1.Tokens(token_ids=whole.token_ids, end=end)
+    if isinstance(whole.finish.matched, str):
+        record.end.CopyFrom(cut_end())
+    for num_tokens in range(len(whole.token_ids) + 1):
+        start = ResumePosition(num_tokens, EndDelivery.UNKNOWN, "where")
+        assert merge_chunks(given_out(family, made, [record], start))[0].finish == whole.finish
+    return whole.finish.reason, whole
+
+
+def test_a_call_that_was_held_back_as_a_stop_string_is_the_reason_to_finish() -> None:
+    written = '{"name": "get_weather", "parameters": {}}'
+    reason, whole = finish_of("llama3.1", written, stop=(f"{written}!",))
+    assert (reason, [call.arguments for call in whole.tool_calls]) == (FinishReason.TOOL_CALLS, ["{}"])
+
+
+_COMPLETE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("written", "fields", "reason"),
+    [
+        (_COMPLETE.partition("Ro")[0], {}, FinishReason.STOP),
+        (_COMPLETE, {"stop": ("Rom",)}, FinishReason.STOP),
+        # The arguments are complete, and only what is around them was cut.
+        (_COMPLETE.partition("\n</")[0], {}, FinishReason.TOOL_CALLS),
+        (_COMPLETE, {"stop": ("</tool",)}, FinishReason.TOOL_CALLS),
+        (_COMPLETE + _COMPLETE.partition("Ro")[0], {}, FinishReason.STOP),
+        (_COMPLETE + _COMPLETE.partition("Ro")[0], {"has_one_call": True}, FinishReason.TOOL_CALLS),
+    ],
+    ids=["end", "stop string", "no marker", "stop string in the marker", "second call", "second call is not sent"],
+)
+def test_a_call_that_was_cut_is_no_reason_to_finish(written: str, fields: Any, reason: FinishReason) -> None:
+    assert finish_of("hermes", written, **fields)[0] is reason
+
+
 def test_arguments_stream_as_they_are_generated() -> None:
     answer = ANSWERS["two calls"]
     chunks = given_out(

@@ -105,7 +105,8 @@ def read_events(entries: Iterable[dict[str, Any]]) -> list[MessageEvent]:
                 events.append(ReasoningDelta(text))
             case {"call": name, "arguments": arguments}:
                 fragment = ToolArgumentsDelta(num_calls, arguments)
-                events += (ToolCallBegin(num_calls, name), fragment, ToolCallEnd(num_calls))
+                end = ToolCallEnd(num_calls, entry.get("is_cut", False))
+                events += (ToolCallBegin(num_calls, name), fragment, end)
                 num_calls += 1
     return events
 
