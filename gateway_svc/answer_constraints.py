@@ -1,9 +1,13 @@
 """What the answer to a request must match: the client's constraint, and for chats the calls that it must have."""
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
 
-from gateway_svc.chats import ChatPrompt, ToolChoice, ToolMode
+from gateway_svc.chats import ChatPrompt, ClientTool, ToolChoice, ToolMode
 from gateway_svc.constraint_checks import check_combination
 from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_checker import FieldChecker
@@ -59,3 +63,38 @@ def answer_constraint(
         control_tokens=turn.control_markers(added_tokens),
         answer=constraint,
     )
+
+
+_WHITESPACE_OF_JSON = re.compile(r'("(?:[^"\\]|\\.)*")|\s+')
+
+
+def _without_whitespace(valid_json: str) -> str:
+    """The same JSON, however a client laid it out: over HTTP it is a part of the body."""
+    return _WHITESPACE_OF_JSON.sub(r"\1", valid_json)
+
+
+def digest_of_form(unvalidated: UnvalidatedRequest) -> str:
+    """SHA-256, in hexadecimal, of the constraint and the tools as the client wrote them; empty without them. The
+    request is valid.
+
+    Fields that a client did not give are left out, so that a new one does not change the digests of old requests.
+    """
+    constraint, prompt = unvalidated.constraint, unvalidated.prompt
+    form: dict[str, Any] = {}
+    if constraint is not None:
+        form["constraint"] = _given(constraint)
+        if constraint.field is Field.JSON_SCHEMA:
+            form["constraint"]["text"] = _without_whitespace(constraint.text)
+    if isinstance(prompt, ChatPrompt) and prompt.has_tools:
+        form["tools"] = [
+            _given(tool) | {"parameters": _without_whitespace(tool.parameters or "")} for tool in prompt.tools
+        ]
+        form["tool_choice"] = _given(prompt.tool_choice or ToolChoice())
+        form["parallel"] = prompt.parallel_tool_calls is not False
+    return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest() if form else ""
+
+
+def _given(value: UnvalidatedConstraint | ClientTool | ToolChoice) -> dict[str, Any]:
+    """The fields that differ from their defaults, without the path for errors."""
+    defaults = {each.name: each.default for each in fields(value)}
+    return {name: item for name, item in asdict(value).items() if name != "path" and item != defaults[name]}

@@ -139,6 +139,8 @@ class ValidatedRequest:
     special_tokens: SpecialTokens
     grammar: str = ""
     """What the output must match, in llguidance's Lark syntax; empty: any text."""
+    form_digest: str = ""
+    """Of the constraint and the tools as the client wrote them; empty without them."""
     turn: TurnFormat | None = None
     """What the answer to a chat is divided into; None: all output is text."""
     before_defaults: BeforeDefaults | None = None
@@ -189,14 +191,17 @@ class ValidatedRequest:
         """SHA-256 over the body of the request: without its name, and without a seed that the gateway drew.
 
         Absent fields count as Quire's own defaults, whatever the operator's are, so that the digest is the same at
-        gateways with different defaults. The model's name is the one in render_options, as in protocol 1.
+        gateways with different defaults. The model's name is the one in render_options, as in protocol 1. The grammar
+        and the format of the answer are not a part of it: another version may make others of the same request.
         """
         body = scheduler_pb2.Submit()
         body.CopyFrom(submit)
         body.render_options.request_id = ""
+        body.render_options.ClearField("turn")
         if self.before_defaults is not None:
             body.sampling.CopyFrom(self._sampling_params(self.before_defaults.sampling))
             body.max_tokens = self.before_defaults.max_tokens
         if self.sampling.seed_origin is SeedOrigin.DRAWN:
             body.sampling.ClearField("seed")
+        body.sampling.grammar = self.form_digest
         return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()

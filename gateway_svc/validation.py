@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway_svc.answer_constraints import answer_constraint
+from gateway_svc.answer_constraints import answer_constraint, digest_of_form
 from gateway_svc.chat_template import ChatTemplateError
 from gateway_svc.chat_validation import ChatValidator
 from gateway_svc.chats import ChatPrompt
@@ -141,6 +141,7 @@ class Validator:
             priority=priority,
             special_tokens=unvalidated.special_tokens,
             grammar=grammar,
+            form_digest=digest_of_form(unvalidated),
             turn=prompt.turn,
             before_defaults=before_defaults,
             field_path=field_path,

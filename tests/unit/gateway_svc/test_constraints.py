@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,15 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from gateway_requests import VOCAB_SIZE, digest_of, over_grpc, over_http, refused, stopping
+from gateway_svc.answer_constraints import digest_of_form
+from gateway_svc.chats import ChatPrompt, ClientTool, ToolChoice, ToolMode
 from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field, contract_field_path
 from gateway_svc.grammar_checker import MAX_CACHED, GrammarChecker
+from gateway_svc.message_formats.description import MessageFormat, Tool
 from gateway_svc.tokenizer import ModelTokenizer
+from gateway_svc.turn_format import TurnFormat
+from gateway_svc.unvalidated_request import UnvalidatedRequest
 from quire.inference.v1 import inference_pb2 as api
 from svc_common.errors import QuireError, Reason
 from svc_common.grammars import MAX_GRAMMAR_BYTES, compile_grammar, load_grammar_tokenizer
@@ -142,6 +148,40 @@ async def test_equal_constraints_of_both_protocols_are_one_request(
 
     assert one.grammar == other.grammar != ""
     assert digest_of(one, tokenizer) == digest_of(other, tokenizer) != digest_of(plain, tokenizer)
+
+
+async def test_a_version_that_makes_another_grammar_takes_it_for_the_same_request(
+    tokenizer: ModelTokenizer, grammars: GrammarChecker
+) -> None:
+    asked = await over_http(tokenizer, grammars=grammars, prompt="a", regex="a|b")
+    other = await over_http(tokenizer, grammars=grammars, prompt="a", regex="b|a")
+    of_next_version = replace(asked, grammar='start: "a" | "b"', turn=TurnFormat(MessageFormat(), (Tool("f"),)))
+
+    assert digest_of(of_next_version, tokenizer) == digest_of(asked, tokenizer) != digest_of(other, tokenizer)
+
+
+async def test_the_tools_and_their_choice_are_a_part_of_the_request() -> None:
+    tool = ClientTool("f", parameters='{"type": "object"}', path="tools[0].function")
+    forms: list[dict[str, Any]] = [
+        {},
+        {"tools": [tool]},
+        {"tools": [replace(tool, parameters=None)]},
+        {"tools": [replace(tool, is_strict=True)]},
+        {"tools": [tool], "tool_choice": ToolChoice(ToolMode.REQUIRED)},
+        {"tools": [tool], "tool_choice": ToolChoice(ToolMode.NAMED, "f")},
+        {"tools": [tool], "parallel_tool_calls": False},
+    ]
+    neutral: list[dict[str, Any]] = [
+        {"tools": [replace(tool, path="generation.chat.tools[0]")]},
+        {"tools": [tool], "tool_choice": ToolChoice(), "parallel_tool_calls": True},
+    ]
+
+    def digest(**fields: Any) -> str:
+        return digest_of_form(UnvalidatedRequest(prompt=ChatPrompt([], **fields)))
+
+    assert len({digest(**each) for each in forms}) == len(forms)
+    assert {digest(**each) for each in neutral} == {digest(tools=[tool])}
+    assert digest(tools=[tool], tool_choice=ToolChoice(ToolMode.NONE)) == digest() == ""
 
 
 @pytest.mark.parametrize("fields", [form("text"), {"guided_json_object": False}, {"response_format": None}])
