@@ -26,12 +26,43 @@ from svc_common.keys import DEFAULT_TENANT_NAME
 logger = logging.getLogger("quire.gateway")
 
 MAX_CACHED = 256
-"""Results that are kept, each of at most MAX_GRAMMAR_BYTES."""
+"""Results that are kept of all tenants together, each of at most MAX_GRAMMAR_BYTES."""
 
 _REASONS = {
     ConstraintProblem.INVALID.value: Reason.GRAMMAR_INVALID,
     ConstraintProblem.TOO_COMPLEX.value: Reason.GRAMMAR_TOO_COMPLEX,
 }
+
+
+class CheckResults:
+    """The latest results of checks, by tenant: the time of a check must not show whether another tenant has sent the
+    same constraint.
+
+    When there are too many, the tenant with the most loses its oldest one: no tenant can displace what another one
+    uses, as long as that one has no more than an equal share.
+    """
+
+    def __init__(self) -> None:
+        self._of_tenants: dict[str, OrderedDict[bytes, dict[str, Any]]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def get(self, tenant: str, digest: bytes) -> dict[str, Any] | None:
+        """A result, by the digest of its constraint."""
+        results = self._of_tenants.get(tenant)
+        return None if results is None else results.get(digest)
+
+    def put(self, tenant: str, digest: bytes, result: dict[str, Any]) -> None:
+        """Keeps a result as the tenant's latest."""
+        results = self._of_tenants.setdefault(tenant, OrderedDict())
+        self._count += digest not in results
+        results[digest] = result
+        results.move_to_end(digest)
+        if self._count > MAX_CACHED:
+            max(self._of_tenants.values(), key=len).popitem(last=False)
+            self._count -= 1
 
 
 class GrammarChecker:
@@ -46,8 +77,7 @@ class GrammarChecker:
         self._process: subprocess.Popen[bytes] | None = None
         self._unsupported: str | None = None
         self._is_closed = False
-        # By tenant too: the time of a check must not show whether another tenant has sent the same constraint.
-        self._results: OrderedDict[tuple[str, bytes], dict[str, Any]] = OrderedDict()
+        self._results = CheckResults()
 
     async def grammar(
         self,
@@ -59,15 +89,14 @@ class GrammarChecker:
         """The grammar of a constraint that can be applied to the model's output. Raises QuireError."""
         self._check_size(constraint, field_path)
         request = request_of(constraint)
-        key = tenant, hashlib.sha256(json.dumps(request).encode()).digest()
-        result = self._results.get(key)
+        digest = hashlib.sha256(json.dumps(request).encode()).digest()
+        result = self._results.get(tenant, digest)
         if result is None:
             # It may be there by the time that the thread starts.
-            result = await self._threads.run(tenant, lambda: self._results.get(key) or self._ask(request, vocab_size))
-        self._results[key] = result
-        self._results.move_to_end(key)
-        if len(self._results) > MAX_CACHED:
-            self._results.popitem(last=False)
+            result = await self._threads.run(
+                tenant, lambda: self._results.get(tenant, digest) or self._ask(request, vocab_size)
+            )
+        self._results.put(tenant, digest, result)
         if "grammar" in result:
             grammar: str = result["grammar"]
             return grammar
@@ -103,6 +132,8 @@ class GrammarChecker:
                 self._process = None
                 _end(process)
                 raise unavailable("the process that checks constraints ended") from None
+            if "timed_out" in result:
+                raise unavailable("the check of the constraint took too long")
             return result
 
     def _running(self, vocab_size: int) -> "subprocess.Popen[bytes]":

@@ -1,8 +1,8 @@
 """The process in which a gateway makes and compiles grammars: `python -m gateway_svc.grammar_process FILE SIZE EOS...`.
 
 Time and memory that a grammar takes are not bounded by its size nor by llguidance's limits, and some end the process.
-So each check runs in a fork, with a limit of processor time and memory. Requests and responses are frames on standard
-input and output, one at a time.
+So each check runs in a fork, with limits of time and memory. Requests and responses are frames on standard input and
+output, one at a time.
 """
 
 import ctypes
@@ -10,9 +10,11 @@ import gc
 import json
 import os
 import resource
+import select
 import signal
 import struct
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 CHECK_SECONDS = 0.5
 """Processor time of one check. A usual schema takes a millisecond; large ones of practice take 20 ms."""
+CHECK_DEADLINE_SECONDS = 10.0
+"""Of real time, until a check without a result is ended: one that waits uses no processor time."""
 CHECK_BYTES = 512 * 2**20
 """Address space of a check beyond that of the process. About 192 MiB of it are the stack and what the C library
 reserves for a thread; they take no memory until they are used."""
@@ -102,13 +106,28 @@ def _check_in_fork(request: dict[str, Any], tokenizer: "LLTokenizer") -> dict[st
         finally:
             os._exit(1)
     os.close(writer)
-    with os.fdopen(reader, "rb") as answer:
-        data = answer.read()
+    data = _read_until(reader, time.monotonic() + CHECK_DEADLINE_SECONDS)
+    if data is None:
+        os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
+    if data is None:
+        return {"timed_out": True}
     if status == 0:
         response: dict[str, Any] = json.loads(data)
         return response
     return _refusal(_EXHAUSTED)
+
+
+def _read_until(reader: int, deadline: float) -> bytes | None:
+    """All that is written to a pipe, which is closed then; None if it does not end before the deadline."""
+    data = bytearray()
+    with os.fdopen(reader, "rb", buffering=0) as answer:
+        while select.select([answer], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            chunk = answer.read(2**16)
+            if not chunk:
+                return bytes(data)
+            data += chunk
+    return None
 
 
 def _limit() -> None:

@@ -5,7 +5,8 @@
 - `parser.MessageParser` turns the output of a sequence into events (`events`), piece by piece. The events are a
   function of the pieces so far, joined: they do not depend on where the output is split.
 - `grammar.TurnGrammar` makes the grammar of a turn with calls, in llguidance's Lark syntax.
-- `prompted.prompted_messages()` tells a model of tools whose chat template has no place for them.
+- `prompted.prompted_messages()` adds a system message that describes the tools, for chat templates without a
+  place for them.
 - `layout.write_calls()` is the text of calls as a model of that format writes them.
 
 The modules of the package import nothing else of the gateway.

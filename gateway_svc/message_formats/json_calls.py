@@ -1,6 +1,6 @@
 """Parses calls that are JSON objects, and arguments that are JSON.
 
-Of arguments only strings and brackets are looked at. What a model writes between them is given out as it is, so that a
+Of arguments only strings and brackets are looked at. What a model writes between them is emitted as it is, so that a
 client has the whole of arguments that are not quite JSON, as with `True` for `true`.
 """
 

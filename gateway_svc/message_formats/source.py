@@ -56,7 +56,7 @@ class TurnSource:
         self._unread.append(self._held.pop())
 
     def accept(self) -> None:
-        """What was read so far is given out as events, or has no text."""
+        """What was read so far is emitted as events, or has no text."""
         self._held.clear()
 
     def reject(self) -> str:

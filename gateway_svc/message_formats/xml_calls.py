@@ -1,6 +1,6 @@
 """Parses calls that are written as tags, and makes JSON of their parameters.
 
-A string is streamed. A value of another type is given out when its closing tag has come, since only then it is certain
+A string is streamed. A value of another type is emitted when its closing tag has come, since only then it is certain
 whether the text is such a value.
 """
 

@@ -11,6 +11,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from gateway_requests import VOCAB_SIZE, digest_of, over_grpc, over_http, refused, stopping
+from gateway_svc import grammar_checker, grammar_process
 from gateway_svc.answer_constraints import digest_of_form
 from gateway_svc.chats import ChatPrompt, ClientTool, ToolChoice, ToolMode
 from gateway_svc.constraints import UnvalidatedConstraint
@@ -412,6 +413,52 @@ async def test_the_oldest_results_are_forgotten(grammars: GrammarChecker, monkey
         assert await grammars.grammar(constraint, VOCAB_SIZE, contract_field_path) == f"r{number}"
 
     assert len(grammars._results) == MAX_CACHED
+
+
+async def test_a_tenant_displaces_no_result_of_another(
+    grammars: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def ask(request: dict[str, Any], vocab_size: int) -> dict[str, Any]:
+        asked.append(request["text"])
+        return {"grammar": request["text"]}
+
+    async def check(text: str, tenant: str) -> None:
+        await grammars.grammar(UnvalidatedConstraint(Field.REGEX, text), VOCAB_SIZE, contract_field_path, tenant)
+
+    monkeypatch.setattr(grammars, "_ask", ask)
+    await check("of the other", "small")
+    for number in range(MAX_CACHED + 10):
+        await check(f"s{number}", "large")
+    asked.clear()
+    await check("of the other", "small")
+    await check("s0", "large")
+
+    assert asked == ["s0"]
+
+
+def test_a_check_that_waits_is_ended(monkeypatch: pytest.MonkeyPatch, vocabulary: LLTokenizer) -> None:
+    monkeypatch.setattr(grammar_process, "_check", lambda *_: time.sleep(3600))
+    monkeypatch.setattr(grammar_process, "CHECK_DEADLINE_SECONDS", 0.1)
+    assert grammar_process._check_in_fork({}, vocabulary) == {"timed_out": True}
+
+
+async def test_a_check_without_a_result_may_be_tried_again(
+    model_directory: Path, tokenizer: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checker = GrammarChecker(model_directory / "tokenizer.json", [EOS])
+    try:
+        await over_http(tokenizer, grammars=checker, prompt="a", regex="a")
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                grammar_checker, "receive", lambda stream: grammar_process.receive(stream) and {"timed_out": True}
+            )
+            reason, _ = await refused(over_http(tokenizer, grammars=checker, prompt="a", regex="b"))
+        assert reason is Reason.CAPACITY_EXHAUSTED
+        assert (await over_http(tokenizer, grammars=checker, prompt="a", regex="b")).grammar
+    finally:
+        checker.close()
 
 
 async def test_a_check_that_fails_in_an_unexpected_way_is_logged_without_the_text(
