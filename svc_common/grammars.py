@@ -131,6 +131,11 @@ def _shortened(error: str) -> str:
     return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]} … {text[-_SHOWN:]}"
 
 
+def exceeds_lexer_limit(error: str) -> bool:
+    """The same for a limit of the lexer, which matchers with equal grammars may share: it fails for all of them."""
+    return error.lower().startswith("lexer error") and exceeds_limit(error)
+
+
 def exceeds_limit(error: str) -> bool:
     """Whether llguidance's text says that a limit was exceeded; there is no other sign of it."""
     return any(words in error.lower() for words in _TEXTS_OF_LIMITS)

@@ -1,8 +1,9 @@
 """Grammars: which tokens may follow the output of a sequence.
 
-A matcher is a function of its grammar and of the sequence's output tokens. So it is the same after a swap, after a move
-to another worker, and with drafts. Nothing here runs on the thread of the steps: one thread compiles grammars, another
-one makes the masks while the forward pass runs.
+What a matcher allows is a function of its grammar and of the sequence's output tokens. So it is the same after a swap,
+after a move to another worker, and with drafts. Only a limit of the lexer, which is shared, may end one sequence and
+not another with the same tokens. One thread compiles grammars. Another one makes the masks while the forward pass runs,
+and compiles again where a lexer reached a limit. The thread of the steps compiles nothing.
 """
 
 import hashlib
@@ -23,6 +24,7 @@ from svc_common.grammars import (
     InvalidGrammar,
     UnsupportedTokenizer,
     compile_grammar,
+    exceeds_lexer_limit,
     exceeds_limit,
     grammar_threads,
 )
@@ -33,9 +35,11 @@ _USUAL = "start: %json {}"
 
 # Compiled grammars that are kept. Those in use are kept by their sequences.
 _NUM_CACHED = 64
-# Sequences of a grammar share llguidance's lexer, whose states are limited. A matcher that reaches a limit gets a lexer
-# of its own; if that lasts for fewer tokens than this, the grammar is too complex.
-_FEWEST_TOKENS_OF_LEXER = 64
+# Sequences of a grammar share llguidance's lexer. When that reaches a limit, such as that of its states, it fails for
+# all of them, and they continue with a new one: a sequence once at any token, and once more for each of as many tokens.
+_TOKENS_FOR_LEXER = 64
+# Lexers that are made in one step, each in the time of a compilation. If more are needed, the sequences fail.
+_MAX_NEW_LEXERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class MatcherFailure:
     reason: FailureReason = FailureReason.INTERNAL
 
 
+_NO_MATCH = MatcherFailure("its output does not match its grammar")
 _TOO_COMPLEX = MatcherFailure("its grammar exceeds the limits for one token", FailureReason.GRAMMAR_TOO_COMPLEX)
 
 
@@ -96,14 +101,6 @@ class GrammarCompiler:
         """Makes the masks of these rows on another thread. Until they are done, the matchers must not be used."""
         return self._masking.submit(self._fill, matchers)
 
-    def compile_alone(self, grammar: str) -> LLMatcher:
-        """Compiles a grammar now, for one matcher. The cached one, which may have reached a limit, is dropped.
-
-        Raises InvalidGrammar and UnsupportedTokenizer.
-        """
-        self._cache.pop(_digest(grammar), None)
-        return self._compile(grammar)
-
     def _compiled(self, grammar: str) -> "Future[LLMatcher]":
         key = _digest(grammar)
         compiled = self._cache.pop(key, None) or self._compiling.submit(self._compile, grammar)
@@ -119,22 +116,59 @@ class GrammarCompiler:
     def _fill(self, matchers: Sequence[tuple[int, "GrammarMatcher"]]) -> TokenMasks:
         started = time.perf_counter()
         states = [matcher.advance() for _, matcher in matchers]
-        ready = [(state, place) for place, state in enumerate(states) if state is not None]
+        ready = [(state, place) for place, state in enumerate(states) if state is not None and not state.is_error()]
         bits = np.zeros((len(matchers), self._num_words), np.int32)
         if ready:
             self._executor.unsafe_compute_mask_ptr(ready, bits.ctypes.data, 4 * self._num_words, len(bits))
-        for state, place in ready:
-            if state.is_error():
-                # Another lexer, and a failure if that reaches a limit, too.
-                _, matcher = matchers[place]
+        new_lexers = _NewLexers(self._compile_again)
+        for place, state in enumerate(states):
+            if state is not None and state.is_error():
                 bits[place] = 0
-                if (rebuilt := matcher.rebuild()) is not None:
-                    rebuilt.unsafe_compute_mask_ptr(bits[place].ctypes.data, 4 * self._num_words)
-                    if rebuilt.is_error():
-                        bits[place] = 0
-                        matcher.failure = _TOO_COMPLEX
+                new_lexers.continue_mask(matchers[place][1], bits[place])
         count_masks(len(matchers), time.perf_counter() - started)
         return TokenMasks(np.array([row for row, _ in matchers], np.int64), bits)
+
+    def _compile_again(self, grammar: str) -> LLMatcher:
+        """With a new lexer. The cached one, which has reached a limit, is dropped."""
+        self._cache.pop(_digest(grammar), None)
+        return self._compile(grammar)
+
+
+class _NewLexers:
+    """Lexers in place of those that reached a limit, for the matchers of one step.
+
+    A new lexer serves all matchers of a grammar. If one of them fails with a lexer that no other has used, it is that
+    one which exceeds the limits.
+    """
+
+    def __init__(self, compile_again: Callable[[str], LLMatcher]) -> None:
+        self._compile_again = compile_again
+        self._by_grammar: dict[str, LLMatcher] = {}
+        self._num_left = _MAX_NEW_LEXERS
+
+    def continue_mask(self, matcher: "GrammarMatcher", bits: NDArray[np.int32]) -> None:
+        """Makes the mask of a matcher in an error, or sets its failure. `bits` are 0 before, and after a failure."""
+        if not matcher.may_have_new_lexer:
+            return
+        is_new = False
+        while not is_new:
+            compiled = self._by_grammar.get(matcher.grammar)
+            is_new = compiled is None
+            if compiled is None:
+                if not self._num_left:
+                    break
+                self._num_left -= 1
+                compiled = self._by_grammar[matcher.grammar] = self._compile_again(matcher.grammar)
+            state = matcher.restart(compiled)
+            if state is None:
+                return
+            if not state.is_error():
+                state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            if not state.is_error():
+                return
+            bits[:] = 0
+            del self._by_grammar[matcher.grammar]
+        matcher.failure = _TOO_COMPLEX
 
 
 class GrammarMatcher:
@@ -145,23 +179,23 @@ class GrammarMatcher:
 
     __slots__ = (
         "_compiled",
-        "_grammar",
+        "_num_lexers",
         "_num_matched",
         "_state",
         "_tokens",
-        "_tokens_at_rebuild",
         "compiler",
         "failure",
+        "grammar",
     )
 
     def __init__(
         self, compiler: GrammarCompiler, grammar: str, compiled: "Future[LLMatcher]", output: Iterable[int]
     ) -> None:
-        self.compiler, self._grammar, self._compiled = compiler, grammar, compiled
+        self.compiler, self.grammar, self._compiled = compiler, grammar, compiled
         self._tokens = list(output)
         self._state: LLMatcher | None = None
         self._num_matched = 0
-        self._tokens_at_rebuild = -_FEWEST_TOKENS_OF_LEXER
+        self._num_lexers = 0
         self.failure: MatcherFailure | None = None
 
     def add(self, token: int) -> None:
@@ -186,31 +220,44 @@ class GrammarMatcher:
         return self._state is not None or self._compiled.done()
 
     def advance(self) -> LLMatcher | None:
-        """llguidance's matcher after all tokens; None after a failure. Waits until the grammar is compiled."""
+        """llguidance's matcher after all tokens, in an error if its lexer reached a limit; None after a failure.
+
+        Waits until the grammar is compiled.
+        """
         if self.failure is not None:
             return None
         if self._state is None:
             self._state = self._start(self._compiled.result)
         return self._match()
 
-    def rebuild(self) -> LLMatcher | None:
-        """The same matcher with a new lexer; None after a failure, as where the last one was new a few tokens ago."""
-        if len(self._tokens) - self._tokens_at_rebuild < _FEWEST_TOKENS_OF_LEXER:
+    @property
+    def may_have_new_lexer(self) -> bool:
+        """Whether a matcher in an error may continue with a new lexer. If not, its failure is set."""
+        if self._state is not None and not exceeds_lexer_limit(self._state.get_error()):
+            self.failure = _failure(self._state)  # of the parser: it would fail again
+        elif self._num_lexers > len(self._tokens) // _TOKENS_FOR_LEXER:
             self.failure = _TOO_COMPLEX
-            return None
-        self._tokens_at_rebuild, self._num_matched = len(self._tokens), 0
-        self._state = self._start(lambda: self.compiler.compile_alone(self._grammar))
+        return self.failure is None
+
+    def restart(self, compiled: LLMatcher) -> LLMatcher | None:
+        """`advance` from the beginning, with the lexer of this matcher of the same grammar."""
+        self._num_lexers += 1
+        self._num_matched = 0
+        self._state = compiled.deep_copy()
         return self._match()
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens may follow, one after the other."""
+        """How many of these tokens may follow, one after the other; 0 if a limit is reached."""
         state = self.advance()
-        return 0 if state is None else state.validate_tokens(list(tokens))
+        return 0 if state is None or state.is_error() else state.validate_tokens(list(tokens))
 
     def forced_tokens(self) -> list[int]:
-        """Tokens of the only text that may follow; empty if there is a choice. A sampled token may be a part of one."""
+        """Tokens of the only text that may follow; empty if there is a choice, or if a limit is reached.
+
+        A sampled token may be a part of one.
+        """
         state = self.advance()
-        return [] if state is None else state.compute_ff_tokens()
+        return [] if state is None or state.is_error() else state.compute_ff_tokens()
 
     def _start(self, compiled: Callable[[], LLMatcher]) -> LLMatcher | None:
         try:
@@ -231,10 +278,14 @@ class GrammarMatcher:
         # One by one: an end-of-text token after the end of the text is an error to `consume_tokens`.
         if all(map(state.consume_token, pending)):
             return state
-        if exceeds_limit(state.get_error()):
-            return self.rebuild()
-        self.failure = MatcherFailure("its output does not match its grammar")
+        if exceeds_lexer_limit(state.get_error()):
+            return state
+        self.failure = _failure(state)
         return None
+
+
+def _failure(state: LLMatcher) -> MatcherFailure:
+    return _TOO_COMPLEX if exceeds_limit(state.get_error()) else _NO_MATCH
 
 
 def _digest(grammar: str) -> bytes:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from llguidance import LLMatcher
 from transformers import LlamaConfig
 
 from llama_models import SIZES
@@ -83,5 +82,4 @@ CASES: dict[str, Case] = {
 
 def is_prefix(grammars: GrammarCompiler, case: Case, tokens: Sequence[int]) -> bool:
     """Whether a fresh matcher accepts all these tokens."""
-    matcher: LLMatcher = grammars.compile_alone(case.grammar)
-    return matcher.consume_tokens(list(tokens))
+    return grammars.matcher(case.grammar).num_allowed(tokens) == len(tokens)

@@ -1,6 +1,7 @@
 """A matcher is a function of its grammar and its tokens. Grammars are compiled once, and bound in work."""
 
 import random
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -160,7 +161,55 @@ def test_a_lexer_at_its_limit_is_replaced(grammars: GrammarCompiler, monkeypatch
         for matcher, mask in zip(matchers, masks, strict=True):
             (may_follow,) = np.nonzero(mask)
             matcher.add(int(rng.choice([token for token in may_follow if token != EOS])))
-    assert any(matcher._tokens_at_rebuild > 0 for matcher in matchers)
+    assert any(matcher._num_lexers for matcher in matchers)
+
+
+def _count_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads that compile from now on."""
+    compiled: list[str] = []
+
+    def compile_counted(tokenizer: LLTokenizer, text: str) -> LLMatcher:
+        compiled.append(threading.current_thread().name)
+        return common.compile_grammar(tokenizer, text)
+
+    monkeypatch.setattr(worker_grammar, "compile_grammar", compile_counted)
+    return compiled
+
+
+def test_a_limit_of_the_parser_fails_all_siblings_without_compiling_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, compiled = tiny_grammars(), _count_compilations(monkeypatch)
+    grammar = 'start: "x" ' + " ".join(['("a" | /[a-z]{1,1}/)?'] * 100)
+    matchers = [compiler.matcher(grammar, _encoded("x")) for _ in range(16)]
+    monkeypatch.setattr(common, "GRAMMAR_LIMITS", common.GrammarLimits(step_max_items=300))
+    assert not _allowed(matchers).any()
+    assert {matcher.failure and matcher.failure.reason for matcher in matchers} == {FailureReason.GRAMMAR_TOO_COMPLEX}
+    assert len(compiled) == 1
+
+
+def test_siblings_whose_lexer_reaches_a_limit_share_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "GRAMMAR_LIMITS", common.GrammarLimits(max_lexer_states=300))
+    compiler, compiled = tiny_grammars(), _count_compilations(monkeypatch)
+    matchers = [compiler.matcher(r"start: /([ab]*a[ab]{6}[xy]|[ab]*b[ab]{7}z)*/") for _ in range(16)]
+    rng = random.Random(3)
+    while len(compiled) < 2:
+        for matcher, mask in zip(matchers, _allowed(matchers), strict=True):
+            assert matcher.failure is None
+            matcher.add(rng.choice([token for token in np.nonzero(mask)[0].tolist() if token != EOS]))
+    assert len(compiled) <= 1 + worker_grammar._MAX_NEW_LEXERS
+
+
+def test_drafts_compile_nothing_on_the_thread_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stack is too small for the deepest grammars."""
+    monkeypatch.setattr(common, "GRAMMAR_LIMITS", common.GrammarLimits(max_lexer_states=300))
+    compiler, compiled = tiny_grammars(), _count_compilations(monkeypatch)
+    matcher, rng = compiler.matcher(r"start: /([ab]*a[ab]{6}[xy]|[ab]*b[ab]{7}z)*/"), random.Random(3)
+    while len(compiled) < 2:
+        matcher.forced_tokens()
+        matcher.num_allowed(_encoded("abababab"))
+        (may_follow,) = np.nonzero(_allowed([matcher])[0])
+        matcher.add(rng.choice([token for token in may_follow.tolist() if token != EOS]))
+        assert matcher.failure is None
+    assert threading.current_thread().name not in compiled
 
 
 def test_without_a_tokenizer_sequences_with_grammars_fail() -> None:
