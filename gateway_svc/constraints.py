@@ -21,6 +21,7 @@ MAX_WHITESPACE = 64
 """Characters that a client's own pattern may allow there."""
 
 _MAX_MESSAGE = 500
+_MAX_QUOTED = 200  # characters of each end of llguidance's error
 _NOTHING = "no text can match it"
 _OPTIONS = "x-guidance"  # llguidance's options in a schema: some of them weaken it
 
@@ -147,19 +148,26 @@ def _check_min_properties(path: str, part: dict[str, Any]) -> None:
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Objects in a schema that may be schemas, with their JSON pointers."""
+    """A schema and the schemas within it, with their JSON pointers. Unknown keywords may hold some: a `$ref` may refer
+    to them."""
     left: list[tuple[str, Any]] = [("#", schema)]
     while left:
         path, value = left.pop()
-        if isinstance(value, dict):
-            yield path, value
-            left += ((f"{path}/{name}", item) for name, item in value.items() if name not in _VALUES)
-        elif isinstance(value, list):
+        if isinstance(value, list):
             left += ((f"{path}/{index}", item) for index, item in enumerate(value))
+        elif isinstance(value, dict):
+            yield path, value
+            for keyword, item in value.items():
+                where = f"{path}/{keyword}"
+                if keyword in _WITH_NAMES and isinstance(item, dict):
+                    left += ((f"{where}/{name}", part) for name, part in item.items())
+                elif keyword not in _WITH_VALUES:
+                    left.append((where, item))
 
 
-# Keywords that hold values, not schemas.
-_VALUES = ("const", "enum", "default", "examples", "example")
+# Keywords that hold values, and keywords that hold schemas by name: such a name may be that of a keyword.
+_WITH_VALUES = ("const", "enum", "default", "examples", "example", "dependentRequired")
+_WITH_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 
 
 def _regex(regex: str) -> str:
@@ -217,9 +225,8 @@ def _matches_nothing(matcher: "LLMatcher") -> bool:
     raise ConstraintError("its first token exceeds a limit", ConstraintProblem.TOO_COMPLEX)
 
 
-# llguidance ends an error with the lines of the grammar that it is about, and a regex's error with its cause.
-_SOURCE = re.compile(r"\n\s+\d+ \|.*", re.DOTALL)
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
+# llguidance ends the error of a regular expression with its cause.
 _REGEX_ERROR = re.compile(
     r"regex parse error:\n {4}(?P<regex>[^\n]*)\n {4}(?P<mark> *)\^+\nerror: (?P<cause>.*)", re.DOTALL
 )
@@ -229,12 +236,12 @@ _FORMAT = re.compile(r"Unknown format: (?P<name>.*)")
 
 def _message(error: str, constraint: UnvalidatedConstraint) -> str:
     """llguidance's error as clients see it: with its place in what the client wrote, and without the text itself."""
-    text = _SOURCE.sub("", error).strip()
-    if constraint.field is not Field.GRAMMAR:
-        # The place is one in the grammar that Quire wrote.
-        text = _PLACE.sub("", text).removeprefix("failed to compile JSON schema: ")
+    text = _PLACE.sub("", error)
+    # Of other constraints the place is one in the grammar that Quire wrote.
+    place = error[: len(error) - len(text)] if constraint.field is Field.GRAMMAR else ""
+    text = text.removeprefix("failed to compile JSON schema: ")
     if found := _REGEX_ERROR.search(text):
-        return f"invalid regular expression: {found['cause']} (at character {len(found['mark']) + 1})"
+        return f"{place}invalid regular expression: {found['cause']} (at character {len(found['mark']) + 1})"
     if found := _UNSUPPORTED.search(text):
         keys = json.loads(found["keys"])
         return f"the keyword {_with_path(constraint, keys[0])} is not supported"
@@ -242,7 +249,9 @@ def _message(error: str, constraint: UnvalidatedConstraint) -> str:
         return f"the {_with_path(constraint, 'format', found['name'])} is not supported: {found['name']}"
     if text.startswith("oneOf constraints"):
         return "oneOf is supported only if its schemas exclude each other, such as by a property with different const"
-    return " ".join(text.split())
+    text = place + " ".join(text.split())
+    # The cause comes last.
+    return text if len(text) <= 2 * _MAX_QUOTED else f"{text[:_MAX_QUOTED]} … {text[-_MAX_QUOTED:]}"
 
 
 def _with_path(constraint: UnvalidatedConstraint, keyword: str, value: str | None = None) -> str:

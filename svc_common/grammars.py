@@ -29,8 +29,6 @@ _STACK_BYTES = 64 * 2**20
 """llguidance recurses once for each rule in a chain of rules, and a thread that runs out of stack ends the process.
 This is four times what the deepest grammar of MAX_GRAMMAR_BYTES needs; only pages that are touched take memory."""
 
-_SHOWN = 200  # characters of each end of an error
-
 _stack_size_lock = threading.Lock()
 
 
@@ -61,8 +59,8 @@ class UnsupportedTokenizer(Exception):  # noqa: N818
 
 
 class InvalidGrammar(Exception):  # noqa: N818
-    """A grammar that cannot be compiled. The text is llguidance's, without its middle where it is long: it names the
-    place and may quote the grammar.
+    """A grammar that cannot be compiled. The text is llguidance's, without the lines of the grammar: it names the place
+    and may quote parts of the grammar, of any length.
     """
 
 
@@ -105,7 +103,7 @@ def compile_grammar(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**asdict(GRAMMAR_LIMITS)))
     if matcher.is_error():
         error = matcher.get_error()
-        raise (GrammarTooComplex if exceeds_limit(error) else InvalidGrammar)(_shortened(error))
+        raise (GrammarTooComplex if exceeds_limit(error) else InvalidGrammar)(_LINES_OF_GRAMMAR.sub("", error).strip())
     return matcher
 
 
@@ -124,13 +122,6 @@ def grammar_threads(count: int, name: str) -> ThreadPoolExecutor:
     return threads
 
 
-def _shortened(error: str) -> str:
-    """llguidance's text, without the lines of the grammar that it shows and, if it is long, without its middle: the
-    place comes first, the cause last."""
-    text = _SOURCE.sub("", error)
-    return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]} … {text[-_SHOWN:]}"
-
-
 def exceeds_lexer_limit(error: str) -> bool:
     """The same for a limit of the lexer, which matchers with equal grammars may share: it fails for all of them."""
     return error.lower().startswith("lexer error") and exceeds_limit(error)
@@ -141,7 +132,8 @@ def exceeds_limit(error: str) -> bool:
     return any(words in error.lower() for words in _TEXTS_OF_LIMITS)
 
 
-_SOURCE = re.compile(r"\n\s+\d+ \|.*", re.DOTALL)
+# An error ends with the lines of the grammar that it is about.
+_LINES_OF_GRAMMAR = re.compile(r"\n +\d+ \|.*", re.DOTALL)
 _TEXTS_OF_LIMITS = (
     "lexer precomputation failed",
     "initial_lexer_fuel",

@@ -1,6 +1,7 @@
 """Constraints on the output, through both protocols: the grammars that they become, and why they are refused."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -311,6 +312,53 @@ async def test_a_schema_is_never_applied_in_part(
     with pytest.raises(QuireError, match=words) as error:
         await over_http(tokenizer, grammars=grammars, prompt="a", guided_json=text)
     assert error.value.reason is INVALID
+
+
+LONG = "a" * 900
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"regex": f"{LONG}("}, "invalid regular expression: unclosed group (at character 901)"),
+        (
+            {"guided_json": {"type": "string", "pattern": f"{LONG}("}},
+            "invalid regular expression: unclosed group (at character 901)",
+        ),
+        (
+            {"grammar": f"start: rule\nrule: /{LONG}(/"},
+            "at 2(7): invalid regular expression: unclosed group (at character 901)",
+        ),
+        ({"guided_json": {"$ref": f"#/{LONG}"}}, f"Pointer '/{'a' * 190} … {'a' * 184}' does not exist"),
+    ],
+    ids=["regex", "schema", "grammar", "reference"],
+)
+async def test_an_error_about_a_long_text_names_the_place_and_the_cause(
+    fields: dict[str, Any], words: str, tokenizer: ModelTokenizer, grammars: GrammarChecker
+) -> None:
+    with pytest.raises(QuireError) as error:
+        await over_http(tokenizer, grammars=grammars, prompt="a", **fields)
+    assert str(error.value) == f"{error.value.field}: {words}"
+
+
+@pytest.mark.parametrize("name", ["default", "const", "enum", "example", "examples", "properties", "$defs"])
+async def test_a_property_may_have_the_name_of_a_keyword(
+    name: str, tokenizer: ModelTokenizer, grammars: GrammarChecker, vocabulary: LLTokenizer
+) -> None:
+    inner = {"type": "object", "properties": {"b": {"type": "integer"}}}
+    fields = structured(
+        json={"type": "object", "properties": {name: inner, "minProperties": {"type": "integer"}}},
+        disable_additional_properties=True,
+    )
+    grammar = (await over_http(tokenizer, grammars=grammars, prompt="a", **fields)).grammar
+
+    assert matches(grammar, f'{{"{name}": {{"b": 1}}, "minProperties": 3}}', vocabulary)
+    assert not matches(grammar, f'{{"{name}": {{"c": 1}}}}', vocabulary)
+    assert not matches(grammar, '{"additionalProperties": 1}', vocabulary)
+
+    fields = {"guided_json": {"properties": {name: {"minProperties": 3}}}}
+    with pytest.raises(QuireError, match=re.escape(f"minProperties at #/properties/{name} is not supported")):
+        await over_http(tokenizer, grammars=grammars, prompt="a", **fields)
 
 
 @pytest.mark.parametrize("name", ["discriminator", "nullable", "title", "x-order"])

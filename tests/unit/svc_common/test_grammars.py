@@ -113,9 +113,8 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_grammar_beyond_the_limits_is_too_complex(tokenizer: LLTokenizer, kind: str) -> None:
-    with pytest.raises(GrammarTooComplex) as raised:
+    with pytest.raises(GrammarTooComplex):
         _compile(tokenizer, HOSTILE[kind])
-    assert len(str(raised.value)) < 500
 
 
 DEEP = {
