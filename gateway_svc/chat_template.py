@@ -1,6 +1,7 @@
 """Renders chats by the model's own chat template, in Hugging Face's format, in a Jinja sandbox."""
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -66,18 +67,22 @@ class ChatTemplate:
         self.constants = "\0".join(constants)
         """All text that stands in the template, in parts."""
         self._knows_developer = "developer" in constants
+        # Nobody can guess it. By the space after it one sees whether the template strips the content.
+        self._end_mark = f"{secrets.token_hex(16)} "
+
+    def role(self, name: str) -> str:
+        """The role that a message of this role is rendered with: `system` for `developer` where the template does not
+        name it. Templates either leave out messages of a role that they do not know, or write a role that the model was
+        not trained on."""
+        return "system" if name == "developer" and not self._knows_developer else name
 
     def render(self, chat: TemplateChat) -> str:
-        """The chat as text that ends where `prompt_end` says. Raises ChatTemplateError.
-
-        The role `developer` is rendered as `system` where the template does not name it. Templates either leave out
-        messages of a role that they do not know, or write a role that the model was not trained on.
-        """
+        """The chat as text that ends where `prompt_end` says. Raises ChatTemplateError."""
         messages = chat.messages
-        if not self._knows_developer:
-            messages = [
-                {**message, "role": "system"} if message["role"] == "developer" else message for message in messages
-            ]
+        is_continued = chat.prompt_end is PromptEnd.CONTINUATION
+        if is_continued:
+            *others, last = messages
+            messages = [*others, {**last, "content": (last.get("content") or "") + self._end_mark}]
         # Templates of Hugging Face may rely on tools and documents being defined.
         variables = {
             **chat.variables,
@@ -93,7 +98,16 @@ class ChatTemplate:
             Exception
         ) as error:  # a template is a program, and may fail in any way on messages that it does not expect
             raise ChatTemplateError from error
-        return _through_content(text, messages[-1]) if chat.prompt_end is PromptEnd.CONTINUATION else text
+        return self._before_end_mark(text) if is_continued else text
+
+    def _before_end_mark(self, text: str) -> str:
+        """A rendered chat without what the template writes after its last message's content. As in transformers, white
+        space at the content's end stays only where the template keeps it."""
+        mark = self._end_mark
+        end = text.rfind(mark.rstrip())
+        if end < 0:
+            raise ChatTemplateError
+        return text[:end] if text.startswith(mark, end) else text[:end].rstrip()
 
 
 def load_chat_template(directory: Path, override: str | None = None) -> ChatTemplate | None:
@@ -140,19 +154,6 @@ def _named_default(template: Any) -> str | None:
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("default")
     return template if isinstance(template, str) else None
-
-
-def _through_content(text: str, message: Mapping[str, Any]) -> str:
-    """A rendered chat up to the end of its last message's content, without what the template writes after it.
-
-    As in transformers, white space at the content's end stays only where the template has kept it.
-    """
-    content = message.get("content") or ""
-    start = text.rfind(content.strip())
-    if start < 0:
-        raise ChatTemplateError
-    whole = content.lstrip()
-    return text[: start + len(whole if text.startswith(whole, start) else content.strip())]
 
 
 def _token_text(token: Any) -> str:

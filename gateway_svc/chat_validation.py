@@ -76,7 +76,7 @@ class ChatValidator:
             if text is not None and not 1 <= len(text) <= MAX_NAME_LENGTH:
                 raise _invalid(f"{path}.{name}", f"must have between 1 and {MAX_NAME_LENGTH} characters")
         form = self._call_form
-        fields: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        fields: dict[str, Any] = {"role": self._template.role(message.role), "content": message.content or ""}
         if message.name is not None:
             fields["name"] = message.name
         if message.reasoning is not None:
@@ -140,10 +140,8 @@ class ChatValidator:
         if effort not in EFFORTS:
             raise check.invalid(Field.REASONING_EFFORT, f"must be {', '.join(EFFORTS[:-1])} or {EFFORTS[-1]}")
         values = {"reasoning_effort": effort} | dict.fromkeys(_SWITCHES, effort != "none")
-        read = {name: value for name, value in values.items() if name in self._template.variables}
-        if not read and effort != "none":
-            raise check.unsupported(Field.REASONING_EFFORT, "the model's chat template does not take it")
-        return read
+        # Frameworks send it for each model, so it has no effect where the template reads none of them.
+        return {name: value for name, value in values.items() if name in self._template.variables}
 
 
 def _has_calls(message: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from gateway_svc.chat_template import TemplateChat
+from gateway_svc.chats import PromptEnd
 from gateway_svc.message_formats.description import MessageFormat, Tool, XmlCalls
 from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.message_formats.parser import MessageParser
@@ -34,11 +35,13 @@ class TurnFormat:
         reasoning = message_format.reasoning
         if reasoning is None and not chat.callable_tools:
             return None
+        is_continued = chat.prompt_end is PromptEnd.CONTINUATION
+        answer = (chat.messages[-1].get("content") or "") if is_continued else ""
         functions = [tool["function"] for tool in chat.callable_tools]
         return cls(
             MessageFormat(message_format.tools if functions else None, reasoning),
             tuple(Tool(function["name"], function["parameters"]) for function in functions),
-            reasoning is not None and reasoning.is_open_in(prompt_tail),
+            reasoning is not None and reasoning.is_open_in(prompt_tail, answer),
             chat.has_one_call,
         )
 

@@ -36,8 +36,15 @@ class ReasoningFormat:
         """All markers."""
         return (self.begin, self.end, *self.answer)
 
-    def is_open_in(self, prompt: str) -> bool:
-        """Whether a rendered prompt ends within the reasoning, so that the output continues it."""
+    def is_open_in(self, prompt: str, answer: str = "") -> bool:
+        """Whether a rendered prompt ends within the reasoning, so that the output continues it. `answer` is the part of
+        the answer that the prompt has; `prompt` may lack all but its end."""
+        rest = answer.lstrip()
+        while rest.startswith(self.begin):
+            _, end, rest = rest.partition(self.end)
+            if not end:
+                return True
+            rest = rest.lstrip()
         return prompt.rstrip().endswith(self.begin)
 
 

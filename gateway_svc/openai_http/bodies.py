@@ -17,7 +17,7 @@ from gateway_svc.openai_http.json_fields import (
     as_string,
     invalid,
 )
-from gateway_svc.openai_http.responses import CallFormat
+from gateway_svc.openai_http.responses import TOOL_CALLS, CallFormat
 from gateway_svc.retention import NONE, UNTIL_END, Retention
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.unvalidated_request import (
@@ -101,7 +101,7 @@ class Body:
 
     prompts: list[PromptRequest]
     delivery: Delivery
-    calls: CallFormat = CallFormat.TOOLS
+    calls: CallFormat = TOOL_CALLS
 
 
 def completion_body(body: JsonBody, request_id: str | None) -> Body:

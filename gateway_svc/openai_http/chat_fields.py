@@ -9,7 +9,7 @@ from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, To
 from gateway_svc.field_paths import Field
 from gateway_svc.openai_http import unsupported_fields
 from gateway_svc.openai_http.json_fields import JsonFields, as_object, invalid
-from gateway_svc.openai_http.responses import CallFormat
+from gateway_svc.openai_http.responses import TOOL_CALLS, CallFormat
 from svc_common.errors import QuireError, Reason
 
 # Of the fields, by their names in the body.
@@ -34,7 +34,7 @@ class ChatFields:
 
     prompt: ChatPrompt | None
     names: Mapping[str, str]
-    calls: CallFormat = CallFormat.TOOLS
+    calls: CallFormat = TOOL_CALLS
     """How the answer has calls."""
 
 
@@ -62,11 +62,10 @@ def read_chat(fields: JsonFields) -> ChatFields:
     )
     names = {Field.TOOLS: is_legacy, Field.TOOL_CHOICE: has_legacy_choice}
     is_named = prompt.tool_choice is not None and prompt.tool_choice.mode is ToolMode.NAMED
-    calls = CallFormat.NAMED_TOOL if is_named else CallFormat.TOOLS
     return ChatFields(
         prompt,
         {which: _LEGACY_NAMES[which] for which, is_old in names.items() if is_old},
-        CallFormat.LEGACY if is_legacy else calls,
+        CallFormat(is_legacy, is_named),
     )
 
 
@@ -105,8 +104,9 @@ def _message(message: JsonFields, message_index: int) -> ChatMessage:
     reasoning = message.string("reasoning_content")
     if reasoning is None:
         reasoning = message.string("reasoning")
-    content = _content(message)
-    if content is None and not tool_calls and reasoning is None:
+    is_answer = role == "assistant"
+    content = _content(message, is_answer)
+    if content is None and not (is_answer or tool_calls or reasoning is not None):
         raise invalid(message.field_path("content"), "must be given")
     return ChatMessage(
         role=role,
@@ -119,11 +119,13 @@ def _message(message: JsonFields, message_index: int) -> ChatMessage:
     )
 
 
-def _content(message: JsonFields) -> str | None:
+def _content(message: JsonFields, is_answer: bool) -> str | None:
     content = message.raw("content")
     if content is None or isinstance(content, str):
         return content
     parts = message.objects("content")
+    if not parts and is_answer:
+        return None  # an answer may be empty
     if not parts:
         raise invalid(message.field_path("content"), "must have at least one part")
     # Templates take one text: parts are joined by line breaks, as in vLLM.

@@ -1,7 +1,7 @@
 """Answers in the formats of the OpenAI API: whole, and as events of a stream."""
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway_svc.openai_http.cursor import Cursor
@@ -39,25 +39,23 @@ class Format(Protocol):
         ...
 
 
-class CallFormat(Enum):
-    """How a message has calls of tools."""
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How a message has calls of tools. `is_legacy`: as one function_call. `is_named`: the client has named the tool,
+    and as in OpenAI's API its call is no reason of its own to finish."""
 
-    TOOLS = "tools"
-    NAMED_TOOL = "named tool"
-    """As TOOLS; the client has named the tool, and as in OpenAI's API the call is no reason of its own to finish."""
-    LEGACY = "legacy"
-    """As one function_call."""
+    is_legacy: bool = False
+    is_named: bool = False
 
     @property
     def finish_reason(self) -> str:
         """Of an answer with calls."""
-        match self:
-            case CallFormat.TOOLS:
-                return "tool_calls"
-            case CallFormat.NAMED_TOOL:
-                return "stop"
-            case CallFormat.LEGACY:
-                return "function_call"
+        if self.is_named:
+            return "stop"
+        return "function_call" if self.is_legacy else "tool_calls"
+
+
+TOOL_CALLS = CallFormat()
 
 
 class ChatFormat:
@@ -65,7 +63,7 @@ class ChatFormat:
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
-    def __init__(self, calls: CallFormat = CallFormat.TOOLS) -> None:
+    def __init__(self, calls: CallFormat = TOOL_CALLS) -> None:
         self._calls = calls
 
     def whole(self, chunk: Chunk, rendering: Rendering, vocabulary: Vocabulary) -> Json:
@@ -95,7 +93,7 @@ class ChatFormat:
 
     def _whole_calls(self, chunk: Chunk) -> Json:
         functions = [{"name": call.name, "arguments": call.arguments} for call in chunk.tool_calls]
-        if self._calls is CallFormat.LEGACY:
+        if self._calls.is_legacy:
             return {"function_call": functions[0]}
         calls = zip(chunk.tool_calls, functions, strict=True)
         return {"tool_calls": [{"id": call.id, "type": "function", "function": function} for call, function in calls]}
@@ -109,7 +107,7 @@ class ChatFormat:
                 function = {"name": call.name, "arguments": call.arguments}
                 delta = {"index": call.index, "id": call.id, "type": "function", "function": function}
             deltas.append(delta)
-        if self._calls is CallFormat.LEGACY:
+        if self._calls.is_legacy:
             return {"function_call": deltas[0]["function"]}
         return {"tool_calls": deltas}
 

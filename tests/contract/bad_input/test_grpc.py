@@ -50,7 +50,6 @@ CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt_end": 3}, INVALID, "prompt_end"), ({"template_kwargs": "{"}, INVALID, "template_kwargs"),
     ({"template_kwargs": '{"messages": 1}'}, INVALID, "template_kwargs"),
     ({"reasoning_effort": "much"}, INVALID, "reasoning_effort"),
-    ({"reasoning_effort": "high"}, UNSUPPORTED, "reasoning_effort"),
 ]  # fmt: skip
 
 

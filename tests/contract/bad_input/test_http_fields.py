@@ -202,7 +202,7 @@ def combinations() -> Iterator[Case]:
         (chat, {"messages": [{"role": "user", "content": "a" * CONTEXT_LENGTH}]}, TOO_LONG, "messages"),
         (chat, {"messages": [{"role": "user", "content": ""}] * CONTEXT_LENGTH}, TOO_LONG, "messages"),
         *((chat, {name: value}, UNSUPPORTED, name) for name, value in {
-            "documents": [{}], "reasoning_effort": "high",
+            "documents": [{}],
             "chat_template": "{{ 1 }}", "structural_tag": {}, "audio": {}, "guided_decoding_backend": "outlines",
             "modalities": ["audio"], "store": True,
             "metadata": {"a": "b"}, "service_tier": "flex", "truncate_prompt_tokens": 1, "vllm_xargs": {"a": 1},

@@ -45,7 +45,9 @@ def test_tools_and_documents_are_none() -> None:
 def test_a_developer_is_the_system_unless_the_template_names_it(condition: str, role: str) -> None:
     source = f"{{% for m in messages %}}{{% if {condition} %}}{{{{ m.role }}}}{{% endif %}}{{% endfor %}}"
     template = ChatTemplate(source, {})
-    assert template.render(TemplateChat([{"role": "developer", "content": "Be a developer."}])) == role
+    assert template.role("developer") == role
+    assert template.render(TemplateChat([{"role": template.role("developer"), "content": "Be a developer."}])) == role
+    assert template.role("user") == "user"
 
 
 def test_loop_controls_and_generation_blocks_are_known() -> None:

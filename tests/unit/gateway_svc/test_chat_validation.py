@@ -167,6 +167,15 @@ def test_a_template_that_takes_calls_writes_them_itself_beside_tools_in_the_syst
     assert template.render(chat).count("<tool_response>\n20\n</tool_response>") == 1
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_tools_are_described_in_the_message_of_the_developer_that_comes_first(role: str) -> None:
+    validator = ChatValidator(PLAIN, ROLES, choose_format("hermes", AUTO, PLAIN.constants))
+    messages = [ChatMessage(role, "Be brief."), USER]
+    chat = validator.template_chat(ChatPrompt(messages, [ClientTool("get_weather")]), CHECK)
+    assert [message["role"] for message in chat.messages] == ["system", "user"]
+    assert chat.messages[0]["content"].startswith("Be brief.\n\n")
+
+
 def test_a_template_that_leaves_calls_out_gets_them_as_text() -> None:
     source = "{{ tools | tojson }}\n{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     template = ChatTemplate(source, {})
@@ -194,6 +203,7 @@ def test_variables_go_to_the_template_unless_it_has_them_already() -> None:
         ("{{ enable_thinking }}", "high", {"enable_thinking": True}),
         ("{{ thinking }}{{ reasoning_effort }}", "none", {"reasoning_effort": "none", "thinking": False}),
         ("{{ x }}", "none", {}),
+        ("{{ x }}", "high", {}),
     ],
 )
 def test_an_effort_is_what_the_template_reads_of_it(source: str, effort: str, expected: Any) -> None:
@@ -201,11 +211,6 @@ def test_an_effort_is_what_the_template_reads_of_it(source: str, effort: str, ex
     assert template_chat(template=template, reasoning_effort=effort).variables == expected
     given = template_chat(template=template, reasoning_effort=effort, template_variables='{"thinking": 1}')
     assert given.variables == {**expected, "thinking": 1}
-
-
-def test_an_effort_that_the_template_does_not_read_is_refused() -> None:
-    template = ChatTemplate("{{ x }}", {})
-    assert refused(template=template, reasoning_effort="low") == (Reason.FEATURE_UNSUPPORTED, "chat.reasoning_effort")
     assert refused(template=template, reasoning_effort="") == (Reason.INVALID_FIELD, "chat.reasoning_effort")
 
 
@@ -213,9 +218,10 @@ def test_a_prompt_may_end_after_the_last_message() -> None:
     assert HERMES.render(template_chat(prompt_end=PromptEnd.MESSAGE)) == "<|im_start|>user\na<|im_end|>\n"
 
 
-@pytest.mark.parametrize("content", ["Once upon", " Once upon ", "\n\nOnce", "a", "assistant"])
-def test_a_continuation_ends_where_transformers_ends_it(content: str) -> None:
-    family = TOOL_FAMILIES["llama3.1"]
+@pytest.mark.parametrize("content", ["Once upon", " Once upon ", "\n\nOnce", "a", "assistant", "end", "id", "|", "<"])
+@pytest.mark.parametrize("name", ["llama3.1", "hermes"])
+def test_a_continuation_ends_where_transformers_ends_it(name: str, content: str) -> None:
+    family = TOOL_FAMILIES[name]
     tokenizer = byte_level(special("<|begin_of_text|>"))
     made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=family.source, **family.special_tokens)  # type: ignore[no-untyped-call]
     messages = [USER, ChatMessage("assistant", content, path="m")]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from answers_with_calls import ANSWERS, Answer
 from gateway_svc.chat_template import TemplateChat
+from gateway_svc.chats import PromptEnd
 from gateway_svc.message_formats.formats import AUTO, choose_format
 from gateway_svc.output import Chunk, FinishReason, ToolCallDelta, merge_chunks
 from gateway_svc.rendering import Rendering
@@ -225,6 +226,15 @@ def test_a_prompt_may_end_within_the_reasoning() -> None:
     (whole,) = merge_chunks(given_out("hermes", made, steps([*token_ids, EOS], [], stop_end(EOS))))
     # Without tools a marker of calls is text.
     assert (whole.reasoning, whole.text, whole.tool_calls) == ("Hm.", "Yes.<tool_call>", [])
+
+
+def test_a_continued_answer_may_end_within_the_reasoning() -> None:
+    message_format = choose_format(AUTO, AUTO, TOOL_FAMILIES["hermes"].template.constants)
+    messages = [{"role": "assistant", "content": "<think>I should"}]
+    for prompt_end, is_open in ((PromptEnd.CONTINUATION, True), (PromptEnd.ANSWER, False)):
+        turn = TurnFormat.of_prompt(message_format, TemplateChat(messages, prompt_end=prompt_end), "I should")
+        assert turn is not None
+        assert turn.is_reasoning_open is is_open
 
 
 def test_answers_of_models_without_formats_are_text() -> None:

@@ -100,3 +100,18 @@ def test_the_default_model_has_its_own_format() -> None:
 )
 def test_a_prompt_may_open_the_reasoning(prompt: str, is_open: bool) -> None:
     assert REASONING_FORMATS["think"].is_open_in(prompt) is is_open
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_open"),
+    [
+        ("<think>I should", True),
+        ("\n<think>\nI should " + "think " * 100, True),
+        ("<think>I should</think>", False),
+        ("<think>I should</think>\n\nYes: <think> begins", False),
+        ("<think>I</think>\n<think>should", True),
+        ("The tag <think> begins", False),
+    ],
+)
+def test_an_answer_that_is_continued_may_open_the_reasoning(answer: str, is_open: bool) -> None:
+    assert REASONING_FORMATS["think"].is_open_in(answer[-20:], answer) is is_open

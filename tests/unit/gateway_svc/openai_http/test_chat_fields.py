@@ -9,7 +9,10 @@ from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, To
 from gateway_svc.field_paths import Field
 from gateway_svc.openai_http.bodies import PromptRequest, chat_body
 from gateway_svc.openai_http.json_fields import parse_body
+from gateway_svc.openai_http.responses import ChatFormat
+from gateway_svc.output import FinishReason
 from quire.inference.v1 import inference_pb2 as api
+from svc_common.errors import QuireError
 
 USER = {"role": "user", "content": "a"}
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object", "é": 1}}
@@ -99,6 +102,31 @@ def test_reasoning_has_either_name() -> None:
     for name in ("reasoning", "reasoning_content"):
         message = chat(messages=[USER, {"role": "assistant", name: "r"}]).messages[1]
         assert message == ChatMessage("assistant", None, reasoning="r")
+
+
+@pytest.mark.parametrize("content", [None, [], ""])
+def test_an_answer_may_be_empty(content: Any) -> None:
+    call = {"function": {"name": "f"}}
+    for calls in (None, [], [call]):
+        answer = {"role": "assistant", "content": content, "tool_calls": calls, "function_call": None}
+        message = chat(messages=[USER, answer]).messages[1]
+        assert (message.content or "", len(message.tool_calls)) == ("", len(calls or []))
+    with pytest.raises(QuireError, match="must") as error:
+        chat(messages=[{"role": "user", "content": content or None}])
+    assert error.value.field == "messages[0].content"
+
+
+def test_a_tool_or_function_that_is_named_is_no_reason_to_finish() -> None:
+    tools = {"tools": [{"function": FUNCTION}], "tool_choice": {"type": "function", "function": {"name": "f"}}}
+    reasons: dict[str, list[dict[str, Any]]] = {
+        "stop": [tools, {"functions": [FUNCTION], "function_call": {"name": "f"}}],
+        "tool_calls": [{**tools, "tool_choice": "required"}],
+        "function_call": [{"functions": [FUNCTION], "function_call": "auto"}, {"functions": [FUNCTION]}],
+    }
+    for reason, bodies in reasons.items():
+        for fields in bodies:
+            body = chat_body(parse_body(json.dumps({"messages": [USER], **fields}).encode()), None)
+            assert ChatFormat(body.calls).finish_reason(FinishReason.TOOL_CALLS) == reason
 
 
 def test_what_turns_a_feature_off_is_taken() -> None:
