@@ -37,11 +37,12 @@ class GrammarLimits:
     """Arguments of llguidance's LLParserLimits. Fuel is nodes of regular expressions, 14 to 50 per microsecond."""
 
     initial_lexer_fuel: int = 300_000
-    """To compile a grammar: 0.1 s at most, but for intersections of many regular expressions."""
+    """To compile a grammar's regular expressions: 0.1 s at most, but for intersections of many. Rules take more time:
+    30 to 50 ms for 5,000."""
     step_lexer_fuel: int = 50_000
     """For one mask: 8 ms at most."""
     step_max_items: int = 3_000
-    """Items of the parser for one mask: 20 ms at most, which only ambiguous grammars take."""
+    """Items of the parser for one mask. Only ambiguous grammars need so many."""
     max_items_in_row: int = 2_000
     max_lexer_states: int = 20_000
     """1 to 2 kB each."""

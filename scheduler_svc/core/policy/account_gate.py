@@ -262,7 +262,10 @@ class AccountGate:
                 account.swapped = [other for other in account.swapped if other.order != sequence.order]
 
     def take_excess(self, replica: Replica) -> list[Sequence]:
-        """The running sequences of a replica that must be preempted, so that no account uses too many blocks."""
+        """The running sequences of a replica that must be preempted, so that no account uses too many blocks.
+
+        No beams: a search reserves the most blocks that it may use.
+        """
         if not any(account.is_over for account in self._limited.values()):
             return []
         excess = []

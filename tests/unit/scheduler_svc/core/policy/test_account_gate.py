@@ -210,6 +210,19 @@ def test_a_search_uses_as_many_slots_as_it_is_wide() -> None:
     assert running(bench) == {"a"}
 
 
+def test_a_search_is_not_preempted_where_limits_have_become_too_small_for_it() -> None:
+    bench = CoreBench()
+    assert bench.scheduler.submit(search("search", 3, **limited(max_kv_blocks=20)), bench.now) is None
+    bench.steps(2)
+    bench.submit("a", prompt(BLOCK, 100), 1, **limited(max_kv_blocks=2))
+    while "search" in bench.scheduler.keys:
+        plan = bench.step()
+        assert not plan.preempted
+        assert running(bench) <= {"search"}, "the other one waits"
+    bench.run()
+    assert bench.scheduler.num_queued == bench.scheduler.num_running == 0
+
+
 # The order within an account.
 
 
