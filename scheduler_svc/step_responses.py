@@ -71,14 +71,15 @@ class _Requested:
 class _ExpectedResult:
     """The valid answer to a step: these sequences, with `num_tokens` each.
 
-    With `most`, for a worker that speculates, any number of tokens from 0 to `most` is valid instead. By index in the
-    step: how many top log-probabilities per token; values; and log-probabilities of the prompt, as their count
-    and the number of top ones.
+    With `most`, for a worker that speculates, any number of tokens from 0 to `most` is valid instead. A sequence with a
+    grammar may have none. By index in the step: which these are; how many top log-probabilities per token; values; and
+    log-probabilities of the prompt, as their count and the number of top ones.
     """
 
     sequence_ids: list[int]
     num_tokens: list[int]
     most: list[int] | None
+    constrained: list[int]
     num_top_logprobs: dict[int, int] = field(default_factory=dict)
     values: dict[int, worker_v1.ResultKind] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -99,6 +100,7 @@ class ResponseValidator:
     def __init__(self, opening: worker_v1.StepRequest, vocab_size: int, max_sampled_tokens: int = 1) -> None:
         self._opening, self._vocab_size, self._speculates = opening, vocab_size, max_sampled_tokens > 1
         self._requests: dict[int, _Requested] = {}  # by id, of the worker's sequences that ask for more than tokens
+        self._constrained: set[int] = set()  # the ids of those with a grammar
         self._expected: deque[_ExpectedResult] = deque()  # one for each step in flight
 
     def expect(self, plan: StepPlan) -> None:
@@ -109,18 +111,23 @@ class ResponseValidator:
         if self._requests:
             for sequence_id in plan.finished_ids:
                 self._requests.pop(sequence_id, None)
+        if self._constrained:
+            self._constrained.difference_update(plan.finished_ids)
         for new in plan.new_sequences:
+            if cast(worker_v1.SamplingParams, new.sequence.request.sampling).grammar:
+                self._constrained.add(new.sequence.id)
             if (request := _requested_of(new)) is not None:
                 self._requests[new.sequence.id] = request
         ids = [part.sequence.id for part in plan.scheduled]
         num_tokens = [int(part.samples) for part in plan.scheduled]
-        expected = _ExpectedResult(ids, num_tokens, None)
+        constrained = [place for place, number in enumerate(ids) if number in self._constrained]
+        expected = _ExpectedResult(ids, num_tokens, None, constrained)
         if self._requests:
             self._expect_requested(plan, expected)
         if self._speculates:
             most = list(map(add, num_tokens, [part.max_extra_tokens for part in plan.scheduled]))
             expected = _ExpectedResult(
-                ids, num_tokens, most, expected.num_top_logprobs, expected.values, expected.prompt_logprobs
+                ids, num_tokens, most, constrained, expected.num_top_logprobs, expected.values, expected.prompt_logprobs
             )
         self._expected.append(expected)
 
@@ -242,13 +249,17 @@ def _num_prompt_logprobs(part: ScheduledSequence, prompt_length: int) -> int:
 
 
 def _check_counts(expected: _ExpectedResult, result: worker_v1.StepResult) -> None:
-    """One token for each sequence, or none where it does not sample or failed. With speculation, 0 to `most`."""
+    """One token for each sequence, or none where it does not sample or failed, or has a grammar. With speculation, 0 to
+    `most`.
+    """
     counts, expected_counts = result.num_tokens[:], expected.num_tokens
     if counts == expected_counts and not result.failures:
         return
     least, most = expected_counts.copy(), (expected.most or expected_counts).copy()
     if expected.most is not None:
         least = [0] * len(most)
+    for schedule_index in expected.constrained:
+        least[schedule_index] = 0
     for failure in result.failures:
         least[failure.schedule_index] = most[failure.schedule_index] = 0
     for sequence_id, num_tokens, fewest, highest in zip(expected.sequence_ids, counts, least, most, strict=True):

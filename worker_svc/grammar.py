@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from copy import copy
 from dataclasses import dataclass
 from typing import Self
@@ -35,6 +35,8 @@ _USUAL = "start: %json {}"
 
 # Compiled grammars that are kept. Those in use are kept by their sequences.
 _NUM_CACHED = 64
+# For which a step waits for the grammars of its new sequences; or of all, if it has no others.
+_MAX_WAIT_SECONDS = 0.02
 # Sequences of a grammar share llguidance's lexer. When that reaches a limit, such as that of its states, it fails for
 # all of them, and they continue with a new one: a sequence once at any token, and once more for each of as many tokens.
 _TOKENS_FOR_LEXER = 64
@@ -179,6 +181,7 @@ class GrammarMatcher:
 
     __slots__ = (
         "_compiled",
+        "_has_waited",
         "_num_lexers",
         "_num_matched",
         "_state",
@@ -196,6 +199,7 @@ class GrammarMatcher:
         self._state: LLMatcher | None = None
         self._num_matched = 0
         self._num_lexers = 0
+        self._has_waited = False
         self.failure: MatcherFailure | None = None
 
     def add(self, token: int) -> None:
@@ -218,6 +222,11 @@ class GrammarMatcher:
     def is_ready(self) -> bool:
         """Whether `advance` would not wait for the compiler."""
         return self._state is not None or self._compiled.done()
+
+    def starts_waiting(self) -> bool:
+        """Whether this is the first call, which a step makes if the matcher is not ready."""
+        is_first, self._has_waited = not self._has_waited, True
+        return is_first
 
     def advance(self) -> LLMatcher | None:
         """llguidance's matcher after all tokens, in an error if its lexer reached a limit; None after a failure.
@@ -282,6 +291,11 @@ class GrammarMatcher:
             return state
         self.failure = _failure(state)
         return None
+
+
+def wait_until_ready(matchers: Iterable[GrammarMatcher]) -> None:
+    """Waits until these grammars are compiled, for a short time at most: usual ones take 1 ms."""
+    wait([matcher._compiled for matcher in matchers], _MAX_WAIT_SECONDS)
 
 
 def _failure(state: LLMatcher) -> MatcherFailure:

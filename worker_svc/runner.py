@@ -24,7 +24,7 @@ from worker_svc.description import WorkerLimits
 from worker_svc.drafting import DrafterFactory, Drafting
 from worker_svc.errors import DeviceLost
 from worker_svc.executor import Executor, SampleHandle
-from worker_svc.grammar import GrammarCompiler
+from worker_svc.grammar import GrammarCompiler, wait_until_ready
 from worker_svc.launched_step import LaunchedStep, ScheduledRun
 from worker_svc.sampler import SamplerOutput, num_accepted
 from worker_svc.sequences import InvalidSequence, Sequence
@@ -112,10 +112,16 @@ class Runner:
         if self._drafting is not None:
             self._wait_for_drafts_ahead(step)
         runs, failed = self._admit(step.scheduled)
+        runs, delayed = self._delay_uncompiled(runs)
+        # Kernels handle sequences of one token separately, and before the others.
+        runs.sort(key=lambda run: run.end - run.start > 1 or run.draft != ())
         has_drafts = self._drafting is not None and any(run.draft for run in runs)
         sample_handle = self._enqueue(runs, has_drafts) if runs else None
+        for run in delayed:
+            # The scheduler assumes that its last token is computed, until it knows that none was sampled.
+            run.sequence.num_computed, run.sequence.assumed_start = run.end - 1, run.end
         # A scheduler with nothing to compute sends an empty step to wait for its swaps.
-        pending_copies = started_copies if runs else [*started_copies, *self._swap_tracker.pending]
+        pending_copies = started_copies if runs or delayed else [*started_copies, *self._swap_tracker.pending]
         launched = LaunchedStep(
             step.step_id, step.scheduled, failed, runs, has_drafts, sample_handle, pending_copies, started
         )
@@ -194,8 +200,7 @@ class Runner:
     def _admit(self, scheduled: Items[ScheduledSequence]) -> tuple[list[ScheduledRun], dict[int, SequenceResult]]:
         """The sequences of the step that can run, with their new blocks; and the failures of the others, by index.
 
-        Sequences of one token come first, because kernels handle these separately. Drafts take the rest of the step's
-        token budget.
+        Drafts take the rest of the step's token budget.
         """
         runs: list[ScheduledRun] = []
         failed: dict[int, SequenceResult] = {}
@@ -225,8 +230,22 @@ class Runner:
             )
         if self._drafting is not None:
             runs = self._draft(self._drafting, runs, scheduled, tokens_left)
-        runs.sort(key=lambda run: run.end - run.start > 1 or run.draft != ())
         return runs, failed
+
+    def _delay_uncompiled(self, runs: list[ScheduledRun]) -> tuple[list[ScheduledRun], list[ScheduledRun]]:
+        """The runs without the last token of each sequence whose grammar is not compiled; and these runs as they were.
+
+        Such a sequence samples nothing, and the next step computes that token again. So it delays itself alone.
+        """
+        waiting = [(run, run.sequence.matcher) for run in runs if run.samples and run.sequence.matcher is not None]
+        if not waiting or all(matcher.is_ready for _, matcher in waiting):
+            return runs, []
+        matchers = [matcher for run, matcher in waiting if matcher.starts_waiting() or len(waiting) == len(runs)]
+        wait_until_ready(matchers)
+        delayed = [run for run, matcher in waiting if not matcher.is_ready]
+        ids = {run.sequence_id for run in delayed}
+        shortened = [run._replace(end=run.end - 1, samples=False) if run.sequence_id in ids else run for run in runs]
+        return [run for run in shortened if run.end > run.start], delayed
 
     def _draft(
         self, drafting: Drafting, runs: list[ScheduledRun], scheduled: Items[ScheduledSequence], tokens_left: int

@@ -133,7 +133,8 @@ class FailureReason(Enum):
 class SequenceResult(NamedTuple):
     """The result of one scheduled sequence: one token, or none while known tokens are left to compute.
 
-    With a drafter there may be up to 1 + max_extra_tokens tokens; or none if the next step computes the same again.
+    With a drafter there may be up to 1 + max_extra_tokens tokens; or none if the next step computes the last one again,
+    which is also so while the sequence's grammar is not compiled.
     """
 
     sequence_id: int

@@ -151,11 +151,12 @@ def prompt_logprobs_events(plan: StepPlan, outcome: StepOutcome) -> list[Event]:
 
 
 def _may_return(replica: Replica, part: ScheduledSequence, num_tokens: int) -> bool:
-    """Whether a step may return `num_tokens` tokens for a sequence: one if it samples, unless the worker speculates.
+    """Whether a step may return `num_tokens` tokens for a sequence: one if it samples, or none and the last known token
+    is computed again; with speculation more.
 
     With a value there are none.
     """
     if not part.samples or part.sequence.request.returns_value:
         return num_tokens == 0
-    may_be_none = replica.shape.max_sampled_tokens > 1 and part.num_tokens == 1 and part.sequence.request.beam is None
+    may_be_none = part.sequence.request.beam is None
     return 1 - may_be_none <= num_tokens <= 1 + part.max_extra_tokens

@@ -312,7 +312,7 @@ class MemoryWorker:
     def _speculate(self, part: ScheduledSequence, known: Known, end: int, step_id: int) -> Drawn:
         """Accepts some of the drafts that the plan has room for. The KV of a rejected draft stays in its slot."""
         assert self._rng is not None
-        num_tokens = self._rng.randint(0 if part.num_tokens == 1 else 1, 1 + part.max_extra_tokens)
+        num_tokens = self._rng.randint(0, 1 + part.max_extra_tokens)
         self.num_returned[num_tokens] += 1
         if num_tokens == 0:
             known.position = end - 1

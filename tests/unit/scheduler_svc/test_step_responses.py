@@ -168,3 +168,17 @@ def test_log_probabilities_are_not_due_unless_requested() -> None:
     validator.expect(plan)
     (row,) = validator.outcome_of(answer_to(plan), replica).results
     assert (list(row.token_ids), row.failure) == ([1], None)
+
+
+def test_a_sequence_with_a_grammar_may_have_no_token() -> None:
+    """While its grammar is compiled."""
+    replica = Replica(ReplicaShape(b"", 16, 8, 64, 64, 8))
+    sampling = worker_v1.SamplingParams(grammar='start: "a"', logprobs=1)
+    sequence = Sequence(7, Request("k", [1], 1, 8, sampling=sampling), 0, 0, [1])
+    validator = ResponseValidator(worker_v1.StepRequest(epoch=1, generation=1), VOCAB)
+    plan = plan_of(replica, sequence, is_new=True)
+    validator.expect(plan)
+    response = answer_to(plan)
+    response.result.num_tokens[:], response.result.token_ids[:] = [0], []
+    (row,) = validator.outcome_of(response, replica).results
+    assert (list(row.token_ids), row.failure) == ([], None)

@@ -1,20 +1,23 @@
 """What a sequence with a grammar returns matches it, whatever else happens: other sequences, preemption, drafts."""
 
 import random
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from llguidance import LLMatcher
 
 from core_runner import CoreRunner, Served, submission
 from drafters import knowing
-from grammars import CASES, VOCAB, config_for_grammars, is_prefix, text_of, tiny_grammars
+from grammars import CASES, TOKENIZER, VOCAB, config_for_grammars, is_prefix, text_of, tiny_grammars
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from runner_driver import make_instance, make_runner
 from runner_steps import FixedDrafter, new_sequence, run_step
-from svc_common.grammars import MAX_GRAMMAR_BYTES
+from svc_common.grammars import MAX_GRAMMAR_BYTES, load_grammar_tokenizer
 from tiny_model import EOS
 from worker_svc.grammar import GrammarCompiler
 from worker_svc.step import FailureReason, SamplingParams, ScheduledSequence, Step, StepOutcome
@@ -95,6 +98,59 @@ def test_others_sample_what_they_do_without_grammars(model: Path, grammars: Gram
     plain = {key: submit for key, submit in asked.items() if not submit.sampling.grammar}
     alone, _ = _serve(plain, model, grammars, "compiled")
     assert _tokens(alone) == {key: tokens for key, tokens in _tokens(served).items() if key in plain}
+
+
+class _SlowGrammars(GrammarCompiler):
+    """Compiles a grammar when it is released."""
+
+    def __init__(self) -> None:
+        super().__init__(partial(load_grammar_tokenizer, TOKENIZER.to_str(), [EOS]), VOCAB)
+        assert self.warm_up() is None
+        self.released = threading.Event()
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        if hasattr(self, "released"):
+            assert self.released.wait(60)
+        return super()._compile(grammar)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2])
+@pytest.mark.parametrize("prompt", [[5], list(range(5, 14))], ids=["one token", "nine tokens"])
+def test_a_sequence_waits_alone_for_its_grammar(
+    prompt: list[int], num_drafts: int, model: Path, grammars: GrammarCompiler
+) -> None:
+    slow = _SlowGrammars()
+    drafter: dict[str, Any] = (
+        {"make_drafter": lambda: FixedDrafter(7), "max_draft_tokens": num_drafts} if num_drafts else {}
+    )
+    runner = make_runner(model, "compiled", block_size=BLOCK, num_blocks=16, grammars=slow, **drafter)
+    params = SamplingParams(grammar=CASES["choice"].grammar)
+    news = [new_sequence(0, prompt, params), new_sequence(1, [9, 9])]
+    end = len(prompt)
+    steps = [
+        Step([], news, [ScheduledSequence(0, 0, end, [0, 1]), ScheduledSequence(1, 0, 2, [2, 3])], step_id=0),
+        # As the scheduler plans it before it knows that the first step returned nothing.
+        Step([], [], [ScheduledSequence(0, end, 1, []), ScheduledSequence(1, 2, 1, [])], step_id=1),
+    ]
+    launched = [runner.launch(step) for step in steps]
+    for each in launched:
+        first, second = runner.finish(each).sequences
+        assert (first.token_ids, first.failure, len(second.token_ids)) == ([], None, 1)
+    slow.released.set()
+    tokens: list[int] = []
+    for _ in range(1000):
+        (result,) = run_step(runner, [], ScheduledSequence(0, end + max(0, len(tokens) - 1), 1, []))
+        assert result.failure is None
+        tokens += result.token_ids
+        if len(tokens) == 3:
+            break
+    runner = make_runner(model, "compiled", block_size=BLOCK, num_blocks=16, grammars=grammars)
+    (result,) = run_step(runner, news[:1], ScheduledSequence(0, 0, end, [0, 1]))
+    expected = result.token_ids
+    while len(expected) < 3:
+        (result,) = run_step(runner, [], ScheduledSequence(0, end + len(expected) - 1, 1, []))
+        expected = [*expected, *result.token_ids]
+    assert tokens == expected
 
 
 CIRCUMSTANCES: dict[str, dict[str, Any]] = {
