@@ -94,7 +94,7 @@ def _to_lark(constraint: UnvalidatedConstraint) -> str:
         case Field.JSON_SCHEMA:
             return f"start: %json {_dump(_schema(constraint))}"
         case Field.JSON_OBJECT:
-            return f"start: %json {_dump({'type': 'object', _OPTIONS: _options(constraint)})}"
+            return f"start: %json {_dump({'type': 'object', _OPTIONS: json_options(constraint)})}"
         case Field.REGEX:
             return _regex(text)
         case Field.GBNF:
@@ -128,10 +128,11 @@ def _schema(constraint: UnvalidatedConstraint) -> Any:
         _check_min_properties(path, part)
         if constraint.closes_objects and ("properties" in part or "patternProperties" in part):
             part.setdefault("additionalProperties", False)
-    return {**schema, _OPTIONS: _options(constraint)}
+    return {**schema, _OPTIONS: json_options(constraint)}
 
 
-def _options(constraint: UnvalidatedConstraint) -> Mapping[str, Any]:
+def json_options(constraint: UnvalidatedConstraint) -> Mapping[str, Any]:
+    """llguidance's options for the JSON of a constraint."""
     if constraint.whitespace is None:
         return JSON_ON_ONE_LINE
     return {"whitespace_pattern": constraint.whitespace} if constraint.whitespace else {"whitespace_flexible": False}

@@ -6,7 +6,7 @@ of the gateway.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gateway_svc.constraints import (
@@ -14,12 +14,14 @@ from gateway_svc.constraints import (
     UnvalidatedConstraint,
     checked_grammar,
     compiled_grammar,
+    json_options,
 )
 from gateway_svc.field_paths import Field
 from gateway_svc.message_formats.argument_rules import UnsupportedParameters
 from gateway_svc.message_formats.description import MessageFormat, Tool
 from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.message_formats.grammar import CallRule, ReasoningRule, TurnGrammar
+from svc_common.grammars import JSON_ON_ONE_LINE, compile_grammar
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -66,10 +68,10 @@ def checked_turn_grammar(turn: TurnConstraint, tokenizer: "LLTokenizer") -> str:
             except ConstraintError as error:
                 message = f"the parameters of {tool.name} cannot be applied: {error}"
                 raise ConstraintError(message, error.problem, Field.TOOLS) from None
-    answer = None
+    answer, options = None, JSON_ON_ONE_LINE
     if turn.answer is not None:
         try:
-            answer = checked_grammar(turn.answer, tokenizer)
+            answer, options = checked_grammar(turn.answer, tokenizer), json_options(turn.answer)
         except ConstraintError as error:
             raise ConstraintError(str(error), error.problem, error.field or turn.answer.field) from None
     grammar = TurnGrammar(
@@ -80,12 +82,32 @@ def checked_turn_grammar(turn: TurnConstraint, tokenizer: "LLTokenizer") -> str:
         is_parallel=turn.is_parallel,
         reasoning=turn.reasoning,
         answer=answer,
+        json_options=options,
     )
     try:
         lark = grammar.to_lark()
     except UnsupportedParameters as error:
         raise ConstraintError(str(error), field=Field.TOOLS) from None
-    return compiled_grammar(lark, UnvalidatedConstraint(turn.field), tokenizer)
+    checked = compiled_grammar(lark, UnvalidatedConstraint(turn.field), tokenizer)
+    if turn.answer is not None:
+        _check_beginnings(grammar, turn.answer.field, tokenizer)
+    return checked
+
+
+def _check_beginnings(grammar: TurnGrammar, field: Field, tokenizer: "LLTokenizer") -> None:
+    """Raises ConstraintError where calls cannot be written, since an answer begins as they do. llguidance's lexer takes
+    the longest terminal, and does not return to a shorter one that it has passed."""
+    beginnings = grammar.call_beginnings()
+    if not beginnings:
+        return
+    without_reasoning = replace(grammar, reasoning=ReasoningRule.NONE)
+    matcher = compile_grammar(tokenizer, without_reasoning.to_lark())
+    for text in beginnings:
+        tokens = tokenizer.tokenize_str(text)
+        if matcher.validate_tokens(tokens) < len(tokens):
+            raise ConstraintError(
+                "is not supported beside tools: its text may begin as this model's calls do", field=field
+            )
 
 
 def _tool(tool: CheckedTool) -> Tool:

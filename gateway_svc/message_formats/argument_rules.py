@@ -22,6 +22,7 @@ _MAX_DEPTH = 16
 # Names of parameters as the parsers take them.
 _TAG_NAME = re.compile(r"[^\s<>]([^<>\n]*[^\s<>])?")
 _KEYWORD = re.compile(r"[\w.-]+")
+_ARGUMENTS_ID = "https://quire.invalid/arguments"
 _MAX_OTHERS = 64  # properties that the schema does not list
 
 
@@ -39,11 +40,10 @@ def escaped_regex(text: str) -> str:
     return re.sub(r"[\\^$.|?*+()\[\]{}/]", r"\\\g<0>", text)
 
 
-def json_rule(schema: Mapping[str, Any], **options: str) -> str:
-    """JSON of a schema. `options` are further ones of llguidance."""
-    all_options = {"x-guidance": {**JSON_ON_ONE_LINE, **options}}
-    text = json.dumps({**_without_annotations(schema), **all_options}, ensure_ascii=False, separators=(",", ":"))
-    return f"%json {text}"
+def json_rule(schema: Mapping[str, Any], options: Mapping[str, Any] = JSON_ON_ONE_LINE) -> str:
+    """JSON of a schema. `options` are llguidance's."""
+    written = {**_without_annotations(schema), "x-guidance": options}
+    return f"%json {json.dumps(written, ensure_ascii=False, separators=(',', ':'))}"
 
 
 def _without_annotations(schema: Any) -> Any:
@@ -67,6 +67,22 @@ def object_rule(tool: Tool) -> str:
     """The arguments of a tool as JSON. Raises UnsupportedParameters."""
     _check_type(tool)
     return json_rule(_closed(tool.parameters))
+
+
+def json_call_rule(tool: Tool, arguments_key: str, options: Mapping[str, Any]) -> str:
+    """A whole call as JSON. Raises UnsupportedParameters."""
+    _check_type(tool)
+    # With an id of its own, references of the tool's schema are relative to it.
+    arguments = {"$id": _ARGUMENTS_ID, **_closed(tool.parameters)}
+    return json_rule(
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, arguments_key: arguments},
+            "required": ["name", arguments_key],
+            "additionalProperties": False,
+        },
+        options,
+    )
 
 
 def _check_type(tool: Tool) -> None:
@@ -194,7 +210,7 @@ def _python_values(schema: Any, definitions: Mapping[str, Any]) -> list[str]:
             return [value for one in kind_schemas for value in _python_values(one, definitions)]
         case _:
             # An escaped slash has another meaning in Python.
-            return [json_rule({**definitions, **schema}, json_allowed_escapes='nrtbf\\"u')]
+            return [json_rule({**definitions, **schema}, {**JSON_ON_ONE_LINE, "json_allowed_escapes": 'nrtbf\\"u'})]
 
 
 class _Values:

@@ -6,18 +6,29 @@ their usual layout; arguments are JSON by the tool's schema, which llguidance co
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from gateway_svc.message_formats.argument_rules import (
     escaped_regex,
+    json_call_rule,
     keyword_rules,
     object_rule,
     quoted,
     tag_rules,
 )
-from gateway_svc.message_formats.description import CallSyntax, MessageFormat, PythonCalls, Slot, Tool, XmlCalls
+from gateway_svc.message_formats.description import (
+    CallSyntax,
+    JsonCalls,
+    MessageFormat,
+    PythonCalls,
+    Slot,
+    Tool,
+    XmlCalls,
+)
 from gateway_svc.message_formats.layout import Part, call_layout, layout_of
+from svc_common.grammars import JSON_ON_ONE_LINE
 
 MAX_CALLS = 16
 """Calls in a turn, at most. Without a bound, a weak model may call until its output is cut."""
@@ -50,7 +61,8 @@ class TurnGrammar:
     """What a turn may be.
 
     `is_parallel` allows several calls. `answer` is the grammar of the text of a turn without calls; None: any text.
-    `control_tokens` are the ids of the tokenizer's added tokens by literal.
+    `control_tokens` are the ids of the tokenizer's added tokens by literal. `json_options` are llguidance's for the
+    JSON of `answer`.
     """
 
     message_format: MessageFormat
@@ -60,6 +72,16 @@ class TurnGrammar:
     is_parallel: bool = True
     reasoning: ReasoningRule = ReasoningRule.NONE
     answer: str | None = None
+    json_options: Mapping[str, Any] = field(default_factory=lambda: JSON_ON_ONE_LINE)
+
+    def call_beginnings(self) -> list[str]:
+        """How calls without a marker begin, one for each tool."""
+        tools = self.message_format.tools
+        if self.calls is CallRule.NONE or tools is None or not tools.calls.is_bare:
+            return []
+        if isinstance(tools.calls, JsonCalls):
+            return [f'{{"name":{quoted(tool.name)}' for tool in self.tools]
+        return [f"[{tool.name}(" for tool in self.tools]
 
     def to_lark(self) -> str:
         """The grammar; with `answer`, llguidance's JSON object of this grammar and the other.
@@ -119,11 +141,16 @@ class TurnGrammar:
         rules: dict[str, str] = {}
         names = []
         for index, tool in enumerate(self.tools):
+            names.append(f"call_{index}")
+            if isinstance(calls, JsonCalls) and calls.is_bare and self.answer is not None:
+                # Either may be JSON, so both have the same terminals: after a longer one, such as the whole text before
+                # the arguments, the answer could not begin as the call does.
+                rules[f"call_{index}"] = json_call_rule(tool, calls.arguments_key, self.json_options)
+                continue
             parts = call_layout(calls, tool.name)
             arguments = f"arguments_{index}"
             rules[f"call_{index}"] = self._sequence(parts[1:] if is_begun_alone else parts, arguments)
             rules |= self._argument_rules(calls, tool, arguments)
-            names.append(f"call_{index}")
         next_call = " ".join((self._sequence(layout.separator), begin if is_begun_alone else "", "call"))
         more = f"({next_call}){{0,{MAX_CALLS - 1}}}" if self.is_parallel else ""
         return {

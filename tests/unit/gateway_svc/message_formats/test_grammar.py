@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from gateway_svc.message_formats.argument_rules import UnsupportedParameters
+from gateway_svc.message_formats.argument_rules import UnsupportedParameters, json_rule
 from gateway_svc.message_formats.description import MessageFormat, Tool
 from gateway_svc.message_formats.events import (
     MessageEvent,
@@ -27,6 +27,7 @@ from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.message_formats.grammar import MAX_CALLS, CallRule, ReasoningRule, TurnGrammar
 from gateway_svc.message_formats.layout import write_calls
 from gateway_svc.message_formats.parser import MessageParser
+from svc_common.grammars import JSON_ON_ONE_LINE
 
 _END = "<|end|>"
 
@@ -269,6 +270,52 @@ def test_an_answer_of_another_grammar_stands_for_text(kind: str) -> None:
     without_calls = replace(grammar, calls=CallRule.NONE, reasoning=ReasoningRule.OPTIONAL)
     assert vocabulary.admits(without_calls, "<think>x</think>\n[]")
     assert not vocabulary.begins(without_calls, "<think>x</think>\nText")
+
+
+_TREE = Tool("tree", {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}})
+_SCHEMAS: dict[str, tuple[Any, list[str]]] = {
+    "object": ({"type": "object"}, ["{}", '{"name": "Ann"}', '{"name": "get_time", "a": {"b": []}}', '{"names": 1}']),
+    "listed": (
+        {"type": "object", "properties": {"name": {"type": "string"}, "a": {"type": "integer"}}, "required": ["name"]},
+        ['{"name": "get_weath"}', '{"name": "get_time", "a": 1}', '{"name":"get_weather","b":null}'],
+    ),
+    "array": ({"type": "array"}, ["[]", '["TOOL", [null, true]]', '[{"name": "Ann"}]']),
+    "any": ({}, ['"a"', "-1", "true", "null", "[{}]", '{"a": 1}']),
+    "string": ({"type": "string"}, ['"<b>"', '""']),
+}
+
+
+@pytest.mark.parametrize("schema", _SCHEMAS)
+@each_kind
+@each_format
+def test_calls_and_answers_of_a_schema_can_both_be_written(name: str, kind: str, schema: str) -> None:
+    vocabulary = VOCABULARIES[kind]
+    of_schema, answers = _SCHEMAS[schema]
+    tools = (WEATHER, TIME, CHOICES) if name in ("qwen3_coder", "pythonic") else (WEATHER, TIME, CHOICES, _TREE)
+    calls: list[Call] = [("get_weather", {"city": "x"}), ("choose", {"mode": "a", "kind": "x"}), ("get_time", {})]
+    if _TREE in tools:
+        calls.append(("tree", {"children": [{"children": []}, {}]}))
+    text = written(name, *calls)
+    is_json = name in ("json", "llama3_json")
+    for options in (JSON_ON_ONE_LINE, {"whitespace_pattern": "[ \\n]{0,2}"}, {"whitespace_flexible": False}):
+        grammar = replace(
+            grammar_of(name, kind, CallRule.AUTO, answer=f"start: {json_rule(of_schema, options)}"),
+            tools=tools,
+            json_options=options,
+        )
+        is_compact = "whitespace_flexible" in options and options is not JSON_ON_ONE_LINE
+        assert vocabulary.admits(grammar, _compact(text) if is_compact and is_json else text)
+        for one in answers:
+            assert vocabulary.admits(grammar, _compact(one) if is_compact else one), one
+            assert calls_of(vocabulary.parse(grammar, vocabulary.encode(one))) == []
+        if "whitespace_pattern" in options and schema == "object":
+            assert vocabulary.admits(grammar, '{\n "name" :\n "get_time" }')
+        if not is_json:
+            break
+
+
+def _compact(text: str) -> str:
+    return text.replace(": ", ":").replace(", ", ",")
 
 
 def test_a_marker_that_is_a_token_cannot_be_spelled() -> None:
