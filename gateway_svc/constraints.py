@@ -215,14 +215,18 @@ def _compile(grammar: str, tokenizer: "LLTokenizer", constraint: UnvalidatedCons
 
 
 def _matches_nothing(matcher: "LLMatcher") -> bool:
-    """Whether no text matches. Raises ConstraintError where the first mask exceeds a limit."""
-    if matcher.is_accepting():
-        return False
+    """Whether no text matches. Raises ConstraintError where a limit is exceeded by the mask of the first token, or of
+    the first one that is not forced.
+    """
+    is_accepting = matcher.is_accepting()
     matcher.compute_bitmask()
+    if not matcher.is_error() and (forced := matcher.compute_ff_tokens()):
+        matcher.consume_tokens(forced)
+        matcher.compute_bitmask()
     if not matcher.is_error():
         return False
     if matcher.get_error().startswith("NoExtension"):
-        return True
+        return not is_accepting
     raise ConstraintError("its first token exceeds a limit", ConstraintProblem.TOO_COMPLEX)
 
 

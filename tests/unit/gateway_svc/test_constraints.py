@@ -15,7 +15,7 @@ from gateway_requests import VOCAB_SIZE, digest_of, over_grpc, over_http, refuse
 from gateway_svc import grammar_checker, grammar_process
 from gateway_svc.answer_constraints import digest_of_form
 from gateway_svc.chats import ChatPrompt, ClientTool, ToolChoice, ToolMode
-from gateway_svc.constraints import UnvalidatedConstraint
+from gateway_svc.constraints import ConstraintError, ConstraintProblem, UnvalidatedConstraint, checked_grammar
 from gateway_svc.field_paths import Field, contract_field_path
 from gateway_svc.grammar_checker import MAX_CACHED, GrammarChecker
 from gateway_svc.message_formats.description import MessageFormat, Tool
@@ -543,3 +543,12 @@ async def test_a_model_without_end_of_text_has_no_constraints(model_directory: P
             assert await refused(over_http(tokenizer, grammars=checker, prompt="a", regex="a")) == (UNSUPPORTED, None)
     finally:
         checker.close()
+
+
+@pytest.mark.parametrize("first", ["", '"xyz" '], ids=["the empty text matches", "forced text is first"])
+def test_a_grammar_whose_first_choice_exceeds_a_limit_is_too_complex(first: str) -> None:
+    tokenizer = load_grammar_tokenizer(tiny_tokenizer().to_str(), [EOS])
+    grammar = f"start: {first}" + " ".join(['("a" | /[a-z]{1,1}/)?'] * 400)
+    with pytest.raises(ConstraintError) as raised:
+        checked_grammar(UnvalidatedConstraint(Field.GRAMMAR, grammar), tokenizer)
+    assert raised.value.problem is ConstraintProblem.TOO_COMPLEX
