@@ -251,7 +251,8 @@ def test_sequence_keeps_its_kv_while_its_account_has_no_slot_for_it_anywhere() -
     limits = AccountLimits("flood/", max_running=1)
     first = without_a_slot(bench, limits=limits)
     other_worker = bench.join(max_sequences=2, num_blocks=4000)
-    [second] = bench.submit("second", prompt(8, next(_starts)), 500, tenant="flood", limits=limits)
+    # A request of the same priority would not go before the first one.
+    [second] = bench.submit("second", prompt(8, next(_starts)), 500, priority=1, tenant="flood", limits=limits)
     for _ in range(3):
         bench.step(at=other_worker)
     assert other_worker.running == [second]
