@@ -107,7 +107,7 @@ class SequenceOutput:
         """Raises ValueError where tokens differ from those that are here."""
         here = self._token_ids[tokens.offset :]
         if any(ours != theirs for ours, theirs in zip(here, tokens.token_ids, strict=False)):
-            raise ValueError("tokens that were given out have changed")
+            raise ValueError("tokens that were sent have changed")
 
     def unflushed(self, offset: int) -> scheduler_pb2.UnflushedTokens | None:
         """The tokens from an offset on, for a scheduler; None where there are none."""

@@ -177,7 +177,7 @@ class Record:
             session.fail(submit.key, scheduler_v1.FAILURE_REASON_KEY_IN_USE)
 
 
-def told(events: list[str]) -> tuple[str, str, list[tuple[str, str, str]], list[str]]:
+def assembled(events: list[str]) -> tuple[str, str, list[tuple[str, str, str]], list[str]]:
     """Text, reasoning, calls and reasons to finish, as a client makes them of events."""
     text, reasoning, reasons = "", "", []
     calls: dict[int, list[str]] = {}
@@ -200,13 +200,13 @@ async def test_a_stream_is_resumed_within_the_arguments_on_another_gateway(herme
         one.scheduler.script = other.scheduler.script = record.play
         response = await one.http.post("/v1/chat/completions", json=body(stream=True), headers=NAMED)
         events = [event for event in response.text.split("\n\n") if event]
-        assert told(events)[2:] == ([(ANY, "get_weather", ANY)], ["tool_calls"])
+        assert assembled(events)[2:] == ([(ANY, "get_weather", ANY)], ["tool_calls"])
         for position, event in enumerate(events[:-1], 1):
             last = event.split("\n")[0].removeprefix("id: ")
             headers = {**NAMED, "last-event-id": last}
             resumed = await other.http.post("/v1/chat/completions", json=body(stream=True), headers=headers)
             rest = [each for each in resumed.text.split("\n\n") if each]
-            assert told(events[:position] + rest) == told(events)
+            assert assembled(events[:position] + rest) == assembled(events)
 
 
 async def test_chunks_and_completions_have_calls_over_grpc(quire: Harness) -> None:

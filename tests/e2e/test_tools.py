@@ -18,7 +18,7 @@ SCHEMA: dict[str, Any] = {
 }
 TOOL: Any = {
     "type": "function",
-    "function": {"name": "get_weather", "description": "Tells the weather.", "parameters": SCHEMA, "strict": True},
+    "function": {"name": "get_weather", "description": "Weather of a city.", "parameters": SCHEMA, "strict": True},
 }
 USER: Any = {"role": "user", "content": "What is the weather in Paris in the next two days?"}
 MODEL = "smollm2-135m-instruct"
@@ -82,7 +82,7 @@ async def test_streamed_calls_are_the_whole_ones(running: Deployment) -> None:
 
 def test_a_stream_is_resumed_within_the_arguments(running: Deployment) -> None:
     first, second = (str(address) for address in running.state["grpc"][:2])
-    tool = Tool("get_weather", "Tells the weather.", SCHEMA, strict=True)
+    tool = Tool("get_weather", "Weather of a city.", SCHEMA, strict=True)
     with Client(first) as client, Client(second) as other:
         question = [Message("user", USER["content"])]
         whole = client.chat(question, tools=[tool], tool_choice="get_weather", request_id="forecast", max_tokens=200)

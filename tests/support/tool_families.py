@@ -212,7 +212,7 @@ TOOL_FAMILIES = {
 }  # fmt: skip
 
 
-def tool(name: str, description: str = "Tells the weather.", **properties: Any) -> dict[str, Any]:
+def tool(name: str, description: str = "Weather of a city.", **properties: Any) -> dict[str, Any]:
     """A tool in OpenAI's form; `properties` are schemas by name."""
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}

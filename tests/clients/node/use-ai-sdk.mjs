@@ -21,7 +21,7 @@ const models = {
 // The tool, which adds the arguments of each call to `asked`.
 function weatherTool(asked) {
   return tool({
-    description: "Returns the weather of a city.",
+    description: "Weather of a city.",
     inputSchema: WeatherQuery,
     execute: (query) => {
       asked.push(query);

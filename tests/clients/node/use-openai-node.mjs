@@ -15,7 +15,7 @@ const forecast = zodResponseFormat(Forecast, "forecast");
 function weatherTool(asked = []) {
   return zodFunction({
     name: "get_weather",
-    description: "Returns the weather of a city.",
+    description: "Weather of a city.",
     parameters: WeatherQuery,
     function: (query) => {
       asked.push(query);

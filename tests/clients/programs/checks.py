@@ -61,7 +61,7 @@ class Forecast(BaseModel):
 
 
 class WeatherQuery(BaseModel):
-    """Returns the weather of a city."""
+    """Weather of a city."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -73,14 +73,14 @@ TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",
-        "description": "Returns the weather of a city.",
+        "description": "Weather of a city.",
         "parameters": WeatherQuery.model_json_schema(),
     },
 }
 
 
 def get_weather(city: Literal["Berlin", "Lima", "Oslo"], unit: Literal["celsius", "fahrenheit"]) -> str:
-    """Returns the weather of a city.
+    """Weather of a city.
 
     Args:
         city: The city.

@@ -37,7 +37,7 @@ client = OpenAIChatCompletionClient(
     max_retries=0,
     parallel_tool_calls=False,  # a small model repeats a call until no further one is allowed
 )
-tool = FunctionTool(get_weather, description="Returns the weather of a city.")
+tool = FunctionTool(get_weather, description="Weather of a city.")
 asked = [SystemMessage(content="You call tools."), UserMessage(content=QUESTION, source="user")]
 
 

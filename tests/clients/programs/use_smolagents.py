@@ -22,7 +22,7 @@ MESSAGES = [ChatMessage(role=MessageRole.USER, content=[{"type": "text", "text":
 
 @tool
 def get_weather(city: Literal["Berlin", "Lima", "Oslo"], unit: Literal["celsius", "fahrenheit"]) -> str:
-    """Returns the weather of a city.
+    """Weather of a city.
 
     Args:
         city: The city.

@@ -249,7 +249,7 @@ def test_a_chat_has_tools_calls_and_results() -> None:
         {"role": "tool", "content": "20", "tool_call_id": "call_1"},
     ]
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
-    tools = [Tool("get_weather", "Tells the weather.", schema, strict=True), Tool("now")]
+    tools = [Tool("get_weather", "Weather of a city.", schema, strict=True), Tool("now")]
     chat = chat_request(
         messages,
         {
@@ -272,7 +272,7 @@ def test_a_chat_has_tools_calls_and_results() -> None:
             pb.ChatMessage(role="tool", content="20", tool_call_id="call_1"),
         ],
         tools=[
-            pb.Tool(name="get_weather", description="Tells the weather.", parameters=json.dumps(schema), strict=True),
+            pb.Tool(name="get_weather", description="Weather of a city.", parameters=json.dumps(schema), strict=True),
             pb.Tool(name="now"),
         ],
         tool_mode=pb.TOOL_MODE_REQUIRED,
