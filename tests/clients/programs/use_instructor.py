@@ -14,31 +14,27 @@ def connect(mode: instructor.Mode) -> instructor.Instructor:
     return instructor.from_openai(openai.OpenAI(max_retries=0), mode=mode)
 
 
-@check
-def tools() -> None:
-    client = connect(instructor.Mode.TOOLS)
-    answer = client.chat.completions.create(
+def check_forecast(mode: instructor.Mode) -> None:
+    """An answer in this mode is an object of the model's class."""
+    answer = connect(mode).chat.completions.create(
         model=MODEL, messages=CHAT, response_model=Forecast, max_retries=0, **GREEDY
     )
     assert isinstance(answer, Forecast)
+
+
+@check
+def tools() -> None:
+    check_forecast(instructor.Mode.TOOLS)
 
 
 @check
 def tools_strict() -> None:
-    client = connect(instructor.Mode.TOOLS_STRICT)
-    answer = client.chat.completions.create(
-        model=MODEL, messages=CHAT, response_model=Forecast, max_retries=0, **GREEDY
-    )
-    assert isinstance(answer, Forecast)
+    check_forecast(instructor.Mode.TOOLS_STRICT)
 
 
 @check
 def json_schema() -> None:
-    client = connect(instructor.Mode.JSON_SCHEMA)
-    answer = client.chat.completions.create(
-        model=MODEL, messages=CHAT, response_model=Forecast, max_retries=0, **GREEDY
-    )
-    assert isinstance(answer, Forecast)
+    check_forecast(instructor.Mode.JSON_SCHEMA)
 
 
 @check
